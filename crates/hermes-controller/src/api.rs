@@ -336,8 +336,8 @@ async fn apply(
     change(&desk, (&asker, &peer), &request, options.wait).await
 }
 
-/// The documents of whoever asks that are not among these, of the kinds that are: files of services alone delete no node.
-/// The overlay's own document stays, and so does what is a provider's where the operator asks.
+/// The documents of whoever asks that are not among these. The overlay's own document stays, so does what is a provider's where
+/// the operator asks, and so do nodes where none is among these: to delete one revokes its key.
 fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Problem> {
     if put.is_empty() {
         let detail = "no documents, so that prune would delete all of them; name at least one";
@@ -346,10 +346,10 @@ fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Prob
     let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
     let known = desk.controller.known();
     let all = known.state.catalog.iter().map(|resource| &resource.key);
-    let has_kind = |kind: Kind| put.iter().any(|key| key.kind == kind);
+    let has_nodes = put.iter().any(|key| key.kind == Kind::Node);
     let is_meant = |key: &&Key| {
         key.kind != Kind::Overlay
-            && has_kind(key.kind)
+            && (key.kind != Kind::Node || has_nodes)
             && key.provider == asker.provider
             && !put.contains(key)
             && asker.must_own(key).is_ok()

@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use crate::decide::{Decision, decide};
@@ -18,7 +18,8 @@ use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::reach::Reach;
 use crate::snapshot::{
-    Action, ClientAuth, Custody, Durable, Endpoint, Listener, Route, Snapshot, Target, Terminate, Timeouts,
+    Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, Route, Snapshot, Target, Terminate,
+    Timeouts,
 };
 use crate::trust::{HERMES_USER, listener_user, settle};
 
@@ -93,6 +94,9 @@ pub struct EffectiveTimeouts {
     pub progress: String,
 }
 
+/// The prefix of an `ip` session.
+const HERMES_NETWORK: HeaderName = HeaderName::from_static("hermes-network");
+
 /// Explains what becomes of a session that this listener accepts. `facts` are as they came in, before
 /// identity was judged; `own` says whether an address is the node's.
 pub fn explain_arrival(
@@ -118,6 +122,13 @@ pub fn explain_arrival(
             reason: Some(refusal.to_string()),
             ..before_routes(&facts)
         };
+    }
+    let is_captured = matches!(listener.protocol, ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_));
+    if let Some(value) =
+        facts.network.filter(|_| is_captured).and_then(|net| HeaderValue::try_from(net.to_string()).ok())
+    {
+        // The listener says it itself, of packets that it takes.
+        facts.headers.insert(HERMES_NETWORK, value);
     }
     let claim = claimed.filter(|claimed| facts.user.as_deref() != Some(claimed));
     Explanation { claim: claim.map(|claimed| unbelieved(&claimed, &facts, listener)), ..explain(&facts, snapshot, own) }

@@ -173,7 +173,9 @@ pub(crate) fn from_head<'a>(
     let told_method = parts.headers.remove(headers::METHOD).filter(|_| origin.trust.is_believed());
     let method = match (&target.ask, target.kind) {
         (Ask::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {
-            told_method.and_then(|method| Method::from_bytes(method.as_bytes()).ok()).unwrap_or(Method::GET)
+            let told = told_method.and_then(|method| Method::from_bytes(method.as_bytes()).ok());
+            // CONNECT is no upgrade.
+            told.filter(|method| *method != Method::CONNECT).unwrap_or(Method::GET)
         }
         _ => parts.method,
     };

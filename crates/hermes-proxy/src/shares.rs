@@ -138,13 +138,15 @@ impl Entries {
             return true;
         }
         shares.ledger().give_back(&former);
+        // Without its holder it is nobody's to displace: it is neither the former owner's any more nor the new one's yet.
+        let holder = self.all.borrow_mut().get_mut(key).and_then(|entry| entry.holder.take());
         if !self.make_room(worker, &shares, &owner, bound) {
             // Its drop gives back nothing.
             self.all.borrow_mut().remove(key);
             return false;
         }
         if let Some(entry) = self.all.borrow_mut().get_mut(key) {
-            entry.owner = owner;
+            (entry.owner, entry.holder) = (owner, holder);
         }
         true
     }

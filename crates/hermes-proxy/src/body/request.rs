@@ -44,6 +44,8 @@ pub(crate) struct Source {
     kept: Vec<Bytes>,
     trailers: Option<HeaderMap>,
     kept_bytes: usize,
+    /// Of these so many count for the session.
+    charged: u64,
     keep_at_most: usize,
     /// What is kept is of use only until there is an answer.
     until_answered: bool,
@@ -76,6 +78,7 @@ impl RequestBody {
             kept: Vec::new(),
             trailers: None,
             kept_bytes: 0,
+            charged: 0,
             keep_at_most: 0,
             until_answered: false,
             is_replayed: false,
@@ -125,7 +128,7 @@ impl RequestBody {
             if source.until_answered && !source.is_replayed {
                 source.keep_at_most = 0;
                 source.lost |= !source.kept.is_empty();
-                source.kept = Vec::new();
+                source.forget();
             }
         }
     }
@@ -333,11 +336,23 @@ impl Source {
             return;
         }
         self.kept_bytes += data.len();
-        if self.kept_bytes <= self.keep_at_most {
+        let bytes = data.len() as u64;
+        let has_room = self.entry.as_ref().is_none_or(|entry| entry.may_hold(&self.worker, bytes));
+        if self.kept_bytes <= self.keep_at_most && has_room {
+            self.charged += bytes;
             self.kept.push(data.clone());
         } else {
             self.lost = true;
-            self.kept = Vec::new();
+            self.forget();
+        }
+    }
+
+    /// What was kept counts for its session no longer.
+    fn forget(&mut self) {
+        self.kept = Vec::new();
+        let charged = std::mem::take(&mut self.charged);
+        if let Some(entry) = &self.entry {
+            entry.release(&self.worker, charged);
         }
     }
 }

@@ -32,7 +32,11 @@ const SLACK: u64 = 8;
 
 /// What a session counts for.
 #[derive(Default)]
-pub(super) struct Charge(Cell<u64>);
+pub(super) struct Charge {
+    bytes: Cell<u64>,
+    /// The session has begun, and has not ended: only then there is somebody to give it back.
+    is_counted: Cell<bool>,
+}
 
 /// Who holds it.
 #[derive(PartialEq, Eq, Hash)]
@@ -72,6 +76,7 @@ impl Entry {
     /// Its request counts from now on.
     pub(super) fn hold_request(&self, worker: &Worker) {
         let is_only_one = self.connection.as_ref().is_some_and(|connection| !connection.is_shared.get());
+        self.charge.is_counted.set(true);
         self.hold(worker, of_request(&self.facts, is_only_one));
     }
 
@@ -82,14 +87,36 @@ impl Entry {
 
     /// So many bytes more.
     pub(crate) fn hold(&self, worker: &Worker, bytes: u64) {
-        let live = &worker.live;
-        self.charge.0.set(self.charge.0.get() + bytes);
-        live.request_memory.set(live.request_memory.get() + bytes);
+        if self.charge.is_counted.get() {
+            let live = &worker.live;
+            self.charge.bytes.set(self.charge.bytes.get() + bytes);
+            live.request_memory.set(live.request_memory.get() + bytes);
+        }
     }
 
-    /// It holds nothing more.
+    /// So many bytes more, of what it can do without. False: requests under way hold half of what they may, and these
+    /// bytes do not count.
+    pub(crate) fn may_hold(&self, worker: &Worker, bytes: u64) -> bool {
+        let live = &worker.live;
+        let has_room = live.request_memory.get() + bytes <= live.request_limit.get() / 2;
+        if has_room {
+            self.hold(worker, bytes);
+        }
+        has_room
+    }
+
+    /// So many bytes less, of those that it holds.
+    pub(crate) fn release(&self, worker: &Worker, bytes: u64) {
+        let released = bytes.min(self.charge.bytes.get());
+        self.charge.bytes.set(self.charge.bytes.get() - released);
+        let live = &worker.live;
+        live.request_memory.set(live.request_memory.get() - released);
+    }
+
+    /// It holds nothing more, now and from now on.
     pub(super) fn let_go(&self, live: &Live) {
-        live.request_memory.set(live.request_memory.get() - self.charge.0.take());
+        self.charge.is_counted.set(false);
+        live.request_memory.set(live.request_memory.get() - self.charge.bytes.take());
     }
 }
 
@@ -106,13 +133,16 @@ impl Live {
         }
         let sessions = self.sessions.borrow();
         let mut holding: Vec<&Rc<Entry>> =
-            sessions.iter().map(|(_, entry)| entry).filter(|entry| entry.charge.0.get() > 0).collect();
+            sessions.iter().map(|(_, entry)| entry).filter(|entry| entry.charge.bytes.get() > 0).collect();
         let mut holders: HashMap<Holder, u64> = HashMap::new();
         for entry in &holding {
-            *holders.entry(Holder::of(&entry.facts)).or_default() += entry.charge.0.get();
+            *holders.entry(Holder::of(&entry.facts)).or_default() += entry.charge.bytes.get();
         }
+        // A peer without a user passes on the requests of many: strangers, who may have many addresses, end before it.
         holding.sort_by_cached_key(|entry| {
-            (Reverse(holders.get(&Holder::of(&entry.facts)).copied()), entry.touched.get(), entry.id)
+            let is_peer = entry.facts.user.is_none() && entry.facts.trust.is_believed();
+            let held = holders.get(&Holder::of(&entry.facts)).copied();
+            (is_peer, Reverse(held), entry.touched.get(), entry.id)
         });
         for entry in holding {
             if self.request_memory.get() <= limit - limit / SLACK {

@@ -53,6 +53,9 @@ impl Default for Requests {
 impl Requests {
     /// What was read; escaped, where its request line has to be.
     pub(crate) fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if bytes.is_empty() {
+            return None;
+        }
         if self.0.replace(At::Unknown) != At::Request {
             return None;
         }
@@ -60,9 +63,11 @@ impl Requests {
         if is_one_head(bytes) {
             self.0.set(At::BehindHead);
         }
-        let (line, rest) = bytes.split_at(line);
-        let line = escaped(line)?;
-        Some([&line, rest].concat())
+        // The target alone: a method or a version with such characters is none.
+        let from = bytes[..line].iter().position(|byte| *byte == b' ')?;
+        let to = bytes[..line].iter().rposition(|byte| *byte == b' ')?;
+        let target = escaped(&bytes[from..to])?;
+        Some([&bytes[..from], &target, &bytes[to..]].concat())
     }
 
     /// A request is served; it has a body or not.
@@ -90,6 +95,15 @@ mod tests {
     fn bare_characters_are_escaped() {
         assert_eq!(escaped("/a?q=\"<\u{e9}>\"`".as_bytes()).as_deref(), Some(&b"/a?q=%22%3C%C3%A9%3E%22%60"[..]));
         assert_eq!(escaped(b"/a?{b}|^\\%22"), None);
+    }
+
+    #[test]
+    fn only_the_target_is_changed_whenever_it_comes() {
+        let requests = Requests::default();
+        assert_eq!(requests.read(b""), None, "nothing was read yet");
+        let changed = requests.read(b"GE\x80T /\" x HTTP/1.1\"\r\n\r\n");
+        assert_eq!(changed.as_deref(), Some(&b"GE\x80T /%22 x HTTP/1.1\"\r\n\r\n"[..]));
+        assert_eq!(Requests::default().read(b"GET\"\r\n\r\n"), None);
     }
 
     #[test]

@@ -54,7 +54,9 @@ async fn a_directory_is_applied_and_what_is_not_in_it_is_pruned() {
     assert!(said.contains("nothing changes"), "{said}");
     let said = bed.told(&["diff", "-f", &directory, "--prune"], "");
     assert!(said.contains("User/ann would be deleted") && bed.told(&["get", "users"], "").contains("ann"), "{said}");
-    // The overlay's own document stays.
+    // The overlay's own document stays, and so do nodes where the files have none.
+    bed.told(&["apply", "-f", "-", "--prune"], "{kind: User, name: ann, nodes: edge}");
+    assert!(bed.told(&["get", "nodes"], "").contains("edge"));
     let node = bed.state("overlay/2.yml").to_str().unwrap().to_owned();
     let said = bed.told(&["apply", "-f", &node, "--prune"], "");
     assert!(said.contains("User/ann deleted") && !said.contains("Overlay/test"), "{said}");

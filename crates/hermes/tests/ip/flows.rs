@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::line::{Hop, Line, PORT, as_root, draft, next, process};
+use crate::line::{Hop, Line, as_root, draft, process};
 
 const NEAR: &str = "
 workers: 2
@@ -114,8 +114,7 @@ impl Services {
         let udp = udp.await.unwrap().unwrap();
         let far = draft(&line, 1, "far", FAR).with("TCP", tcp.address()).with("HTTP", http.address());
         let far = far.with("UDP", udp.address()).start().await.unwrap();
-        let near = draft(&line, 0, "near", NEAR).with("PROTOCOL", hop.protocol()).with("LIMIT", limit);
-        let near = near.with("NEXT", format!("{}:{PORT}", next(0))).start().await.unwrap();
+        let near = process(&line, 0, "near", NEAR, hop, "near-0").with("LIMIT", limit).start().await.unwrap();
         near.says("connections to names are served").await;
         Self { near, _far: far, _tcp: tcp, _http: http, _udp: udp, line }
     }
@@ -210,9 +209,6 @@ fn connections_to_names_outlive_a_takeover() {
             node.says("connections to names are served").await;
             node
         };
-        // The first process had no socket for another one.
-        let first = start(&services, "near-1").await;
-        drop(std::mem::replace(&mut services.near, first));
         let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
         let address = hosts.split_whitespace().next().unwrap();
         let connect = TcpStream::connect((address, 5432));
@@ -222,7 +218,7 @@ fn connections_to_names_outlive_a_takeover() {
             assert_eq!(connection.read_u8().await.unwrap(), byte);
         };
         echoed(1).await;
-        let second = start(&services, "near-2").await;
+        let second = start(&services, "near-1").await;
         let before = std::mem::replace(&mut services.near, second);
         until("the old process parts", async || before.log().contains("another process has the listeners")).await;
         echoed(2).await;
