@@ -487,12 +487,12 @@ impl<'a> Conversation<'a> {
                         self.say.send(self.standing.report()).await?;
                     }
                 }
-                () = tokio::time::sleep(until(self.renew_at).min(LOOK)) => if until(self.renew_at).is_zero() {
-                    if self.renew().await? {
+                () = tokio::time::sleep(until(self.renew_at).min(LOOK)) => {
+                    if until(self.renew_at).is_zero() && self.renew().await? {
                         self.take_identity().await?;
                         self.say.send(self.standing.report()).await?;
                     }
-                },
+                }
             }
         }
     }
