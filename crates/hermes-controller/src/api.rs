@@ -40,7 +40,7 @@ const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// So many documents that a change touched are named in the audit log.
 const MOST_NAMED: usize = 100;
-/// So many warnings are answered.
+/// The maximum number of warnings in an answer.
 const MAX_WARNINGS: usize = 100;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -146,7 +146,7 @@ impl From<Refused> for Problem {
             Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => StatusCode::CONFLICT,
             Refused::Denied(_) => StatusCode::FORBIDDEN,
             Refused::Absent(_) | Refused::Unknown(_) => StatusCode::NOT_FOUND,
-            // The store has not answered: neither done nor refused.
+            // The store has not answered: the change is neither made nor refused.
             refused if refused.is_unknown() => StatusCode::GATEWAY_TIMEOUT,
             Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
@@ -164,7 +164,7 @@ impl Problem {
     }
 }
 
-/// As it is answered.
+/// A fault as the API returns it.
 fn told(fault: &document::Fault) -> serde_json::Value {
     json!({
         "document": fault.key.as_ref().map(ToString::to_string),
@@ -307,7 +307,7 @@ struct ApplyOptions {
     /// To all nodes at once.
     #[serde(default)]
     now: bool,
-    /// Deletes what is not among these documents.
+    /// Deletes the documents that are not among these.
     #[serde(default)]
     prune: bool,
 }

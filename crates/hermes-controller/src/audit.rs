@@ -1,11 +1,11 @@
 //! The audit log: who changed what, and who was refused, one line of JSON each.
 //!
-//! In: what was done, or asked for and refused. Out: lines in files of the controller's directory, and on its log.
-//! Never: a secret; nor more lines than a disk can take, whatever anybody asks: each subject has a rate, what is left out is
-//! counted, and a file is begun anew when it is long, with the one before beside it.
+//! In: actions, done or refused. Out: lines in files of the controller's directory, and in its log.
+//! Never: a secret; nor more lines than a disk can take, however many requests come: each subject has a rate, events
+//! beyond it are counted, and a long file is rotated, with one predecessor kept.
 //!
-//! Operators, tokens and the controller itself have one file; each provider has its own; so have nodes, and those of whom
-//! nothing is proven. A flood of one erases nothing of another's.
+//! Operators, tokens and the controller itself share one file; each provider has its own; so have nodes, and clients
+//! that are not authenticated. A flood of events in one file erases nothing in another.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,15 +20,15 @@ use serde::Serialize;
 
 use crate::controller::Refused;
 
-/// What operators, tokens and the controller did.
+/// The file for operators, tokens and the controller.
 const FILE: &str = "audit.jsonl";
-/// A file is begun anew at so many bytes: the main one, and each of the others.
+/// The size in bytes at which a file is rotated: the main file, and each other file.
 const MAX_FILE: u64 = 64 << 20;
 const MAX_OTHER_FILE: u64 = 16 << 20;
-/// Lines that a subject may have at once, and lines a second from then on; of operators, and of anybody else.
+/// Burst and lines a second of a subject: of operators, and of any other subject.
 const OPERATOR_LINES: (f64, f64) = (1000.0, 50.0);
 const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
-/// Subjects whose rates are remembered in one file. Further ones have one rate together.
+/// Subjects with a rate of their own, in one file. Further subjects share one rate.
 const MAX_SUBJECTS: usize = 4096;
 /// A reason is cut off here.
 const MOST_SAID: usize = 2048;
@@ -59,13 +59,13 @@ pub struct Event<'a> {
     /// Why it was refused. `None`: it was done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Why it is not known whether it was done. A line `settle` follows, with the same revision, once it is known.
+    /// Why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
 }
 
 impl Event<'_> {
-    /// The same, of something that failed.
+    /// The same event, as one that failed.
     #[must_use]
     pub fn failed(self, why: &Refused) -> Self {
         match why.is_unknown() {
@@ -78,7 +78,7 @@ impl Event<'_> {
 /// Where events go.
 pub struct Audit {
     directory: PathBuf,
-    /// By their names.
+    /// By file name.
     files: Mutex<HashMap<String, Lines>>,
     left_out: AtomicU64,
 }
@@ -94,7 +94,7 @@ struct Lines {
     left_out: u64,
 }
 
-/// How many lines a subject may have now.
+/// A token bucket: the lines that a subject may write now.
 struct Bucket {
     lines: f64,
     at: Instant,
@@ -112,27 +112,27 @@ struct Line<'a> {
     left_out: Option<u64>,
 }
 
-/// Which file has an event.
+/// The name of the file for an event.
 fn file_of(event: &Event<'_>) -> String {
     let by = event.by.unwrap_or_default();
     let is_done = event.refused.is_none() && event.unknown.is_none();
     if let Some(provider) = by.strip_prefix("provider/") {
-        // A name that a certificate of this overlay proves, and no path.
+        // A certificate of this overlay proves the name, and the name is no path.
         return format!("audit-provider-{}.jsonl", provider.split('/').next().unwrap_or_default());
     }
     match by {
         "" if !is_done => "audit-strangers.jsonl".to_owned(),
-        // That somebody enrolled is what a token did.
+        // An enrolment is the act of a token.
         _ if by.starts_with("node/") && !(is_done && event.what == "enrol") => "audit-nodes.jsonl".to_owned(),
         _ => FILE.to_owned(),
     }
 }
 
 impl Audit {
-    /// Goes on with the files in this directory.
+    /// Appends to the files in this directory.
     ///
     /// # Errors
-    /// The main one cannot be written.
+    /// The main file cannot be written.
     pub fn open(directory: &Path) -> io::Result<Self> {
         let main = Lines::open(directory, FILE)?;
         Ok(Self {
@@ -142,7 +142,7 @@ impl Audit {
         })
     }
 
-    /// Events that were not written, since it began.
+    /// Events that were not written, since the start.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
@@ -199,7 +199,7 @@ impl Lines {
         Ok(Self { path, file, length, max_length, subjects: HashMap::new(), left_out: 0 })
     }
 
-    /// Takes one of the lines that a subject may have.
+    /// Takes one line from the bucket of a subject.
     fn may_write(&mut self, by: &str, (burst, rate): (f64, f64)) -> bool {
         let now = Instant::now();
         let filled = |bucket: &Bucket| (bucket.lines + now.duration_since(bucket.at).as_secs_f64() * rate).min(burst);
@@ -254,7 +254,7 @@ mod tests {
         (0..100_000).for_each(|number| audit.tell(refused(number)));
         audit.tell(Event { what: "apply", by: Some("operator/root"), revision: Some(7), ..Event::default() });
         let strangers = lines(directory.path(), "audit-strangers.jsonl");
-        // Those at once, and those of the seconds that it took.
+        // The burst, and the lines of the seconds that the loop took.
         assert!(strangers.len() >= SUBJECT_LINES.0 as usize && strangers.len() < 1000, "{}", strangers.len());
         let main = lines(directory.path(), "audit.jsonl");
         assert_eq!((main.len(), &main[0]["revision"]), (1, &7.into()));

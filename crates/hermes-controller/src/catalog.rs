@@ -21,7 +21,7 @@ use crate::document::{
 
 /// A document of a provider has so many bytes at most: nodes that serve several have all of theirs.
 const MOST_OF_PROVIDER: usize = 256 << 10;
-/// What a cache, or custody, takes that does not say.
+/// The size of a `cache` or `custody` that names none.
 const DEFAULT_MEMORY: Size = Size(64 << 20);
 const DEFAULT_DISK: Size = Size(1 << 30);
 /// A certificate of a node lives at least and at most as long.
@@ -33,7 +33,7 @@ pub struct Catalog {
     all: RedBlackTreeMapSync<Key, Arc<Resource>>,
     /// Who names what, whether or not it is there.
     namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
-    /// Services by what applications call them.
+    /// Services by their authorities.
     authorities: RedBlackTreeMapSync<(Owner, String), RedBlackTreeSetSync<Key>>,
     /// Keys that are believed no more.
     revoked: RedBlackTreeMapSync<String, Revoked>,
@@ -170,7 +170,7 @@ impl Catalog {
         self.namers.get(key).into_iter().flat_map(RedBlackTreeSetSync::iter)
     }
 
-    /// Other services that sessions of this one may be of, apart from whose they are.
+    /// Other services that could take sessions of this one, if their audiences are left aside.
     pub fn beside(&self, key: &Key) -> BTreeSet<&Key> {
         let Some((resource, Offer::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
             return BTreeSet::new();
@@ -364,7 +364,8 @@ impl Catalog {
         }
     }
 
-    /// A node that serves several providers has room for all of them: each may ask for so much in all.
+    /// Bounds what the services of a provider ask for together, so that a node of several providers has room for all of
+    /// them.
     fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
         type Asked = fn(&Service) -> [Option<Option<Size>>; 2];
         let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
@@ -390,7 +391,7 @@ impl Catalog {
     }
 }
 
-/// What applications call a service.
+/// The authorities of a service.
 fn called(resource: &Resource) -> Vec<(Owner, String)> {
     let Spec::Service(service) = &resource.spec else { return Vec::new() };
     let owner = &resource.key.provider;
@@ -425,7 +426,7 @@ struct Check<'a, 'f> {
     overlay: &'a Overlay,
     key: &'a Key,
     faults: &'f mut Vec<Fault>,
-    /// Services of which it is said that nobody can tell which of them is meant.
+    /// Pairs of services that were reported as ambiguous.
     told: &'f mut BTreeSet<[&'a Key; 2]>,
 }
 
@@ -560,7 +561,8 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// The addresses that stand for names lead into a device of the same user, and mean the names of that user alone.
+    /// Checks that the addresses that stand for names lead into a device of the same user, and stand for that user's
+    /// names alone.
     fn names(&mut self, node: &Node, at: usize, app: &App) {
         let catalog = self.catalog;
         let user = |app: &App| crate::compile::user_of_app(catalog, &self.key.name, app).ok();
@@ -636,7 +638,8 @@ impl<'a> Check<'a, '_> {
         self.ambiguous(service);
     }
 
-    /// The narrower audience goes first: of two that are as wide, and share a user, nobody can tell which one is meant.
+    /// Reports services that are ambiguous: the narrower audience takes precedence, and two audiences of the same size
+    /// with a user in common have no order.
     fn ambiguous(&mut self, service: &Service) {
         let width = |key: &Key, audience: &Audience| match audience {
             Audience::Everyone => None,

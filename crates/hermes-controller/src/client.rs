@@ -53,7 +53,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Its host and port.
+    /// The controller's host and port.
     pub fn host_and_port(&self) -> (String, u16) {
         (self.host.clone(), self.port)
     }

@@ -115,7 +115,7 @@ impl Plan {
         &self.warnings
     }
 
-    /// That nobody can use a service.
+    /// A warning if nobody can use the service.
     fn unreachable(&self, key: &Key) -> Option<Fault> {
         let (offer, way) = (self.catalog.offer(key)?, self.ways.get(key)?);
         let begins = |(name, stop): (&Name, &Stop)| stop.is_first && self.catalog.node(name).is_some_and(way::is_entry);
@@ -188,7 +188,7 @@ impl Plan {
                     for catalog in [&before.catalog, &self.catalog] {
                         let user = catalog.user(&key.provider, &key.name);
                         let nodes: Vec<_> = user.into_iter().flat_map(|user| user.nodes.iter().cloned()).collect();
-                        // Those that its sessions come to believe it.
+                        // The nodes at which its sessions arrive trust it.
                         touched.extend(nodes.iter().flat_map(|node| before.beside(node)));
                         touched.extend(nodes);
                     }
@@ -249,7 +249,7 @@ impl Plan {
         let new = self.catalog.offer(key).map(|offer| way(&self.catalog, &self.graph, key, offer)).unwrap_or_default();
         let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
         for name in names {
-            // Whose routes come first may be another one by that.
+            // The precedence of routes depends on audiences.
             if is_changed || (old.audience != new.audience && !self.catalog.beside(key).is_empty()) {
                 touched.insert(name.clone());
             }
@@ -385,7 +385,7 @@ impl Plan {
             Ok(checked) => {
                 let key = Key::node(name);
                 let hint = |warning| Fault::of(&key, "", format!("its document: {warning}"));
-                // A node that nothing leads over yet has no route: that is no mistake of whoever wrote the overlay.
+                // A node that is on no path yet has no route: the author of the overlay made no mistake.
                 let is_meant = |warning: &Problem| warning.path != "routes" || !checked.snapshot.routes.is_empty();
                 hints.extend(checked.warnings.into_iter().filter(is_meant).map(hint));
             }
@@ -401,8 +401,8 @@ impl Plan {
         (Made::Other(bytes, hints), faults)
     }
 
-    /// Targets of providers that are the node's own, as far as that can be seen without a question to DNS: the node itself
-    /// checks each address that it dials.
+    /// Faults for targets of providers that are the node's own, as far as the document shows them without DNS. The node
+    /// itself checks each address that it dials.
     fn guarded(&self, name: &Name, node: &Node, document: &Document) -> Vec<Fault> {
         const OWN: &str = "is where the node itself listens";
         let host = node.address.as_ref().and_then(|address| guard::literal(&address.host));
@@ -437,7 +437,7 @@ enum Made {
     None,
     /// The one that it has.
     Same,
-    /// Another one, and what in it may not be meant.
+    /// Another document, and its warnings.
     Other(Bytes, Vec<Fault>),
 }
 

@@ -86,10 +86,10 @@ pub struct Report {
     /// Another program is the node, and follows by itself: this one has its certificate, and nothing else.
     #[prost(bool, tag = "10")]
     pub identity_only: bool,
-    /// Keys that it keeps as revoked, with what a controller proved of each. In the first report alone.
+    /// The revoked keys that the node keeps, each with a controller's proof. Only in the first report.
     #[prost(message, repeated, tag = "11")]
     pub revoked: Vec<Revocation>,
-    /// The highest revision that it was ever given, and what a controller proved of that. In the first report alone.
+    /// The highest revision that the node was ever given, and a controller's proof of it. Only in the first report.
     #[prost(uint64, tag = "12")]
     pub latest: u64,
     /// The proof.
@@ -97,19 +97,19 @@ pub struct Report {
     pub proof: Bytes,
 }
 
-/// A key that is revoked, as a controller proves to itself by way of nodes.
+/// A revoked key. Nodes keep it with the proof, so that a controller recognises a revocation that its store has lost.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Revocation {
-    /// Whose it was.
+    /// The node that the key belonged to.
     #[prost(string, tag = "1")]
     pub node: String,
     /// SHA-256 of the public key, in hex.
     #[prost(string, tag = "2")]
     pub key: String,
-    /// Until when there may be a certificate for it, in milliseconds since 1970.
+    /// When the last certificate for it expires, in milliseconds since 1970.
     #[prost(uint64, tag = "3")]
     pub until: u64,
-    /// HMAC of these by a key of the overlay's authority.
+    /// HMAC of these fields, under a key derived from that of the overlay's CA.
     #[prost(bytes = "bytes", tag = "4")]
     pub proof: Bytes,
 }
@@ -129,7 +129,7 @@ pub struct Order {
     /// It is to renew its certificate now.
     #[prost(bool, tag = "4")]
     pub renew: bool,
-    /// Keys that are revoked in the document, which the node keeps as such until their certificates have expired.
+    /// Keys that the document revokes. The node keeps them as revoked until their certificates have expired.
     #[prost(message, repeated, tag = "5")]
     pub revoked: Vec<Revocation>,
     /// Keys that were revoked and have enrolled again: the node forgets what was revoked before that.

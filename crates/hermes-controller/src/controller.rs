@@ -83,7 +83,7 @@ pub enum Refused {
         "revision {0} is still going out to nodes in waves; wait until it has, or end that with `hermes rollout finish` or `cancel`; `hermes apply --now` goes before it"
     )]
     Busy(Revision),
-    /// Others who waited for it come first.
+    /// Another owner, who waited, has the turn.
     #[error(
         "another provider, who was refused while a change went out in waves, has the next turn; try again in a minute"
     )]
@@ -109,7 +109,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Whether what was asked for may have been done all the same.
+    /// True if the change may have been made all the same.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Store(StoreError::Unknown(_)))
     }
@@ -147,7 +147,7 @@ pub struct Outcome {
     pub created: Vec<Key>,
     /// Documents that say something else.
     pub changed: Vec<Key>,
-    /// Nodes that go on to drain, of whose drain the new document says nothing.
+    /// Nodes that keep draining, since their new documents do not set `draining`.
     pub still_draining: Vec<Name>,
     /// Documents that are gone.
     pub deleted: Vec<Key>,
@@ -177,13 +177,13 @@ pub struct Controller {
     trust: watch::Sender<Arc<Trust>>,
     /// What the authority's key is sealed with in the store.
     seal: OnceLock<Seal>,
-    /// Where others reach this controller.
+    /// The public URL of this controller.
     public: OnceLock<String>,
-    /// Changes of which nobody knows yet whether they were made.
+    /// Changes whose outcome is unknown.
     outcomes: Outcomes,
-    /// Why the store cannot be followed. `None`: it is.
+    /// Why the store is unreachable. `None`: it is reachable.
     trouble: watch::Sender<Option<String>>,
-    /// Nodes get nothing.
+    /// True while nodes get nothing.
     held: watch::Sender<bool>,
 }
 
@@ -264,8 +264,8 @@ impl Controller {
         }
     }
 
-    /// Makes known what became of a change that may still come to the store: an entry without changes takes its revision, or
-    /// finds that it is taken.
+    /// Settles a change that may still reach the store: an entry without changes takes the revision, or fails because
+    /// the change has it.
     async fn settle_next(&self) -> Result<(), StoreError> {
         let _one = self.writing.lock().await;
         let revision = self.known().state.revision;
@@ -280,7 +280,7 @@ impl Controller {
         }
     }
 
-    /// Remembers whether the store can be followed, and logs it when that changes.
+    /// Records whether the store is reachable, and logs each transition.
     fn heed(&self, done: &Result<(), StoreError>) {
         let why = done.as_ref().err().map(ToString::to_string);
         let is_new = self.trouble.send_if_modified(|before| {
@@ -297,17 +297,17 @@ impl Controller {
         }
     }
 
-    /// Whether nodes get nothing, now and from now on.
+    /// Watches whether nodes get nothing.
     pub fn held(&self) -> watch::Receiver<bool> {
         self.held.subscribe()
     }
 
-    /// Why the store cannot be followed, now and from now on. `None`: it is.
+    /// Watches why the store is unreachable. `None`: it is reachable.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.subscribe()
     }
 
-    /// What became of changes whose outcome was unknown; waits until that is known of one.
+    /// The outcomes of changes that were unknown; waits until one is known.
     pub(crate) async fn settled(&self) -> Vec<Settled> {
         self.outcomes.next().await
     }
@@ -440,7 +440,7 @@ impl Controller {
         self.publish(&known, &concerned);
     }
 
-    /// Says where others reach this controller: by its public name. Said once.
+    /// Sets the public URL of this controller. Only the first call counts.
     pub fn announce(&self, url: String) {
         let _ = self.public.set(url);
     }
@@ -457,7 +457,7 @@ impl Controller {
     pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
         let judge = |known: &Known| {
             if let Some(refused) = turn(known, request) {
-                // Once: it has its turn from then on.
+                // Recorded once: the owner has its turn from then on.
                 let owner = owner_of(&request.by);
                 let is_own = known.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
                 let is_known = is_own || known.state.turns.waiting.contains(&owner);
@@ -659,7 +659,7 @@ pub(crate) fn at_length<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Why it is not this request's turn. `None`: it is.
+/// The refusal if it is another owner's turn. `None`: the request may go on.
 fn turn(known: &Known, request: &Request) -> Option<Refused> {
     if request.is_now || request.is_dry || request.takes_back.is_some() {
         return None;
@@ -672,7 +672,8 @@ fn turn(known: &Known, request: &Request) -> Option<Refused> {
     (has_waves && owner.is_some() && known.state.is_before(&owner, now())).then_some(Refused::Turn)
 }
 
-/// A node drains by a command, and its document is in a file that says nothing of that: the file does not end the drain.
+/// Keeps the drain of a node whose new document does not set `draining`: a command sets a drain, and applying a file
+/// again must not end it.
 fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mut Vec<Name>) -> Resource {
     let Spec::Node(node) = &mut resource.spec else { return resource };
     let was_draining = matches!(before.map(|before| &before.spec), Some(Spec::Node(before)) if before.is_draining());

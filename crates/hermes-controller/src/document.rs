@@ -205,10 +205,11 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whether this text is overlay documents, rather than a node's: a document has a key `kind`, and none before it has `node`.
+/// True if this text has overlay documents rather than a node document: a document has a key `kind`, and no earlier one
+/// has `node`.
 pub fn is_overlay(text: &str) -> bool {
-    // Almost all documents are written in blocks, which need not be read as a whole for this. Whoever writes YAML in
-    // another form may indent or quote the key, or have it anywhere in a line.
+    // Almost all documents are in block style, where a scan of the lines is enough. In other styles the key may be
+    // indented, quoted, or anywhere in a line.
     let said = text.lines().find_map(|line| match line {
         line if line.starts_with("node:") => Some(false),
         line if line.starts_with("kind:") => Some(true),
@@ -223,7 +224,8 @@ pub fn is_overlay(text: &str) -> bool {
     said.or_else(read).unwrap_or_default()
 }
 
-/// Where a fault stands in the text that [`read`] read. `before`: the number of documents of the stream before this text.
+/// The position of a fault in the text that [`read`] read. `before`: the number of documents of the stream before this
+/// text.
 pub fn position(positions: &Positions, fault: &Fault, before: usize) -> Option<Position> {
     let is_it = |key: &Key, document: usize| {
         let text = |key: &str| positions.text(document, key);

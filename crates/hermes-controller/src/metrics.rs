@@ -1,6 +1,6 @@
-//! How a controller fares: its health and its metrics, for probes and scrapers.
+//! The controller's health and metrics, for probes and scrapers.
 //!
-//! In: what the controller knows, and what nodes say. Out: a word, and OpenMetrics text.
+//! In: the controller's state, and reports of nodes. Out: a status with one line of text, and OpenMetrics text.
 //! Never: a name of a node, a user or a service.
 
 use std::convert::Infallible;
@@ -20,12 +20,12 @@ use tokio::task::JoinSet;
 use crate::document::Kind;
 use crate::push::Push;
 
-/// Connections at once; a scraper needs one.
+/// Simultaneous connections; a scraper needs one.
 const MAX_CONNECTIONS: usize = 64;
-/// Nobody takes longer for a question and its answer.
+/// The maximum time for a request and its response.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the controller can change something; why not, where it cannot.
+/// Healthy if the controller can make changes; otherwise the reason.
 pub(crate) fn health(push: &Push) -> (StatusCode, String) {
     match &*push.controller().trouble().borrow() {
         None => (StatusCode::OK, "ok\n".to_owned()),
@@ -79,7 +79,7 @@ fn metrics(push: &Push) -> String {
     text
 }
 
-/// Serves both in the clear, for as long as it is polled.
+/// Serves health and metrics without TLS, for as long as it is polled.
 pub(crate) async fn serve(listener: TcpListener, push: Arc<Push>) {
     let mut connections = JoinSet::new();
     loop {

@@ -36,7 +36,7 @@ pub use self::rotation::{Lacking, Progress};
 const WAVE: Duration = Duration::from_secs(30);
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
 const BEAT: Duration = Duration::from_secs(2);
-/// Whoever follows says within this what it runs.
+/// A node that follows has to send its first report within this time.
 const FIRST_REPORT: Duration = Duration::from_secs(10);
 /// What a node says against a document is kept up to here.
 const MOST_SAID: usize = 16 << 10;
@@ -76,7 +76,7 @@ impl Push {
         &self.controller
     }
 
-    /// Events that the audit log has not.
+    /// Events left out of the audit log.
     pub(crate) fn audit_left_out(&self) -> u64 {
         self.audit.left_out()
     }
@@ -117,7 +117,7 @@ impl Push {
             loop {
                 let began = tokio::time::Instant::now();
                 let heard = shared.hear(&hear).await;
-                // It ends only when the store breaks it off.
+                // It ends only when the store fails.
                 if began.elapsed() > BEAT {
                     outage.recovered();
                 }
@@ -156,7 +156,7 @@ impl Push {
         tokio::join!(hearing, saying);
     }
 
-    /// Writes what became of changes whose outcome was unknown, for as long as it is polled.
+    /// Records the outcomes of changes that were unknown, for as long as it is polled.
     pub(crate) async fn settle(&self) {
         loop {
             for Settled { by, revision, is_made } in self.controller.settled().await {
@@ -173,7 +173,7 @@ impl Push {
         }
     }
 
-    /// Confirms what was restored once all nodes that have enrolled were there with what they keep, for as long as it is polled.
+    /// Confirms a restored store once all enrolled nodes have reported what they keep, for as long as it is polled.
     pub(crate) async fn confirm(&self) {
         let (mut said, mut held) = (self.said(), self.controller.held());
         loop {
@@ -395,19 +395,19 @@ impl Push {
         let first = tokio::time::timeout(FIRST_REPORT, reports.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("say first what you run"))??;
         let first = first.ok_or_else(|| Status::invalid_argument("say first what you run"))?;
-        // Else what another controller has written would count as lost, and the node would be given an older document than it
-        // has. One that says so for nothing has the store read once.
+        // Otherwise a revision that another controller has written would count as lost, and the node would get an older
+        // document than it has. A false claim costs one read of the store.
         self.controller.catch_up_with(first.tried.max(first.latest)).await.map_err(|error| {
             Status::unavailable(format!(
                 "this controller is behind what the node has, and cannot read its store: {error}"
             ))
         })?;
-        // Proven by what it brings: whoever it is by now.
+        // The proofs vouch for the content, whatever the node's state is by now.
         let name = is_node.as_ref().map_or("-", Name::as_str);
         let recalled = self.controller.recall(name, &first).await.map_err(|refused| status(&refused))?;
         recalled.into_iter().for_each(|event| self.audit.tell(event));
         is_node?;
-        // By that it may be a member no more.
+        // The recovered revocations may have removed this node.
         let node = self.node_of(peer)?;
         let presence = match first.identity_only {
             true => Presence::beside(self.clone(), node.clone(), peer),
@@ -517,7 +517,7 @@ impl Presence {
     }
 }
 
-/// What a connection says of its node.
+/// Records what a connection shows of its node.
 fn connected(seen: &mut Seen, peer: &Peer) {
     (seen.last_seen, seen.certificate_until) = (crate::controller::now() / 1000, peer.until);
     seen.from = peer.from.map(|from| from.ip().to_canonical().to_string()).unwrap_or_default();

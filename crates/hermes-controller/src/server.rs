@@ -268,7 +268,7 @@ async fn answer(
             });
             grpc.streaming(serve, request).await
         }
-        // For probes, which have no certificate; why is the operator's.
+        // For probes, which have no certificate; only operators see the reason.
         "/healthz" => {
             let (status, _) = metrics::health(&push);
             let word = if status.is_success() { "ok\n" } else { "the store cannot be followed\n" };

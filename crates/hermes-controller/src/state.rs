@@ -73,9 +73,9 @@ pub enum Change {
     },
     /// This commit goes out in waves; that is how documents were before it.
     Rollout(Vec<Before>),
-    /// Somebody may not begin a change while another one goes out in waves, and has the next turn.
+    /// An owner was refused while another change goes out in waves, and gets the next turn.
     Awaited {
-        /// Whose documents. `None`: the operator's.
+        /// The owner of the documents. `None`: the operator.
         owner: Option<Name>,
     },
     /// A node has run this revision, which the store has lost: nodes get nothing until that is confirmed.
@@ -83,7 +83,7 @@ pub enum Change {
         /// Which one.
         revision: Revision,
     },
-    /// What the store has is what is to be, although something may be lost.
+    /// An operator confirms the store's state, although changes may be lost.
     Confirmed,
     /// What goes out in waves is at this step.
     Step(usize),
@@ -119,13 +119,13 @@ pub struct Waved {
     pub by: String,
 }
 
-/// Who may change documents next, after what goes out in waves now.
+/// The owners who may change documents next, after the current rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Turns {
-    /// Whose documents, the first one first.
+    /// The waiting owners, in order.
     pub waiting: Vec<Option<Name>>,
-    /// Until when the first one is waited for, in milliseconds since 1970. 0: a change still goes out.
+    /// When the turn of the first owner ends, in milliseconds since 1970. 0: a change still goes out.
     pub until: u64,
 }
 
@@ -194,12 +194,12 @@ impl Turns {
     }
 }
 
-/// Whose documents somebody changes, by what the log has of them.
+/// The owner of the documents that a subject of the log changes.
 pub fn owner_of(by: &str) -> Option<Name> {
     by.strip_prefix("provider/")?.split('/').next()?.parse().ok()
 }
 
-/// Whoever has a turn is waited for as long as this, in milliseconds.
+/// The length of a turn, in milliseconds.
 const TURN: u64 = 30_000;
 /// Owners that wait for a turn.
 const MAX_WAITING: usize = 1024;
@@ -268,16 +268,17 @@ pub struct State {
     pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Nodes that have enrolled.
     pub members: RedBlackTreeMapSync<Name, Member>,
-    /// Keys that were revoked and have enrolled again, and until when somebody may know only the former, in milliseconds since
-    /// 1970.
+    /// Keys that were revoked and have enrolled again, with the time (milliseconds since 1970) until which a node may
+    /// still hold the revocation.
     pub readmitted: RedBlackTreeMapSync<String, u64>,
-    /// The store was restored, or has less than nodes have run, and nobody has confirmed it: nodes get nothing.
+    /// The store was restored, or is behind a revision that nodes have run, and nobody has confirmed it: nodes get
+    /// nothing.
     pub is_unconfirmed: bool,
     /// The last revision that a node has run, of a history that the store has lost.
     pub behind: Revision,
     /// The commit that goes out in waves.
     pub rollout: Option<Arc<Waved>>,
-    /// Those who wait for their turn to change something.
+    /// The owners who wait for their turn.
     pub turns: Arc<Turns>,
     /// The last commit that was taken back, and why.
     pub failed: Option<(Revision, String)>,
@@ -352,18 +353,18 @@ impl State {
         }
     }
 
-    /// Whether somebody else, who waits already, is to change something before this owner does.
+    /// True if another waiting owner has a turn before this one.
     pub fn is_before(&self, owner: &Option<Name>, now: u64) -> bool {
         self.turns.waiting.get(self.missed(now)).is_some_and(|first| first != owner)
     }
 
-    /// How many of those who wait have lost their turn: each is waited for, one after the other.
+    /// The number of waiting owners whose turns have passed; turns follow one another.
     fn missed(&self, now: u64) -> usize {
         let late = now.saturating_sub(self.turns.until).div_ceil(TURN);
         if self.turns.until == 0 { 0 } else { usize::try_from(late).unwrap_or(usize::MAX) }
     }
 
-    /// Whoever changes documents waits for that no more, and the next one has its time.
+    /// Ends the turn of the owner who changes documents; the next one begins.
     fn take_turn(&mut self, commit: &Commit) {
         let writes = |change: &Change| matches!(change, Change::Put(_) | Change::Delete(_));
         if self.turns.waiting.is_empty() || !commit.changes.iter().any(writes) {

@@ -71,13 +71,13 @@ pub enum StoreError {
     /// It is of another version, or no store at all.
     #[error("{0} is no store of this version of Hermes: {1}")]
     Foreign(String, String),
-    /// It has not answered whether an entry was appended.
+    /// The store has not answered whether an entry was appended.
     #[error(
         "outcome unknown: the store did not answer in time ({0}). The change may have been made; the controller reads the store \
          again, and its audit log has what became of it"
     )]
     Unknown(String),
-    /// It has less than a controller has read of it.
+    /// The store has less than a controller has read from it.
     #[error(
         "the store has lost revision {0}, which this controller has read: it was wiped, or has an older backup. Nodes keep what \
          they run, and nothing can be changed. `hermes backup` still has all of it: restore that into the empty store, and \

@@ -157,7 +157,7 @@ fn of_source(text: &str) -> Messages {
             told = Some((kind, number));
         } else if let Some((kind, number)) = told.take() {
             let (field, of) = line.strip_prefix("pub ").unwrap().split_once(':').unwrap();
-            // A message of a type of its own: `Vec<TYPE>`.
+            // A field of a message type: `Vec<TYPE>`.
             let of = of.split(['<', '>']).nth(1).unwrap_or(of).trim();
             let (field, kind) = (field.to_owned(), kind.replace("message", of));
             found.insert((message.clone(), field, kind, number));

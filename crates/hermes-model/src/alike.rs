@@ -1,22 +1,23 @@
 //! Field names that origins cannot tell apart.
 //!
-//! In: names of fields. Out: whether CGI, WSGI and their like make one variable of two of them. They write letters in
-//! upper case, keep digits and turn every other character into `_` (RFC 3875, section 4.1.18), so that `x_user` from a
-//! stranger overrides `x-user` from a listener. Never: two equal names are not alike but the same.
+//! In: names of fields. Out: whether CGI, WSGI and similar interfaces make one variable of two of them. They write
+//! letters in upper case, keep digits and turn every other character into `_` (RFC 3875, section 4.1.18), so that
+//! `x_user` from an untrusted client overrides `x-user` from a listener. Never: a match of two equal names; those are
+//! the same field.
 
 use http::{HeaderMap, HeaderName};
 
-/// Removes fields whose names are like `name` and not equal to it.
+/// Removes fields whose names collide with `name` but are not equal to it.
 pub fn remove_alike(headers: &mut HeaderMap, name: &HeaderName) {
     remove_where(headers, |other| other != name && is_alike(other.as_str(), name.as_str()));
 }
 
-/// True where `name` begins with `prefix`, or with what is like it.
+/// True if `name` begins with `prefix`, or with a text that collides with it.
 pub fn begins_alike(name: &str, prefix: &str) -> bool {
     name.as_bytes().get(..prefix.len()).is_some_and(|beginning| is_alike_bytes(beginning, prefix.as_bytes()))
 }
 
-/// Removes the fields whose names `is_unwanted`; allocates only where there are some.
+/// Removes the fields whose names `is_unwanted` selects; allocates only if there are any.
 pub fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&HeaderName) -> bool) {
     let unwanted: Vec<HeaderName> = headers.keys().filter(|name| is_unwanted(name)).cloned().collect();
     for name in unwanted {

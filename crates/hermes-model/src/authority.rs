@@ -164,7 +164,7 @@ fn split_host_port(text: &str) -> Result<(RawHost<'_>, Option<u16>), AuthorityEr
     }
     let digits = rest.strip_prefix(':').ok_or(AuthorityError::Port)?;
     if digits.is_empty() {
-        // The same as none (RFC 3986, 6.2.3).
+        // An empty port is the same as none (RFC 3986, 6.2.3).
         return Ok((host, None));
     }
     parse_port(digits).map(|port| (host, Some(port)))

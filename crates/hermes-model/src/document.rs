@@ -219,7 +219,7 @@ impl fmt::Display for AccessLog {
 }
 
 /// An address and a port to listen on. Port 0 takes any free one. `:PORT` is all addresses of IPv4, as `0.0.0.0:PORT`, and
-/// `localhost:PORT` is 127.0.0.1: no other name is looked up.
+/// `localhost:PORT` is `127.0.0.1:PORT`; other names are not resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind(pub SocketAddr);
 text_scalar!(Bind, "an address and a port such as 127.0.0.1:8080");

@@ -131,8 +131,8 @@ impl Facts {
         if self.authority.default_port() == Some(443) { "https" } else { "http" }
     }
 
-    /// The client's address: as a believed peer says it (`X-Forwarded-For`, else `Forwarded`), which may append to what
-    /// its own client sent, so that its last word counts. Else where the session came from.
+    /// The client's address: as a trusted peer names it (`X-Forwarded-For`, else `Forwarded`; the last element counts,
+    /// since a peer appends to what its own client sent), else the source of the session.
     pub fn client_address(&self) -> IpAddr {
         let said = || {
             let last = |name: &str| self.headers.get_all(name).iter().next_back()?.to_str().ok()?.rsplit(',').next();
@@ -147,7 +147,7 @@ impl Facts {
     }
 }
 
-/// An address as proxies write it: perhaps quoted, in brackets, or with a port.
+/// Parses an address as proxies write it: perhaps quoted, in brackets, or with a port.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim().trim_matches('"');
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);

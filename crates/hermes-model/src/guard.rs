@@ -1,14 +1,14 @@
-//! The guard: which addresses a target may not have that somebody named who does not run the node.
+//! The guard: addresses that a target may not have if somebody other than the node's operator named it.
 //!
-//! In: an address and a port, where the node itself listens, and which addresses are its machine's. Out: a reason to
-//! refuse it, or none.
-//! Never: resolves a name. The caller checks the resolved address and dials the one that was checked.
+//! In: an address and a port, the addresses where the node itself listens, and those of its machine. Out: a reason to
+//! refuse the target, or none.
+//! Never: name resolution. The caller checks the resolved address and dials exactly that one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::reach::{embedded_v4, metadata};
 
-/// Why a guarded route may not dial `to`; `None` where it may.
+/// Why a guarded route may not dial `to`; `None` if it may.
 ///
 /// `listening` has the addresses at which the node, its `admin` or a controller listens, each with what it is. `own` says
 /// whether an address belongs to this machine, apart from its loopback addresses.
@@ -33,14 +33,14 @@ fn plain(ip: IpAddr) -> IpAddr {
         IpAddr::V4(_) => ip,
     };
     match ip {
-        // Linux connects to the loopback instead.
+        // Linux connects to the loopback address instead.
         IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(v6) if v6.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     }
 }
 
-/// The address that a host is without a question to DNS: a literal, or a name of the loopback (RFC 6761, section 6.3).
+/// The address of a host as far as it is known without DNS: a literal, or a loopback name (RFC 6761, section 6.3).
 pub fn literal(host: &str) -> Option<IpAddr> {
     let name = host.trim_end_matches('.').to_ascii_lowercase();
     if name == "localhost" || name.ends_with(".localhost") {

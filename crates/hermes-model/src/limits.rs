@@ -198,8 +198,8 @@ limits! {
     /// Bytes of one worker that came over HTTP/2 or HTTP/3 and lie unread, since their readers take none. Beyond
     /// it the sessions end that have read nothing for the longest, those of who holds most first.
     unread / "unread": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
-    /// Bytes of one worker that requests under way hold beside bodies: heads, by their decoded bytes, and what a
-    /// stream costs. Beyond it the sessions end that have moved nothing for the longest, those of who holds most first.
+    /// Bytes of one worker that requests in flight hold beside bodies: heads, by their decoded bytes, and the cost of a
+    /// stream. Beyond it the worker ends sessions of the client that holds most, the longest idle first.
     request_memory / "request-memory": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
     /// HTTP/2 window of a stream, for believed peers.
     stream_window / "stream-window": u32 as Bytes, window; Bytes(4 * MIB), Bytes(65_535), Bytes(WINDOW_MAX);

@@ -68,7 +68,7 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
 }
 
 /// The path without segments that are a single dot, as its client should have sent it (RFC 3986, 5.2.4): `/a/./b` is `/a/b` to
-/// everyone. `None` where it has none. One that is escaped is left, and refused later.
+/// everyone. `None` if it has none. An escaped dot segment stays, and is refused later.
 pub fn without_single_dots(path: &str) -> Option<String> {
     if !path.contains("/./") && !path.ends_with("/.") {
         return None;

@@ -167,7 +167,7 @@ const V6_SPECIAL: [Block<u128>; 18] = [
     v6([0xff00, 0, 0, 0], 8, Class::Never, "is multicast (ff00::/8)"),
 ];
 
-/// Whether an address is a cloud's metadata service, or may be one, as link-local ones may.
+/// Why an address is a cloud's metadata service, or may be one, as link-local addresses may.
 pub(crate) fn metadata(addr: IpAddr) -> Option<&'static str> {
     let is_link_local = |block: &&'static str| block.starts_with("is link-local");
     let reason = match addr {

@@ -151,7 +151,7 @@ pub struct Listener {
     pub proxy_protocol: Vec<IpNet>,
     /// Tunnels by POST are accepted, from authenticated or trusted peers only.
     pub accept_post: bool,
-    /// HTTP/2 is spoken to whoever offers it.
+    /// HTTP/2 is used with clients that offer it.
     pub http2: bool,
     /// HTTP/3 as well, at the same port of UDP. Only `http` listeners with TLS have it.
     pub http3: bool,
@@ -309,7 +309,7 @@ pub struct Dns {
     pub addresses: Reserved,
     /// Who is asked for all other names; empty where that is whom the system asks.
     pub forward: Vec<SocketAddr>,
-    /// Names have addresses of IPv6.
+    /// Names get IPv6 addresses.
     pub ipv6: bool,
 }
 
@@ -460,7 +460,8 @@ pub struct Terminate {
     pub target: Target,
     /// Which addresses the request may name. Only for `Target::Authority`.
     pub reach: Reach,
-    /// Somebody who does not run this node named the target: never dial what [`crate::guard`] forbids.
+    /// Somebody other than the node's operator named the target: addresses that [`crate::guard`] forbids are not
+    /// dialled.
     pub guard: bool,
     /// Begin with a PROXY protocol v2 header that carries the session's source (`tcp` only).
     pub proxy_protocol: bool,
@@ -469,7 +470,7 @@ pub struct Terminate {
 }
 
 impl Terminate {
-    /// Whether requests for `https` go to their origins by TLS: those that name their origin do.
+    /// True if requests for `https` reach their origins by TLS: those that name their origin do.
     pub fn speaks_tls(&self) -> bool {
         self.kind == TerminateKind::Http && self.target == Target::Authority
     }
@@ -499,7 +500,7 @@ pub enum TerminateKind {
     Tcp,
     /// A UDP socket, for `udp` sessions.
     Udp,
-    /// An HTTP/1.1 request to an origin, which the request may name: a forward proxy, for `http` sessions.
+    /// An HTTP/1.1 request to an origin. A forward proxy takes the origin from the request.
     Http,
 }
 

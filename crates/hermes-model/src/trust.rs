@@ -184,7 +184,7 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
     Ok(dropped)
 }
 
-/// True for the overlay's own fields, and for those that an origin would take for them (`hermes_user`).
+/// True for the overlay's own fields, and for those that an origin cannot tell from them (`hermes_user`).
 pub fn is_overlay(name: &HeaderName) -> bool {
     begins_alike(name.as_str(), OVERLAY)
 }

@@ -36,7 +36,7 @@ fn a_document_survives_being_written_and_read_again() {
         }
         let text = fs::read_to_string(&path).unwrap();
         let first = snapshot(&text);
-        // JSON is YAML. What is shown of it lacks what may be a secret.
+        // JSON is YAML. The shown document lacks possible secrets.
         let written = serde_json::to_string(&serde_saphyr::from_str::<Document>(&text).unwrap()).unwrap();
         let second = snapshot(&written);
         assert_eq!(first.redacted, second.redacted, "{}", path.display());

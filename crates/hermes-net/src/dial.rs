@@ -22,8 +22,8 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// More addresses than this are not tried: a name with hundreds is a mistake or an attack.
 const MAX_ATTEMPTS: usize = 8;
 
-/// Addresses that may be dialled, and those that may follow: of a name whose other family is not answered yet (RFC 8305,
-/// section 3).
+/// Addresses that may be dialled, and a future for those of the other family, if DNS has not answered for it yet (RFC
+/// 8305, section 3).
 #[derive(Clone)]
 pub struct Addresses {
     now: Vec<IpAddr>,
@@ -39,18 +39,18 @@ impl From<Vec<IpAddr>> for Addresses {
 }
 
 impl Addresses {
-    /// These, and `late` whenever they come.
+    /// These addresses, and those that `late` resolves to.
     pub fn followed_by(now: Vec<IpAddr>, late: impl Future<Output = Vec<IpAddr>> + Send + 'static) -> Self {
         let late: Late = Box::pin(late);
         Self { now, late: Some(late.shared()) }
     }
 
-    /// Those that are known now.
+    /// The addresses that are known now.
     pub fn now(&self) -> &[IpAddr] {
         &self.now
     }
 
-    /// Those that were not known at first, when they are. None where all were.
+    /// Waits for the addresses of the other family. Empty if all were known.
     pub async fn late(&self) -> Vec<IpAddr> {
         match &self.late {
             Some(late) => late.clone().await,
@@ -58,7 +58,7 @@ impl Addresses {
         }
     }
 
-    /// The same after `change`, which is made now and of those that follow.
+    /// Applies `change` to the known addresses, and later to those of the other family.
     #[must_use]
     pub fn map(self, change: impl Fn(Vec<IpAddr>) -> Vec<IpAddr> + Send + 'static) -> Self {
         let now = change(self.now);
@@ -200,7 +200,7 @@ where
             },
             found = &mut late, if !are_all_known => {
                 are_all_known = true;
-                // The other family is next: what was begun is of the first one.
+                // The other family comes next: the attempts so far are of the first one.
                 let known: Vec<IpAddr> = found.into_iter().chain(waiting.drain(..)).collect();
                 waiting = interleave(&known).into();
                 if attempts.is_empty() {
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// The addresses of the other family come when the first one's attempt has failed, or while it says nothing.
+    /// The addresses of the other family arrive after the first attempt has failed, or while it is pending.
     #[tokio::test(start_paused = true)]
     async fn addresses_that_come_late_are_dialled_too() {
         for answers in [true, false] {

@@ -1,7 +1,7 @@
 //! Files that a document names, opened so that none of them can hold the node up.
 //!
-//! In: paths. Out: what regular files hold, documents that may come through a pipe, and logs to append to. A FIFO
-//! without a reader, a device without an end: each is an error at once. Never: a wait, but for the writer of a pipe.
+//! In: paths. Out: contents of regular files, documents that may come through a pipe, and logs to append to. A FIFO
+//! without a reader and a device without an end are errors at once. Never: a wait, except for the writer of a pipe.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Read as _};
@@ -33,13 +33,13 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file of at most this many bytes, or a pipe, which is read to its end however long its writer takes. A named
-/// pipe that nobody writes to is waited for so long.
+/// Opens a file of at most `most` bytes, or a pipe, whose reader waits for its end however long the writer takes. A
+/// named pipe without a writer is an error after `within`.
 ///
 /// # Errors
-/// It cannot be read, is too large, has no writer, or is a device: that may have no end.
+/// The file cannot be read, is too large, has no writer, or is a device, which may have no end.
 pub fn open_or_pipe(path: &Path, most: u64, within: Duration) -> io::Result<File> {
-    // A named pipe would have us wait for its writer as it is opened.
+    // Otherwise opening a named pipe would block until it has a writer.
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
@@ -50,7 +50,7 @@ pub fn open_or_pipe(path: &Path, most: u64, within: Duration) -> io::Result<File
     if !kind.is_file() && !kind.is_fifo() && !file.is_terminal() {
         return refuse("it is neither a regular file nor a pipe".to_owned());
     }
-    // What a shell made (`<(...)`) has its writer already.
+    // A shell's pipe (`<(...)`) has its writer already.
     let is_named = std::fs::canonicalize(path).is_ok_and(|path| path.exists());
     if kind.is_fifo() && is_named {
         let mut pipes = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];

@@ -39,8 +39,8 @@ impl Io {
         closed.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// The connection is broken both ways, a reset for example, as far as its runtime has heard. A peer that has only
-    /// closed its own side may still read.
+    /// True if the connection is broken in both directions, by a reset for example, as far as the runtime knows. A peer
+    /// that has only half-closed may still read.
     pub fn is_reset(&self) -> bool {
         let ready = pin!(self.tcp().ready(Interest::WRITABLE));
         match ready.poll(&mut Context::from_waker(Waker::noop())) {

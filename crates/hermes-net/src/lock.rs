@@ -18,7 +18,7 @@ pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
 
-/// Makes a directory, and those above it, for nobody else's eyes. One that is there stays as it is.
+/// Creates a directory and its parents, readable by the owner alone. An existing directory stays as it is.
 ///
 /// # Errors
 /// It cannot be made.

@@ -349,7 +349,7 @@ fn advertised(routes: &str) -> BTreeSet<&str> {
         flags.is_some_and(|flags| flags & LEARNED != 0)
     };
     let interfaces = routes.lines().filter(learned).filter_map(|line| line.split_whitespace().nth(9));
-    // A name is part of a path.
+    // The name becomes part of a path.
     interfaces.filter(|name| !name.contains('/') && *name != "lo").collect()
 }
 

@@ -27,7 +27,7 @@ struct Outage {
     reasons: BTreeSet<(String, String)>,
 }
 
-/// What a log line says of an outage.
+/// The numbers for a log line about an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempts {
     /// The number of attempts that failed, with this one.
@@ -37,7 +37,7 @@ pub struct Attempts {
 }
 
 impl OutageLog {
-    /// An attempt at this target failed. It is to be logged where the number of attempts is returned.
+    /// Records a failed attempt at this target. The caller logs the failure if this returns the number of attempts.
     pub fn failed(&mut self, target: &str, reason: &str) -> Option<Attempts> {
         let now = Instant::now();
         let (first, longest) = LOG_INTERVALS;
@@ -61,7 +61,7 @@ impl OutageLog {
         Some(Attempts { count: outage.attempts, elapsed: Duration::from_secs((now - outage.since).as_secs()) })
     }
 
-    /// It works: the next failure is the first of another outage.
+    /// Records a success: the next failure begins another outage.
     pub fn recovered(&mut self) {
         self.0 = None;
     }
@@ -85,7 +85,7 @@ mod tests {
             tokio::time::advance(Duration::from_secs(5)).await;
         }
         assert_eq!(logged, [(1, 0), (2, 0), (25, 60), (73, 180), (169, 420), (361, 900)]);
-        // Another reason is news; so is the next outage.
+        // A new reason is logged, and so is the next outage.
         assert_eq!(log.failed("one", "refused").map(|attempts| attempts.count), Some(401));
         assert_eq!((log.failed("one", "no answer"), log.failed("one", "refused")), (None, None), "reasons alternate");
         log.recovered();

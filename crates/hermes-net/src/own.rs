@@ -79,7 +79,7 @@ pub fn spare(socket: &impl AsRawFd) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EMFILE))
 }
 
-/// How many descriptors the process may have.
+/// The maximum number of file descriptors of this process.
 pub fn descriptors() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     usize::try_from(limit).unwrap_or(usize::MAX)
@@ -90,9 +90,9 @@ pub fn is_lack(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Whether the text of an error tells of a lack of descriptors or memory, which passes.
+/// True if the text of an error tells of a lack of descriptors or memory, which is transient.
 pub fn tells_of_lack(text: &str) -> bool {
-    // As the standard library writes errors of the system.
+    // The standard library writes system errors in this form.
     [libc::EMFILE, libc::ENFILE, libc::ENOMEM].iter().any(|code| text.contains(&format!("(os error {code})")))
 }
 

@@ -43,7 +43,7 @@ const HOSTS: &str = "/etc/hosts";
 const DNS: u16 = 53;
 /// Between two looks whether it changed: a laptop that moves to another network has another server.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// So long the answer for one family waits for that of the other one (RFC 8305, section 3).
+/// The time that the answer for one family waits for that of the other (RFC 8305, section 3).
 const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
 /// A caching resolver. One a worker: its tasks belong to the runtime that it was made on.
@@ -60,13 +60,13 @@ struct System {
     search: Arc<Search>,
 }
 
-/// Where names without enough dots are looked for.
+/// The search list of resolv.conf, for names with too few dots.
 struct Search {
     domains: Vec<Name>,
     ndots: usize,
 }
 
-/// The addresses of the hosts file, by names in lower case and without their last dot.
+/// The addresses of the hosts file, by name in lower case and without a trailing dot.
 type Hosts = HashMap<String, Vec<IpAddr>>;
 
 struct State {
@@ -97,7 +97,7 @@ fn read() -> Result<System, String> {
     Ok(System { resolver, hosts, servers, search: Arc::new(Search { domains, ndots: options.ndots }) })
 }
 
-/// Reads a hosts file: an address, and names that may be anything, since nobody asks DNS for them.
+/// Parses a hosts file: each line has an address, and names of any form, since they never reach DNS.
 fn read_hosts(text: &str) -> Hosts {
     let mut hosts = Hosts::new();
     for line in text.trim_start_matches('\u{feff}').lines() {
@@ -110,7 +110,7 @@ fn read_hosts(text: &str) -> Hosts {
             }
         }
     }
-    // Those of IPv4 first, in the file's order.
+    // IPv4 addresses first, in the file's order.
     hosts.values_mut().for_each(|addresses| addresses.sort_by_key(IpAddr::is_ipv6));
     hosts
 }
@@ -122,7 +122,8 @@ fn canonical(name: &str) -> String {
 impl Search {
     /// The names that a host may mean, in the order in which they are asked for, as resolv.conf(5) has it.
     fn names(&self, host: &str) -> Result<Vec<Name>, String> {
-        // By ASCII: an underscore is no letter of a host name in Unicode's rules, and DNS carries any (RFC 2181, section 11).
+        // `from_ascii`, since the rules for Unicode names refuse underscores, and DNS carries any character (RFC 2181,
+        // section 11).
         let name = if host.is_ascii() { Name::from_ascii(host) } else { Name::from_utf8(host) };
         let mut name = name.map_err(|error| error.to_string())?;
         if name.is_fqdn() {
@@ -189,8 +190,8 @@ impl Resolver {
         self.current().map(|system| system.servers).unwrap_or_default()
     }
 
-    /// The addresses of a host; an address stands for itself. Those of one family follow where DNS has answered for the
-    /// other one [`RESOLUTION_DELAY`] before. Answers are cached until their TTL ends.
+    /// The addresses of a host; an address stands for itself. If DNS has not answered for one family
+    /// [`RESOLUTION_DELAY`] after the other, its addresses follow later. Answers are cached until their TTL ends.
     ///
     /// # Errors
     /// `ResolveError`, with the name.
@@ -199,8 +200,8 @@ impl Resolver {
             return Ok(vec![address].into());
         }
         let System { resolver, hosts, search, .. } = self.current()?;
-        // Where the file has an address of one version of IP, DNS is not asked for the other: it may be out of reach, and
-        // whoever writes the file means it.
+        // If the file has an address of one family, DNS is not asked for the other: DNS may be unreachable, and the
+        // file takes precedence.
         if let Some(known) = hosts.get(&canonical(host)) {
             return Ok(known.clone().into());
         }
@@ -216,7 +217,7 @@ impl Resolver {
     }
 }
 
-/// Asks for both families of a name at once, and goes on with one that has addresses as RFC 8305 has it.
+/// Queries both families of a name at once, and returns when one has addresses, by the rules of RFC 8305.
 async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresses, NetError> {
     let mut v6 = Box::pin(family(resolver.clone(), name.clone(), RecordType::AAAA));
     let mut v4 = Box::pin(family(resolver.clone(), name.clone(), RecordType::A));
@@ -229,7 +230,7 @@ async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresse
     let found = match answer {
         Ok(found) if !found.is_empty() => found,
         Ok(_) => return Ok(other.await?.into()),
-        // Also where it says that there is no such name: some servers say so of the family that they do not know (RFC 4074).
+        // Also for NXDOMAIN: some servers answer so for the family that they do not know (RFC 4074).
         Err(error) => return other.await.map(Addresses::from).map_err(|_| error),
     };
     tokio::select! {
@@ -246,7 +247,7 @@ async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresse
     }
 }
 
-/// The addresses of one family. Empty where the name is there, and has none.
+/// The addresses of one family. Empty if the name exists and has none.
 fn family(
     resolver: HickoryResolver<Marked>,
     name: Name,

@@ -37,11 +37,12 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// Opens a listening socket that takes the packets of a device alone, and answers into it alone, whichever routes there
-/// are. Its connections are not marked as our own: a capture leads what they send back into the device.
+/// Opens a listening socket that is bound to a device: it receives packets from the device alone and sends into it
+/// alone, whatever the routes are. Its connections do not carry the node's mark, so that a capture routes their packets
+/// back into the device.
 ///
 /// # Errors
-/// The address is not the device's, or no device has that name.
+/// The address does not belong to the device, or no device has that name.
 pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.bind_device(Some(device.as_bytes()))?;

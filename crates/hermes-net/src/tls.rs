@@ -145,7 +145,8 @@ impl CertifiedKey {
     }
 }
 
-/// When the last certificate of a PEM file ends, in seconds since 1970. `None` where none can be read.
+/// When the last certificate of a PEM file expires, in seconds since 1970. `None` if the file has no readable
+/// certificate.
 pub fn last_not_after(path: &Path) -> Option<i64> {
     let end = |certificate: CertificateDer<'_>| {
         let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).ok()?;
@@ -255,7 +256,7 @@ fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErr
     certificates(&pem).map_err(fault)
 }
 
-/// Without the byte order mark that some editors write: it would hide the first line.
+/// Strips the byte order mark that some editors write: it would hide the first line.
 fn bare(pem: &[u8]) -> &[u8] {
     pem.strip_prefix("\u{feff}".as_bytes()).unwrap_or(pem)
 }

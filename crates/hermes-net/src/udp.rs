@@ -55,11 +55,12 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
-/// Opens a UDP socket that takes the packets of a device alone, and sends into it alone, whichever routes there are. It is
-/// not marked as our own: a capture leads what it sends back into the device.
+/// Opens a UDP socket that is bound to a device: it receives packets from the device alone and sends into it alone,
+/// whatever the routes are. It does not carry the node's mark, so that a capture routes its packets back into the
+/// device.
 ///
 /// # Errors
-/// The address is not the device's, or no device has that name.
+/// The address does not belong to the device, or no device has that name.
 pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::net::UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.bind_device(Some(device.as_bytes()))?;

@@ -27,10 +27,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::node::NodeView;
 use crate::seldom::Seldom;
 
-/// Connections at once; a scraper needs one. For one more the oldest is closed.
+/// Simultaneous connections; a scraper needs one. Beyond this the oldest is closed.
 const CONNECTIONS: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two log lines about connections that could not be accepted.
+/// The interval between two log lines about connections that could not be accepted.
 const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 /// For what waits to be sent: who reads nothing must not hold a place for ever.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,7 +46,8 @@ pub async fn serve(listener: TcpListener, view: NodeView, ready: Readiness) {
     accept_all(listener, accept, view, ready, on_loopback).await;
 }
 
-/// Serves it at a Unix socket too, for as long as it is polled: whoever may open the file may read it.
+/// Serves the endpoint at a Unix socket too, for as long as it is polled. The file's permissions decide who may read
+/// it.
 pub async fn serve_local(listener: UnixListener, view: NodeView, ready: Readiness) {
     let accept = |listener: &UnixListener, cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
     accept_all(listener, accept, view, ready, false).await;
@@ -68,7 +69,7 @@ async fn accept_all<L, S>(
         tokio::select! {
             accepted = std::future::poll_fn(|cx| accept(&listener, cx)) => match accepted {
                 Ok(stream) => {
-                    // None that says nothing keeps others out.
+                    // A silent connection must not keep others out.
                     open.retain(|connection: &AbortHandle| !connection.is_finished());
                     if open.len() >= CONNECTIONS {
                         open.pop_front().inspect(AbortHandle::abort);
@@ -99,7 +100,7 @@ async fn converse(
     });
     let _ = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        // Whoever asks now and then shall not hold a place meanwhile.
+        // A client that polls now and then must not hold a connection meanwhile.
         .keep_alive(false)
         .half_close(true)
         .header_read_timeout(HEADER_TIMEOUT)
@@ -174,7 +175,7 @@ async fn answer(
 
 fn names_loopback(request: &Request<Incoming>) -> bool {
     let Some(host) = request.headers().get(HOST) else {
-        // Browsers, which such a page needs, always send one; checks of HAProxy are HTTP/1.0 without.
+        // Browsers, which such a page needs, always send `Host`; HAProxy's checks are HTTP/1.0 without it.
         return request.version() == Version::HTTP_10;
     };
     let Ok(host) = host.to_str() else { return false };

@@ -251,7 +251,7 @@ impl HttpBody for ResponseBody {
                 if let Some(data) = frame.data_ref() {
                     this.session.entry.add_sent(&this.session.worker, data.len());
                 }
-                // Nothing comes after trailers, and nobody asks.
+                // Trailers are the last frame; nobody polls again.
                 this.ended |= frame.is_trailers();
             }
             Some(Err(error)) => this.session.entry.fail(error),

@@ -1,4 +1,4 @@
-//! What one worker has for all: so much a second.
+//! A rate limit that all clients of one worker share: a number of events a second.
 //!
 //! In: somebody wants one more. Out: whether that is within bounds. Never: a wait.
 

@@ -147,7 +147,7 @@ pub(crate) enum Error {
     /// Bytes were owed and none came.
     #[error("no progress for {0:?}")]
     NoProgress(Duration),
-    /// It is the client that owes bytes: its request's body does not go on.
+    /// The client owes bytes: the body of its request has stalled.
     #[error("the client sent nothing more of its request for {0:?}")]
     ClientStalled(Duration),
     /// No byte in either direction.

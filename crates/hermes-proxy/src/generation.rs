@@ -173,12 +173,12 @@ impl Generation {
         self.listeners.get(name).map(|state| &state.listener)
     }
 
-    /// The tables of its listeners.
+    /// The shared tables of its listeners.
     pub(crate) fn listener_shares(&self) -> impl Iterator<Item = &Arc<Shares>> {
         self.listeners.values().map(|state| &state.flows)
     }
 
-    /// Whether clients can be authenticated at all, by certificate or by address.
+    /// True if any listener can authenticate clients, by certificate or by address.
     pub(crate) fn authenticates(&self) -> bool {
         let asks = |listener: &Listener| listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
         self.listeners.values().any(|state| asks(&state.listener) || !state.listener.trust.is_empty())
@@ -222,10 +222,10 @@ impl Generation {
         self.route_owners.get(&route.name).copied().unwrap_or_default()
     }
 
-    /// TLS to the origin of this name that a request for `https` has named.
+    /// The TLS configuration for the origin that a request for `https` names.
     ///
     /// # Errors
-    /// This machine has no CA certificates to verify it by.
+    /// This machine has no CA certificates to verify the origin by.
     pub(crate) fn origin_tls(&self, terminate: &Terminate, host: &Arc<str>) -> Result<ClientTls, String> {
         let config = self.origins.get(&terminate.origin_ca).ok_or("the route is of another document")?;
         Ok(ClientTls { config: config.as_ref()?.config.clone(), quic: None, name: host.clone(), proves_node: false })
@@ -324,8 +324,8 @@ fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>
     named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(Presence::new(name))))).collect()
 }
 
-/// TLS to origins that requests name, by the file of the CA certificates that verify them; `None`: the system's. An error
-/// where the system has none: routes need them for `https` alone.
+/// TLS configurations for origins that requests name, by the file of CA certificates; `None`: the system's. A system
+/// without CA certificates is an error here, not of the document: only `https` requests need them.
 type Origins = HashMap<Option<PathBuf>, Result<OriginTls, String>>;
 
 /// TLS to origins.

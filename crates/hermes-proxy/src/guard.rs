@@ -1,7 +1,7 @@
-//! Addresses that guarded routes must not dial: what this node itself listens on, its controllers, metadata services.
+//! Addresses that guarded routes must not dial: this node's own listeners, its controllers, metadata services.
 //!
-//! In: where listeners, the admin endpoint and controllers are. Out: why an address is refused.
-//! Never: a name that is trusted: addresses are checked after they were resolved, right before they are dialled.
+//! In: the addresses of listeners, of the admin endpoint and of controllers. Out: why an address is refused.
+//! Never: trust in a name. Addresses are checked after resolution, right before they are dialled.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -17,41 +17,41 @@ const LISTENER: &str = "is where this node itself listens, and the route is guar
 const ADMIN: &str = "is this node's admin endpoint, and the route is guarded";
 const CONTROLLER: &str = "is this node's controller, and the route is guarded";
 
-/// What is known of them.
+/// The addresses that guarded routes must not dial.
 #[derive(Default)]
 pub(crate) struct Guard {
-    /// Of this node: of the document, and where it really listens.
+    /// The node's listeners: addresses of the document, and the bound ones.
     listening: ArcSwap<Vec<(SocketAddr, &'static str)>>,
-    /// Where the admin endpoint really listens.
+    /// The bound address of the admin endpoint.
     admin: ArcSwap<Option<SocketAddr>>,
     /// Host and port of each controller.
     controllers: OnceLock<Vec<(String, u16)>>,
 }
 
 impl Guard {
-    /// The node listens there, or is about to.
+    /// Sets where the node listens, or is about to.
     pub(crate) fn listen(&self, snapshot: &Snapshot, bound: Vec<Bound>) {
         let named = snapshot.listeners.iter().filter_map(|listener| listener.bind);
         let all = named.chain(bound.into_iter().map(|bound| bound.address)).map(|address| (address, LISTENER));
         self.listening.store(Arc::new(all.chain(snapshot.admin.map(|address| (address, ADMIN))).collect()));
     }
 
-    /// The admin endpoint listens there.
+    /// Sets where the admin endpoint listens.
     pub(crate) fn admin(&self, address: Option<SocketAddr>) {
         self.admin.store(Arc::new(address));
     }
 
-    /// These are the node's controllers.
+    /// Sets the node's controllers.
     pub(crate) fn controlled_by(&self, controllers: Vec<(String, u16)>) {
-        // Once a process: they are options of its command line.
+        // Only once in a process: controllers are options of the command line.
         let _ = self.controllers.set(controllers);
     }
 
-    /// Addresses of controllers with this port, as they are resolved now.
+    /// Resolves the addresses of controllers with this port.
     pub(crate) async fn controllers(&self, worker: &Worker, port: u16) -> Vec<SocketAddr> {
         let mut all = Vec::new();
         for (host, _) in self.controllers.get().into_iter().flatten().filter(|(_, theirs)| *theirs == port) {
-            // One without an address cannot be dialled by it either.
+            // A controller that does not resolve cannot be dialled by name either.
             let Ok(found) = worker.resolver.resolve(host.trim_matches(['[', ']'])).await else { continue };
             let late = found.late().await;
             let addresses = found.now().iter().copied().chain(late);
@@ -69,7 +69,7 @@ impl Guard {
     ) -> Option<&'static str> {
         let listening = self.listening.load();
         let admin = (**self.admin.load()).map(|address| (address, ADMIN));
-        // One on this machine may listen on all of its addresses.
+        // A controller on this machine may listen on all addresses.
         let everywhere = |address: SocketAddr| {
             let is_here = address.ip().is_loopback() || own(address.ip());
             if is_here { SocketAddr::from(([0; 8], address.port())) } else { address }

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 /// The longest IP packet that a tunnel carries, as far as it is open.
 pub(crate) const MTU: HeaderName = HeaderName::from_static("hermes-mtu");
-/// The method of an upgrade that goes on by extended CONNECT, where it is not GET.
+/// Carries the method of an upgrade over extended CONNECT, if it is not GET.
 pub(crate) const METHOD: HeaderName = HeaderName::from_static("hermes-method");
 /// Of a failure that a node tells the one before it: nothing of the request went on from here. Another way may be taken.
 pub(crate) const UNSENT: HeaderName = HeaderName::from_static("hermes-unsent");
@@ -36,7 +36,7 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-/// What names of fields begin with by which proxies say what their client asked for.
+/// The prefix of fields in which proxies describe the client's request.
 const X_FORWARDED: &str = "x-forwarded-";
 /// It came before its client's handshake was over (RFC 8470, section 5.1).
 pub(crate) const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
@@ -44,7 +44,8 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// All but `Proxy-Authorization`: only who sends a request on knows whether it is for the next one (RFC 9110, 11.7.2).
+/// All but `Proxy-Authorization`: only the code that forwards a request knows whether that is for the next proxy (RFC
+/// 9110, 11.7.2).
 const HOP_BY_HOP: [HeaderName; 7] =
     [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS, TRANSFER_ENCODING, UPGRADE, TE];
 
@@ -64,8 +65,8 @@ pub(crate) fn lower_mtu(headers: &mut HeaderMap, own: usize) {
     headers.insert(MTU, HeaderValue::from(mtu));
 }
 
-/// Clients of HTTP/2 and HTTP/3 split a cookie into crumbs as they like (RFC 9113, 8.2.3). It is one line here: of
-/// crumbs of a byte each costs a hundred.
+/// Joins the crumbs into which clients of HTTP/2 and HTTP/3 may split a cookie (RFC 9113, 8.2.3): a crumb of one byte
+/// costs a hundred bytes here.
 pub(crate) fn join_cookies(fields: &mut HeaderMap) {
     let mut crumbs = fields.get_all(COOKIE).iter();
     let (Some(first), Some(second)) = (crumbs.next(), crumbs.next()) else { return };
@@ -79,7 +80,7 @@ pub(crate) fn join_cookies(fields: &mut HeaderMap) {
         fields.insert(COOKIE, value);
         return;
     }
-    // The table would keep the room that it had for them.
+    // Removal alone would keep the table's capacity.
     let mut fresh = HeaderMap::with_capacity(fields.keys_len());
     let others = fields.iter().filter(|(name, _)| *name != COOKIE);
     others.for_each(|(name, value)| drop(fresh.try_append(name.clone(), value.clone())));
@@ -87,7 +88,7 @@ pub(crate) fn join_cookies(fields: &mut HeaderMap) {
     *fields = fresh;
 }
 
-/// So many lines beside the first ones of their names are no reason to build a table anew.
+/// Up to this many repeated lines, the table is not rebuilt.
 const FEW_LINES: usize = 16;
 
 /// Removes the fields that end at this hop (RFC 9110, 7.6.1): those that `Connection` names and
@@ -144,7 +145,7 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
         trailers.remove(name);
     }
     strip_overlay(trailers);
-    // Where they are merged into the head they would be believed.
+    // A recipient that merges trailers into the head would trust these fields.
     remove_where(trailers, |name| {
         *name == FORWARDED || begins_alike(name.as_str(), X_FORWARDED) || begins_alike(name.as_str(), REAL_IP.as_str())
     });
@@ -159,13 +160,13 @@ pub(crate) fn announce_trailers(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a proxy passed the request on, as far as it says so.
+/// True if a field shows that a proxy forwarded the request.
 pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
     [VIA, FORWARDED, FORWARDED_FOR].iter().any(|name| headers.contains_key(name))
 }
 
-/// Whether a message begins, or goes on with, an authentication of its connection instead of its request: NTLM, and Negotiate,
-/// which may be NTLM inside. Of a request or of a response, to an origin or to a proxy.
+/// True if a message begins or continues an authentication of the connection instead of the request: NTLM, or
+/// Negotiate, which may carry NTLM. Applies to requests and responses, of origins and proxies.
 pub(crate) fn authenticates_connection(headers: &HeaderMap) -> bool {
     let fields = [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE];
     let is_scheme = |text: &[u8]| {
@@ -177,7 +178,7 @@ pub(crate) fn authenticates_connection(headers: &HeaderMap) -> bool {
     fields.iter().any(|name| headers.get_all(name).iter().any(names_one))
 }
 
-/// Removes the overlay's own fields: an origin is not told who asked, nor by which way.
+/// Removes the overlay's own fields: an origin learns neither the user nor the path.
 pub(crate) fn strip_overlay(headers: &mut HeaderMap) {
     remove_where(headers, is_overlay);
 }
@@ -225,16 +226,17 @@ pub(crate) fn set_trace(headers: &mut HeaderMap, trace: Traceparent) {
     }
 }
 
-/// What the first node says of a client: `Forwarded` (RFC 7239), and of exchanges the fields that applications read.
+/// The fields in which the first node describes a client: `Forwarded` (RFC 7239), and for exchanges those that
+/// applications read.
 pub(crate) struct Forwarded<'a> {
     pub(crate) source: SocketAddr,
     pub(crate) believed: bool,
-    /// Scheme and authority as the client said them. `None`: it is no exchange.
+    /// Scheme and authority of the client's request. `None`: not an exchange.
     pub(crate) asked: Option<(&'a Scheme, &'a HeaderValue)>,
 }
 
 impl Forwarded<'_> {
-    /// Writes them. Later nodes leave what a believed peer said; an untrusted client's own claims are replaced.
+    /// Writes the fields. Claims of a trusted peer stay; those of an untrusted client are replaced.
     pub(crate) fn set(&self, headers: &mut HeaderMap) {
         if !self.believed {
             self.drop_claims(headers);
@@ -253,7 +255,8 @@ impl Forwarded<'_> {
         insert(FORWARDED_PROTO, &|| HeaderValue::from_static(if is_secure { "https" } else { "http" }));
     }
 
-    /// An application may read any of them, and of the address none that nobody has seen.
+    /// Removes an untrusted client's claims: an application may read any of them, and must not see an address that no
+    /// node has seen.
     fn drop_claims(&self, headers: &mut HeaderMap) {
         let is_real_ip = headers.contains_key(REAL_IP);
         remove_alike(headers, &REAL_IP);
@@ -264,7 +267,7 @@ impl Forwarded<'_> {
     }
 }
 
-/// The address as `Forwarded` has it, and bare: one buffer has both.
+/// The address in the form of `Forwarded`, and bare; both share one buffer.
 fn addresses(source: SocketAddr) -> (HeaderValue, HeaderValue) {
     let (text, bare) = match source.ip().to_canonical() {
         IpAddr::V4(v4) => {

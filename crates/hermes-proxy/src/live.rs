@@ -146,7 +146,7 @@ impl Entry {
         self.touched.set(worker.now());
     }
 
-    /// Something moved that is no byte of a body.
+    /// Records progress other than bytes of a body.
     pub(crate) fn touch(&self, worker: &Worker) {
         self.touched.set(worker.now());
     }
@@ -167,8 +167,8 @@ impl Entry {
         self.is_held.set(is_held);
     }
 
-    /// The connection that it came by, where all that comes by it is one client's. A proxy, as which a node counts too, may
-    /// send requests of many clients over one connection of HTTP/2 or HTTP/3.
+    /// The client's connection, if all its requests are from one client. A proxy, and so a node, may send requests of
+    /// many clients over one connection of HTTP/2 or HTTP/3.
     pub(crate) fn client_connection(&self) -> Option<&Rc<Connection>> {
         let is_of_many = |connection: &Rc<Connection>| {
             connection.is_shared.get() && (self.facts.trust.is_believed() || headers::is_forwarded(&self.facts.headers))
@@ -176,7 +176,7 @@ impl Entry {
         self.connection.as_ref().filter(|connection| !is_of_many(connection))
     }
 
-    /// The same, where upstream connections were bound to it.
+    /// The same, if upstream connections are bound to it.
     pub(crate) fn binding_connection(&self) -> Option<&Rc<Connection>> {
         self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
         self.client_connection()
@@ -218,19 +218,19 @@ impl Entry {
         }
     }
 
-    /// Its client cannot get an answer any more, or has closed its side of the connection and is not waited for any
-    /// longer than others who owe a byte. Over HTTP/1.1 nothing tells such a client from one that is gone. Where its
-    /// request is in custody it counts as gone at once: it finds its answer when it comes back, and not before it left.
-    /// So it does once its request is asked again and again.
+    /// True if the client cannot get a response any more, or has half-closed and was silent for as long as any peer
+    /// that owes a byte may be. Over HTTP/1.1 a half-close cannot be told from a client that has left. With a request
+    /// in custody, a half-close counts as departure at once: the client finds its response when it comes back. The same
+    /// holds once a request is being retried.
     fn is_left(&self, silent: Duration) -> bool {
-        // A tunnel that is open has its own ends.
+        // An open tunnel ends by its own rules.
         let is_asked = self.facts.kind == Kind::Http || self.phase() == Phase::Opening;
         let Some(connection) = self.connection.as_ref().filter(|_| is_asked) else { return false };
         let is_waited_for = silent < self.progress() && !connection.ends_half_closed.get();
         connection.is_reset() || (!is_waited_for && connection.is_half_closed())
     }
 
-    /// Whether its client is gone as soon as it has closed its side, over HTTP/1.1.
+    /// Sets whether an HTTP/1.1 client that half-closes counts as gone at once.
     pub(crate) fn set_ends_half_closed(&self, ends: bool) {
         if let Some(connection) = &self.connection {
             connection.ends_half_closed.set(ends);
@@ -266,7 +266,7 @@ impl Entry {
     }
 }
 
-/// An open tunnel is never idle: its owner is refused another one before it loses the first.
+/// An open tunnel is never idle: its owner is refused a new tunnel rather than losing an old one.
 impl Holder for Entry {
     fn is_idle(&self, _: u64) -> bool {
         false
@@ -417,9 +417,9 @@ pub(crate) struct Live {
     pub(crate) sessions: RefCell<Slab<Rc<Entry>>>,
     pub(crate) connections: RefCell<Slab<Rc<Connection>>>,
     pub(crate) inboxes: Inboxes,
-    /// Bytes that sessions hold beside bodies.
+    /// Bytes that sessions hold in addition to bodies.
     request_memory: Cell<u64>,
-    /// How many that may be; 0 until the running document was asked.
+    /// The limit of these bytes; 0 until it is read from the running document.
     request_limit: Cell<u64>,
     /// When QUIC's paths were looked at last.
     watched: Cell<u64>,
@@ -427,7 +427,7 @@ pub(crate) struct Live {
 
 /// They are looked at so often (milliseconds).
 const WATCH: u64 = 1000;
-/// Whether its client is still there is asked of a session that has been silent for so long.
+/// The sweep checks whether the client has left once a session was silent for this long.
 const LEAVING: Duration = Duration::from_millis(300);
 
 impl Live {
@@ -443,7 +443,7 @@ impl Live {
             if silent >= LEAVING && entry.is_left(silent) {
                 let gone = "it closed the connection before it had its answer";
                 entry.fail(&Error::ClientGone(gone.to_owned()));
-                // All that is under way on it ends with it, as where its read fails.
+                // All requests on the connection end with it, as after a failed read.
                 entry.close_connection(gone);
             }
             if silent < limit {

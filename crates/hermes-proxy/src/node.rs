@@ -163,7 +163,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Hosts and ports of the node's controllers: no guarded route dials them.
+    /// Sets hosts and ports of the node's controllers, which no guarded route dials.
     pub fn controlled_by(&self, controllers: Vec<(String, u16)>) {
         self.shared.guard.controlled_by(controllers);
     }
@@ -220,7 +220,7 @@ impl Node {
         result
     }
 
-    /// Opens the access log again: its file may have been rotated.
+    /// Reopens the access log: its file may have been rotated.
     pub fn reopen_log(&self) {
         self.log.reopen(self.generation().snapshot.access_log.clone());
     }
@@ -252,7 +252,7 @@ impl Node {
     /// Binds what is new, tells the workers, forgets what is old.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
-        // Before anything listens anew, and exactly once it does.
+        // Set before new listeners bind, and again with their exact addresses.
         self.shared.guard.listen(&generation.snapshot, self.addresses());
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;

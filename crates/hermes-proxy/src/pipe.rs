@@ -163,8 +163,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Sends a response's body to a client, until it is whole or the session is ended.
 pub(crate) async fn pass(body: ResponseBody, stream: Sender) {
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
-    // Where the session was ended before, this is the answer that says so; it is not waited for as long, and where it was
-    // ended for what it holds, not at all.
+    // If the session was ended already, this is the response that says so. It gets less time, and none if the session
+    // was ended for the memory that it holds.
     let mut last_words = entry.end.get().map(|error| {
         let patience = if matches!(error, Error::Limit(_)) { Duration::ZERO } else { LAST_WORDS };
         (error, Box::pin(tokio::time::sleep(patience)))

@@ -111,7 +111,7 @@ impl Drop for LogWriter {
 /// A file that lines are appended to.
 struct Lines {
     file: File,
-    /// The last line broke off: the next one begins with the end of that.
+    /// The last line was written in part: the next write ends it first.
     is_torn: bool,
 }
 
@@ -120,7 +120,8 @@ impl Lines {
         Self { file, is_torn: false }
     }
 
-    /// Writes whole lines as far as the system takes them. Out: how many are not whole there, and why.
+    /// Writes whole lines as far as the system accepts them. The error has the number of lines that were not written
+    /// whole, and the cause.
     fn write(&mut self, lines: &[u8]) -> Result<(), (usize, std::io::Error)> {
         let count = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
         if self.is_torn {
@@ -133,7 +134,7 @@ impl Lines {
         })
     }
 
-    /// Out: how many bytes were written before it failed.
+    /// The error has the number of bytes that were written before the failure.
     fn write_some(&mut self, bytes: &[u8]) -> Result<(), (usize, std::io::Error)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -153,7 +154,7 @@ type Target = Option<Lines>;
 fn open(log: &AccessLog) -> std::io::Result<Target> {
     Ok(match log {
         AccessLog::Off => None,
-        // Not through the standard library's buffer, which tells nothing of what was written before an error.
+        // Not through the standard library's buffer, which does not tell how much was written before an error.
         AccessLog::Stdout => Some(Lines::new(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))),
         AccessLog::Stderr => Some(Lines::new(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))),
         AccessLog::File(path) => {

@@ -148,7 +148,7 @@ pub(crate) fn from_head<'a>(
         Err(error) => {
             let kind = if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http };
             if matches!(error, Error::TooManyLines(_)) {
-                // They are not kept until its client has read why.
+                // The fields are freed before the client has read the refusal.
                 parts.headers = HeaderMap::new();
             }
             return Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }));
@@ -168,8 +168,8 @@ pub(crate) fn from_head<'a>(
             None => drop(parts.headers.remove(headers::NETWORK)),
         }
     }
-    // An upgrade has the method that it was asked with over h1; so it is decided, and sent on over h1. Where it came by
-    // extended CONNECT, only a node says another one than GET.
+    // An upgrade keeps its HTTP/1.1 method, for the decision and over HTTP/1.1 hops. Over extended CONNECT only a node
+    // may name a method other than GET.
     let told_method = parts.headers.remove(headers::METHOD).filter(|_| origin.trust.is_believed());
     let method = match (&target.ask, target.kind) {
         (Ask::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {

@@ -132,7 +132,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     }
 }
 
-/// Whether requests are for origins that clients find elsewhere, and not here: those of a forward proxy.
+/// True if the origins of requests are elsewhere: the action is a forward proxy.
 fn leads_to_others(action: &Action) -> bool {
     match action {
         Action::Terminate(terminate) => terminate.speaks_tls(),
@@ -141,7 +141,7 @@ fn leads_to_others(action: &Action) -> bool {
     }
 }
 
-/// What an answer says of HTTP/3 at the same port. For origins that the client finds here, by TLS.
+/// The `Alt-Svc` value for HTTP/3 at the same port, for origins that the client reaches here over TLS.
 fn alternative(request: &Request<'_>) -> Option<HeaderValue> {
     let is_ours = request.ask == Ask::Response && request.scheme == Scheme::HTTPS;
     request.connection.as_ref().filter(|_| is_ours)?.alternative.get().cloned()
@@ -280,7 +280,7 @@ async fn to_upstream(
     tunnel_on(generation, session, route, request, opened)
 }
 
-/// What the next proxy, or an origin, has answered to whoever asked it for a tunnel.
+/// Turns what the next proxy or an origin answered to a tunnel request into the session's outcome.
 fn tunnel_on(
     generation: &Generation,
     session: &Session,
@@ -347,7 +347,7 @@ pub(crate) fn forward<'a>(
     request: &'a Request<'_>,
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
-    // An upgrade may have a body before it; of a tunnel by POST it is the tunnel.
+    // An upgrade may have a body before the tunnel; for a tunnel by POST the body is the tunnel.
     let has_body = match request.ask {
         Ask::Response => true,
         Ask::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,

@@ -1,10 +1,10 @@
 //! Shares of bounded tables: one mechanism for connections, tunnels, flows and questions.
 //!
 //! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more.
-//! A full table displaces entries of the owner that has most, those that are idle for longest first
-//! (`shares/ledger.rs` decides, for all workers; each worker displaces its own). Where that leaves no room, idle
-//! entries of this worker go: those of the same owner, or of anybody for an owner that has none.
-//! One short lock when an entry begins and when it ends; never a lock for what passes through it.
+//! A full table displaces entries of the owner that has most, the longest idle first (`shares/ledger.rs` decides, for
+//! all workers; each worker displaces its own). If that frees nothing, idle entries of this worker are displaced: those
+//! of the same owner, or anybody's for an owner that has none. One short lock when an entry begins and when it ends;
+//! never a lock for the bytes that pass through it.
 
 mod ledger;
 
@@ -18,13 +18,13 @@ use slab::Slab;
 pub(crate) use self::ledger::{Ledger, Owner, Verdict};
 use crate::worker::Worker;
 
-/// What holds an entry, and can be told to give it up.
+/// The holder of an entry, which can be displaced.
 pub(crate) trait Holder {
-    /// Nobody works on it: it may go for a newcomer of the same owner.
+    /// True if no request or byte is in flight: a newcomer of the same owner may displace it.
     fn is_idle(&self, now: u64) -> bool;
-    /// When it was in use last, in milliseconds of the node's clock.
+    /// The time of its last use, in milliseconds of the node's clock.
     fn used_at(&self) -> u64;
-    /// It ends already.
+    /// True if it is ending already.
     fn is_ending(&self) -> bool;
     /// Ends it now.
     fn displace(&self);
@@ -34,7 +34,7 @@ pub(crate) trait Holder {
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     ledger: Mutex<Ledger>,
-    /// Somebody owes entries that nobody has chosen yet.
+    /// True if some owner owes entries that no worker has chosen yet.
     has_debtors: AtomicBool,
 }
 
@@ -47,10 +47,10 @@ impl Shares {
 /// The bound of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
-    /// Its name, as of a limit.
+    /// The name of the limit.
     pub(crate) name: &'static str,
     pub(crate) limit: usize,
-    /// Of these, entries for peers.
+    /// The entries of the limit that are reserved for peers.
     pub(crate) reserve: usize,
 }
 
@@ -59,17 +59,17 @@ pub(crate) struct Bound {
 pub(crate) struct Entries {
     all: RefCell<Slab<Entry>>,
     begun: Cell<u64>,
-    /// Tables in which nothing of an owner's, or of anybody's, was idle since the last tick: a flood has them looked
-    /// through once.
+    /// Tables in which an owner, or (`None`) anybody, had no idle entry since the last tick, so that a flood searches
+    /// them once.
     unyielding: RefCell<Vec<(Arc<Shares>, Option<Owner>)>>,
 }
 
 struct Entry {
-    /// In the order of their beginnings.
+    /// A number in the order in which entries began.
     number: u64,
     shares: Arc<Shares>,
     owner: Owner,
-    /// It was displaced, and ends.
+    /// True if the entry was displaced and is ending.
     is_owed: bool,
     holder: Option<Weak<dyn Holder>>,
 }
@@ -82,19 +82,19 @@ struct Candidate {
     is_busy: bool,
 }
 
-/// One of so many idle entries is displaced at a time: to choose one costs a look at all of them.
+/// Idle entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
 const BATCH: usize = 128;
-/// Owners that are remembered to have nothing idle. With more of them in a tick nobody is looked for.
+/// The maximum of `unyielding`. Beyond it, nothing is searched until the next tick.
 const MAX_UNYIELDING: usize = 16;
 
-/// An entry. Its drop gives it back.
+/// An entry of a table. Dropping it returns the entry.
 pub(crate) struct Share {
     worker: Rc<Worker>,
     key: usize,
 }
 
 impl Share {
-    /// One more entry for this owner. `None`, and counted: there is no room for it.
+    /// Takes an entry for this owner. `None`, and counted, if the table has no room.
     pub(crate) fn take(worker: &Rc<Worker>, shares: &Arc<Shares>, owner: Owner, bound: Bound) -> Option<Self> {
         worker.entries.make_room(worker, shares, &owner, bound).then(|| {
             let number = worker.entries.begun.get();
@@ -104,7 +104,7 @@ impl Share {
         })
     }
 
-    /// Its holder, which may be displaced from now on.
+    /// Sets the holder, which may be displaced from now on.
     pub(crate) fn is_held_by<H: Holder + 'static>(&self, holder: &Rc<H>) {
         if let Some(entry) = self.worker.entries.all.borrow_mut().get_mut(self.key) {
             let holder: Weak<H> = Rc::downgrade(holder);
@@ -128,7 +128,7 @@ impl Drop for Share {
 }
 
 impl Entries {
-    /// An entry turns out to be somebody else's. False, and counted: there is no room for one of theirs.
+    /// Passes an entry to its real owner. False, and counted, if the table has no room for that owner.
     pub(crate) fn pass_to(&self, worker: &Worker, key: usize, owner: Owner, bound: Bound) -> bool {
         let known = |entry: &Entry| (entry.shares.clone(), entry.owner.clone());
         let Some((shares, former)) = self.all.borrow().get(key).filter(|entry| !entry.is_owed).map(known) else {
@@ -141,7 +141,7 @@ impl Entries {
         // Without its holder it is nobody's to displace: it is neither the former owner's any more nor the new one's yet.
         let holder = self.all.borrow_mut().get_mut(key).and_then(|entry| entry.holder.take());
         if !self.make_room(worker, &shares, &owner, bound) {
-            // Its drop gives back nothing.
+            // Its drop must return nothing.
             self.all.borrow_mut().remove(key);
             return false;
         }
@@ -171,7 +171,7 @@ impl Entries {
         verdict != Verdict::Full
     }
 
-    /// Displaces what owners of a table owe, as far as it is this worker's.
+    /// Displaces this worker's part of the entries that owners of a table owe.
     fn pay(&self, worker: &Worker, shares: &Arc<Shares>) {
         if !shares.has_debtors.load(Ordering::Acquire) {
             return;
@@ -202,7 +202,7 @@ impl Entries {
         worker.generation().listener_shares().for_each(|shares| self.pay(worker, shares));
     }
 
-    /// Displaces idle entries for a newcomer. False where there are none.
+    /// Displaces idle entries for a newcomer. False if there are none.
     fn displace_idle(&self, worker: &Worker, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
         let has_none = shares.ledger().entries(newcomer) == 0;
         let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
@@ -225,7 +225,7 @@ impl Entries {
         true
     }
 
-    /// Entries of a table whose owners fit, and that do not end yet.
+    /// Entries of a table whose owners fit, without those that are ending.
     fn candidates(&self, worker: &Worker, shares: &Arc<Shares>, fits: impl Fn(&Owner) -> bool) -> Vec<Candidate> {
         let now = worker.now();
         let all = self.all.borrow();
@@ -239,8 +239,7 @@ impl Entries {
         candidates.collect()
     }
 
-    /// Displaces so many of these, the idle ones first, and of those the ones that are idle for longest. Out: their
-    /// owners.
+    /// Displaces `count` of these, the idle ones first, the longest idle before others. Returns their owners.
     fn displace(&self, mut candidates: Vec<Candidate>, count: usize) -> Vec<Owner> {
         let key = |candidate: &Candidate| (candidate.is_busy, candidate.holder.used_at(), candidate.number);
         if count > 0 && count < candidates.len() {

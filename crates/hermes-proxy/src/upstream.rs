@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     pub(crate) label: Arc<str>,
     /// Its part of the label, for metrics.
     pub(crate) name: Arc<str>,
-    /// Whom requests to itself are for: its address, or the name by which the document has TLS verify it, with its port.
+    /// The authority of requests to the endpoint itself: its address, or the name that TLS verifies, with its port.
     pub(crate) authority: Arc<str>,
     pub(crate) in_flight: AtomicUsize,
     /// What active checks say; true without any.

@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Adopt(Box<Arrived>),
     /// Ask a node whose connection this worker has.
     Ask(Box<Question>),
-    /// Displace what this worker's clients owe to those of others.
+    /// Displace entries that clients of this worker owe to those of others.
     Displace,
     /// List sessions, at most so many.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },

@@ -45,9 +45,9 @@ pub enum Data {
     Address(IpAddr),
     /// Another name.
     Alias(String),
-    /// Nothing, and questions for addresses of IPv6, or of IPv4, are not even answered.
+    /// No address, and no answer at all to AAAA, or to A, questions.
     Silence {
-        /// Those for IPv6.
+        /// AAAA questions get no answer; otherwise A questions.
         v6: bool,
     },
 }
@@ -228,7 +228,7 @@ impl Record {
                 put_name(&mut data, name);
                 (CNAME, data)
             }
-            // It fits no question.
+            // It matches no question.
             Data::Silence { .. } => return,
         };
         out.extend_from_slice(&kind.to_be_bytes());

@@ -1,4 +1,4 @@
-//! A real sshd with keys of its own, and the configuration of a client that knows it.
+//! A real sshd with its own keys, and the configuration of a client that trusts it.
 //!
 //! In: a folder and an address. Out: a running server, and `ssh.conf` and `known` in the folder. Needs openssh-server.
 
@@ -10,17 +10,17 @@ use crate::{
     process::{Program, Running},
 };
 
-/// The server; it ends when this is dropped.
+/// The server. Dropping it ends the process.
 #[derive(Debug)]
 pub struct Sshd(#[allow(dead_code, reason = "its drop ends the process")] Running);
 
 impl Sshd {
-    /// Whether this machine has one.
+    /// True if this machine has an sshd.
     pub fn is_installed() -> bool {
         Path::new("/usr/sbin/sshd").exists()
     }
 
-    /// Starts it. Whoever uses `ssh -F FOLDER/ssh.conf` may log in as root, and knows the host under any name.
+    /// Starts the server. `ssh -F FOLDER/ssh.conf` logs in as root, and accepts the host under any name.
     ///
     /// # Errors
     /// A file cannot be written, or a program cannot be started.
@@ -46,7 +46,7 @@ impl Sshd {
         let client =
             format!("Host *\n  IdentityFile {at}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {at}/known\n");
         write("ssh.conf", &client)?;
-        // It wants this directory, whatever it is told.
+        // sshd requires this directory, whatever its configuration.
         fs::create_dir_all("/run/sshd").map_err(Error::io("/run/sshd".to_owned()))?;
         let program = Program::new("sshd", "/usr/sbin/sshd", folder).within(within);
         program.args(["-D", "-e", "-f"]).args([folder.join("sshd.conf")]).start().map(Self)

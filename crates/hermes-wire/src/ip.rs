@@ -55,10 +55,10 @@ pub struct Header {
     pub is_later_fragment: bool,
     /// Routers may cut it (IPv4 without DF).
     pub may_be_cut: bool,
-    /// It chooses its own path: a source-route option of IPv4, or a routing header of IPv6. Its destination tells nothing
-    /// of where it goes.
+    /// The packet has a source-route option (IPv4) or a routing header (IPv6), so that its destination does not tell
+    /// where it goes.
     pub is_source_routed: bool,
-    /// Hops that it may still take.
+    /// The TTL or hop limit.
     pub hops: u8,
 }
 
@@ -172,13 +172,13 @@ fn has_source_route(mut options: &[u8]) -> bool {
     false
 }
 
-/// What extension headers lead to.
+/// The transport header after the extension headers.
 struct Transport {
     protocol: u8,
     at: usize,
-    /// It is not there.
+    /// The packet is a later fragment, without a transport header.
     is_later_fragment: bool,
-    /// There is a routing header.
+    /// The packet has a routing header.
     is_source_routed: bool,
 }
 

@@ -63,7 +63,7 @@ pub enum ProxyProtocolError {
          have the sender add one or take it off this listener"
     )]
     NotProxyProtocol,
-    /// A line of version 1 that is none.
+    /// A malformed line of version 1.
     #[error(
         "malformed PROXY protocol line (version 1); expected PROXY TCP4|TCP6 SOURCE DESTINATION PORT PORT, or UNKNOWN"
     )]
@@ -128,7 +128,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
 fn check_signature(bytes: &[u8]) -> Result<Option<usize>, ProxyProtocolError> {
     let here = bytes.len().min(SIGNATURE.len());
     if bytes[..here] == SIGNATURE[..here] {
-        // Whichever version it is: so many bytes it has.
+        // Either version has at least this many bytes.
         let least = if here == 0 { MIN_V1 } else { FIXED };
         return Ok((bytes.len() < FIXED).then_some(least));
     }
@@ -139,7 +139,7 @@ fn check_signature(bytes: &[u8]) -> Result<Option<usize>, ProxyProtocolError> {
     Err(ProxyProtocolError::NotProxyProtocol)
 }
 
-/// Version 1: a line of text. No byte behind its end is asked for.
+/// Parses a line of version 1. Asks for no byte after its end.
 fn parse_line(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     let Some(end) = bytes.iter().take(MAX_V1).position(|byte| *byte == b'\n') else {
         if bytes.len() >= MAX_V1 {
@@ -153,7 +153,7 @@ fn parse_line(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     Ok(Parsed::Done { len: end + 1, source })
 }
 
-/// Source and destination of a line, or that it has none; `None` where it is malformed.
+/// Source and destination of a line; the inner `None` is UNKNOWN, the outer a malformed line.
 fn read_line(line: &str) -> Option<Option<(SocketAddr, SocketAddr)>> {
     let mut words = line.split(' ').skip(1);
     let is_family = match words.next()? {

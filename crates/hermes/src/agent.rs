@@ -274,7 +274,7 @@ struct Standing {
     /// What was told of sessions, and when.
     counted: (u64, Instant),
     health: Health,
-    /// What a controller that lost it would have to know.
+    /// What this node reports to a controller whose store has lost it.
     history: History,
 }
 
@@ -323,7 +323,7 @@ impl Standing {
         }
     }
 
-    /// The first one of a connection.
+    /// The first report of a connection.
     fn first_report(&mut self) -> Report {
         let mut report = self.report();
         self.history.tell(&mut report);
@@ -559,7 +559,7 @@ async fn obey(
     instruct: &mpsc::Sender<Instruction>,
     standing: &mut Standing,
 ) -> anyhow::Result<()> {
-    // First: the document is run with it.
+    // Before the document is applied: it runs with the revocations.
     if standing.history.learn(&order)
         && let Err(error) = home.keep(&home.path(history::FILE), &standing.history.to_bytes())
     {

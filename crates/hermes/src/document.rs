@@ -14,7 +14,7 @@ use hermes_model::trust::own_overlay;
 use hermes_model::{Checked, Located, Problem, Snapshot, unproven};
 use hermes_net::tls::CertifiedKey;
 
-/// How long a named pipe that nobody writes to is waited for.
+/// The maximum wait for the writer of a named pipe.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest document that is read: about a million routes.
 pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
@@ -40,10 +40,10 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Result<Checked, Vec<Located>>>
     Ok(check(path, &text(path)?))
 }
 
-/// The name of standard input, where files are named.
+/// The name of standard input in place of a file.
 pub(crate) const STDIN: &str = "-";
 
-/// Files of documents as they were named; in place of a directory the documents in it, by name.
+/// Expands the named paths: a directory becomes its documents, by name.
 ///
 /// # Errors
 /// A directory cannot be read, or has no document.

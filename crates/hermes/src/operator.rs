@@ -138,7 +138,7 @@ pub(crate) struct Access {
     controller: Option<Place>,
 }
 
-/// Who asks a controller, for commands with another `--controller`.
+/// The operator's file, for commands with a `--controller` of their own.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct OperatorFile {
     /// The operator's file: `operator.json` in the controller's directory.
@@ -147,7 +147,7 @@ pub(crate) struct OperatorFile {
 }
 
 impl OperatorFile {
-    /// With this controller; else with that of the environment, or of the file.
+    /// Access to this controller, else to that of the environment, or of the file.
     ///
     /// # Errors
     /// The environment names no controller.
@@ -268,7 +268,7 @@ impl Access {
     }
 }
 
-/// The controller does not know whether what was asked for was done.
+/// The controller does not know whether it made the change.
 #[derive(Debug)]
 pub(crate) struct OutcomeUnknown(String);
 
@@ -305,7 +305,7 @@ impl Answer {
         self.or_refused_at(|_| String::new())
     }
 
-    /// The same, where each problem begins with its place in what was sent.
+    /// As [`or_refused`](Self::or_refused), with each problem's position in the request.
     ///
     /// # Errors
     /// The controller refuses.

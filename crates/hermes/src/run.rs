@@ -33,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Descriptors that a node asks for, up to the hard limit.
 const DESCRIPTORS: u64 = 1 << 20;
 const ADMIN_LABEL: &str = "admin";
-/// The admin endpoint of a node under a controller, in its directory: whether or not its document has an `admin`.
+/// The admin socket in the directory of a node under a controller, whether or not its document has an `admin`.
 pub(crate) const ADMIN_SOCKET: &str = "admin.sock";
 
 /// Why a node's process ends.
@@ -179,7 +179,7 @@ async fn run(
         tokio::select! {
             name = signals.next() => match name {
                 "SIGHUP" => {
-                    // Also where the document cannot be applied.
+                    // Also if the document cannot be applied.
                     node.reopen_log();
                     retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await);
                 }
@@ -431,8 +431,7 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
     }
 }
 
-/// Retries a reload that failed because the process had no descriptors, or the machine no memory: nothing else would
-/// call for it again.
+/// Retries a reload that failed because descriptors or memory were exhausted: no other event would trigger it again.
 struct ReloadRetry {
     is_wanted: bool,
     pace: Pace,
@@ -443,7 +442,7 @@ impl ReloadRetry {
         Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
     }
 
-    /// Waits until there is something to retry.
+    /// Waits until a retry is due.
     async fn due(&self) {
         if !self.is_wanted {
             std::future::pending().await
@@ -544,7 +543,7 @@ async fn finish(
     };
     admin.leave();
     if !handed {
-        // A service manager would count the time for a stop: who was taken over from has longer for its sessions.
+        // Not after a takeover: the service manager's stop timeout would cut the sessions short.
         crate::notify::stopping();
     }
     if handed {
@@ -596,7 +595,7 @@ struct Admin {
     /// It is ready no more, whatever a document says.
     is_leaving: bool,
     task: JoinSet<()>,
-    /// The same at a Unix socket.
+    /// The endpoint at a Unix socket.
     local: JoinSet<()>,
     /// Another process answers now, wherever a document says.
     stopped: bool,
@@ -648,7 +647,7 @@ impl Admin {
         Self { address: None, socket: None, ready, is_leaving: false, task, local: JoinSet::new(), stopped: false }
     }
 
-    /// Answers at a Unix socket, in the place of whoever did before.
+    /// Serves the endpoint at a Unix socket, and replaces a previous one.
     fn listen_locally(&mut self, path: &Path, node: &Node) {
         let _ = std::fs::remove_file(path);
         match tokio::net::UnixListener::bind(path) {

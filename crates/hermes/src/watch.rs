@@ -3,8 +3,8 @@
 //! In: paths. Out: an event once a change has settled. Directories are watched, not files: editors
 //! and secret mounts replace files instead of writing them, and where a path leads through symbolic
 //! links each of them can be turned. What counts is the content: an event without a difference is
-//! none. A directory that is replaced is watched anew, and a slow poll finds what no event tells, as of a
-//! directory further up. Never: a half of what somebody is still writing, as far as the system tells us.
+//! none. A directory that is replaced is watched anew, and a slow poll finds changes without an event, such as those of
+//! a parent directory. Never: a partly written file, as far as the system reports writers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
@@ -27,9 +27,9 @@ const SETTLE: Duration = Duration::from_millis(4);
 const UNCLOSED: Duration = Duration::from_millis(50);
 /// But a file that is written all the time is looked at now and then.
 const AT_LATEST: Duration = Duration::from_millis(500);
-/// Between two polls, which look at the attributes of files and directories alone.
+/// The interval between two polls, which look only at attributes of files and directories.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// The same while a directory is missing: nobody tells when it is back.
+/// The interval while a directory is missing, since no event reports its return.
 const MISSING_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Symbolic links in one path; the kernel follows as many.
 const MAX_LINKS: usize = 40;
@@ -38,12 +38,12 @@ const MAX_LINKS: usize = 40;
 pub(crate) struct Watch {
     watcher: RecommendedWatcher,
     events: Arc<Events>,
-    /// Those that are watched, and which of them each was then.
+    /// The watched directories, with their identity at that time.
     directories: HashMap<PathBuf, Stamp>,
-    /// Those that cannot be watched at the moment; `None`: they are missing.
+    /// The directories that cannot be watched at the moment; `None`: missing.
     unwatched: HashMap<PathBuf, Option<Stamp>>,
     seen: HashMap<PathBuf, Option<Vec<u8>>>,
-    /// Of the files in `seen`, as of the last look.
+    /// The stamps of the files in `seen` at the last poll.
     stamps: HashMap<PathBuf, Option<Stamp>>,
     next_poll: Instant,
     document: PathBuf,
@@ -51,8 +51,8 @@ pub(crate) struct Watch {
     due: Option<Due>,
 }
 
-/// Tells a file or directory from another one in its place, and a file from what it was before. Of a directory its
-/// identity alone.
+/// Distinguishes a file or directory from its replacement, and a file from its earlier content. For a directory only
+/// its identity counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -61,7 +61,7 @@ struct Stamp {
 }
 
 impl Stamp {
-    /// `None`: it is not there.
+    /// `None`: not found.
     fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         let changed = (!metadata.is_dir()).then(|| (metadata.ctime(), metadata.ctime_nsec(), metadata.size()));
@@ -86,7 +86,7 @@ struct Events {
 struct Told {
     /// Directory entries whose change matters.
     entries: HashSet<PathBuf>,
-    /// The directories that these are in.
+    /// The directories of these files.
     directories: HashSet<PathBuf>,
     /// Of those, files that were written to and not closed yet.
     writing: HashSet<PathBuf>,
@@ -194,7 +194,7 @@ impl Watch {
             if self.directories.contains_key(&directory) {
                 continue;
             }
-            // Before it is watched: where another one takes its place meanwhile, that is noticed.
+            // Taken before the watch begins, so that a replacement in between is noticed.
             let stamp = Stamp::of(&directory);
             match (stamp, self.watcher.watch(&directory, RecursiveMode::NonRecursive)) {
                 (Some(stamp), Ok(())) => {
@@ -213,7 +213,7 @@ impl Watch {
         }
     }
 
-    /// Whether a file or directory is another one than at the last look, whatever events told.
+    /// True if a file or directory has changed since the last poll, whether or not events reported it.
     fn poll(&mut self) -> bool {
         self.next_poll = Instant::now() + self.poll_interval();
         self.directories.iter().any(|(directory, stamp)| Stamp::of(directory) != Some(*stamp))

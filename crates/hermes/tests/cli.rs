@@ -106,7 +106,7 @@ fn check_names_place_and_remedy_of_every_mistake() {
     }
 }
 
-/// A line of `check`, of which `FILE:LINE:COLUMN` has become `FILE`.
+/// A line of `check`, with `FILE` in place of `FILE:LINE:COLUMN`.
 fn without_position(line: &str, file: &Path) -> String {
     let rest = line.strip_prefix(text(file)).unwrap();
     let is_number = |text: &str| text.parse::<u64>().is_ok();
@@ -145,7 +145,7 @@ fn check_says_file_line_and_column() {
     assert!(printed.contains(":9:1: error: document 3: name: "), "{printed}");
 }
 
-/// However they are written; and from standard input.
+/// Overlay documents in any YAML style, and from standard input.
 #[test]
 fn check_tells_overlay_documents_from_node_documents() {
     let check = |document: &str| {
@@ -179,7 +179,7 @@ fn check_tells_overlay_documents_from_node_documents() {
     ] {
         assert!(check(document).contains("-: ok, node n: "), "{document}\n{}", check(document));
     }
-    // Anything else is wrong as a node document.
+    // Anything else is checked as a node document.
     assert!(check("name: n\n").contains("node: every document names its node"));
 }
 
@@ -207,7 +207,7 @@ fn check_passes_good_documents_with_their_warnings() {
     }
 }
 
-/// What a shell, or a mistake, puts in a document's place.
+/// Pipes, devices and directories in place of a document.
 #[test]
 fn check_reads_pipes_and_waits_neither_for_a_writer_nor_for_the_end_of_a_device() {
     let room = tempfile::tempdir().unwrap();
@@ -217,7 +217,7 @@ fn check_reads_pipes_and_waits_neither_for_a_writer_nor_for_the_end_of_a_device(
         let output = Command::new("bash").args(["-c", &shell, "bash", env!("CARGO_BIN_EXE_hermes")]).output().unwrap();
         (output.status.code(), stdout(&output) + &stderr(&output))
     };
-    // No more than it has on its own: 200 MB of address space beside what is mapped.
+    // The limit: 200 MB of address space more than the process maps by itself.
     for device in ["/dev/zero", "/dev/urandom"] {
         let (code, said) = check(format!("ulimit -v 700000; \"$1\" check {device}"));
         assert!(code == Some(1) && said.contains("neither a regular file nor a pipe"), "{said}");
@@ -366,7 +366,7 @@ fn check_refuses_what_has_expired() {
     let (code, printed) = check();
     let told = format!(":3:3: error: identity.cert: certificate {} expired on ", files.cert.display());
     assert!(code == Some(1) && printed.contains(&told), "{printed}");
-    // A CA that has expired verifies nobody.
+    // An expired CA verifies no peer.
     let expired = fs::read(&files.cert).unwrap();
     write(ca::Subject::node("n"));
     fs::write(room.path().join("ca.pem"), expired).unwrap();

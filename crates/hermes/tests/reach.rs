@@ -354,7 +354,7 @@ fn a_dead_address_family_costs_no_session() {
     });
 }
 
-/// RFC 8305, section 3: who has addresses of one family goes on without the other one's answer.
+/// With the addresses of one family, a dial does not wait for the other's answer (RFC 8305, section 3).
 #[test]
 fn a_family_that_is_never_answered_costs_no_session() {
     in_own_network("a_family_that_is_never_answered", |lab| async move {
@@ -362,7 +362,7 @@ fn a_family_that_is_never_answered_costs_no_session() {
         let dns = Dns::serve("127.0.0.1:53".parse().unwrap(), move |name| match name {
             "v4.test" => Some(vec![Record::address(60, THERE), silence(true)]),
             "v6.test" => Some(vec![Record::address(60, std::net::Ipv6Addr::LOCALHOST), silence(false)]),
-            // One that nothing leads to from here, and no word of the other family: an error in time.
+            // An address without a route, and no answer for the other family: an error in time.
             "nowhere.test" => Some(vec![Record::address(60, [0x2a00, 1, 0, 0, 0, 0, 0, 1u16]), silence(false)]),
             _ => None,
         });

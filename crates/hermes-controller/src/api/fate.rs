@@ -29,7 +29,7 @@ pub(super) enum Fate {
     Waiting,
     /// It is not there; it gets what is newest when it comes back.
     Away,
-    /// It has not enrolled.
+    /// The node has not enrolled.
     Unenrolled,
     /// It gets what another change made of it, which came before it had this one.
     Superseded { by: Revision },

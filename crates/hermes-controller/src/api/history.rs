@@ -1,6 +1,6 @@
-//! What a store has lost: whether nodes get nothing for that, and an operator's word that it is right all the same.
+//! A store that has lost changes: whether nodes get nothing meanwhile, and an operator's confirmation.
 //!
-//! In: requests of operators of the whole overlay. Out: how it stands, and which nodes were not there yet.
+//! In: requests of operators of the whole overlay. Out: the state, and which nodes have not connected yet.
 //! Never: an answer to a provider.
 
 use axum::extract::{Extension, State};
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::{Arc, Desk, Event, Known, Peer, Problem};
 use crate::document::Name;
 
-/// What a provider is told.
+/// The refusal of a provider's request.
 const WHOSE: &str = "what the store has is the operator's";
-/// So many nodes are named.
+/// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
 
 fn told(desk: &Desk, known: &Known) -> Value {
@@ -35,7 +35,7 @@ pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Ar
     Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
 }
 
-/// What the store has is what is to be.
+/// Confirms what the store has: nodes get it from now on.
 pub(super) async fn confirm(
     State(desk): State<Desk>,
     Extension(peer): Extension<Arc<Peer>>,

@@ -49,7 +49,7 @@ pub(super) async fn cancel(
     let waved = desk.controller.known().state.rollout.clone();
     let is_own = waved.as_ref().is_some_and(|waved| owner_of(&waved.by) == asker.provider);
     let (asker, of) = match waved {
-        // A provider ends what is its own.
+        // A provider may cancel its own rollout.
         Some(waved) if is_own && asker.provider.is_some() => (asker, waved.of),
         _ => going(&desk, &peer)?,
     };
@@ -69,7 +69,7 @@ fn end(desk: &Desk, asker: &Asker, peer: &Peer, what: &str, of: u64) -> Result<R
     desk.audit.tell(Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() });
     let answer = match asker.provider {
         None => told(&desk.controller.known()),
-        // Nodes are the operator's.
+        // Node documents belong to the operator.
         Some(_) => {
             json!({ "of": null, "failed": { "revision": of, "reason": format!("{} has canceled it", asker.by) } })
         }

@@ -65,7 +65,8 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
             let is_for_everyone = |(_, stop): (&Key, &Stop)| stop.users.is_none();
             let mut stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
             if !users.is_empty() && stops.any(is_for_everyone) {
-                // Whoever else is there comes by with a user, too, and only from a node without any the claim is just removed.
+                // Other users of that node come with a user claim, too. Only from a node without users is the claim
+                // just removed.
                 users.extend(plan.catalog.users_on(sender).map(|key| super::on_the_wire(&key.provider, &key.name)));
             }
             (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
@@ -115,8 +116,8 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
     }
 }
 
-/// What a device takes: the networks that its user may use, but those that live beside it, as far as the device has an
-/// address of their version of IP; and the addresses that stand for names.
+/// The prefixes that a device captures: the networks that its user may use, without those of its own node, as far as
+/// the device has an address of their IP version; and the addresses that stand for names.
 fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |stop: &Stop, key: &Key| {
@@ -156,8 +157,8 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
     routes.into_iter().map(|(.., route)| route).collect()
 }
 
-/// Of services that a session may be of, apart from whose it is, that for fewer users comes first. Others stay in their order,
-/// so that no node has another document for what concerns services that it does not know.
+/// Puts the service for fewer users first among services that could take the same session. Others keep their order, so
+/// that a change of services that a node does not know does not change its document.
 fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
     let audience = |key: &Key| plan.ways.get(key).map_or(usize::MAX, |way| way.audience);
     for at in 1..routes.len() {
@@ -181,8 +182,8 @@ fn stops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &
     services.filter_map(move |key| Some((key, plan.ways.get(key)?.stops.get(name)?)))
 }
 
-/// What sorts a service behind more special ones: wildcards after names, the wider ones last; then those of any path, then those
-/// of any method.
+/// The order of services, the more specific first: names before wildcards, the wider wildcards last; then services for
+/// any path, then those for any method.
 type Generality = (bool, usize, bool, usize, bool);
 
 fn generality(service: &Service, key: &Key) -> Generality {
@@ -256,7 +257,7 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
             tcp: replica.tcp.clone(),
             udp: replica.udp.clone(),
             reach: replica.reach,
-            // A provider does not run the node.
+            // The operator runs the node, not the provider.
             guard: key.provider.is_some(),
             ..Terminate::default()
         }),

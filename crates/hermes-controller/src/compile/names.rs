@@ -1,4 +1,4 @@
-//! Names that a device answers to its programs: those of the services that its user may use.
+//! Names that a `dns` app answers: those of the services that its user may use.
 //!
 //! In: a plan, a node's `dns` app and its user. Out: the names, and the addresses that stand for them.
 //! Never: a name of a service that the user may not use; the node is not told of it.
@@ -13,8 +13,8 @@ use super::way::Stop;
 use crate::catalog::Offer;
 use crate::document::{App, Key, Name, Node, Speech};
 
-/// Addresses that stand for names where the document does not say which: those that carriers share (RFC 6598), which are
-/// nobody's on the Internet.
+/// The default prefix of addresses that stand for names: the shared address space (RFC 6598), which the Internet does
+/// not route.
 const ADDRESSES: &str = "100.64.0.0/10";
 
 /// The prefixes whose addresses stand for the names of an app.

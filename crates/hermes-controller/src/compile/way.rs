@@ -50,7 +50,7 @@ pub(super) struct Way {
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
     /// The same for what begins now, which goes by no node that drains. `None`: none of them is on any way.
     pub(super) avoiding: Option<Arc<BTreeMap<Name, usize>>>,
-    /// For how many users the service is. The largest number: for everyone.
+    /// The number of users of the service. The largest number means everyone.
     pub(super) audience: usize,
 }
 

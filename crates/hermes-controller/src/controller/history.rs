@@ -1,11 +1,13 @@
-//! A store that has less than was: it was restored from a backup, or nodes prove that they have run a later revision.
+//! Recovery of a store that has lost changes: it was restored from a backup, or nodes prove that they have run a later
+//! revision.
 //!
-//! In: what nodes keep of what controllers told them, each with a proof that a controller of this overlay made. Out: revocations
-//! that come back, and whether nodes are given anything.
-//! Never: a node that is believed without proof: else any of them could have all others revoked, or nothing given to them.
+//! In: revocations and revisions that nodes kept, each with a proof that a controller of this overlay made. Out:
+//! recovered revocations, and whether nodes get anything.
+//! Never: trust in a node without proof; any node could otherwise revoke all others, or have the controller withhold
+//! documents.
 //!
-//! Until an operator confirms what the store has, or each node that has enrolled was there with what it keeps, nodes keep what
-//! they run: a key that was revoked after the backup would be served again.
+//! Nodes keep their documents until an operator confirms what the store has, or each enrolled node has reported what it
+//! keeps: otherwise a key that was revoked after the backup would be served again.
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
@@ -19,13 +21,13 @@ use crate::document::Name;
 use crate::state::Change;
 use crate::store::Revision;
 
-/// What nodes are told meanwhile.
+/// The reason that nodes get meanwhile.
 pub(crate) const HELD: &str = "the store of this controller was restored, or has less than nodes have run: nodes keep what they run \
                                until all of them are back, or `hermes restore --confirm`";
-/// So many revocations are taken of one report.
+/// The maximum number of revocations taken from one report.
 const MAX_RETURNED: usize = 512;
 
-/// What a proof is of.
+/// The text that a proof signs.
 fn of_key(node: &str, key: &str, until: u64) -> String {
     format!("revoked\n{node}\n{key}\n{until}")
 }
@@ -35,9 +37,9 @@ fn of_revision(revision: Revision) -> String {
 }
 
 impl Controller {
-    /// Keys for proofs, of each authority whose key is here; the first one makes them.
+    /// Keys for proofs, one for each CA whose key this controller has; the first makes new proofs.
     fn proof_keys(&self, known: &Known) -> Vec<hmac::Key> {
-        // Overlays may have one authority.
+        // Several overlays may share one CA.
         let name = known.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
         let label = format!("hermes history of {name}");
         let opened = known.state.authorities().filter_map(|authority| self.opened(authority).ok());
@@ -49,7 +51,7 @@ impl Controller {
             .collect()
     }
 
-    /// An order, with what the node is to keep of the overlay's history.
+    /// The order with the revocations and the proof that the node has to keep.
     pub(crate) fn with_history(&self, order: Order) -> Order {
         let known = self.known();
         let Some(key) = self.proof_keys(&known).into_iter().next() else { return order };
@@ -69,7 +71,7 @@ impl Controller {
         Order { revoked, readmitted, proof, ..order }
     }
 
-    /// Takes back what a node keeps and this store has not. What came of it, for the audit log.
+    /// Recovers what a node keeps and this store has lost. Returns the events for the audit log.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -120,7 +122,7 @@ impl Controller {
         Ok(events)
     }
 
-    /// What the store has is what is to be: nodes get it from now on. The revision that has it.
+    /// Confirms what the store has: nodes get it from now on. Returns the revision of the confirmation.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -132,12 +134,12 @@ impl Controller {
 }
 
 impl Known {
-    /// Whether nodes get nothing, since what was revoked lately may be lost.
+    /// True while nodes get nothing, since recent revocations may be lost.
     pub fn is_held(&self) -> bool {
         self.state.is_unconfirmed
     }
 
-    /// Nodes that have enrolled and are not among these: what they keep is not known.
+    /// Enrolled nodes that have not reported: what they keep is unknown.
     pub(crate) fn missing<'a>(&'a self, is_there: impl Fn(&Name) -> bool + 'a) -> impl Iterator<Item = &'a Name> + 'a {
         self.state.members.keys().filter(move |node| !is_there(node))
     }

@@ -364,7 +364,7 @@ async fn what_has_no_bound_is_refused() {
     controller.apply(&put(&theirs(3 << 10))).await.unwrap();
 }
 
-/// A provider who applies time after time keeps nobody else from changing something, where changes go out in waves.
+/// While changes go out in waves, a provider that applies again and again does not keep others from changes.
 #[tokio::test]
 async fn providers_have_turns_where_changes_go_out_in_waves() {
     let directory = tempfile::tempdir().unwrap();
@@ -389,7 +389,7 @@ async fn providers_have_turns_where_changes_go_out_in_waves() {
         assert!(matches!(controller.apply(&service(provider, 1)).await, Err(Refused::Busy(_))));
     }
     finish().await;
-    // Whoever has waited comes first, in their order; nobody else is told to wait without anybody to wait for.
+    // Waiting owners come first, in order; a refusal needs an owner who waits.
     assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
     assert!(matches!(controller.apply(&service("bella", 2)).await, Err(Refused::Turn)));
     controller.apply(&service("carla", 2)).await.unwrap();

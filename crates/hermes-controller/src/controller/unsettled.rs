@@ -1,8 +1,8 @@
 //! Changes whose outcome is unknown: the store did not answer in time, and may have made them all the same.
 //!
-//! In: an entry that may have been appended, and what is read of the store afterwards. Out: for each of them, whether it
-//! was made, once another read shows that.
-//! Never: an entry that is said to be made because its revision exists: it is compared with what stands there.
+//! In: an entry that may have been appended, and what is read from the store afterwards. Out: for each entry, whether
+//! it was made, once a later read shows that.
+//! Never: an entry that counts as made because its revision exists; its bytes are compared with those in the store.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,17 +13,17 @@ use tokio::sync::Notify;
 use crate::push::sha256;
 use crate::store::Revision;
 
-/// More are forgotten, the oldest first: a store that does not answer is asked by many.
+/// The maximum number of unsettled changes; beyond it the oldest are forgotten.
 const MAX_UNSETTLED: usize = 256;
 
-/// What became of a change whose outcome was unknown.
+/// The outcome of a change that was unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
-    /// Who asked for it.
+    /// The subject that asked for the change.
     pub by: String,
-    /// The revision that it was to be.
+    /// The revision that the change was to get.
     pub revision: Revision,
-    /// It was made. `None`: the log was shortened before this controller could read it.
+    /// True if the change was made. `None`: the log was compacted before this controller could read it.
     pub is_made: Option<bool>,
 }
 
@@ -33,7 +33,7 @@ struct Unsettled {
     digest: Bytes,
 }
 
-/// All of them.
+/// All unsettled changes.
 #[derive(Default)]
 pub(super) struct Outcomes {
     state: Mutex<State>,
@@ -52,7 +52,7 @@ impl Outcomes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An entry may or may not have been appended.
+    /// Adds an entry that may or may not have been appended.
     pub(super) fn add(&self, by: &str, revision: Revision, bytes: &Bytes) {
         let mut state = self.lock();
         if state.unsettled.len() >= MAX_UNSETTLED {
@@ -63,12 +63,12 @@ impl Outcomes {
         self.opened.notify_one();
     }
 
-    /// Whether the outcome of a change that was to have this revision is unknown.
+    /// True while the outcome of a change for this revision is unknown.
     pub(super) fn is_open(&self, revision: Revision) -> bool {
         self.lock().unsettled.iter().any(|one| one.revision == revision)
     }
 
-    /// Waits until an outcome is unknown, and then for so long.
+    /// Waits until an outcome is unknown, and then for `pause`.
     pub(super) async fn wanted(&self, pause: Duration) {
         while self.lock().unsettled.is_empty() {
             self.opened.notified().await;
@@ -76,12 +76,12 @@ impl Outcomes {
         tokio::time::sleep(pause).await;
     }
 
-    /// An entry was read.
+    /// Settles the changes for a revision whose entry was read.
     pub(super) fn read(&self, revision: Revision, bytes: &Bytes) {
         self.settle(|one| (one.revision == revision).then(|| Some(one.digest == sha256(bytes))));
     }
 
-    /// Entries up to this revision became a base before they were read.
+    /// Entries up to this revision were compacted into a base before they were read.
     pub(super) fn skip(&self, revision: Revision) {
         self.settle(|one| (one.revision <= revision).then_some(None));
     }
@@ -102,7 +102,7 @@ impl Outcomes {
         self.changed.notify_one();
     }
 
-    /// Outcomes that are known since the last call; waits for one.
+    /// The outcomes since the last call; waits for one.
     pub(super) async fn next(&self) -> Vec<Settled> {
         loop {
             let settled = std::mem::take(&mut self.lock().settled);

@@ -48,8 +48,8 @@ pub struct Node {
     /// How long a drain waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
-    /// Whether it is to get no new sessions, so that it can be taken away. `None` leaves that as it is: whoever applies a file
-    /// again does not undo a drain.
+    /// True if the node gets no new sessions, so that it can be removed. `None` leaves a drain as it is, so that
+    /// applying a file again does not end it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<bool>,
     /// Worker threads.
@@ -70,7 +70,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether it gets no new sessions.
+    /// True if the node gets no new sessions.
     pub fn is_draining(&self) -> bool {
         self.draining.unwrap_or_default()
     }

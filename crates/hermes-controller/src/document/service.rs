@@ -61,8 +61,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// What applications call it: as it is written, or its name. Without a port it is reached at those of its tcp and udp
-    /// targets, too.
+    /// The authorities of the service: `authority`, or its name. An authority without a port also stands for the ports
+    /// of the tcp and udp targets.
     pub fn authorities(&self, name: &Name) -> Vec<AuthorityPattern> {
         let mut all = match self.authority.is_empty() {
             true => AuthorityPattern::parse(name.as_str()).into_iter().collect(),
@@ -85,7 +85,7 @@ impl Service {
         all
     }
 
-    /// Whether a session may be one of either service, as far as that is not said by whose it is.
+    /// True if one session could match both services, if their audiences are left aside.
     pub fn meets(&self, name: &Name, (other, other_name): (&Service, &Name)) -> bool {
         let share = |own: &[String], others: &[String]| {
             (own.is_empty() && others.is_empty()) || own.iter().any(|one| others.contains(one))

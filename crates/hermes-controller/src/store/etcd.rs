@@ -245,7 +245,7 @@ impl Etcd {
         let mut is_open = false;
         loop {
             let answered = self.once::<_, TxnResponse>(message::TXN, request.clone()).await;
-            // Over no connection nothing was sent.
+            // Without a connection, nothing was sent.
             is_open |= answered.as_ref().is_err_and(|error| !matches!(error, ClientError::Unreachable { .. }));
             match answered {
                 Ok(answer) if answer.succeeded => return Ok(next),
@@ -318,8 +318,8 @@ impl Etcd {
     async fn changed_now(&self, after: Revision) -> Result<(), StoreError> {
         const WHAT: &str = "be followed";
         let unable = |error: ClientError| StoreError::Unable(WHAT, error.to_string());
-        // Any entry: where others are so far ahead that the next one is gone, there is a later one. The last one that was read,
-        // too: it goes only where others are ahead, or the log is lost.
+        // Asks for any entry from the last read one on: if other controllers have compacted the next one, a later one
+        // exists. The last read entry disappears only by compaction, or if the log is lost.
         let (from, to) = (self.key(after), after_last(&format!("{}log/", self.prefix)));
         let line = self.line().await.map_err(unable)?;
         let watching =

@@ -191,7 +191,7 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     tell(route.matching != understood, "match", "an Envoy matches kind, authority, path, method and user");
     tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy carries no IP packets");
     let Some(terminate) = &route.terminate else { return };
-    // What a literal target would reach is checked when the document is compiled; an Envoy checks no more than that.
+    // The compiler checks literal targets; an Envoy checks no more than that.
     let Terminate { http, tcp, udp, guard, .. } = terminate.clone();
     let understood = Terminate { http, tcp, udp, guard, ..Terminate::default() };
     let is_named =
@@ -239,7 +239,7 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
     if route.terminate.is_none() {
         return HashMap::new();
     }
-    // What CGI takes for `hermes-` as well: every character that is neither a letter nor a digit becomes `_` there.
+    // CGI cannot tell these from `hermes-`: it turns every character that is neither a letter nor a digit into `_`.
     let overlay = StringMatcher { match_pattern: Some(regex("hermes[^a-z0-9].*")), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
     let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };

@@ -131,8 +131,8 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
     }
 }
 
-/// A device that carries names as flows has addresses that stand for names, and no headers but those of its listener:
-/// HTTP requests to a name get the listener's.
+/// Checks a device that carries names as flows: it needs addresses that stand for names, and may have no headers but
+/// those of its listener, since HTTP requests to a name get only these.
 fn flows(tun: &Tun, at: usize, reserved: &[Reserved], report: &mut Report) {
     let nets = || reserved.iter().flat_map(|one| [one.v4.map(IpNet::from), one.v6.map(IpNet::from)]).flatten();
     let is_names = |network: &IpNet| nets().any(|net| net.contains(network) || network.contains(&net));

@@ -74,7 +74,7 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
     }
 }
 
-/// What pools have of this machine's own addresses: nobody else can have them.
+/// Reports addresses of this machine that lie in pools: no client can get them.
 pub(super) fn own_addresses(listeners: &[(usize, Arc<Listener>)], routes: &[(usize, Arc<Route>)], report: &mut Report) {
     let mut owned: Vec<(IpAddr, String, &str)> = Vec::new();
     for (at, listener) in listeners {

@@ -1,7 +1,7 @@
 //! Positions: the line and column of a path such as `routes[3].match.network`.
 //!
-//! In: the text of a YAML stream, and paths as problems name them. Out: where each stands in the text.
-//! Never: on the way of a document that is good. It reads the text a second time, for people who correct it.
+//! In: the text of a YAML stream, and the paths of problems. Out: the position of each path in the text.
+//! Never: work for a valid document. It parses the text a second time, only to report problems.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 use super::Problem;
 use super::read::stream_options;
 
-/// A place in a text. Both numbers begin with 1.
+/// A position in a text. Both numbers begin with 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Its line.
@@ -33,10 +33,10 @@ impl Position {
     }
 }
 
-/// A problem, and where it stands in the text.
+/// A problem, with its position in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// `None`: the problem concerns the whole document, or says its line itself.
+    /// `None`: the problem concerns the whole document, or its message names the line.
     pub position: Option<Position>,
     /// What is wrong.
     pub problem: Problem,
@@ -85,7 +85,7 @@ impl<'de> Deserialize<'de> for Keys {
 #[derive(Debug, Default)]
 pub struct Positions(Vec<Spanned<Node>>);
 
-/// A value, of which only the structure and the short texts matter.
+/// A YAML value: only its structure and short texts.
 #[derive(Debug)]
 enum Node {
     Nothing,
@@ -117,7 +117,7 @@ impl Positions {
         }
     }
 
-    /// The position of a path in a document: of its last key. Of what is missing, the position of the section that lacks it.
+    /// The position of a path in a document: that of its last key, or of the section that lacks it.
     pub fn find(&self, document: usize, path: &str) -> Option<Position> {
         let document = self.0.get(document)?;
         let (mut position, mut node, mut rest) = (Position::of(document), &document.value, path);
@@ -138,7 +138,7 @@ fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(Option<Position>, &'n 
             Some((Position::of(item), &item.value, rest.strip_prefix('.').unwrap_or(rest)))
         }
         Node::Section(entries) => {
-            // A key may have dots of its own: the longest one that fits is meant.
+            // A key may contain dots: the longest one that fits counts.
             let fits = |key: &str| {
                 let rest = path.strip_prefix(key)?;
                 if rest.is_empty() || rest.starts_with('[') { Some(rest) } else { rest.strip_prefix('.') }
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(at(0, "routes[0].match.headers.x.y"), Some((7, 31)));
         assert_eq!(at(0, "routes[0].match.path"), Some((7, 11)));
         assert_eq!(at(0, "name"), Some((4, 1)));
-        // What is missing has the position of what lacks it.
+        // A missing key has the position of the section that lacks it.
         assert_eq!(at(0, "routes[1].name"), Some((8, 3)));
         assert_eq!(at(0, "routes[7].name"), Some((5, 1)));
         assert_eq!(at(0, ""), Some((3, 1)));

@@ -136,7 +136,7 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// The same bounds, for a stream of documents.
+/// The same limits, for a stream of documents.
 pub(super) fn stream_options() -> serde_saphyr::Options {
     let mut options = options();
     if let Some(budget) = &mut options.budget {

@@ -8,11 +8,11 @@ use serde_json::Value;
 /// What stands instead of a secret.
 pub const LEFT_OUT: &str = "(left out)";
 
-/// Keys whose value is a map from names to values that this node writes: headers, and the query of a rewrite, since keys
-/// of APIs stand there as well.
+/// Keys whose value is a map from names to values that this node writes: headers, and the query of a rewrite, which may
+/// hold API keys as well.
 const SET_VALUES: [&str; 4] = ["headers", "set-headers", "add-headers", "set"];
 
-/// Fields that are set and hold no secret. Whatever a field is called that is not here, its value may be one.
+/// Fields whose values hold no secret. The value of any other field may be one.
 const SAFE: [&str; 38] = [
     "accept",
     "accept-encoding",
@@ -54,7 +54,7 @@ const SAFE: [&str; 38] = [
     "x-real-ip",
 ];
 
-/// What the overlay's own fields begin with: users, networks, services.
+/// The prefix of the overlay's own fields: users, networks, services.
 const OVERLAY: &str = "hermes-";
 
 /// Parts of names of secrets.
@@ -74,7 +74,7 @@ const SECRET: [&str; 13] = [
     "assertion",
 ];
 
-/// Words of names of secrets, which occur in others as well.
+/// Whole words of names of secrets; as parts of words they occur in other names.
 const SECRET_WORDS: [&str; 6] = ["sig", "sid", "otp", "pin", "pass", "pwd"];
 
 /// True for headers whose values are secrets, by name: credentials, cookies, and whatever calls
@@ -86,8 +86,8 @@ pub fn is_secret(header: &str) -> bool {
         || name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| SECRET_WORDS.contains(&word))
 }
 
-/// Replaces secrets everywhere in the document: values that are set, unless their names say that they hold none; values
-/// that are matched, where their names say that they do; and what stands in URLs beside host and path.
+/// Replaces secrets everywhere in the document: values that are set, unless their names are known to hold none; values
+/// that are matched, if their names tell of a secret; and the parts of URLs beside host and path.
 pub fn redact(value: &mut Value) {
     redact_within(value, false);
 }
@@ -118,7 +118,7 @@ fn leave_out(named: &mut serde_json::Map<String, Value>, is_match: bool) {
     }
 }
 
-/// True where a value that is set has more than placeholders, which say nothing of the document's own.
+/// True if a value has more than placeholders, which reveal nothing of the document.
 fn has_text(value: &Value) -> bool {
     match value {
         Value::String(template) => {
@@ -133,7 +133,7 @@ fn has_text(value: &Value) -> bool {
     }
 }
 
-/// A URL without its user information and its query, unless that is the request's own.
+/// A URL without its user information and its query, unless the query is the request's own.
 fn without_secrets(url: &str) -> String {
     let (rest, query) = match url.split_once('?') {
         Some((rest, "{query}")) => (rest, "?{query}".to_owned()),

@@ -49,7 +49,7 @@ pub struct Upstream {
     /// Whether the far end is a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<bool>,
-    /// Whether it is a forward proxy, which takes requests for any origin.
+    /// True if the upstream is a forward proxy, which accepts requests for any origin.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forward_proxy: bool,
     /// When the link to it comes, where that is known.

@@ -187,8 +187,9 @@ impl Suffixes {
     }
 }
 
-/// Routes by their path, a node a segment. A walk goes level by level and meets each node once at the most: it costs
-/// what routes have in common with the path, however long the path is and however many wildcards there are.
+/// Routes by path: a tree with a node for each segment. A lookup goes level by level and visits each node at most once,
+/// so that its cost depends on what the routes share with the path, not on the path's length or the number of
+/// wildcards.
 #[derive(Debug)]
 struct PathTree {
     children: Map<Box<str>, PathTree>,
@@ -198,9 +199,9 @@ struct PathTree {
     longest: usize,
     /// Routes of exactly this path.
     exact: Drawer,
-    /// Routes of what begins with this path, a `/`, and some text, perhaps none.
+    /// Routes for paths that begin with this path, a `/`, and some text, perhaps none.
     under: Beginnings,
-    /// The first route of this node and all below: once one before it is found, nothing here matters.
+    /// The first route of this node and all below: once an earlier route matches, the whole subtree is skipped.
     first: u32,
 }
 
@@ -264,16 +265,16 @@ impl PathTree {
             }
             let Some(tail) = tail else { return };
             (level, rest) = (next, tail);
-            // What comes first, found first, spares the others.
+            // The earliest routes first: a match there skips the later ones.
             level.sort_unstable_by_key(|node: &&PathTree| node.first);
         }
     }
 }
 
-/// Routes by what a segment begins with.
+/// Routes by the prefix of a segment.
 #[derive(Debug, Default)]
 struct Beginnings {
-    /// Those of nothing in particular.
+    /// The routes without a prefix.
     any: Drawer,
     by_text: Map<Box<str>, Drawer>,
     /// Lengths of the texts that occur, ascending.

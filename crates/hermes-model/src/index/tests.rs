@@ -159,7 +159,7 @@ fn many(matcher: impl Fn(usize) -> Matcher) -> Vec<Arc<Route>> {
     (0..2000).map(|at| route(at, matcher(at))).collect()
 }
 
-/// Eleven segments, each `a` or a wildcard; `*` at the end. The later the route, the fewer wildcards.
+/// A path of eleven segments, each `a` or a wildcard, with `*` at the end. Later routes have fewer wildcards.
 fn wild(number: usize) -> String {
     let segments = (0..11).map(|bit| if number >> bit & 1 == 0 { "/*" } else { "/a" });
     segments.chain(["/*"]).collect()

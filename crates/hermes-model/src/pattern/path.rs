@@ -87,7 +87,7 @@ impl PathPattern {
         let last = self.pieces.len().checked_sub(1)?;
         let mut segments = Vec::new();
         for (at, piece) in self.pieces.iter().enumerate() {
-            // A piece begins with the slash behind a wildcard, and ends with the one before the next.
+            // A piece begins with the slash after a wildcard, and ends with the one before the next.
             let body = piece.strip_prefix('/')?;
             if at < last {
                 let body = body.strip_suffix('/');
@@ -124,12 +124,12 @@ impl PathPattern {
 pub(crate) struct Skeleton {
     /// Literal segments; `None` is any one segment that is not empty.
     pub(crate) segments: Vec<Option<Box<str>>>,
-    /// Of a pattern that is open: what the segment behind those begins with, perhaps nothing. `None`: no segment follows.
+    /// For an open pattern: the prefix of the segment after those, perhaps empty. `None`: no segment follows.
     pub(crate) begins: Option<Box<str>>,
 }
 
 impl Skeleton {
-    /// True where it tells paths apart at all.
+    /// True if the pattern distinguishes paths at all.
     pub(crate) fn tells(&self) -> bool {
         !self.segments.is_empty() || self.begins.as_deref() != Some("")
     }

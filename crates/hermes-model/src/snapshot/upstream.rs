@@ -36,7 +36,8 @@ pub struct Upstream {
     /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
     /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
     pub overlay: Option<bool>,
-    /// It is a forward proxy: requests name their origin in absolute form, and may have credentials for it.
+    /// The upstream is a forward proxy: requests name their origin in absolute form, and may carry credentials for the
+    /// proxy.
     pub forward_proxy: bool,
     /// When the link to it comes; `None` is found out.
     pub contact: Option<Contact>,

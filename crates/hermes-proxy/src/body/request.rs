@@ -24,7 +24,7 @@ use crate::worker::Worker;
 /// A body is sent without upstream's 100 after so long.
 const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
 
-/// A body of at most so many bytes is read and discarded for the sake of its connection, where nobody wants it.
+/// An unwanted body of at most this many bytes is read and discarded, so that its connection can be reused.
 const SHORT_BODY: u64 = 4 << 10;
 
 /// A request's body, of which several attempts may be made.
@@ -47,9 +47,9 @@ pub(crate) struct Source {
     /// Of these so many count for the session.
     charged: u64,
     keep_at_most: usize,
-    /// What is kept is of use only until there is an answer.
+    /// The kept bytes are of use only until the response.
     until_answered: bool,
-    /// An attempt may still have to send some of what is kept.
+    /// An attempt may still have to send some of the kept bytes.
     is_replayed: bool,
     /// Something was taken that is not kept: there is no other attempt.
     lost: bool,
@@ -110,8 +110,8 @@ impl RequestBody {
         }
     }
 
-    /// Keeps this much of it for the case that the peer refuses the stream, which may be opened again whatever the
-    /// method. Nothing changes where more is kept, or for longer.
+    /// Keeps this much of the body in case the peer refuses the stream, which may be opened again whatever the method.
+    /// Changes nothing if the body already keeps more, or for longer.
     pub(crate) fn keep_until_answered(&self, keep_at_most: usize) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -121,7 +121,7 @@ impl RequestBody {
         }
     }
 
-    /// There is an answer: what was kept for that case goes.
+    /// Releases what was kept for a refusal: there is a response.
     pub(crate) fn answered(&self) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -160,8 +160,8 @@ impl RequestBody {
         }
     }
 
-    /// Nobody takes the rest of it, which is more than comes with the head: what is left of it on an HTTP/1.1 connection
-    /// cannot be told from a next request.
+    /// True if nobody reads the rest of the body, and the rest is more than what came with the head: on an HTTP/1.1
+    /// connection it could not be told from a next request.
     pub(crate) fn is_abandoned(&self) -> bool {
         let RequestBody::Once(source) = self else { return false };
         let is_long = || source.borrow().body.size_hint().exact().is_none_or(|length| length > SHORT_BODY);
@@ -210,7 +210,7 @@ pub(crate) struct Attempt {
     source: Option<Rc<RefCell<Source>>>,
     position: usize,
     done: bool,
-    /// Takes the trailers, where the body goes in chunks.
+    /// Receives the trailers, if the body is chunked.
     trailers: Option<TrailerSlot>,
 }
 
@@ -220,7 +220,7 @@ impl Attempt {
         self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
     }
 
-    /// Gives its trailers to the connection, which sends them with the last chunk.
+    /// Passes the body's trailers to the connection, which sends them with the last chunk.
     pub(crate) fn give_trailers_to(&mut self, slot: TrailerSlot) {
         self.trailers = Some(slot);
     }

@@ -1,8 +1,8 @@
 //! Trailers of a chunked body over HTTP/1.1, announced or not.
 //!
-//! In: the trailers that end a body. Out: its last chunk with all of them that may be sent. hyper sends only those that
-//! the head names in `Trailer`, which senders over HTTP/2 and HTTP/3 do not write; so a body keeps its trailers from
-//! hyper, which then writes a bare last chunk, and the connection below writes the trailer section in that chunk's
+//! In: the trailers that end a body. Out: its last chunk with all trailers that may be sent. hyper sends only those
+//! that the head names in `Trailer`, which senders over HTTP/2 and HTTP/3 rarely write. So a body withholds its
+//! trailers from hyper, which then writes a bare last chunk, and the connection below writes the trailer section in its
 //! place. Never: a field that framing, routing or trust depend on (RFC 9110, section 6.5.1).
 
 use std::cell::RefCell;
@@ -32,7 +32,7 @@ const OF_HEADS: [HeaderName; 6] =
 pub(crate) struct TrailerSlot(Rc<RefCell<Bytes>>);
 
 impl TrailerSlot {
-    /// Keeps the trailers of a chunked body, which has to end now.
+    /// Stores the trailers of a chunked body, which ends now.
     pub(crate) fn set(&self, mut trailers: HeaderMap) {
         headers::strip_trailers(&mut trailers);
         OF_HEADS.iter().for_each(|name| drop(trailers.remove(name)));
@@ -49,12 +49,12 @@ impl TrailerSlot {
         *self.0.borrow_mut() = section.into();
     }
 
-    /// Whether a trailer section waits for the last chunk.
+    /// True while a trailer section waits for the last chunk.
     pub(crate) fn is_set(&self) -> bool {
         !self.0.borrow().is_empty()
     }
 
-    /// Writes what hyper has buffered: the last chunk, with which that ends, as the trailer section.
+    /// Writes hyper's buffer, with the trailer section in place of the last chunk that ends it.
     pub(crate) fn poll_write<W: AsyncWrite + Unpin>(
         &self,
         io: &mut W,
@@ -67,7 +67,7 @@ impl TrailerSlot {
         }
         let mut section = self.0.borrow_mut();
         if **last != *LAST_CHUNK {
-            // The body was not chunked after all: it has no trailers.
+            // The body is not chunked after all, so it has no trailers.
             *section = Bytes::new();
             return Pin::new(io).poll_write(cx, last);
         }

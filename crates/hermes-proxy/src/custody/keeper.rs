@@ -252,7 +252,8 @@ impl Keeper {
         loop {
             match addresses(&self.worker, destination.host, destination.reach).await {
                 Ok(addresses) => {
-                    // These are tried again and again, and no others: the other family is waited for, as it may be the one.
+                    // Retries use these addresses alone, so this waits for the other family, which may be the one that
+                    // works.
                     let late = tokio::time::timeout(NAME_AGAIN, addresses.late()).await.unwrap_or_default();
                     return Ok(Some([addresses.now(), &late].concat()));
                 }

@@ -122,7 +122,7 @@ impl FlowQueue {
         self.inbox.wake();
     }
 
-    /// Another client's flow takes its place: it ends now.
+    /// Ends the flow, since another client's flow displaces it.
     pub(crate) fn displace(&self) {
         self.displaced.set(true);
         self.finish();

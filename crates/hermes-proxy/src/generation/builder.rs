@@ -234,7 +234,7 @@ impl<'a> Builder<'a> {
         states
     }
 
-    /// TLS to the origins that requests name.
+    /// The TLS configurations for origins that requests name.
     fn origins(&mut self) -> Origins {
         let mut origins = Origins::new();
         for (index, route) in self.snapshot.routes.iter().enumerate() {
@@ -249,7 +249,7 @@ impl<'a> Builder<'a> {
                 }
                 None => Roots::system().and_then(|roots| self.origin_tls(terminate, roots)),
             };
-            // Without CA certificates of the system the node still runs: its requests may all be for `http`.
+            // The node runs without CA certificates of the system: its requests may all be for `http`.
             if let (Err(error), Some(_)) = (&tls, &terminate.origin_ca) {
                 self.fault(format!("routes[{index}].terminate.tls.ca"), error);
             }
@@ -258,13 +258,14 @@ impl<'a> Builder<'a> {
         origins
     }
 
-    /// That of the generation before, with its connections and tickets, where it verifies by the same CA certificates.
+    /// Reuses the previous generation's configuration, with its connections and tickets, if the CA certificates are the
+    /// same.
     fn origin_tls(&self, terminate: &Terminate, roots: Roots) -> Result<OriginTls, tls::TlsError> {
         let known = self.previous.and_then(|previous| previous.origins.get(&terminate.origin_ca)?.as_ref().ok());
         if let Some(known) = known.filter(|known| known.roots == roots) {
             return Ok(known.clone());
         }
-        // The node shows no certificate of its own: a stranger has no business to know whose request it is.
+        // No client certificate: an origin must not learn which node sends the request.
         let config = tls::client_config(None, ServerIdentity::Name(roots.clone()), &[b"http/1.1"])?;
         Ok(OriginTls { roots, config })
     }

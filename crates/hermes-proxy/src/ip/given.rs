@@ -33,7 +33,7 @@ struct Holdings {
     /// Prefixes that rest, and until when: the first to end first.
     resting: VecDeque<(IpNet, Instant)>,
     shares: HashMap<Owner, Share>,
-    /// What became free since searches looked last, however that came about.
+    /// Addresses that became free since the last search.
     freed: VecDeque<IpNet>,
 }
 
@@ -171,9 +171,9 @@ impl Given {
         self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting >= MOST_OWNED)
     }
 
-    /// An address of a device's pools that is free, else one that rests: the owner's own, or one of the owner that has
-    /// most of them. `taken` says what holds an address that is not. Whoever asks without end has none looked at twice:
-    /// what was found taken is so for a while, unless it is given back.
+    /// A free address of a device's pools, else a resting one: the owner's own, or one of the owner with the most
+    /// resting addresses. `taken` says what holds an address that is not free. Repeated searches do not look at an
+    /// address twice: one that was found taken counts as taken for a while, unless it is given back.
     pub(super) fn find_free(
         &self,
         device: &Arc<str>,
@@ -207,12 +207,12 @@ impl Given {
         let rested = {
             let mut holdings = self.lock();
             let own = holdings.free_first(|net, holder| holder == owner && fits(net));
-            // Others keep theirs as long as any address may be free.
+            // Owners keep their resting addresses as long as any address may be free.
             let rested = own.or_else(|| {
                 let is_all_taken = pools.iter().all(is_searched);
                 is_all_taken.then(|| holdings.free_of_most_resting(fits)).flatten()
             });
-            // It is found already.
+            // The search has found it already.
             holdings.freed.retain(|net| Some(*net) != rested);
             rested
         };
@@ -414,7 +414,7 @@ impl Holdings {
         Some(prefix)
     }
 
-    /// Frees the first that fits of the owner that has most of those resting.
+    /// Frees the first address that fits, of the owner with the most resting addresses.
     fn free_of_most_resting(&mut self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
         let mut count: HashMap<&Owner, usize> = HashMap::new();
         for resting in self.resting.iter().filter(|(net, _)| fits(*net)) {

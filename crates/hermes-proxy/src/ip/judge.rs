@@ -46,7 +46,7 @@ impl Rules {
             Way::In => (&self.there, &self.here),
         };
         if header.is_source_routed {
-            // The next router would send it where no scope was asked.
+            // The next router would forward it to an address that no scope was checked for.
             return Verdict::Drop("source-route", None);
         }
         if header.hops == 0 {

@@ -5,9 +5,9 @@
 //! a port of ours) and to go to our socket; the packets of our socket to the alias are rewritten to come from the target
 //! and to go to the client. The kernel keeps the TCP state on both sides.
 //!
-//! In: packets, and the time. Out: the same packets rewritten, or why not. Bounded: flows at a time; a flow that ended
-//! keeps its alias for a minute, for segments that are still on their way.
-//! Never: a socket, or what a name is.
+//! In: packets, and the time. Out: the same packets rewritten, or why not. Bounded: the number of flows; a closed
+//! connection keeps its alias for a minute, for segments that are still in flight.
+//! Never: a socket, or a name.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,10 +18,10 @@ use hermes_wire::ip::{self, Header, Side};
 const CLOSED_KEPT: u64 = 60_000;
 /// A UDP flow that was silent for this long may give its alias to another flow (milliseconds).
 const SILENT_KEPT: u64 = 120_000;
-/// Aliases have ports from this one on.
+/// The lowest port of an alias.
 const FIRST_ALIAS: u16 = 1024;
 
-/// What a flow is carried in.
+/// The transport protocol of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Transport {
     Tcp,
@@ -36,14 +36,14 @@ pub(crate) struct FlowKey {
     pub(crate) target: SocketAddr,
 }
 
-/// What becomes of a packet.
+/// The outcome for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It was rewritten: it goes into the device.
+    /// The packet was rewritten, and goes into the device.
     Rewritten,
     /// The first packet of a flow.
     Begins(FlowKey),
-    /// Its connection is being opened: the client's retransmission has to wait.
+    /// The upstream connection is being opened: the client's SYN has to wait.
     Waits,
     /// A segment of no known connection.
     Unknown,
@@ -56,7 +56,7 @@ enum State {
     /// The far end is being opened; the client's SYN waits.
     Opening,
     Open,
-    /// Since then.
+    /// Closed at this time.
     Closed(u64),
 }
 
@@ -70,7 +70,7 @@ struct Flow {
 /// The flows of one prefix.
 #[derive(Debug)]
 pub(crate) struct Translation {
-    /// Our sockets.
+    /// The node's two sockets.
     tcp: SocketAddr,
     udp: SocketAddr,
     by_alias: HashMap<(Transport, SocketAddr), Flow>,
@@ -108,7 +108,7 @@ impl Translation {
             self.aliases.get(&key).and_then(|alias| Some((*alias, self.by_alias.get_mut(&(transport, *alias))?)));
         match found {
             None if is_first => Outcome::Begins(key),
-            // The client has taken the same port for another connection.
+            // The client reuses the port for another connection.
             Some((_, Flow { state: State::Closed(_), .. })) if is_first && transport == Transport::Tcp => {
                 self.forget(&key);
                 Outcome::Begins(key)
@@ -123,8 +123,8 @@ impl Translation {
         }
     }
 
-    /// A fragment without ports has addresses alone to rewrite. Programs of this machine send from our own address, as
-    /// our sockets do: whose it is follows from that.
+    /// In a fragment without ports only addresses can be rewritten. Local programs and the node's sockets send from the
+    /// same address, so that one rewrite serves both directions.
     fn translate_fragment(&self, packet: &mut [u8], header: &Header, transport: Transport) -> Outcome {
         let own = self.own(transport).ip();
         if header.source != own || transport == Transport::Tcp {
@@ -151,33 +151,33 @@ impl Translation {
         Some(alias)
     }
 
-    /// The far end is open: the client's SYN may go to our socket.
+    /// Marks the flow open: the client's SYN may go to the node's socket.
     pub(crate) fn open(&mut self, key: &FlowKey) {
         if let Some(flow) = self.flow_mut(key) {
             flow.state = State::Open;
         }
     }
 
-    /// The connection at our socket has ended.
+    /// Marks the flow closed: the connection at the node's socket has ended.
     pub(crate) fn close(&mut self, key: &FlowKey, now: u64) {
         if let Some(flow) = self.flow_mut(key) {
             flow.state = State::Closed(now);
         }
     }
 
-    /// The flow never was one.
+    /// Removes a flow that never opened.
     pub(crate) fn forget(&mut self, key: &FlowKey) {
         if let Some(alias) = self.aliases.remove(key) {
             self.by_alias.remove(&(key.transport, alias));
         }
     }
 
-    /// What the peer of one of our sockets stands for.
+    /// The flow whose alias is the peer of one of the node's sockets.
     pub(crate) fn flow_of(&self, transport: Transport, alias: SocketAddr) -> Option<FlowKey> {
         self.by_alias.get(&(transport, alias)).map(|flow| flow.key)
     }
 
-    /// No connection is open, or on its way.
+    /// True if no connection is open or opening.
     pub(crate) fn has_no_connections(&self) -> bool {
         let is_over = |flow: &Flow| flow.key.transport == Transport::Udp || matches!(flow.state, State::Closed(_));
         self.by_alias.values().all(is_over)
@@ -218,7 +218,7 @@ impl Translation {
         oldest.inspect(|key| self.forget(key)).is_some()
     }
 
-    /// Ports in turn, so that an alias is used again as late as can be.
+    /// Assigns ports in turn, so that an alias is reused as late as possible.
     fn free_alias(&mut self, transport: Transport, target: IpAddr) -> Option<SocketAddr> {
         for _ in FIRST_ALIAS..=u16::MAX {
             self.last_port = self.last_port.checked_add(1).unwrap_or(FIRST_ALIAS);

@@ -49,7 +49,7 @@ struct Forwarded {
     message: Bytes,
     listener: Arc<str>,
     servers: Vec<SocketAddr>,
-    /// Among the questions under way.
+    /// Its place among the pending questions.
     _share: Share,
 }
 
@@ -88,7 +88,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
         return Fate::Answered(answer);
     }
     if !dns.ipv6 && question.is_internet() && question.kind() == Kind::Aaaa {
-        // The name may be there all the same: its address of IPv4 is asked for as well.
+        // Not NXDOMAIN: the name may exist, and its IPv4 address is asked for as well.
         count(worker, listener, "answered");
         return Fate::Answered(question.answer(&Answer::Addresses(&[]), TTL));
     }

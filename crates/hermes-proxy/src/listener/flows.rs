@@ -23,10 +23,10 @@ const PENALTY: u64 = 1000;
 /// Closed flows are forgotten so often (milliseconds).
 const FORGET: u64 = 1000;
 
-/// A flow whose client was silent for so long is idle (milliseconds).
+/// A flow is idle after its client was silent for this long (milliseconds).
 const IDLE: u64 = 1000;
 
-/// One more flow of a client; `None`, and counted, where there is no room for it.
+/// Takes an entry for a flow of a client. `None`, and counted, if the table has no room.
 pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, client: IpAddr) -> Option<Share> {
     let bound = Bound { name: "udp-flows", limit: worker.generation().snapshot.limits.udp_flows, reserve: 0 };
     Share::take(worker, flows, Owner::stranger(client), bound)
@@ -92,7 +92,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         Some(datagram)
     }
 
-    /// A new flow of a client, with its first datagram; `None` where there is no room for one more.
+    /// Begins a flow of a client with its first datagram. `None` if the table has no room.
     pub(super) fn begin(
         &mut self,
         key: K,
@@ -104,7 +104,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         // The table also has flows that ended a moment ago; it is bounded whatever clients do.
         let has_room = |known: &HashMap<K, Known>| known.len() < 2 * limit || known.contains_key(&key);
         if !has_room(&self.known) {
-            // Nothing has to be remembered of those that did not fail.
+            // Only flows that failed have to be remembered.
             self.known.retain(|_, known| !(known.queue.is_closed() && known.queue.is_in_order()));
         }
         let has_room = has_room(&self.known);

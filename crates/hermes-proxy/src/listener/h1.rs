@@ -56,8 +56,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
     });
     let limits = &worker.generation().snapshot.limits;
     let mut builder = http1::Builder::new();
-    // A client that has sent its requests may close its side, and gets its answers (RFC 9112, 9.6). The sweep notices
-    // those that are gone.
+    // A client may half-close after its requests, and still gets its responses (RFC 9112, 9.6). The sweep detects
+    // clients that have left.
     builder.half_close(true);
     builder.max_buf_size(limits.header_bytes.max(HYPER_BUFFER)).max_header_size(limits.header_bytes);
     if limits.header_count != HYPER_HEADERS {
@@ -89,7 +89,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
             Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
         }
         _ => {
-            // Sends what TLS still has to say, and lets the last answer arrive.
+            // Sends TLS's close_notify, and lets the last response arrive.
             let _ = tokio::io::AsyncWriteExt::shutdown(&mut io).await;
         }
     }
@@ -156,7 +156,7 @@ async fn respond(
     match served {
         Served::Response(mut response) => {
             headers::announce_trailers(response.headers_mut());
-            // RFC 9112, section 9.6: who closes says so.
+            // A server that closes says so (RFC 9112, section 9.6).
             if leaves || rest.is_abandoned() || connection.drain.get().is_some() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -177,7 +177,7 @@ async fn respond(
     }
 }
 
-/// HTTP/1.0 need not say whom it is for (RFC 1945, section 10): whoever listens where its client has come to.
+/// HTTP/1.0 may lack `Host` (RFC 1945, section 10): the address and port that the client connected to stand for it.
 fn name_host(connection: &Connection, parts: &mut Parts) {
     let is_nameless =
         parts.version == Version::HTTP_10 && !parts.headers.contains_key(HOST) && parts.uri.authority().is_none();
@@ -201,7 +201,7 @@ fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
 /// What hyper sends.
 struct H1Body {
     inner: Inner,
-    /// Takes the trailers, where the client wants them and the body goes in chunks.
+    /// Receives the trailers, if the client accepts them and the body is chunked.
     trailers: Option<TrailerSlot>,
 }
 

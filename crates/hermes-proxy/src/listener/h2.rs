@@ -33,18 +33,18 @@ use crate::stream::{ByteStream, Receiver, Sender};
 use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
-/// How much is read before the worker's other tasks have their turn: as many bytes as bring the work of some heads, since
-/// a byte of a head may cost a hundred times what one of data does.
+/// The read quota before the worker's other tasks get their turn: as many bytes as cause the work of some heads, since
+/// a byte of a head may cost a hundred times as much as one of data.
 struct Turn {
     bytes: usize,
-    /// Lines of heads that came in this turn; a head is some lines by itself.
+    /// Lines of heads in this turn; each head counts as some lines by itself.
     lines: usize,
 }
 
 impl Turn {
     const MIN: usize = 512;
     const MAX: usize = 64 << 10;
-    /// A turn's worth of lines.
+    /// The maximum number of lines in a turn.
     const LINES: usize = 1024;
     const LINES_PER_HEAD: usize = 16;
 
@@ -56,7 +56,8 @@ impl Turn {
         self.lines += Self::LINES_PER_HEAD + headers.len();
     }
 
-    /// What the next turn may read: more only where this one had more to read, and twice as much would not be too much.
+    /// Sets the quota of the next turn. It grows only if this turn had more to read, and twice as much would stay
+    /// within the bound.
     fn end(&mut self, is_used_up: bool) {
         let lines = std::mem::take(&mut self.lines);
         let bytes = if lines > Self::LINES {

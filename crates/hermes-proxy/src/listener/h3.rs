@@ -134,7 +134,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     .await;
 }
 
-/// Whether nothing was heard for too long of a peer that this node has dialled.
+/// True if a peer that this node has dialled was silent for too long.
 fn is_silent(line: &Line, link: &Link, cx: &mut Context<'_>) -> bool {
     let stats = link.connection.stats();
     line.note_challenges(stats.frame_rx.path_challenge);
@@ -182,7 +182,7 @@ async fn serve_request(
     let within = worker.generation().snapshot.limits.header_timeout;
     let head = tokio::time::timeout(within, take_head(&mut recv)).await;
     match head.unwrap_or(Err(NoRequest::Late)) {
-        // Boxed: a stream whose head never comes costs a tenth of one that is served, and nobody counts it.
+        // Boxed: a stream whose head never arrives then costs a tenth of a served one, and no limit counts it.
         Ok(head) => Box::pin(serve_head(worker, connection, client, (recv, send), head)).await,
         Err(why) => turn_away(&worker, &client, recv, send, why).await,
     }

@@ -111,13 +111,13 @@ pub(crate) struct Watched {
     ahead: Bytes,
     connection: Rc<Connection>,
     worker: Rc<Worker>,
-    /// Bytes that may be read before others have their turn.
+    /// Bytes that may be read before other tasks get their turn.
     turn: Rc<Cell<usize>>,
     /// The client has closed its side.
     ended: bool,
     linger: Linger,
     trailers: TrailerSlot,
-    /// Of HTTP/1.1.
+    /// The requests of an HTTP/1.1 connection.
     requests: Option<Rc<Requests>>,
 }
 
@@ -138,7 +138,7 @@ impl Watched {
         }
     }
 
-    /// What may be read in one turn of whoever reads: set anew for each.
+    /// The read quota of one turn of the reading task, which sets it anew for each turn.
     pub(super) fn turn(&self) -> Rc<Cell<usize>> {
         self.turn.clone()
     }
@@ -157,7 +157,7 @@ impl Watched {
         let io = &mut *self.io.borrow_mut();
         let before = buf.filled().len();
         if turn < FIRST_READ {
-            // No more than may be read, whatever has room.
+            // No more than the turn's quota, however large the buffer is.
             let mut part = [0; FIRST_READ];
             let mut part = ReadBuf::new(&mut part[..turn.min(buf.remaining())]);
             std::task::ready!(Pin::new(io).poll_read(cx, &mut part))?;
@@ -170,12 +170,12 @@ impl Watched {
         Poll::Ready(Ok(read))
     }
 
-    /// What sends the trailers of a chunked answer over HTTP/1.1.
+    /// Sends the trailers of a chunked response over HTTP/1.1.
     pub(crate) fn trailers(&self) -> &TrailerSlot {
         &self.trailers
     }
 
-    /// Its bytes are requests of HTTP/1.1, whose targets may have to be escaped.
+    /// Treats the bytes as HTTP/1.1 requests, whose targets may have to be escaped.
     pub(super) fn follow_requests(&mut self) -> Rc<Requests> {
         let requests = self.requests.insert(Rc::default());
         if let Some(escaped) = requests.read(&self.ahead) {
@@ -184,7 +184,8 @@ impl Watched {
         requests.clone()
     }
 
-    /// Looks at what was read, and puts it anew where it has to be changed; what has no room waits.
+    /// Replaces the bytes that were read if a target in them has to be escaped. Bytes that no longer fit wait for the
+    /// next read.
     fn escape(&mut self, buf: &mut ReadBuf<'_>, before: usize) {
         let escaped = self.requests.as_ref().and_then(|requests| requests.read(&buf.filled()[before..]));
         if let Some(escaped) = escaped {
@@ -257,7 +258,7 @@ impl AsyncWrite for Watched {
         Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_flush(cx)
     }
 
-    /// Ready when no reset can overtake the last answer.
+    /// Ready when no reset can overtake the last response.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let waits = !this.ended && !this.connection.is_long_idle(&this.worker);

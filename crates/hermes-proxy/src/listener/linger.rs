@@ -1,9 +1,9 @@
-//! The end of a client's connection, without a reset that overtakes its last answer.
+//! Closes a client's connection without a reset that overtakes the last response.
 //!
-//! In: a connection on which all answers were sent. Out: its end, once the client has closed its side too. The kernel
-//! resets a connection that is closed while bytes of its client are unread, and the reset throws away what the client
-//! has not read yet: the answer to an upload that was refused early (RFC 9112, section 9.6). So our side is closed
-//! first, and what still comes is read and discarded. Never: longer than the bounds below, or a byte of the plaintext.
+//! In: a connection on which all responses were sent. Out: its end, once the client has closed its side too. The kernel
+//! resets a connection that is closed while bytes of the client are unread, and the reset discards what the client has
+//! not read yet: the response to an upload that was refused early (RFC 9112, section 9.6). So the node half-closes
+//! first, and discards what still arrives. Never: longer than the bounds below; nor a byte of plaintext.
 
 use std::future::Future as _;
 use std::io;
@@ -17,16 +17,16 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::worker::Worker;
 
-/// A client that sends nothing for so long has its answer, or is gone.
+/// A client that is silent for this long has its response, or has left.
 const LINGER_SILENCE: Duration = Duration::from_secs(2);
-/// A client that never stops sending is cut off after so long.
+/// A client that never stops sending is cut off after this time.
 const LINGER_TOTAL: Duration = Duration::from_secs(30);
-/// Discarded at once, in bytes.
+/// The bytes discarded by one read.
 const DISCARD_BUFFER: usize = 8 << 10;
 /// Reads before the worker's other tasks get their turn.
 const READS_A_TURN: usize = 32;
 
-/// How far the end is.
+/// The progress of a close.
 #[derive(Default)]
 pub(super) enum Linger {
     /// Our side is open.
@@ -39,7 +39,7 @@ pub(super) enum Linger {
 }
 
 impl Linger {
-    /// Closes our side; where `waits`, ready only when the client has closed its own, or a bound was hit.
+    /// Closes our side. With `waits`, ready only when the client has closed its own, or a bound was hit.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -64,7 +64,7 @@ impl Linger {
     }
 }
 
-/// Discards what comes, below TLS. Ready at the client's end, or with `false` where a bound was hit.
+/// Discards incoming bytes, below TLS. Ready when the client has closed its side, or with `false` if a bound was hit.
 fn poll_discard(cx: &mut Context<'_>, io: &Io, ends: Instant, silence: &mut Option<Pin<Box<Sleep>>>) -> Poll<bool> {
     let mut buffer = [0; DISCARD_BUFFER];
     for _ in 0..READS_A_TURN {

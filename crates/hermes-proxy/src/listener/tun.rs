@@ -126,7 +126,8 @@ fn carries_flows(listener: &Listener) -> bool {
     matches!(&listener.protocol, ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows)
 }
 
-/// Connections to names would be served at the same sockets. What else the document says is asked for each of them anew.
+/// True if both listeners serve connections to names at the same sockets. The rest of the document applies to each new
+/// connection.
 fn serves_alike(one: &Listener, other: &Listener) -> bool {
     let parts = |listener: &Listener| match &listener.protocol {
         ListenerProtocol::Tun(tun) => Some((tun.device.clone(), tun.addresses.clone(), tun.carry_names)),

@@ -33,12 +33,12 @@ const DRAIN_CALLS: usize = 4096;
 /// Calls before other tasks get their turn.
 const ROUNDS: usize = 16;
 
-/// What the flows of a socket are for.
+/// The targets of the flows of a socket.
 #[derive(Clone)]
 pub(super) enum Targets {
-    /// What the listener's document says.
+    /// The target that the listener's document names.
     Document,
-    /// What each flow was translated from.
+    /// The original target of each translated flow.
     Translated(Rc<RefCell<Translation>>),
 }
 

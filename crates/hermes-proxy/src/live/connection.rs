@@ -48,7 +48,7 @@ pub(crate) enum Drain {
 /// Also for a client that has connected and has not said all that it has to say.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// An answer that went out so many milliseconds ago has arrived.
+/// A response that was sent this long ago counts as arrived (milliseconds).
 const LONG_IDLE: u64 = 400;
 
 /// One client connection.
@@ -83,14 +83,15 @@ pub(crate) struct Connection {
     pub(crate) heard: Cell<u64>,
     /// Its entry among the node's connections.
     entry: Cell<usize>,
-    /// Its client counts as gone as soon as it has closed its side.
+    /// A client that half-closes counts as gone at once.
     pub(crate) ends_half_closed: Cell<bool>,
     /// Of HTTP/1.1, until it is a tunnel: what has not been read hides that its client has closed it.
     pub(crate) socket: RefCell<Weak<RefCell<Io>>>,
 }
 
 impl Connection {
-    /// Who its client is. False, and counted: there is no room for a connection of that client.
+    /// Records the identity of the client. False, and counted, if the table has no room for a connection of that
+    /// client.
     pub(crate) fn is_of(&self, worker: &Worker, trust: &Trust, source: SocketAddr) -> bool {
         let _ = self.trust.set(trust.clone());
         let owner = Owner::of_connection(trust, source.ip());
@@ -111,19 +112,19 @@ impl Connection {
         self.since.set(worker.now());
     }
 
-    /// Nothing has been under way on it for so long that its client has all that was sent.
+    /// True if the connection was idle for so long that the client has received all that was sent.
     pub(crate) fn is_long_idle(&self, worker: &Worker) -> bool {
         self.stage.get() == Stage::Idle && worker.now() >= self.since.get() + LONG_IDLE
     }
 
-    /// The client has closed its side, though there may be more of it to be read. It may still wait for its answer
-    /// (RFC 9112, section 9.6).
+    /// True if the client has half-closed, although unread bytes may remain. It may still wait for its response (RFC
+    /// 9112, section 9.6).
     pub(super) fn is_half_closed(&self) -> bool {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_closed_there())
     }
 
-    /// Ready when the client has closed its side and counts as gone by that. For the task that reads the connection, while
-    /// it reads nothing: the wait is that of a read.
+    /// Ready when the client has half-closed and counts as gone by that. Only for the task that reads the connection,
+    /// while it reads nothing: the wait registers as a read.
     pub(crate) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
         let socket = self.ends_half_closed.get().then(|| self.socket.borrow().upgrade()).flatten();
         let Some(io) = socket else { return Poll::Pending };
@@ -134,12 +135,12 @@ impl Connection {
         }
     }
 
-    /// The client has reset the connection: no answer reaches it any more.
+    /// True if the client has reset the connection: no response reaches it any more.
     pub(super) fn is_reset(&self) -> bool {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_reset())
     }
 
-    /// Where its client has come to, of HTTP/1.1.
+    /// The address that an HTTP/1.1 client connected to.
     pub(crate) fn local_address(&self) -> Option<SocketAddr> {
         self.socket.borrow().upgrade()?.borrow().tcp().local_addr().ok()
     }
@@ -235,21 +236,21 @@ pub(crate) struct ConnectionGuard {
     _share: Share,
 }
 
-/// One of so many connections is for authenticated clients, where there can be any.
+/// One connection in this many is reserved for authenticated clients, if any listener knows them.
 const PEERS: usize = 8;
 
-/// How many connections the node may have. A client that has not shown yet who it is may use what is for
-/// authenticated ones until it has.
+/// The bound of the node's connections. A client that may still authenticate may use the reserve.
 fn bound(worker: &Worker, may_authenticate: bool) -> Bound {
     let generation = worker.generation();
-    // Each client may need a connection to an upstream.
+    // Half of the descriptors: each client may need a connection to an upstream.
     let limit = generation.snapshot.limits.connections.min(own::descriptors() / 2).max(1);
     let has_peers = !may_authenticate && generation.authenticates();
     Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 } }
 }
 
 impl ConnectionGuard {
-    /// Takes a place among the node's connections, for a client that is believed so far; `None` where all are taken.
+    /// Takes an entry among the node's connections, for a client whose identity is provisional. `None` if the table has
+    /// no room.
     pub(crate) fn take(
         worker: &Rc<Worker>,
         listener: Arc<Listener>,

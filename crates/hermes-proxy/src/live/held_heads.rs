@@ -1,10 +1,9 @@
-//! Memory that the requests of a worker hold while they are under way: heads, and what each of them costs beside.
+//! Memory that requests in flight hold on a worker: heads, and the fixed cost of each request.
 //!
-//! In: sessions that begin and end, and the heads of their requests and answers. Out: a sum; beyond
-//! `limits.request-memory` those sessions end that moved nothing for the longest, of whoever holds most. A client of
-//! HTTP/2 pays a byte for a field of a head that costs a hundred here, and keeps its answer waiting as long as it
-//! likes, so that neither streams nor bytes on the wire bound this. Never: a byte of a body; `limits.unread` is for
-//! those.
+//! In: sessions that begin and end, and the heads of their requests and responses. Out: a sum; beyond
+//! `limits.request-memory` sessions of the client that holds most end, those first that moved nothing for the longest.
+//! An HTTP/2 client pays one byte for a field that costs a hundred here, and may leave its response unread, so that
+//! neither streams nor bytes on the wire bound this memory. Never: a byte of a body; `limits.unread` covers those.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -21,16 +20,16 @@ use crate::error::Error;
 use crate::stream::unread::network;
 use crate::worker::Worker;
 
-/// A line of a head beside its name and value, in two tables: as it came, and as it goes on.
+/// The overhead of a line of a head, in two tables: the received and the forwarded head.
 const LINE: u64 = 224;
 /// Names and values lie in a buffer that was read into, and again in one that is written from: both grow by doubling.
 const COPIES: u64 = 4;
-/// A stream without its head: its state here and in the library, and what it keeps of a read buffer.
+/// A stream without its head: its state in the node and in the library, and its share of a read buffer.
 const STREAM: u64 = 8 << 10;
-/// Of the limit so much is left once sessions have ended, so that the next one does not end others at once.
+/// The part of the limit that is freed when sessions are ended, so that the next session does not end others at once.
 const SLACK: u64 = 8;
 
-/// What a session counts for.
+/// The bytes that a session is charged for.
 #[derive(Default)]
 pub(super) struct Charge {
     bytes: Cell<u64>,
@@ -38,7 +37,7 @@ pub(super) struct Charge {
     is_counted: Cell<bool>,
 }
 
-/// Who holds it.
+/// The holder of the memory.
 #[derive(PartialEq, Eq, Hash)]
 enum Holder {
     User(Arc<str>),
@@ -54,13 +53,13 @@ impl Holder {
     }
 }
 
-/// What a head costs.
+/// The cost of a head.
 fn of_head(headers: &HeaderMap) -> u64 {
     headers.iter().map(|(name, value)| LINE + COPIES * (name.as_str().len() + value.len()) as u64).sum()
 }
 
-/// What a request costs. Tunnels, flows and connections of HTTP/1.1 have limits of their own, and a node passes on the
-/// requests of many: of those the head alone counts.
+/// The cost of a request. Tunnels, flows and HTTP/1.1 connections have limits of their own, and a node forwards
+/// requests of many clients: for these only the head counts.
 fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
     let is_of_many = match &facts.trust {
         Trust::Certified(peer) => peer.standalone,
@@ -73,19 +72,19 @@ fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
 }
 
 impl Entry {
-    /// Its request counts from now on.
+    /// Charges the session for its request.
     pub(super) fn hold_request(&self, worker: &Worker) {
         let is_only_one = self.connection.as_ref().is_some_and(|connection| !connection.is_shared.get());
         self.charge.is_counted.set(true);
         self.hold(worker, of_request(&self.facts, is_only_one));
     }
 
-    /// A head that is kept for it counts too: of its answer, or trailers.
+    /// Charges the session for another head: that of its response, or trailers.
     pub(crate) fn hold_head(&self, worker: &Worker, headers: &HeaderMap) {
         self.hold(worker, of_head(headers));
     }
 
-    /// So many bytes more.
+    /// Charges the session for more bytes.
     pub(crate) fn hold(&self, worker: &Worker, bytes: u64) {
         if self.charge.is_counted.get() {
             let live = &worker.live;
@@ -121,7 +120,7 @@ impl Entry {
 }
 
 impl Live {
-    /// Ends sessions where they hold more than they may, all together.
+    /// Ends sessions while all of them together hold more than the limit.
     pub(super) fn bound_request_memory(&self, worker: &Worker) {
         if self.request_memory.get() <= self.request_limit.get() {
             return;
@@ -149,7 +148,7 @@ impl Live {
                 break;
             }
             worker.shared.metrics.limit("request-memory");
-            // What it holds is free as soon as its task has had its turn.
+            // The memory is freed at the next turn of the session's task.
             entry.let_go(self);
             entry.end_for_good(Error::Limit("memory of requests under way"));
         }

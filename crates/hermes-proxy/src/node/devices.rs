@@ -134,8 +134,8 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
     all
 }
 
-/// Whose packets leave the machine with its own address. Without a pool that is any client; of IPv6 only where the route has
-/// to do with IPv6, since the machine would forward it from then on.
+/// The clients whose packets leave the machine with its own address. Without a pool these are all clients; for IPv6
+/// only if the route concerns IPv6, since the machine would forward IPv6 from then on.
 fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
     if !gateway.assign.is_empty() {
         return gateway.assign.clone();

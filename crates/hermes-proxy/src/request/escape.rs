@@ -1,14 +1,14 @@
 //! Characters that clients leave bare in a request target, though no URI has them: quotes, angle brackets, UTF-8.
 //!
-//! In: what a client of HTTP/1.1 or HTTP/3 sent, before it is parsed. Out: the same with those characters escaped: the
-//! crate `http` takes no target that has them. Browsers, `curl -g` and others send them. Never: a byte of a header line
-//! or of a body; where it is not certain that a request begins, nothing is changed.
+//! In: bytes of a client of HTTP/1.1 or HTTP/3, before they are parsed. Out: the same with those characters escaped,
+//! since the crate `http` refuses targets that have them. Browsers, `curl -g` and others send them. Never: a change of
+//! a header line or of a body; if it is uncertain that a request begins, nothing is changed.
 
 use std::cell::Cell;
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// Left bare by clients, and no URI's.
+/// True for characters that clients leave bare, although URIs do not allow them.
 fn is_bare(byte: u8) -> bool {
     matches!(byte, b'"' | b'<' | b'>' | b'`') || byte >= 0x80
 }
@@ -29,18 +29,18 @@ pub(crate) fn escaped(target: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Where the bytes that are read next stand.
+/// The state of the connection before the next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     /// A request begins with them.
     Request,
-    /// What was read before was one head, which was not served yet.
+    /// The bytes so far are one head, which is not served yet.
     BehindHead,
-    /// Somewhere: nothing is changed any more.
+    /// Unknown: nothing is changed any more.
     Unknown,
 }
 
-/// Follows the requests of an HTTP/1.1 connection as far as one comes behind the other without a body.
+/// Follows the requests of an HTTP/1.1 connection, as long as none has a body or is pipelined.
 #[derive(Debug)]
 pub(crate) struct Requests(Cell<At>);
 
@@ -51,7 +51,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// What was read; escaped, where its request line has to be.
+    /// The bytes with an escaped request line. `None` if nothing has to be changed.
     pub(crate) fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         if bytes.is_empty() {
             return None;
@@ -70,7 +70,7 @@ impl Requests {
         Some([&bytes[..from], &target, &bytes[to..]].concat())
     }
 
-    /// A request is served; it has a body or not.
+    /// Records that the request is being served, with a body or without.
     pub(crate) fn is_served(&self, has_body: bool) {
         let next = if self.0.get() == At::BehindHead && !has_body { At::Request } else { At::Unknown };
         self.0.set(next);
@@ -115,7 +115,7 @@ mod tests {
         requests.is_served(false);
         assert_eq!(requests.read(get).as_deref(), Some(changed), "the next one");
         assert_eq!(requests.read(get), None, "the one before was not served");
-        // A body, two heads at once, a head in pieces: what comes behind may be anything.
+        // After a body, two heads at once, or a partial head, anything may follow.
         for (first, has_body) in [
             (&get[..], true),
             (&[&get[..], get].concat(), false),

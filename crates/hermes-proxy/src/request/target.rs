@@ -77,8 +77,8 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     Ok(Target { kind: Kind::Udp, host, authority, ..upgrade })
 }
 
-/// The path without `/./`, which apt sends for flat repositories: it means nothing, and a decision on another spelling than
-/// the one that is sent on would be none.
+/// Removes `/./`, which apt sends for flat repositories: it has no meaning, and the decision must be about the path
+/// that is forwarded.
 fn resolved(path: PathAndQuery) -> Result<PathAndQuery, Error> {
     let Some(bare) = hermes_model::without_single_dots(path.path()) else { return Ok(path) };
     let query = path.query().map_or_else(String::new, |query| format!("?{query}"));
@@ -176,11 +176,11 @@ fn ip_target(asked: Target) -> Result<Target, Error> {
     Ok(Target { kind: Kind::Ip, host, ask, authority, network, protocol, ..asked })
 }
 
-/// The path and query that is asked for. One that has no path (`http://HOST#x`, `?q`) asks for `/` (RFC 9110,
-/// section 4.2.3), and is sent on so: the crate `http` would write nothing, or a query alone.
+/// The path and query of the request. A target without a path (`http://HOST#x`, `?q`) means `/` (RFC 9110, section
+/// 4.2.3) and is forwarded so: the crate `http` would write nothing, or a query alone.
 fn path(asked: Option<&PathAndQuery>) -> PathAndQuery {
     match asked.map(PathAndQuery::as_str) {
-        // The crate says `/` of an empty one too.
+        // The crate returns `/` for an empty path, too.
         None | Some("/") => PathAndQuery::from_static("/"),
         Some(query) if query.starts_with('?') => {
             PathAndQuery::try_from(format!("/{query}")).unwrap_or(PathAndQuery::from_static("/"))
@@ -235,7 +235,7 @@ pub(super) fn excerpt(text: &str) -> String {
     format!("{shown:?}")
 }
 
-/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are one line by now.
+/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are joined by now.
 pub(super) fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Error> {
     let most = worker.generation().snapshot.limits.header_count;
     if headers.len() <= most {

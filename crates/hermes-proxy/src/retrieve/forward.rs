@@ -97,7 +97,7 @@ pub(crate) async fn forward(
         if waiting.is_none() {
             return outcome;
         }
-        // From here on it may take long: a client that closes its side makes room for others.
+        // Retrieval may take long from here on: a client that half-closes counts as gone, and makes room for others.
         entry.set_ends_half_closed(true);
         metrics.retrieved(&forward.route.name, "retried");
         tokio::time::sleep(pause::pause(fruitless, after, left(), most, rand::random())).await;

@@ -29,10 +29,11 @@ use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, Pool
 use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
 
-/// A refused stream is opened again so often where the route has no `retry`, after a pause that grows by this much.
+/// How often a refused stream is opened again on a route without `retry`, after a pause that grows by
+/// [`REFUSAL_PAUSE`].
 const MAX_REFUSALS: u32 = 2;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(50);
-/// The share of requests under way that may be such ones.
+/// The share of requests in flight that may be such repeats.
 const REFUSAL_BUDGET: f64 = 0.2;
 
 /// What is forwarded, apart from where to.
@@ -56,7 +57,7 @@ enum Attempted {
         /// A stream of a node failed, and its connection lives: what is behind the node may be at fault. Or the dial of
         /// somebody else did, who is heard of it.
         tells_nothing: bool,
-        /// The peer refused the stream, or went before it looked at it: it may be asked again (RFC 9113, 8.7).
+        /// The peer refused the stream, or closed before processing it: the request may be sent again (RFC 9113, 8.7).
         is_refused: bool,
     },
 }
@@ -193,7 +194,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Whether a stream that was refused is opened again, though the route does not say so: nothing was done with it.
+    /// True if a refused stream is opened again without the route's `retry`: the peer has not processed it.
     fn repeats_refused(&self, refusals: u32, attempted: &Attempted) -> bool {
         self.route.retry.is_none()
             && refusals < MAX_REFUSALS
@@ -337,7 +338,7 @@ impl Forward<'_> {
         }
     }
 
-    /// What is wanted of the pool of an origin that the request named.
+    /// The connection spec for the pool of an origin that the request names.
     fn origin_wish<'d>(&'d self, to: &Destination<'d>, fresh: bool) -> Wish<'d> {
         Wish {
             destination: Destination { label: to.label, ..*to },

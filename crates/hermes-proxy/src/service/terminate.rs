@@ -38,7 +38,7 @@ pub(crate) struct Place {
     pub(crate) label: Arc<str>,
     /// The request named it.
     pub(crate) named: bool,
-    /// The request is for `https`, and goes on as that.
+    /// TLS towards the origin, for a request for `https`.
     tls: Option<ClientTls>,
 }
 
@@ -80,8 +80,8 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
     }
 }
 
-/// As [`place`], for a request by this scheme. One for `https` reaches the origin that it names by TLS, which proves that it
-/// is that.
+/// As [`place`], for a request of this scheme. A request for `https` reaches its origin over TLS, which verifies the
+/// origin's name.
 ///
 /// # Errors
 /// As [`place`], or there are no CA certificates to verify the origin by.
@@ -96,7 +96,7 @@ pub(crate) fn origin(
     if !terminate.speaks_tls() || *scheme != Scheme::HTTPS {
         return Ok(place);
     }
-    // Connections are pooled by label: those by TLS and in the clear never stand in for each other.
+    // Connections are pooled by label, so that TLS and plaintext connections are never mixed.
     let label: Arc<str> = Arc::from(place.label.replacen('/', "/https://", 1));
     let tls = generation
         .origin_tls(terminate, &place.host)
@@ -241,7 +241,7 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     }
     let connected = match first_socket(found.now(), place.port) {
         Ok(port) => Ok(port),
-        // Nothing leads to any of them from here; the other family may have a way (RFC 8305).
+        // None of them has a route from here; the other family may have one (RFC 8305).
         Err(error) => {
             let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
             if late.is_empty() { Err(error) } else { first_socket(&late, place.port) }
@@ -250,7 +250,7 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     connected.map_err(|source| Error::no_connection(worker, &place.label, source))
 }
 
-/// A socket that is connected to the first of these addresses that something leads to.
+/// A socket that is connected to the first of these addresses that has a route.
 fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
     let mut last = io::Error::other("no address");
     for address in addresses {

@@ -1,11 +1,11 @@
-//! Max-min fairness of a bounded table: each owner's number of entries, and who gives one up for whom.
+//! Max-min fairness of a bounded table: each owner's number of entries, and which owner yields to which.
 //!
 //! In: owners that take an entry or return one, and the table's bound. Out: whether an owner may have one more, and
 //! whose entries are to be displaced for it. Pure: no clock, no lock, no entry.
 //!
-//! A full table takes from the owner that has most, as long as that leaves it no less than the newcomer has. An
-//! entry that is to be displaced counts for its owner no longer, though it may take a moment until it is closed: the
-//! owner owes it.
+//! A full table takes from the owner that has most, as long as that leaves this owner no less than the newcomer has. An
+//! entry that has to be displaced no longer counts for its owner, although closing it may take a moment: the owner owes
+//! it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::stream::unread::network;
 /// The holder of entries in a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Owner {
-    /// Authenticated. Nothing of it is displaced for anybody who is not.
+    /// Authenticated. Only other authenticated owners displace its entries.
     pub(crate) is_peer: bool,
     client: Client,
 }
@@ -28,19 +28,20 @@ pub(crate) struct Owner {
 enum Client {
     /// An address of IPv4, or a /64 of IPv6.
     Network(IpAddr),
-    /// The same before it has had the time to authenticate: strangers at its address take nothing from it.
+    /// The address of a client that may still authenticate: unauthenticated clients at that address displace none of
+    /// its entries.
     Unproven(IpAddr),
     Node(Arc<str>),
     User(Arc<str>),
 }
 
 impl Owner {
-    /// A client of which nothing but its address is known.
+    /// A client that is known by its address alone.
     pub(crate) fn stranger(address: IpAddr) -> Self {
         Self { is_peer: false, client: Client::Network(network(address)) }
     }
 
-    /// A client that is about to say who it is.
+    /// A client that may still authenticate.
     pub(crate) fn unproven(address: IpAddr) -> Self {
         Self { is_peer: false, client: Client::Unproven(network(address)) }
     }
@@ -55,7 +56,7 @@ impl Owner {
         Self { is_peer: trust.is_believed(), client }
     }
 
-    /// The client of a session: its user, the node that it came by, or its address. All are equals.
+    /// The client of a session: its user, the node that it came by, or its address. No kind has precedence.
     pub(crate) fn of_session(facts: &Facts) -> Self {
         let Self { client, .. } = Self::of_connection(&facts.trust, facts.source.ip());
         let client = facts.user.clone().map_or(client, Client::User);
@@ -73,12 +74,12 @@ impl fmt::Display for Owner {
     }
 }
 
-/// What becomes of a request for one more entry.
+/// The verdict on one more entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// There was room.
+    /// The table has room.
     Taken,
-    /// Another owner owes the table entries for it.
+    /// Granted: another owner owes the table entries for it.
     Displacing,
     Full,
 }
@@ -87,32 +88,32 @@ pub(crate) enum Verdict {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     owners: HashMap<Owner, Held>,
-    /// All that hold something, by `is_peer`, then by how much.
+    /// All owners with entries, by `is_peer`, then by their number.
     ranks: BTreeSet<(bool, usize, Owner)>,
     total: usize,
-    /// Of `total`, entries of peers.
+    /// The entries of peers in `total`.
     peers: usize,
-    /// Entries that are owed, and that nobody has chosen yet.
+    /// Entries that are owed, and that no worker has chosen yet.
     unclaimed: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     entries: usize,
-    /// To be displaced, or on the way to their end.
+    /// Entries to be displaced, or ending.
     owed: usize,
-    /// Of those, entries that nobody has chosen yet.
+    /// The owed entries that no worker has chosen yet.
     unclaimed: usize,
 }
 
-/// One of so many entries is displaced at a time: to choose one costs a look at all of them.
+/// Entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
 const BATCH: usize = 128;
-/// Entries that are owed and not chosen yet, as a part of the bound: a table is fuller than its bound by no more,
-/// beside those that are being closed.
+/// Entries that are owed and not chosen yet, as a fraction of the bound: beside those that are being closed, a table
+/// exceeds its bound by no more.
 const MAX_UNCLAIMED: usize = 8;
 
 impl Ledger {
-    /// One more entry for an owner, where `limit` are the bound. Of these `reserve` are for peers.
+    /// Takes one more entry for an owner. `limit` is the bound; `reserve` entries of it are for peers.
     pub(crate) fn take(&mut self, owner: &Owner, limit: usize, reserve: usize) -> Verdict {
         let reserve = if owner.is_peer { 0 } else { reserve.saturating_sub(self.peers) };
         let mut verdict = Verdict::Taken;
@@ -130,7 +131,7 @@ impl Ledger {
         verdict
     }
 
-    /// An entry of the owner has ended by itself. That pays for one that is owed and not chosen yet.
+    /// Returns an entry of the owner that has ended by itself. It pays for one that is owed and not chosen yet.
     pub(crate) fn give_back(&mut self, owner: &Owner) {
         self.change(owner, |held| {
             if held.unclaimed > 0 {
@@ -152,7 +153,7 @@ impl Ledger {
         self.owe(owner, self.entries(owner).min(1), 0);
     }
 
-    /// Chooses entries of an owner to be displaced, of so many that there are. Out: how many.
+    /// Claims entries that an owner owes, with this many candidates to choose from. Returns the number to displace.
     pub(crate) fn claim(&mut self, owner: &Owner, candidates: usize) -> usize {
         let mut claimed = 0;
         self.change(owner, |held| {
@@ -162,17 +163,17 @@ impl Ledger {
         claimed
     }
 
-    /// Owners that owe entries which nobody has chosen yet.
+    /// Owners that owe entries which no worker has chosen yet.
     pub(crate) fn debtors(&self) -> Vec<Owner> {
         self.owners.iter().filter(|(_, held)| held.unclaimed > 0).map(|(owner, _)| owner.clone()).collect()
     }
 
-    /// How many entries an owner has.
+    /// The number of entries of an owner.
     pub(crate) fn entries(&self, owner: &Owner) -> usize {
         self.owners.get(owner).map_or(0, |held| held.entries)
     }
 
-    /// The owner that has most, of those that may lose something to a peer, or to a stranger.
+    /// The owner that has most, among those that may yield to a peer, or to an unauthenticated client.
     fn largest(&self, to_peer: bool) -> Option<(Owner, usize)> {
         let (mut all, mut strangers) = (self.ranks.iter(), self.ranks.iter().filter(|(is_peer, ..)| !is_peer));
         let of = |(_, entries, owner): &(bool, usize, Owner)| (owner.clone(), *entries);
@@ -189,7 +190,7 @@ impl Ledger {
         });
     }
 
-    /// Changes what an owner holds, and all sums with it.
+    /// Changes the holdings of an owner, and all sums with them.
     fn change(&mut self, owner: &Owner, how: impl FnOnce(&mut Held)) {
         let held = self.owners.entry(owner.clone()).or_default();
         let before = *held;

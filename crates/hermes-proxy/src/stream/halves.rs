@@ -98,7 +98,7 @@ impl From<::h2::Error> for StreamError {
         let is_of_connection = !error.is_reset();
         let why = match error.reason() {
             Some(Reason::REFUSED_STREAM) => Why::Unprocessed,
-            // h2 says so of the streams beyond the last one that the peer names, and of no others (RFC 9113, 6.8).
+            // h2 reports this only for streams beyond the last one that the peer's GOAWAY names (RFC 9113, 6.8).
             Some(_) if error.is_go_away() && error.is_remote() => Why::Unprocessed,
             Some(Reason::NO_ERROR) if !error.is_go_away() => Why::Parted,
             Some(Reason::CONNECT_ERROR | Reason::CANCEL) => Why::Reset,

@@ -101,7 +101,7 @@ impl Account {
         self.lay == 0 && self.notice.is_idle()
     }
 
-    /// A head that waits there beside the bytes is its session's, too.
+    /// Charges the session for a head that waits beside the unread bytes.
     pub(super) fn hold_head(&self, worker: &Worker, head: &HeaderMap) {
         if let Some(session) = &self.session {
             session.hold_head(worker, head);

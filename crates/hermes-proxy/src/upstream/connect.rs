@@ -27,7 +27,7 @@ pub(crate) struct Destination<'a> {
     pub(crate) label: &'a Arc<str>,
     /// Set where a request named the host: which addresses it may mean.
     pub(crate) reach: Option<Reach>,
-    /// The target is that of somebody who does not run this node.
+    /// Somebody other than the node's operator named the target.
     pub(crate) guarded: bool,
     pub(crate) tls: Option<&'a ClientTls>,
     /// Begin with a PROXY header for this source.
@@ -52,7 +52,7 @@ pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>)
     permitted(host, addresses, move |address| reach.forbids(address, &|ip| own.contains(&ip)))
 }
 
-/// All of these addresses, or none of them. Of an answer that comes late none is used either, if one is forbidden.
+/// All of these addresses, or none: one forbidden address refuses its whole answer, also one that arrives late.
 fn permitted(
     host: &str,
     addresses: Addresses,
@@ -68,7 +68,7 @@ fn permitted(
 /// Checks addresses that a guarded route is about to dial.
 ///
 /// # Errors
-/// One of them is the node's own, a controller's or a metadata service's: then none is used.
+/// One of them belongs to the node, a controller or a metadata service: then none is used.
 pub(crate) async fn guard(
     worker: &Worker,
     (host, port): (&str, u16),

@@ -42,7 +42,7 @@ pub(crate) struct Place {
     pub(crate) peer: Arc<str>,
     /// The connection may serve others afterwards.
     pub(crate) shareable: bool,
-    /// Whose exchange it is, where a connection may be bound to its client.
+    /// The session of the exchange, if a connection may be bound to its client.
     pub(crate) session: Option<Rc<Entry>>,
     /// Counts the exchange on its endpoint until its body is through.
     pub(crate) in_flight: Option<InFlight>,
@@ -180,7 +180,7 @@ pub(crate) async fn over_h1(
         let before = connection.meter().left();
         let driven = connection.poll(cx);
         if connection.meter().left() != before {
-            // 102 and the like say that the origin is at it.
+            // Interim responses such as 102 show that the origin is working.
             entry.touch(&place.worker);
         }
         // What the connection did may have been the response.
@@ -211,7 +211,7 @@ pub(crate) async fn over_h1(
     }
 }
 
-/// Whether the request has a body of unknown length. hyper would leave that of a GET or HEAD out, without a word.
+/// True if the request has a body of unknown length, which hyper would silently drop for GET or HEAD.
 fn goes_in_chunks(request: &Request<Attempt>) -> bool {
     let body = request.body();
     !body.is_end_stream() && body.size_hint().exact().is_none() && !request.headers().contains_key(CONTENT_LENGTH)

@@ -3,8 +3,8 @@
 //! In: a socket. Out: the same bytes, but at most `A_TURN` of them before the worker's other tasks
 //! get their turn, since hyper goes on for as long as there is something to read and an origin can
 //! make a chunk of every byte; and at most so many before a final response, since hyper skips
-//! interim responses without end. A write that fails is not told: what the origin answered before it closed may still be
-//! unread, and counts; how the connection ended, its read side says. Never: what the bytes mean.
+//! interim responses without end. A failed write is not reported: the origin's response from before it closed may still
+//! be unread, and the read side tells how the connection ended. Never: the meaning of the bytes.
 
 use std::cell::Cell;
 use std::io;
@@ -42,7 +42,7 @@ impl Meter {
         self.0.heads.set(Some(HEADS * header_bytes));
     }
 
-    /// What may still be read before it: interim responses come so.
+    /// The bytes that may still be read before the response; interim responses use them up.
     pub(crate) fn left(&self) -> Option<usize> {
         self.0.heads.get()
     }
@@ -67,7 +67,7 @@ pub(crate) struct Metered {
     io: Io,
     meter: Meter,
     trailers: TrailerSlot,
-    /// The origin takes nothing any more.
+    /// The origin accepts no more bytes.
     write_failed: bool,
 }
 
@@ -78,7 +78,7 @@ impl Metered {
         (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
     }
 
-    /// What becomes of a write. After one that failed the connection is only read, up to its end.
+    /// The outcome of a write. After a failure the connection is only read, up to its end.
     fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
         tracing::debug!(%error, "an origin takes no more of its request; reading what it has answered");

@@ -141,7 +141,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) fresh: bool,
     /// The node that keeps connections to us, where that is the endpoint.
     pub(crate) node: Option<&'a Arc<Presence>>,
-    /// The client's connection, for what is bound to it.
+    /// The client's connection, which upstream connections may be bound to.
     pub(crate) client: Option<&'a Rc<Connection>>,
 }
 
@@ -251,7 +251,7 @@ impl Pool {
         Ok(())
     }
 
-    /// It has as many connections as may be, and none that is idle for want of its one client.
+    /// True if the pool has as many connections as it may, and no idle bound one that this call could close.
     fn is_full(&self, worker: &Worker) -> bool {
         let most = worker.generation().snapshot.limits.upstream_connections;
         self.open.count.get() >= most && !self.close_bound(worker)

@@ -25,7 +25,7 @@ use crate::reverse::arrival::{Arrived, Question};
 use crate::seldom::Seldom;
 use crate::shares::Shares;
 
-/// Between two log lines about connections that could not be accepted.
+/// The interval between two log lines about connections that could not be accepted.
 const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What all workers of a node see.
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
     /// Failed handshakes, said now and then.
     pub(crate) handshakes: Seldom,
-    /// Connections that could not be accepted.
+    /// Throttles log lines about connections that could not be accepted.
     pub(crate) unaccepted: Seldom,
     /// Questions that nobody could be asked.
     pub(crate) unanswered: Seldom,
@@ -130,7 +130,7 @@ impl Shared {
         other.is_some_and(|other| other.try_send(Command::Adopt(Box::new(arrived))).is_ok())
     }
 
-    /// Has the other workers displace entries of shared tables. At their next tick they do so anyway.
+    /// Asks the other workers to displace entries of shared tables now rather than at their next tick.
     pub(crate) fn ask_others_to_displace(&self, asking: usize) {
         let others = self.others.get().into_iter().flatten().enumerate().filter(|(number, _)| *number != asking);
         for other in others.filter_map(|(_, other)| other.upgrade()) {

@@ -51,7 +51,8 @@ where
     })
 }
 
-/// `serve` gets each connection by TLS, as `config` has it. What is no handshake, `stranger` is told the first byte of.
+/// `serve` gets each connection over TLS, with `config`. For a connection without a handshake, `stranger` gets the
+/// first byte.
 ///
 /// # Errors
 /// When no port can be bound.

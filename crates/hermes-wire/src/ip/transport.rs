@@ -1,7 +1,7 @@
-//! Ports and flags of TCP and UDP headers, for a node that translates ports or answers in a server's place.
+//! Ports and flags of TCP and UDP headers, for a node that translates ports or answers for a server.
 //!
-//! In: a packet that [`parse`](super::parse) read. Out: its ports and TCP flags; the packet with another port, its
-//! checksum right; the reset that refuses a connection. Never: a connection's state.
+//! In: a packet that [`parse`](super::parse) read. Out: its ports and TCP flags; the packet with another port and an
+//! updated checksum; the reset that refuses a connection. Never: a connection's state.
 
 use super::{Header, Side, TCP, UDP, adjust, checksum, finish_v4, sum};
 
@@ -37,7 +37,7 @@ pub fn tcp_flags(packet: &[u8], header: &Header) -> Option<u8> {
     ports(packet, header).filter(|_| header.protocol == TCP).map(|_| packet[header.transport + 13])
 }
 
-/// Replaces a port, in a packet that has [`ports`]. False, with nothing changed, where it has none.
+/// Replaces a port. False, with nothing changed, if the packet has no [`ports`].
 pub fn set_port(packet: &mut [u8], header: &Header, side: Side, port: u16) -> bool {
     let Some((source, destination)) = ports(packet, header) else { return false };
     let (before, at) = match side {
@@ -84,7 +84,7 @@ pub fn tcp_reset(packet: &[u8], header: &Header) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// The IP header of a TCP packet the other way, with so many bytes of payload.
+/// The IP header of a TCP packet in the other direction, with this many bytes of payload.
 fn ip_header(header: &Header, payload: usize) -> Vec<u8> {
     match (header.source, header.destination) {
         (std::net::IpAddr::V4(to), std::net::IpAddr::V4(from)) => {

@@ -128,7 +128,7 @@ fn a_cut_header_says_how_much_is_needed() {
         };
         assert_eq!(parse(&bytes[..cut]), Ok(Parsed::Incomplete(needed)), "{cut}");
     }
-    // Of a line no byte is asked for that could belong to what follows it.
+    // The parser of a line asks for no byte that could follow the line.
     for line in [&b"PROXY UNKNOWN\r\n"[..], b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n"] {
         for cut in 0..line.len() {
             match parse(&line[..cut]) {

@@ -1,8 +1,8 @@
-//! What a node keeps of its overlay's history, whatever a controller has lost of it.
+//! Revocations and the highest revision, which a node keeps although a controller may lose them.
 //!
-//! In: orders. Out: a file in the node's directory, what is reported of it, and documents in which keys that were revoked stay
+//! In: orders. Out: a file in the node's directory, the report of its content, and documents in which revoked keys stay
 //! revoked until their certificates have expired.
-//! Never: a key that is forgotten because a document does not name it any more: a controller that means that says so.
+//! Never: forgets a key because a document no longer names it; only a controller's order (`readmitted`) removes one.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -14,14 +14,14 @@ use hermes_controller::authority::key_name;
 use hermes_controller::control::{Order, Report, Revocation};
 use serde::{Deserialize, Serialize};
 
-/// Its file, beside the node's document.
+/// The file's name, beside the node's document.
 pub(crate) const FILE: &str = "history.json";
-/// So many keys are kept: those whose certificates live longest. A controller tells of as many in an order.
+/// The maximum number of kept keys: those whose certificates live longest. A controller names as many in an order.
 const MAX_KEPT: usize = 10_000;
-/// So many of them are reported: a report has a bound.
+/// The maximum number of reported keys: a report is bounded.
 const MAX_REPORTED: usize = 300;
 
-/// What is kept.
+/// The kept history.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct History {
@@ -65,7 +65,7 @@ impl History {
         Self { is_unreadable: true, ..Self::default() }
     }
 
-    /// Takes over what an order says. Whether anything is another than before.
+    /// Learns from an order. Returns true if anything changed.
     pub(super) fn learn(&mut self, order: &Order) -> bool {
         let before = self.clone();
         if order.revision > self.latest && !order.proof.is_empty() {
@@ -89,12 +89,12 @@ impl History {
         *self != before && !self.is_unreadable
     }
 
-    /// As it is kept.
+    /// The content of the file.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Tells a controller.
+    /// Adds the history to a report.
     pub(super) fn tell(&self, report: &mut Report) {
         (report.latest, report.proof) = (self.latest, Bytes::copy_from_slice(&self.proof));
         let told = self.revoked.iter().take(MAX_REPORTED).map(|kept| Revocation {

@@ -35,7 +35,7 @@ impl Check {
         let mut failed = false;
         let mut whole = Whole::default();
         for named in &self.files {
-            // One file that cannot be read says nothing of the others.
+            // An unreadable file must not hide the problems of the others.
             let files = match document::listed(std::slice::from_ref(named)) {
                 Ok(files) => files,
                 Err(error) => {
@@ -143,7 +143,7 @@ impl Check {
             writeln!(text, "{line}")
         } else {
             let document = document.map(|document| format!("{document}: ")).unwrap_or_default();
-            // As compilers write it: editors go there.
+            // The form of compilers, which editors can jump to.
             let position = position.map(|position| format!(":{position}")).unwrap_or_default();
             writeln!(text, "{}{position}: {level}: {document}{problem}", file.display())
         };
@@ -206,8 +206,8 @@ fn said(fault: &Fault) -> Problem {
     }
 }
 
-/// Looks at certificates with their keys, as far as this machine has them: what never fits, or has expired, is a problem, what
-/// cannot be read here is none.
+/// Checks certificates and their keys, as far as this machine has them: a mismatch or an expired certificate is a
+/// problem, an unreadable file is not.
 fn keys(snapshot: &Snapshot, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
     let here = |(_, cert, key): &(String, &Path, &Path)| cert.exists() && key.exists();
     for (path, cert, key) in document::pairs(snapshot).into_iter().filter(here) {
@@ -225,7 +225,7 @@ fn keys(snapshot: &Snapshot, problems: &mut Vec<Problem>, warnings: &mut Vec<Pro
     }
 }
 
-/// Judges the times of a certificate by this machine's clock: one that has expired is refused by every peer.
+/// Checks the validity of a certificate by this machine's clock: every peer refuses an expired one.
 fn validity(path: &str, file: &Path, key: &CertifiedKey, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
     let (now, file) = (now(), file.display());
     let of = |message: String| Problem { path: path.to_owned(), message };
@@ -249,7 +249,7 @@ fn validity(path: &str, file: &Path, key: &CertifiedKey, problems: &mut Vec<Prob
     }
 }
 
-/// Files of CA certificates all of which have expired: no peer can be verified by them.
+/// Reports files whose CA certificates have all expired: they verify no peer.
 fn expired_authorities(snapshot: &Snapshot) -> Vec<Problem> {
     let is_authority = |(path, _): &(String, &Path)| path.ends_with(".ca");
     let of = |(path, file): (String, &Path)| {

@@ -131,7 +131,7 @@ impl Explain {
         Ok(status(&explanation))
     }
 
-    /// The controller whose documents are followed.
+    /// The access to the controller whose documents are explained.
     fn access(&self) -> anyhow::Result<Access> {
         self.file.access(self.controller.clone().flatten())
     }
@@ -155,7 +155,7 @@ impl Explain {
             None => {
                 let user = self.user.as_deref().filter(|_| self.certificate.is_empty());
                 let is_users = |listener: &&Listener| user.is_some() && listener_user(listener).as_deref() == user;
-                // On a device a user has listeners of the user's own; the one that speaks HTTP can be asked anything.
+                // A user may have several listeners on a device; the HTTP listener accepts every kind of session.
                 let rank = |listener: &&Listener| !matches!(listener.protocol, ListenerProtocol::Http);
                 let own = listeners.clone().filter(is_users).min_by_key(rank);
                 let first = own.or_else(|| listeners.next());
@@ -190,7 +190,7 @@ impl Explain {
                 let (name, carried) = (&listener.name, matches!(kind, Kind::Tcp | Kind::Udp));
                 ensure!(carried, "--kind {kind}: sessions of listener {name} are tcp (CONNECT) or udp (UDP ASSOCIATE)");
                 self.refuse_unheard(listener, kind)?;
-                // A name alone is asked for as a browser would.
+                // A bare name becomes a request as a browser would send it.
                 let is_name = |text: &&String| {
                     self.kind.is_none() && Authority::parse(text, None).is_ok_and(|one| one.port().is_none())
                 };
@@ -356,7 +356,7 @@ impl Explain {
             ("--method", self.method.is_some()),
             ("--path", self.path.is_some()),
             ("--header", !self.headers.is_empty()),
-            // The listener says it for the client.
+            // The listener sets the user for the client.
             ("--user", self.user.is_some() && listener_user(listener).as_deref() != self.user.as_deref()),
         ];
         if let Some((option, _)) = unheard.into_iter().find(|(_, given)| *given) {

@@ -43,7 +43,7 @@ pub(super) struct Health {
 impl Health {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let path = if self.live { "/healthz" } else { "/readyz" };
-        // A node under a controller answers in its directory, whatever its document says.
+        // A node under a controller serves a socket in its directory, whatever its document says.
         let socket = self.state.as_ref().map(|state| Home::at(state).path(ADMIN_SOCKET));
         if let Some(stream) = socket.and_then(|socket| UnixStream::connect(socket).ok()) {
             let answered = stream

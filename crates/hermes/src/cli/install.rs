@@ -107,7 +107,7 @@ impl Install {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The directory of what runs. A node and a controller of one machine share none.
+    /// The unit's state directory. A node and a controller on one machine do not share one.
     fn state(&self) -> &Path {
         let default = if self.what == What::Controller { "/var/lib/hermes-controller" } else { "/var/lib/hermes" };
         self.state.as_deref().unwrap_or(Path::new(default))
@@ -203,7 +203,7 @@ impl Install {
         Ok(unit)
     }
 
-    /// What the unit starts. A node listens for a successor.
+    /// The command line of the unit. A node listens for a successor.
     fn command(&self, name: &str) -> anyhow::Result<String> {
         let mut arguments = self.arguments(&format!("%S/{name}"))?;
         if self.what == What::Proxy {
@@ -212,8 +212,8 @@ impl Install {
         Ok(arguments.join(" "))
     }
 
-    /// How a new version takes over without a connection refused: a successor outside the unit, which the unit, started anew by
-    /// systemd, follows in turn.
+    /// Comments on an upgrade without a refused connection: a successor runs outside the unit, and the restarted unit
+    /// takes over from it in turn.
     fn upgrade(&self, name: &str) -> anyhow::Result<String> {
         let (program, command) = (plain(&self.program)?, self.command(name)?);
         let command = command.replace("%S/", "/var/lib/").replace("%t/", "/run/");
@@ -228,7 +228,7 @@ impl Install {
         ))
     }
 
-    /// Capabilities of a node that has some.
+    /// The capabilities of a node that needs some.
     fn capabilities(&self) -> String {
         let is_node = self.what == What::Proxy;
         let low = (self.low_ports && is_node).then_some("CAP_NET_BIND_SERVICE");
@@ -236,7 +236,7 @@ impl Install {
         low.into_iter().chain(devices).collect::<Vec<_>>().join(" ")
     }
 
-    /// What it may do that not everybody may: nothing, unless it is asked for.
+    /// The unit's privileges: none, unless options ask for them.
     fn privileges(&self) -> String {
         let all = self.capabilities();
         let mut text = format!("CapabilityBoundingSet={all}\nAmbientCapabilities={all}\n");

@@ -201,7 +201,7 @@ fn list(access: &Access, json: bool) -> anyhow::Result<ExitCode> {
 const COLUMNS: [&str; 9] =
     ["NODE", "ROLE", "VERSION", "ADDRESS", "REVISION", "SESSIONS", "CERTIFICATE", "LAST SEEN", "STATE"];
 
-/// A node, by column.
+/// A row of the table of nodes.
 fn row(node: &Value) -> [String; 9] {
     let text = |key: &str| node[key].as_str().filter(|text| !text.is_empty()).unwrap_or("-").to_owned();
     let is_connected = is(node, "connected");
@@ -217,13 +217,13 @@ fn row(node: &Value) -> [String; 9] {
         Some(until) => rounded(until - now),
         None => "-".to_owned(),
     };
-    // Nobody dials a device: it has the address that it connects from.
+    // No node dials a device, so the column shows the address that the device connects from.
     let address = if node["address"].is_string() { text("address") } else { text("from") };
     let revision = node["revision"].to_string();
     [text("name"), text("role"), text("version"), address, revision, sessions, certificate, seen, state(node)]
 }
 
-/// A time in its largest unit: `3d`, `5h`.
+/// A duration in its largest unit: `3d`, `5h`.
 fn rounded(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "m")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or((1, "s"));
@@ -404,7 +404,7 @@ fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> 
         let needed = answer["needed-by"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let needed = needed.collect::<Vec<_>>().join(", ");
         if !has_warned && !needed.is_empty() {
-            // Also where it is idle at this moment: whoever stops it ends these services.
+            // Also for an idle node: stopping it ends these services.
             has_warned = true;
             super::print(&format!(
                 "warning: node {node} is the only path to {needed}: new sessions still come to it, and fail once it stops; add a \

@@ -87,7 +87,7 @@ impl Operator {
     }
 }
 
-/// Whether no other machine reaches a controller at this URL.
+/// True if only this machine reaches a controller at this URL.
 fn is_local(controller: &str) -> bool {
     let host = controller.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');

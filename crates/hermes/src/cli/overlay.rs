@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::document;
 use crate::operator::{Access, block_on};
 
-/// The longest value that is shown whole.
+/// The maximum length of a value that is shown whole.
 const MAX_SHOWN: usize = 200;
 /// How long nodes are waited for.
 pub(super) const WAIT: &str = "10s";
@@ -115,7 +115,7 @@ enum TokenVerb {
     },
 }
 
-/// Texts of overlay documents, with the files that they are from.
+/// Texts of overlay documents, each with its file.
 struct Texts(Vec<(PathBuf, String)>);
 
 impl Texts {
@@ -125,13 +125,13 @@ impl Texts {
         read.collect::<anyhow::Result<Vec<_>>>().map(Self)
     }
 
-    /// All of them as one stream.
+    /// All texts as one stream.
     fn joined(&self) -> String {
         // Whether or not a file ends with its last line.
         self.0.iter().map(|(_, text)| format!("{text}\n---\n")).collect()
     }
 
-    /// Where a problem that the controller has with the stream stands: `FILE:LINE:COLUMN: `.
+    /// Maps a problem of the stream to its position: `FILE:LINE:COLUMN: `.
     fn place<'t>(&'t self) -> impl Fn(&Value) -> String + 't {
         let all: Vec<_> = self.0.iter().map(|(file, text)| (file, Positions::read(text))).collect();
         move |problem| {
@@ -165,7 +165,7 @@ impl Documents {
     }
 }
 
-/// The fields in which changed documents differ from those that the controller has.
+/// The fields in which changed documents differ from the controller's.
 fn fields(access: &Access, answer: &Value, stream: &str) -> anyhow::Result<Value> {
     let new = overlay::read(stream).unwrap_or_default();
     let old = block_on(access.get(Method::GET, "/v1/documents", Vec::new()))?;
@@ -195,7 +195,7 @@ fn key_of(document: &Value) -> Option<String> {
     Some(format!("{}/{provider}{}", text("kind")?, text("name")?))
 }
 
-/// Says what differs between two values, each difference with its path.
+/// Collects the differences between two values, each with its path.
 fn differ(path: &str, old: Option<&Value>, new: Option<&Value>, found: &mut Vec<Value>) {
     let is_section = |value: &Value| value.is_object();
     let is_list = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(Value::is_object));
@@ -215,7 +215,7 @@ fn differ(path: &str, old: Option<&Value>, new: Option<&Value>, found: &mut Vec<
                 differ(&format!("{path}[{at}]"), old.get(at), new.get(at), found);
             }
         }
-        // One element is written without a list.
+        // A single element may be written without a list.
         (Some(old), Some(new)) if is_section(old) && is_list(new) => {
             differ(path, Some(&json!([old])), Some(new), found);
         }

@@ -48,7 +48,7 @@ pub(super) struct Proxy {
     log: String,
 }
 
-/// What a node needs to be told.
+/// The usage error without a configuration.
 const NOTHING_TO_RUN: &str = "missing configuration: run a document with --config FILE, or run under a controller with \
                               --controller URL --state DIR";
 

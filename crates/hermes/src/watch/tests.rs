@@ -150,7 +150,7 @@ async fn a_directory_that_is_replaced_is_watched_again() {
     assert!(changes(&mut watch).await, "and what happens in it");
     put(&at("old/node.yaml"), "four");
     assert!(!changes(&mut watch).await, "what was moved away is nobody's");
-    // Removed, and made again after a while.
+    // The directory is removed, and created again later.
     fs::remove_dir_all(at("conf")).unwrap();
     assert!(polled(&mut watch).await);
     assert!(!changes(&mut watch).await);

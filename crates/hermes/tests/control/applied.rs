@@ -1,4 +1,4 @@
-//! Documents in files: where a problem stands, what a change would be, what is pruned, and what a file does not undo.
+//! Documents in files: positions of problems, differences, pruning, and drains that applying a file again does not end.
 
 use std::fs;
 
@@ -44,7 +44,7 @@ async fn a_directory_is_applied_and_what_is_not_in_it_is_pruned() {
     for document in ["Overlay/test", "Node/edge", "User/ann"] {
         assert!(said.contains(&format!("{document} created\n")), "{said}");
     }
-    // The output of `get` is checked as what it is.
+    // `check` accepts the output of `get`.
     let printed = bed.told(&["get", "nodes"], "") + &bed.told(&["get", "users"], "");
     let said = bed.told(&["check", "-", &directory], &printed.replace("edge", "edge2").replace("ann", "bob"));
     assert!(said.contains("overlay test: ok, 2 nodes, 0 services, 2 users"), "{said}");
@@ -76,7 +76,7 @@ async fn a_file_that_is_applied_again_does_not_end_a_drain() {
     let _nodes = ["laptop", "server"].map(|name| bed.node(name, Some(&bed.token(name))));
     bed.until_answers("APP", "one").await;
     until("both run what they should", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;
-    // It is idle, and nothing else serves its service.
+    // The node is idle, and is the only path to its service.
     let said = bed.told(&["node", "drain", "server"], "");
     assert!(said.contains("warning: node server is the only path to Service/APP"), "{said}");
     assert!(said.ends_with("node server has no sessions\n"), "{said}");
@@ -95,7 +95,7 @@ async fn a_file_that_is_applied_again_does_not_end_a_drain() {
     assert!(!said.contains("draining: "), "{said}");
     let said = bed.told(&["apply", "-f", "-"], &other);
     assert!(said.contains("Node/server changed") && said.contains(stays) && is_draining(), "{said}");
-    // A document that says so ends it.
+    // A document with `draining: false` ends the drain.
     let explicit = other.replace("drain: 3s", "drain: 3s, draining: false");
     let said = bed.told(&["diff", "-f", "-"], &explicit);
     assert!(said.contains("  draining: true -> "), "{said}");
@@ -128,7 +128,7 @@ async fn an_unreachable_controller_is_logged_once() {
     let lines = || bed.log("server").matches("controller unreachable; still running the last configuration").count();
     until("it is logged", || lines() > 0).await;
     let attempts = std::sync::atomic::AtomicUsize::new(0);
-    // Attempts go on: they reach a listener in the place of the controller's, which closes them.
+    // Attempts continue: they reach a listener at the controller's address, which closes them.
     let listener = std::net::TcpListener::bind(bed.socket(9400)).unwrap();
     let seen = &attempts;
     let before = std::thread::scope(|scope| {
@@ -197,7 +197,7 @@ async fn an_operators_file_names_the_controller_that_was_said_and_commands_take_
     let file = bed.state("carol.json");
     let url = format!("https://localhost:{}", 9400);
     let create = ["operator", "create", "--name", "carol", "-o", file.to_str().unwrap()];
-    // It listens at its own address alone, which its certificate has.
+    // The controller listens only at its own address, which its certificate names.
     let said = bed.refused(&[&create[..], &["--controller", &url]].concat(), "");
     assert!(said.contains("localhost:9400"), "{said}");
     let said = bed.told(&create, "");
@@ -205,7 +205,7 @@ async fn an_operators_file_names_the_controller_that_was_said_and_commands_take_
     let mut written: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     let own = format!("https://{}", bed.socket(9400));
     assert_eq!(written["controller"], own.as_str());
-    // What the file says is overridden by every command.
+    // Every command can override the file's controller.
     written["controller"] = "https://127.0.0.1:1".into();
     fs::write(&file, written.to_string()).unwrap();
     let file = file.to_str().unwrap();

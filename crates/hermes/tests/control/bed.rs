@@ -141,7 +141,7 @@ impl Bed {
         self.controller = Some(self.started("controller", 9400).await);
     }
 
-    /// With a public name.
+    /// Starts the controller with a public name.
     pub(crate) async fn start_controller_as(&mut self, name: &str) {
         let launched = self.launch_with("controller", self.state("controller"), 9400, &["--name", name]);
         until("it listens", || TcpStream::connect(self.socket(9400)).is_ok()).await;

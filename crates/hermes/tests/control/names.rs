@@ -15,9 +15,9 @@ use hermes_testkit::sshd::Sshd;
 
 use super::bed::Bed;
 
-/// Where all find the controller and the ingress.
+/// The address of the controller and the ingress.
 const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
-/// Where the DNS of a laptop is.
+/// The address of a laptop's DNS listener.
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
 
 const DOCUMENTS: &str = "\
@@ -54,7 +54,7 @@ apps:
 {kind: Service, provider: acme, name: HOST, authority: 'HOST:22', at: {node: server, tcp: '127.0.0.1:2222'}, for: everyone}
 ";
 
-/// A user's laptop, whose programs know no proxy.
+/// A user's laptop, with programs that have no proxy setting.
 struct Laptop<'a> {
     place: &'a Namespace,
     bed: &'a Bed,
@@ -121,7 +121,7 @@ async fn body(places: [Namespace; 3]) {
     // Bob's provider has no service of that name, and the system's servers know none.
     assert!(bob.output(&["getent", "hosts", "HOST"]).await.is_err());
 
-    // A service that comes later has a name as soon as it is there; one that goes has none any more.
+    // A new service resolves as soon as it exists; a deleted one no longer does.
     let later = "{kind: Service, provider: bella, name: HOST, authority: 'HOST:22', at: {node: server, tcp: '127.0.0.1:2222'}, for: everyone}";
     bed.told(&["apply", "-f", "-"], later);
     patience::until("bob has it too", async || bob.output(&ssh).await.is_ok_and(|said| said == "over ssh")).await;

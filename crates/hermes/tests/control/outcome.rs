@@ -1,4 +1,4 @@
-//! What is said of a change where the store does not answer, and where it has lost what was written.
+//! The outcome of a change when the store does not answer, and when it has lost writes.
 
 use nix::sys::signal::{Signal, kill};
 
@@ -23,7 +23,7 @@ async fn a_change_whose_outcome_is_unknown_is_no_refusal_and_is_settled() {
     until("it is settled", || lines().iter().any(|line| line["what"] == "settle")).await;
     let settled = lines().into_iter().rfind(|line| line["what"] == "settle").unwrap();
     assert_eq!(settled["by"], "operator/root", "{settled}");
-    // Whether a store that stood still makes the change is up to it; what is said is so.
+    // A paused store may make the change or not; the audit log has to match it.
     let listed: serde_json::Value = serde_json::from_str(&bed.told(&["get", "Service/APP", "--json"], "")).unwrap();
     let is_made = settled["refused"].is_null();
     assert_eq!(listed.to_string().contains(":7002"), is_made, "{listed} {settled}");
@@ -47,7 +47,7 @@ async fn a_store_that_was_wiped_is_noticed_at_once_and_nodes_go_on() {
     .await;
     let said = bed.refused(&["apply", "-f", "-"], &bed.documents(7002));
     assert!(said.contains("the store has lost revision") && said.contains("hermes backup"), "{said}");
-    // What is known is served: also to a node that comes back.
+    // The known state is still served, also to a node that reconnects.
     assert_eq!(bed.get("APP"), Some((200, "one".to_owned())));
     assert!(bed.told(&["get", "Service/APP"], "").contains(":7001"));
     let log = bed.log("controller");

@@ -141,7 +141,7 @@ async fn a_providers_service_never_is_the_node_itself() {
     let service = |target: &str| {
         format!("{{kind: Service, provider: acme, name: OWN, at: {{node: shared, {target}}}, for: everyone}}")
     };
-    // What can be seen from the documents is refused with the service's name.
+    // Targets that the documents show are refused with the service's name.
     let mapped = ip.to_ipv6_mapped();
     for target in [
         format!("tcp: \"{other}\""),
@@ -154,7 +154,7 @@ async fn a_providers_service_never_is_the_node_itself() {
         let said = bed.refused(&["apply", "-f", "-"], &service(&target));
         assert!(said.contains("Service/acme/OWN: at[0].") && said.contains("for no provider"), "{target}: {said}");
     }
-    // What cannot is refused when it is dialled: a port that the system chose, and the controller's.
+    // Other targets are refused at the dial: a port that the system chose, and the controller's.
     let _shared = bed.node("shared", Some(&bed.token("shared")));
     let mut port = None;
     until("the node says where its admin endpoint is", || {
@@ -176,7 +176,7 @@ async fn a_providers_service_never_is_the_node_itself() {
         bed.told(&["apply", "-f", "-", "--wait", "20s"], &tcp(port));
         assert_eq!(connect(&bed, "OWN:443"), tunnel, "tcp to {port}");
     }
-    // A name that leads there, and what the request names: the same.
+    // The same holds for a name that resolves there, and for a target that the request names.
     bed.told(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"localhost.:{port}\"")));
     assert_ne!(bed.get("OWN").unwrap().0, 200);
     let named = "{kind: Service, provider: acme, name: ALL, authority: \"*:*\", at: {node: shared, tcp: authority, reach: any}, for: everyone}";

@@ -1,4 +1,4 @@
-//! Who was revoked stays so, whatever backup a controller begins with: nodes keep it, and give it back.
+//! Revoked nodes stay revoked, whatever backup a controller starts with: nodes keep revocations, and return them.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::bed::{Bed, HERMES, PATIENCE, audit, sigkill, until};
 use crate::desk::Desk;
 
-/// Devices, and where their applications are.
+/// Devices, and the ports of their applications.
 const DEVICES: [(&str, u16); 2] = [("d0", 8080), ("d1", 8081)];
 
 /// A server, and devices that link to it.
@@ -31,7 +31,7 @@ fn documents(bed: &Bed) -> String {
     text
 }
 
-/// What an application gets at this port; nothing where nobody listens.
+/// The status that an application gets at this port; empty without a listener.
 fn status(bed: &Bed, port: u16) -> String {
     let mut text = String::new();
     let asked = TcpStream::connect(bed.socket(port)).and_then(|mut stream| {
@@ -43,7 +43,7 @@ fn status(bed: &Bed, port: u16) -> String {
     text.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-/// Somebody who has all that a node has, and obeys nobody.
+/// A thief with a copy of a node's state, who ignores revocations.
 fn thief(bed: &Bed, of: &str, own: u16, port: u16) -> Running {
     let name = format!("thief-{port}");
     let directory = bed.state(&name);
@@ -91,7 +91,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     let kept = || std::fs::read_to_string(bed.state("server/history.json")).unwrap_or_default().contains("\"d0\"");
     until("the server keeps it", kept).await;
     d0.end(PATIENCE).unwrap();
-    // The server is away while the controller begins with the backup: it has nobody to hear it from.
+    // The server is down while the controller starts with the backup, which learns of no revocation from it.
     sigkill(server);
     bed.kill_controller();
     restore(&mut bed, &backup);
@@ -103,7 +103,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     assert_eq!((&now["unconfirmed"], &now["missing"]), (&true.into(), &serde_json::json!(["server"])), "{now}");
     let said = bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(&bed).replace(":7001", ":7002"));
     assert!(said.contains("warning: the store of this controller was restored"), "{said}");
-    // The server comes back, serves nobody who was revoked, and gives that back.
+    // The server returns, refuses the revoked node, and reports the revocation.
     let _server = bed.node("server", None);
     until("all are back", || audit(&bed.state("controller")).contains("\"what\":\"recall\"")).await;
     bed.origin(7002, "two");
@@ -120,24 +120,24 @@ async fn a_restored_backup_undoes_no_revocation() {
     assert_ne!(status(&bed, 8080), "200");
     again.end(PATIENCE).unwrap();
     assert_eq!(restored(&bed).await["unconfirmed"], false);
-    // A token of before is void: it may have been used.
+    // A token from before the restore is void: it may have been used.
     let _ = unused;
     let log = audit(&bed.state("controller"));
     assert!(log.contains("node d0 is revoked, as node server knows"), "{log}");
     assert!(log.contains("has run revision"), "what is lost is said: {log}");
-    // Who was revoked comes back with a token, as ever.
+    // A revoked node returns with a new token, as always.
     std::fs::remove_dir_all(bed.state("d0")).unwrap();
     let _d0 = bed.node("d0", Some(&bed.token("d0")));
     until("it is served again", || status(&bed, 8080) == "200").await;
     assert_ne!(status(&bed, 8180), "200");
 }
 
-/// All that runs, and who was revoked.
+/// The running processes, and the revoked nodes.
 struct Scene {
     bed: Bed,
     server: Option<Running>,
     devices: BTreeMap<&'static str, Running>,
-    /// By their ports.
+    /// The thieves, by port.
     thieves: BTreeMap<u16, Running>,
     backups: Vec<std::path::PathBuf>,
 }
@@ -178,7 +178,7 @@ impl Scene {
         let path = self.backups[backup].clone();
         restore(&mut self.bed, &path);
         self.bed.start_controller().await;
-        // The server has heard of every revocation: with it there is nothing that is not known.
+        // The server has learned every revocation, so that none is unknown once it has reported.
         let mut desk = Desk::new(&self.bed.state("controller/operator.json"));
         loop {
             self.check("a restore that is not confirmed");
@@ -188,7 +188,7 @@ impl Scene {
             }
         }
         self.bed.told(&["restore", "--confirm"], "");
-        // Whoever enrolled after the backup is nobody for this controller.
+        // The controller does not know nodes that enrolled after the backup.
         let enrolled = self.bed.told(&["node", "list"], "");
         for (name, _) in DEVICES {
             let is_back = || {
@@ -211,7 +211,7 @@ impl Scene {
     }
 }
 
-/// Backups, restores, revocations and kills at random: nobody who was revoked is served again.
+/// Random backups, restores, revocations and kills: no revoked node is served again.
 #[tokio::test]
 async fn nobody_who_was_revoked_is_served_again() {
     let seed = std::env::var("HERMES_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);

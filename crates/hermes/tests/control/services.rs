@@ -1,11 +1,11 @@
-//! Services that share an authority, that nobody reaches, and the ports at which they are reached.
+//! Services that share an authority, unreachable services, and the ports of services.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::bed::{Bed, PATIENCE};
 
-/// What an application gets at a port of the laptop.
+/// The response to an application at a port of the laptop.
 fn get(at: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -44,7 +44,7 @@ async fn of_two_services_with_one_authority_the_narrower_audience_wins() {
     bed.until_answers("shop", "canary").await;
     let bob = get(bed.socket(8081), "GET / HTTP/1.1\r\nhost: shop");
     assert!(bob.ends_with("everyone"), "{bob}");
-    // Audiences that are as wide are refused, with both names, by the controller and by `check`.
+    // The controller and `check` refuse audiences of the same size, and name both services.
     for audience in ["everyone", "{users: [ann, bob]}"] {
         let both = service("a-shop", 7001, audience) + &service("shop-canary", 7002, audience);
         let said = bed.refused(&["apply", "-f", "-"], &documents(&bed, &both));
@@ -56,7 +56,7 @@ async fn of_two_services_with_one_authority_the_narrower_audience_wins() {
         let said = String::from_utf8(said.stdout).unwrap();
         assert!(said.contains("a-shop") && said.contains("shop-canary"), "{said}");
     }
-    // Nobody is of both: each user has one.
+    // The audiences are disjoint: each user has one service.
     let each = service("a-shop", 7001, "{users: bob}") + &service("shop-canary", 7002, "{users: ann}");
     bed.told(&["apply", "-f", "-"], &documents(&bed, &each));
 }
@@ -74,7 +74,7 @@ async fn a_service_that_nobody_reaches_and_warnings_of_nodes_are_shown() {
     std::fs::write(&file, &text).unwrap();
     let said = bed.told(&["check", file.to_str().unwrap()], "");
     assert!(said.contains(words) && said.contains("warning"), "{said}");
-    // A warning of a node's own document: whoever is on this listener may be anybody.
+    // A warning of a node's own document: its listener accepts anybody.
     let open =
         "{kind: Network, name: NET, prefixes: 10.0.0.0/8, at: {node: server, address: 10.1.0.1}, for: {users: ann}}\n";
     let text = documents(&bed, open);

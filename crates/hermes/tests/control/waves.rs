@@ -159,7 +159,7 @@ async fn what_makes_sessions_fail_is_taken_back() {
     bed.until_answers("APP", "one").await;
 }
 
-/// A provider ends what is its own, and nobody else's; whoever waited for that comes before it the next time.
+/// A provider cancels only its own rollout; an owner who waited for it gets the next turn.
 #[tokio::test]
 async fn a_provider_cancels_its_own_and_others_have_their_turn() {
     let bed = Bed::new().await;

@@ -162,7 +162,7 @@ async fn the_systems_servers_are_asked_by_default_and_never_the_node_itself() {
     }
 }
 
-/// Where IPv4 alone is carried, an address of IPv6 would lead past the node.
+/// If the node carries only IPv4, an IPv6 address would bypass it.
 #[tokio::test]
 async fn a_listener_without_ipv6_gives_no_address_of_it() {
     let server = Server::start(|asked| vec![asked.answer(ResponseCode::NoError).to_vec().unwrap()]).await;

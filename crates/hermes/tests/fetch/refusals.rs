@@ -115,7 +115,7 @@ async fn a_file_that_cannot_be_written_is_said_before_anything_is_asked_for() {
     assert!(!std::path::Path::new("/dev/null.part").exists());
 }
 
-/// A neighbour on the machine may know what will be fetched.
+/// Another user of the machine may know what will be fetched.
 #[tokio::test]
 async fn what_a_link_leads_to_is_not_written() {
     let (origin, seen) = origin(|_, head| Reply::of(b"new", "\"a\"", head));

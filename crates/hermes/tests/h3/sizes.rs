@@ -133,7 +133,7 @@ async fn answers_that_a_client_does_not_take_are_not_sent() {
             let (mut send, mut recv) = connection.open().await.unwrap();
             send.headers(&lines).await.unwrap();
             if what == "an answer" {
-                // Else it has a body that is still to come, and the origin waits for that.
+                // Without this the request has an unfinished body, and the origin waits for it.
                 send.finish().unwrap();
             }
             match (recv.head().await, answers) {

@@ -1,4 +1,4 @@
-//! Heads that cost their sender a hundredth of what they cost the node, and requests that only wait.
+//! Heads that cost the node a hundred times as much as their sender, and requests that only wait.
 //!
 //! In: a hundred connections at the default limits, each with as many requests as it may have, all of which wait: for a
 //! window that stays shut, or for an origin that never answers. Out: the peak of the node's resident memory, from the
@@ -23,7 +23,7 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::lab::overlay;
 
 const CONNECTIONS: usize = 100;
-/// What the whole node may have.
+/// The bound of the node's resident memory.
 const BOUND: u64 = 300 << 20;
 
 const DOCUMENT: &str = "
@@ -62,8 +62,8 @@ impl Fort {
         Self { node, overlay, _origins: origins }
     }
 
-    /// Attacks from a hundred connections, each of which says that it is done once all that it sent was read, and stays
-    /// open; meanwhile a bystander is served.
+    /// Attacks from a hundred connections. Each reports when the node has read all that it sent, and stays open;
+    /// meanwhile a bystander has to be served.
     async fn withstands<F, T>(&self, what: &str, attack: impl Fn(usize) -> F)
     where
         F: Future<Output = T> + Send + 'static,
@@ -93,7 +93,7 @@ impl Fort {
     }
 }
 
-/// Asks on a connection of its own until it is told to stop; how long each answer took.
+/// Sends requests on a connection of its own until it is stopped, and returns the response times.
 async fn bystander(to: SocketAddr, stopped: watch::Receiver<bool>) -> io::Result<Vec<Duration>> {
     let mut waits = Vec::new();
     let mut dialog = Dialog::connect(to).await?;
@@ -113,16 +113,16 @@ fn pseudo(authority: &str) -> Vec<u8> {
     [&[0x82, 0x86, 0x84, 0x01, u8::try_from(authority.len()).unwrap()], authority.as_bytes()].concat()
 }
 
-/// `POST` in `GET`'s place.
+/// The same with `POST`.
 fn pseudo_post(authority: &str) -> Vec<u8> {
     [&[0x83], &pseudo(authority)[1..]].concat()
 }
 
-/// `cookie: a`, put into the table: 62 from then on.
+/// `cookie: a` with indexing: entry 62 of the table from then on.
 const CRUMB: [u8; 3] = [0x60, 1, b'a'];
-/// The same of `x: a`.
+/// The same for `x: a`.
 const LINE: [u8; 5] = [0x40, 1, b'x', 1, b'a'];
-/// What is in the table under 62.
+/// The reference to entry 62.
 const AGAIN: u8 = 0xbe;
 
 fn head(stream: usize, ends: bool, block: Vec<u8>) -> Vec<u8> {
@@ -130,10 +130,10 @@ fn head(stream: usize, ends: bool, block: Vec<u8>) -> Vec<u8> {
     Frame::new(kind::HEADERS, flags, 2 * u32::try_from(stream).unwrap() + 1, block).bytes()
 }
 
-/// A connection whose windows stay shut, and what it says: all of it was read once it returns.
+/// Sends `said` on a connection whose windows stay closed. Returns once the node has read all of it.
 async fn shut(to: SocketAddr, said: Vec<u8>) -> Option<Frames<tokio::net::TcpStream>> {
     let mut frames = Frames::connect(to, &[(INITIAL_WINDOW_SIZE, 0)]).await.ok()?;
-    // Whoever is cut off has done what it could.
+    // A connection that the node closes has done its part.
     frames.send_bytes(said).await.ok()?;
     frames.ping().await.ok()?;
     Some(frames)
@@ -143,7 +143,7 @@ async fn shut(to: SocketAddr, said: Vec<u8>) -> Option<Frames<tokio::net::TcpStr
 async fn lines_that_cost_a_byte() {
     let fort = Fort::new().await;
     let to = fort.node.address("in");
-    // The one is a cookie's line for each, the other too many lines.
+    // The cookie crumbs are joined into one line; the others are too many lines.
     for first in [&CRUMB[..], &LINE] {
         let said = (0..30).map(|stream| {
             let first = if stream == 0 { first } else { &[] };
@@ -166,7 +166,7 @@ async fn heads_that_are_as_small_as_can_be() {
 async fn heads_that_wait_for_an_origin() {
     let fort = Fort::new().await;
     let to = fort.node.address("in");
-    // Sixty lines of which none is like another, so that none is shared.
+    // Sixty distinct lines, so that no buffer is shared.
     let lines = |stream: usize| {
         let line = |number: usize| {
             let name = format!("x-{number}");
@@ -259,7 +259,7 @@ async fn streams_of_http_3_that_wait() {
             for _ in 0..50 {
                 let opened = tokio::time::timeout(Duration::from_secs(3), connection.open()).await;
                 let Ok(Ok((mut send, recv))) = opened else { break };
-                // Half of the connections never end a head.
+                // Half of the connections never complete a head.
                 let most = if number % 2 == 0 { whole.len() } else { whole.len() - 1 };
                 let sending = tokio::time::timeout(Duration::from_secs(3), send.bytes(whole.slice(..most))).await;
                 streams.push((send, recv));

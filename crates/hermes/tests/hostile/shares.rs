@@ -1,7 +1,7 @@
-//! One client takes all that a node has of something: connections, descriptors, tunnels, flows.
+//! One client takes all connections, descriptors, tunnels or flows of a node.
 //!
-//! While it goes on, another client, an authenticated node and the admin endpoint are answered. How soon is printed;
-//! the issue asks for a second, and a loaded machine is given longer.
+//! Meanwhile another client, an authenticated node and the admin endpoint get responses. The test prints the response
+//! times; the target is a second, and a loaded machine may take longer.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -53,7 +53,7 @@ async fn get(from: IpAddr, to: SocketAddr) -> std::io::Result<u16> {
     Ok(dialog.head().await?.status())
 }
 
-/// So many connections of one client, each of which says this. A connection that is closed is opened again at once.
+/// Connections of one client, each of which sends the same bytes. A closed connection is opened again at once.
 struct Flood(#[allow(dead_code, reason = "its drop ends the clients")] JoinSet<()>);
 
 impl Flood {
@@ -74,7 +74,7 @@ impl Flood {
     }
 }
 
-/// All that is owed an answer gets one, three times. Prints how long the slowest of each took.
+/// All other clients get responses, three times. Prints the slowest of each.
 async fn others_are_served(what: &str, overlay: &Overlay, node: &Node) {
     let identity = overlay.authority().issue(&Subject::node("peer").with_dns(NODE_NAME)).unwrap();
     let certified = Door::tls(node.address("tls"), overlay.authority().pem(), Some(&identity));
@@ -106,7 +106,7 @@ async fn node(overlay: &Overlay, limits: &str) -> (Node, origin::Origin) {
     (draft.start().await.unwrap(), stalls)
 }
 
-/// It holds as many as it may.
+/// Waits until the client holds as many entries as it may.
 async fn is_full(node: &Node, least: f64) {
     until("a full table", async || node.metric("hermes_connections_open", "").await.unwrap() >= least).await;
 }
@@ -140,7 +140,7 @@ async fn handshakes_of_one_client_shut_out_nobody() {
     others_are_served("handshakes that do not end", &overlay, &node).await;
 }
 
-/// All requests wait, each of another address: nothing is idle, and nobody has more than another.
+/// All requests wait, each from another address: nothing is idle, and all clients have the same share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_eighth_of_the_connections_is_for_authenticated_nodes() {
     let overlay = overlay();
@@ -180,7 +180,7 @@ routes:
 - {name: all, respond: {body: more}}
 ";
 
-/// As many as the system allows in all, and more.
+/// As many connections as the system allows descriptors, and more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_leave_descriptors_for_all_else() {
     let overlay = overlay();
@@ -211,7 +211,7 @@ async fn a_reload_that_found_no_descriptors_is_retried() {
     node.replace(MORE, &[]).unwrap();
     node.says("for want of resources").await;
     limited(4096);
-    // Nothing but time calls for it.
+    // No event triggers the reload, only the retry.
     until("the new document", async || node.generation().await.unwrap() > 1).await;
     node.says("applied generation=2").await;
     node.assert_sound();
@@ -239,11 +239,11 @@ routes:
     let more = http::Request::connect("DB:1").body(()).unwrap();
     let refused = open_h2(&mut connection, more).await.err().unwrap().to_string();
     assert!(refused.contains("503"), "its own stay: {refused}");
-    // Whichever worker it comes to.
+    // On whichever worker it arrives.
     let mut others = Vec::new();
     for number in 1..=10 {
         let begun = Instant::now();
-        // A few may come before the other worker has closed what it owes.
+        // Some attempts may come before the other worker has closed the entries that it owes.
         let mut dialog = loop {
             let mut dialog = Dialog::new(connect(OTHER, node.address("in")).await.unwrap());
             dialog.send("CONNECT DB:1 HTTP/1.1\r\nHost: DB:1\r\n\r\n").await.unwrap();
@@ -295,7 +295,7 @@ routes:
             }
         }
     };
-    // They go on sending: none of them is idle.
+    // The flows keep sending, so that none is idle.
     let mut flood = JoinSet::new();
     for _ in 0..150 {
         let socket = socket(FLOODER).await;

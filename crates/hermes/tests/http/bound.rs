@@ -1,4 +1,4 @@
-//! NTLM and Negotiate authenticate a connection: one that an origin has authenticated serves nobody but that client.
+//! NTLM and Negotiate authenticate a connection: an authenticated connection serves only its client.
 
 use std::sync::{
     Arc,
@@ -19,8 +19,8 @@ use http::{Request, Version};
 
 use crate::lab::{Seen, next, overlay, seen};
 
-/// An origin as IIS is one: whoever has shown a name once on a connection is served by it from then on. It tells of
-/// connections that have ended, by their numbers. `/challenge` is answered by 401.
+/// An origin like IIS: a name that a connection has shown once applies to all its later requests. It reports the
+/// numbers of connections that have ended. `/challenge` gets 401.
 fn origin() -> (Origin, Seen<usize>) {
     let (told, tells) = seen();
     let count = Arc::new(AtomicUsize::new(0));
@@ -65,7 +65,7 @@ impl Client {
         }
     }
 
-    /// Who the origin takes it for, and by which connection.
+    /// Returns the user that the origin assumes, and the number of the connection.
     async fn ask(&mut self, path: &str, authorization: Option<&str>) -> String {
         let mut request = Request::builder().uri(format!("https://web{path}")).version(Version::HTTP_2);
         if let Some(value) = authorization {
@@ -85,7 +85,7 @@ impl Client {
     }
 }
 
-/// A node of one worker: whoever may be given another's connection is.
+/// A node with one worker, so that clients share a pool.
 async fn gate(overlay: &Overlay, origin: &Origin) -> Node {
     let document = "
 workers: 1
@@ -119,7 +119,7 @@ async fn an_authenticated_connection_stays_with_its_client() {
             assert!(!served.ends_with(&format!(" {number}")), "{other} after {version}: {served}");
         }
         assert_eq!(alice.ask("/", None).await, format!("alice {number}"), "{version}");
-        // With the client goes its connection.
+        // The bound connection ends with its client.
         drop(alice);
         while next(&mut ended).await != number {}
         connections += 1;
@@ -127,7 +127,7 @@ async fn an_authenticated_connection_stays_with_its_client() {
     assert_eq!(connections, VERSIONS.len());
 }
 
-/// The challenge goes with a connection as well: its answer has to come by the same one.
+/// A challenge binds a connection as well: the client's reply has to use the same one.
 #[tokio::test]
 async fn a_challenged_connection_stays_with_its_client() {
     let (origin, _ended) = origin();
@@ -143,7 +143,7 @@ async fn a_challenged_connection_stays_with_its_client() {
     }
 }
 
-/// Between nodes one connection of HTTP/2 has requests of many clients: nobody may be bound to that.
+/// Between nodes one HTTP/2 connection carries requests of many clients, so nothing is bound to it.
 #[tokio::test]
 async fn a_connection_of_many_clients_is_bound_to_none() {
     for hop in ["h2", "h1"] {

@@ -1,4 +1,4 @@
-//! Fields that say who the client is and what it asked for: `X-Forwarded-*`, `X-Real-IP`, and the document's template.
+//! Fields that describe the client and its request: `X-Forwarded-*`, `X-Real-IP`, and the document's template.
 
 use std::io;
 
@@ -72,7 +72,7 @@ fn claims() -> String {
     CLAIMS.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect()
 }
 
-/// What an origin is told of a client: for, host, proto, prefix, real address, and by the template.
+/// The fields that an origin gets: for, host, proto, prefix, real address, and the template's.
 fn said(head: &Head) -> [Option<String>; 6] {
     let names =
         ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-prefix", "x-real-ip", "x-client"];
@@ -125,7 +125,7 @@ async fn what_a_trusted_peer_says_of_its_client_is_passed_on() {
     balancer.send(format!("GET / HTTP/1.1\r\nHost: WEB\r\n{appended}\r\n")).await.unwrap();
     let want = some(["10.9.9.9, 2001:db8::7", "WEB", "http", "", "", "2001:db8::7"]);
     assert_eq!(said(&next(&mut told).await), want);
-    // Nobody else is believed.
+    // No other client is trusted.
     let mut stranger = from("127.0.0.2", far.address("nodes")).await.unwrap();
     stranger.send(format!("GET / HTTP/1.1\r\nHost: WEB\r\n{}\r\n", claims())).await.unwrap();
     let want = some(["127.0.0.2", "WEB", "http", "", "127.0.0.2", "127.0.0.2"]);

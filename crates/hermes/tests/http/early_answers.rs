@@ -1,5 +1,5 @@
-//! Answers that come before the end of an upload, by the origin or by the node: they reach the client, and no reset
-//! overtakes them (RFC 9112, section 9.6).
+//! Early responses to uploads, from the origin or the node: they reach the client, and no reset overtakes them (RFC
+//! 9112, section 9.6).
 
 use std::{io, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::lab::{before, overlay};
 
 /// More than all buffers between a client and the origin hold.
 const UPLOAD: usize = 24 << 20;
-/// Of that the origin reads so much.
+/// The part of the upload that the origin reads.
 const READ: usize = 1 << 20;
 /// How often each case is tried: a race that is lost in half of all cases is lost in one of these.
 const TIMES: usize = 8;
@@ -34,7 +34,7 @@ fn origin() -> Origin {
     origin.unwrap()
 }
 
-/// A client that reads only after all of its upload is sent, or the connection broke.
+/// A client that reads only after it has sent the upload, or the connection broke.
 async fn upload(client: &mut Dialog<TcpStream>, head: &str, is_chunked: bool) -> io::Result<(u16, String)> {
     client.send(head).await?;
     let data = vec![b'x'; 64 << 10];
@@ -78,14 +78,14 @@ async fn an_origin_that_answers_and_closes_is_heard_by_h2_clients() {
         let mut client = Door::plain(node.address("in")).h2().await.unwrap();
         let request = Request::post("http://WEB/").body(()).unwrap();
         let (response, mut stream) = client.open(request, false).await.unwrap();
-        // The node ends it as soon as nobody reads on.
+        // The node ends the stream as soon as nothing reads its body.
         let _ = multiplex::send_all(&mut stream, Bytes::from(vec![b'x'; UPLOAD]), true).await;
         let answer = multiplex::answer(response).await.unwrap();
         assert_eq!((answer.status, answer.text().as_str()), (413, "too large"), "{time}");
     }
 }
 
-/// The same of an h2 origin, which takes as much at once as an h1 origin, and closes its whole connection.
+/// The same with an h2 origin, which reads as much as an h1 origin, and closes its whole connection.
 fn h2_origin() -> Origin {
     let origin = scripted::h1(|dialog| async move {
         let window = u32::try_from(UPLOAD).unwrap_or(u32::MAX);
@@ -149,7 +149,7 @@ async fn a_node_that_refuses_an_upload_is_heard() {
     }
 }
 
-/// The connection ends, though its client says nothing and closes nothing; a body that is there anyway keeps it.
+/// The connection ends although its client sends and closes nothing; a body that has already arrived keeps it open.
 #[tokio::test]
 async fn a_connection_that_ends_is_announced_and_not_held_for_long() {
     let overlay = overlay();
@@ -172,7 +172,7 @@ async fn a_connection_that_ends_is_announced_and_not_held_for_long() {
         let answer = client.head().await.unwrap();
         assert_eq!((answer.status(), answer.header("connection")), (405, None), "{answer:?}");
         client.body(&answer).await.unwrap();
-        // So that the next one finds the connection as it is then.
+        // Gives the connection time to reach its state after the response.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

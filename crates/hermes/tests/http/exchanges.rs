@@ -257,7 +257,7 @@ async fn an_upload_that_breaks_off_is_not_taken_for_a_whole_one() {
     }
 }
 
-/// Bodies of unknown length, by methods that seldom have one.
+/// Bodies of unknown length, with methods that seldom have one.
 #[tokio::test]
 async fn a_body_reaches_an_h1_origin_whatever_the_method() {
     let origin = scripted::h1(|mut dialog| async move {
@@ -289,7 +289,7 @@ async fn a_body_reaches_an_h1_origin_whatever_the_method() {
         let request = Request::builder().method(method).uri("http://WEB/").body(()).unwrap();
         let answer = connection.ask(request, b"query").await.unwrap();
         assert_eq!(answer.header("x-saw").as_deref(), Some(wanted.as_str()), "{method} over h2");
-        // One without a body stays one.
+        // A request without a body stays without.
         let request = Request::builder().method(method).uri("http://WEB/").body(()).unwrap();
         let answer = connection.ask(request, b"").await.unwrap();
         assert_eq!(answer.header("x-saw").as_deref(), Some(format!("{method}: \"\" by \"\"").as_str()), "{method}");

@@ -1,4 +1,4 @@
-//! HTTP/1.1 clients that close their side once they have asked (RFC 9112, section 9.6): each gets its answer.
+//! HTTP/1.1 clients that half-close after their requests (RFC 9112, section 9.6): each gets its responses.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::lab::{Seen, before, next, overlay, seen};
 
-/// An origin that says which path it was asked for, and answers when it is let to: in two parts.
+/// An origin that reports each path, and responds in two parts when the test releases it.
 fn origin() -> (Origin, Seen<String>, tokio::sync::broadcast::Sender<()>) {
     let (told, tells) = seen();
     let (release, _) = tokio::sync::broadcast::channel(16);
@@ -70,7 +70,7 @@ async fn a_client_that_closes_its_side_gets_its_answers() {
     assert_eq!(record["error"], serde_json::Value::Null, "{record}");
 }
 
-/// Also the answers of the node about itself.
+/// The node's own responses reach such clients too.
 #[tokio::test]
 async fn a_client_of_the_admin_endpoint_may_close_its_side() {
     let (origin, _tells, _release) = origin();
@@ -86,7 +86,7 @@ async fn a_client_of_the_admin_endpoint_may_close_its_side() {
     }
 }
 
-/// A body that ends with its connection is no whole body, and its request no request.
+/// A body that a half-close cuts off is incomplete, and so is its request.
 #[tokio::test]
 async fn a_client_that_closes_its_side_within_a_body_gets_no_answer_to_it() {
     let (origin, mut tells, _release) = origin();
@@ -100,7 +100,7 @@ async fn a_client_that_closes_its_side_within_a_body_gets_no_answer_to_it() {
     assert!(tells.try_recv().is_err());
 }
 
-/// A reset says that nobody waits.
+/// A reset shows that no client waits.
 #[tokio::test]
 async fn a_client_that_resets_its_connection_ends_its_request() {
     let (origin, mut tells, _release) = origin();

@@ -1,4 +1,5 @@
-//! A forward proxy for `https` URIs: the origin is reached by TLS and has to prove its name, or gets nothing.
+//! A forward proxy for `https` URIs: it reaches the origin over TLS, and sends nothing before the origin has proved its
+//! name.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -13,7 +14,7 @@ use http::{Request, Version};
 
 use crate::lab::{Seen, next, overlay, seen};
 
-/// What came to the origin: a request's target and its secret, or the first byte of what is no TLS.
+/// An event at the origin: a request's target and its secret, or the first byte of a connection without TLS.
 #[derive(Debug, PartialEq)]
 enum Came {
     Request(String, Option<String>),
@@ -44,7 +45,7 @@ fn origin(authority: &Authority, subject: &Subject) -> (Origin, Seen<Came>) {
     (origin.unwrap(), tells)
 }
 
-/// A node with one listener in the clear and one by TLS; `tls` stands in its terminating route.
+/// A node with a plaintext and a TLS listener; `tls` goes into its terminating route.
 async fn gate(overlay: &Overlay, tls: &str, wrapper: &[&str]) -> Node {
     let document = "
 listeners:
@@ -106,7 +107,7 @@ async fn requests_for_https_reach_their_origin_by_tls_in_every_version() {
     assert_eq!((answer.status, answer.header("alt-svc")), (200, None), "HTTP/3 of this node is not the origin's");
     assert_eq!(next(&mut came).await, wanted);
 
-    // What is for `http` never comes by a connection that `https` left behind at the same port.
+    // A request for `http` never uses a pooled connection of `https` to the same port.
     let mut dialog = plain.h1().await.unwrap();
     dialog.send(format!("GET http://{0}/ HTTP/1.1\r\nhost: {0}\r\n\r\n", origin.address())).await.unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 502);
@@ -131,7 +132,7 @@ async fn an_origin_that_does_not_prove_its_name_gets_nothing() {
     }
 }
 
-/// Without `tls` it is the system's CA certificates that count.
+/// Without `tls` the system's CA certificates verify origins.
 #[tokio::test]
 async fn the_systems_ca_certificates_are_the_default() {
     let (overlay, web) = (overlay(), Authority::new("web").unwrap());
@@ -144,7 +145,7 @@ async fn the_systems_ca_certificates_are_the_default() {
     assert!(matches!(next(&mut came).await, Came::Request(..)));
     drop(trusting);
 
-    // Whoever has none runs, and says what is missing.
+    // A system without CA certificates: the node runs, and reports what is missing.
     let empty = overlay.dir().join("empty");
     std::fs::create_dir(&empty).unwrap();
     let (file, dir) = (format!("SSL_CERT_FILE={}/none", empty.display()), format!("SSL_CERT_DIR={}", empty.display()));

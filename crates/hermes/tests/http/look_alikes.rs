@@ -40,7 +40,7 @@ upstreams:
 /// Names that become `HTTP_HERMES_USER`, `HTTP_X_USER`, ... at an origin.
 const ALIKE: [&str; 7] =
     ["hermes_user", "hermes.service", "x_user", "x-account", "x_api-version", "x-internal_only", "x_forwarded_for"];
-/// Names that are like nobody's.
+/// Names that collide with none.
 const OTHERS: [&str; 3] = ["x_users", "under_score", "user"];
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What honest programs send though no RFC has it so, and what they wait for: each is served, or told why not.
+//! Requests of honest programs that no RFC covers, and long waits: each client is served, or told why not.
 
 use std::{io, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 use crate::lab::{Seen, next, overlay, seen};
 
-/// Tells each head; answers `/slow` after many interim responses, `/mute` never.
+/// An origin that reports each head; it answers `/slow` after many interim responses, and `/mute` never.
 fn origin() -> (Origin, Seen<Head>) {
     let (tell, told) = seen();
     let origin = scripted::h1(move |mut dialog| {
@@ -30,7 +30,7 @@ fn origin() -> (Origin, Seen<Head>) {
                 match target.as_str() {
                     "/mute" => dialog.to_end().await.map(drop)?,
                     "/slow" => {
-                        // Longer than the route lets pass without progress, but never at once.
+                        // Longer in all than the route's `progress`, but with less than that between two responses.
                         for _ in 0..6 {
                             tokio::time::sleep(Duration::from_millis(500)).await;
                             dialog.send("HTTP/1.1 102 Processing\r\n\r\n").await?;
@@ -62,7 +62,7 @@ async fn node(overlay: &Overlay, origin: &Origin) -> Node {
     draft.document(DOCUMENT).with("ORIGIN", origin.address()).start().await.unwrap()
 }
 
-/// What an origin is asked for.
+/// Targets of clients, and those that the origin has to get.
 const TARGETS: [(&str, &str); 5] = [
     ("/?q=\"a\"", "/?q=%22a%22"),
     ("/<a>?<b>", "/%3Ca%3E?%3Cb%3E"),
@@ -77,7 +77,7 @@ async fn characters_that_no_uri_has_are_escaped() {
     let (origin, mut told) = origin();
     let node = node(&overlay, &origin).await;
     let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    // On one connection, and as first request of its own.
+    // Each target on a shared connection, and as the first request of its own.
     for (target, want) in TARGETS {
         let mut first = Dialog::connect(node.address("in")).await.unwrap();
         for dialog in [&mut dialog, &mut first] {
@@ -93,7 +93,7 @@ async fn characters_that_no_uri_has_are_escaped() {
     let mut latin = Dialog::connect(node.address("in")).await.unwrap();
     latin.send(&b"GET /caf\xe9 HTTP/1.1\r\nHost: WEB\r\n\r\n"[..]).await.unwrap();
     assert_eq!((latin.head().await.unwrap().status(), next(&mut told).await.target()), (200, "/caf%E9"));
-    // A body is nobody's to change, whatever it looks like.
+    // A body must not change, even if it looks like a request.
     let body = "GET /\" HTTP/1.1\r\n\r\n";
     dialog.send(format!("POST / HTTP/1.1\r\nHost: WEB\r\nContent-Length: {}\r\n\r\n", body.len())).await.unwrap();
     dialog.send(body).await.unwrap();
@@ -120,7 +120,7 @@ async fn http_1_0_without_a_host_asks_whom_it_has_come_to() {
     dialog.send("GET /check HTTP/1.0\r\n\r\n").await.unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 200);
     assert_eq!(next(&mut told).await.header("host"), Some(node.address("in").to_string()));
-    // HTTP/1.1 has to say it.
+    // HTTP/1.1 requires `Host`.
     let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
     dialog.send("GET /check HTTP/1.1\r\n\r\n").await.unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 400);
@@ -165,7 +165,7 @@ async fn an_upload_that_stalls_is_its_client_s_fault() {
     let request = Request::post("http://WEB/mute").body(()).unwrap();
     let (answer, _stream) = connection.open(request, false).await.unwrap();
     assert_eq!(hermes_testkit::multiplex::answer(answer).await.unwrap().status, 408);
-    // One that has sent all waits for the origin.
+    // A client that has sent its whole request waits for the origin.
     dialog = Dialog::connect(node.address("in")).await.unwrap();
     dialog.send("POST /mute HTTP/1.1\r\nHost: WEB\r\nContent-Length: 5\r\n\r\nhello").await.unwrap();
     assert_eq!(dialog.head().await.unwrap().status(), 504);

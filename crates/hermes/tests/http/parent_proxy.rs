@@ -1,4 +1,4 @@
-//! A forward proxy behind the node: squid, and one that shows what it is asked.
+//! A forward proxy after the node: squid, and one that shows its requests.
 
 use std::{path::Path, time::Duration};
 
@@ -13,7 +13,7 @@ use http::Request;
 
 use crate::lab::{Seen, next, overlay, seen};
 
-/// Where distributions have squid's helpers.
+/// The directories of squid's helpers in distributions.
 const HELPERS: [&str; 3] = ["/usr/lib/squid", "/usr/lib64/squid", "/usr/libexec/squid"];
 
 /// An origin that answers with its target, and tells which head it got.
@@ -33,7 +33,7 @@ fn origin() -> (Origin, Seen<hermes_testkit::dialog::Head>) {
     (origin.unwrap(), tells)
 }
 
-/// squid, which lets nobody through without credentials; `None` where there is none. Any credentials do.
+/// squid, which requires credentials and accepts any; `None` if it is not installed.
 fn squid(test: &str, overlay: &Overlay) -> Option<(Running, u16)> {
     let helper = HELPERS.map(|dir| Path::new(dir).join("basic_fake_auth")).into_iter().find(|path| path.is_file());
     let Some(helper) = helper else {
@@ -141,7 +141,7 @@ async fn a_forward_proxy_is_asked_in_absolute_form() {
     assert_eq!(next(&mut tells).await.target(), "http://web.test/chat");
 }
 
-/// Flat repositories of apt, and whoever else leaves single dots in.
+/// Single dots in paths, as apt sends them for flat repositories.
 #[tokio::test]
 async fn single_dots_are_left_out_of_paths() {
     let (overlay, (origin, mut tells)) = (overlay(), origin());

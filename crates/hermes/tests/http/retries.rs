@@ -253,11 +253,11 @@ async fn a_refused_stream_is_opened_again_without_a_policy() {
     assert_eq!(multiplex::answer(response).await.unwrap().status, 200);
     assert_eq!(next(&mut tells).await, b"first second");
 
-    // Who refuses for ever is not asked for ever.
+    // A peer that always refuses is not asked for ever.
     let request = Request::post("http://WEB/never").body(()).unwrap();
     assert_eq!(connection.ask(request, b"body").await.unwrap().status, 502);
     assert_eq!((next(&mut tells).await, further(&mut tells)), (b"refused".to_vec(), 2));
-    // What is not held any more is not sent again.
+    // A body that is no longer held is not sent again.
     let request = Request::post("http://WEB/never").body(()).unwrap();
     let (response, mut stream) = connection.open(request, false).await.unwrap();
     let _ = multiplex::send_all(&mut stream, vec![7; 100 << 10].into(), false).await;

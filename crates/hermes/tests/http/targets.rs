@@ -1,4 +1,4 @@
-//! Request targets: what an origin is asked for where a client names no path, or an odd one.
+//! Request targets: the target that an origin gets if a client names no path, or an unusual one.
 //!
 //! In: targets as clients of each version write them, byte by byte. Out: a target that any origin reads the same way.
 
@@ -16,7 +16,7 @@ use http::Response;
 
 use crate::lab::{Seen, next, overlay, seen};
 
-/// Tells the target of each request, as it is on the wire.
+/// An origin that reports each request target as it is on the wire.
 fn origin_h1() -> (Origin, Seen<String>) {
     let (tell, told) = seen();
     let origin = scripted::h1(move |mut dialog| {
@@ -80,7 +80,7 @@ async fn status_h3(door: &Door, path: &str) -> Option<u16> {
     recv.answer().await.ok().map(|answer| answer.status)
 }
 
-/// What an origin must be asked for, whichever version its client and it speak.
+/// Targets, and those that the origin must get, for each version of client and origin.
 const EMPTY: [(&str, &str); 3] = [("#x", "/"), ("?a=1", "/?a=1"), ("?a=1#x", "/?a=1")];
 
 #[tokio::test]

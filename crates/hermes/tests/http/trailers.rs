@@ -156,7 +156,7 @@ async fn unannounced_ones_arrive_in_every_version_and_are_no_failure() {
         let far = before(&overlay, version, origin.address()).await;
         let near = in_front(&overlay, "h1", &far).await;
         let mut dialog = Door::plain(near.address("in")).h1().await.unwrap();
-        // Twice: what one message left behind would break the next one.
+        // Twice: leftovers of one message would break the next one.
         for _ in 0..2 {
             dialog.send("POST /h1 HTTP/1.1\r\nhost: WEB\r\nte: trailers\r\nconnection: te\r\n").await.unwrap();
             dialog.send("transfer-encoding: chunked\r\n\r\n4\r\ncall\r\n0\r\nx-asked: 7\r\n\r\n").await.unwrap();
@@ -167,7 +167,7 @@ async fn unannounced_ones_arrive_in_every_version_and_are_no_failure() {
             assert_eq!(content.trailer("x-saw").as_deref(), Some("7"), "{version}: {content:?}");
             assert_eq!(content.trailer("host"), None, "{version}: {content:?}");
         }
-        // A client that does not take trailers gets none, and its next answer is none the worse.
+        // A client that does not accept trailers gets none, and its next response is intact.
         for _ in 0..2 {
             dialog.send("GET /none HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
             let head = dialog.head().await.unwrap();

@@ -203,7 +203,7 @@ async fn a_key_is_proven_whatever_carries_it() {
     }
 }
 
-/// nghttpx takes no key over HTTP/2; and what makes HTTP/1.1 of it without making a key, as Envoy does, needs one.
+/// nghttpx accepts no key over HTTP/2; a proxy that translates to HTTP/1.1 without adding a key, like Envoy, needs one.
 #[tokio::test]
 async fn an_http2_peer_gets_a_key_where_it_wants_one() {
     for wants_key in [false, true] {
@@ -362,7 +362,7 @@ async fn an_unknown_protocol_passes_and_h2c_is_ignored() {
     assert_eq!(next(&mut tells).await.protocol, "");
 }
 
-/// An origin that switches to `tcp` after a request with a body, as docker's does, and says what it was asked.
+/// An origin that switches to `tcp` after a request with a body, like docker's, and reports its requests.
 fn switching() -> (Origin, Seen<String>) {
     let (told, tells) = seen();
     let origin = scripted::h1(move |mut dialog| {

@@ -1,4 +1,4 @@
-//! WebSocket to origins as they are: named by the request, and speaking HTTP/2 without RFC 8441, as nginx does.
+//! WebSockets to origins that the request names, and to origins with HTTP/2 but without RFC 8441, such as nginx.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use hermes_testkit::{
 use crate::lab::{next, overlay};
 use crate::upgrades::{by_h1, by_h2, opened_by_h1, opened_by_h2, websocket};
 
-/// nginx by TLS, with HTTP/2, before this origin; `None` where there is none.
+/// nginx over TLS, with HTTP/2, in front of this origin; `None` if it is not installed.
 fn nginx(test: &str, overlay: &Overlay, authority: &Authority, origin: &Origin) -> Option<(Running, u16)> {
     let files = authority.issue(&Subject::server("origin.test")).unwrap().write(overlay.dir(), "nginx").unwrap();
-    // Nobody else binds it between here and there, as far as the kernel hands out ports in turn.
+    // The port stays free until nginx binds it, since the kernel assigns ports in turn.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let dir = overlay.dir().display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -67,7 +67,7 @@ upstreams:
             overlay.node("edge").called(&format!("edge-{protocol}")).document(document).with("PROTOCOL", protocol);
         let node = node.with("CA", ca.display()).with("PORT", port).start().await.unwrap();
         let door = Door::plain(node.address("in"));
-        // nginx ends both directions when one ends: who asks for the end of one gets no echo.
+        // nginx closes both directions when one ends, so the test does not half-close before the echo.
         for mut tunnel in [opened_by_h1(&door).await, opened_by_h2(&door).await] {
             tunnel.writer.send("hello").await.unwrap();
             assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"hello", "{protocol}");
@@ -75,7 +75,7 @@ upstreams:
         for _ in 0..2 {
             assert_eq!(next(&mut tells).await.protocol, "websocket", "{protocol}");
         }
-        // What is no upgrade still goes by HTTP/2; nginx passes it on.
+        // Ordinary requests still use HTTP/2; nginx forwards them.
         let mut dialog = door.h1().await.unwrap();
         dialog.send("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n\r\n").await.unwrap();
         assert_eq!(dialog.head().await.unwrap().status(), 403, "{protocol}");
@@ -83,7 +83,7 @@ upstreams:
     }
 }
 
-/// By a forward proxy, in the clear and by TLS, and by a route for one origin.
+/// Through a forward proxy, without and with TLS, and through a route for one origin.
 #[tokio::test]
 async fn a_terminating_route_opens_websockets() {
     let (overlay, web) = (overlay(), Authority::new("web").unwrap());

@@ -1,7 +1,7 @@
-//! Names through a device as connections and flows: programs that know no proxy connect to a name's address.
+//! Names through a device as connections and flows: programs without a proxy setting connect to a name's address.
 //!
 //! In: a user with a device that carries names as flows, and a far node with servers of TCP, UDP and HTTP; getent, curl
-//! and Python as programs. Out: each gets its bytes, and an error that says what the far end said.
+//! and Python as programs. Out: each gets its bytes, and errors match those of the far end.
 
 use hermes_testkit::{
     dns::resolving_by,
@@ -119,7 +119,7 @@ impl Services {
         Self { near, _far: far, _tcp: tcp, _http: http, _udp: udp, line }
     }
 
-    /// What a program of alice's prints.
+    /// The output of a program in alice's namespace.
     async fn output(&self, program: &[&str]) -> Result<String, String> {
         let mut words = resolving_by([127, 0, 0, 53].into(), self.line.overlay.dir()).unwrap();
         words.extend(program.iter().map(|word| (*word).to_owned()));
@@ -171,10 +171,10 @@ fn a_program_hears_what_the_far_end_says() {
             services.connect("CLOSED", 1).await,
             format!("ConnectionRefusedError {}", libc_errno("ECONNREFUSED"))
         );
-        // No route leads there, so nothing does.
+        // No route matches this name.
         let said = services.connect("nobody.corp", 1).await;
         assert!(said.starts_with("OSError ") || said.starts_with("ConnectionRefusedError"), "{said}");
-        // An address that no name has.
+        // An address that stands for no name.
         let said = services.connect("100.64.0.1", 1).await;
         assert_eq!(said, format!("OSError {}", libc_errno("ENETUNREACH")));
         let said = services.output(&["curl", "-sS", "--max-time", "20", "https://SHOP/"]).await.unwrap_err();
@@ -225,7 +225,7 @@ fn connections_to_names_outlive_a_takeover() {
         assert_eq!(services.connect("DB", 100_000).await, "same");
         let datagrams = services.output(&["python3", "-c", DATAGRAMS, "CLOCK", "123"]).await;
         assert_eq!(datagrams.as_deref(), Ok("3"));
-        // From then on the old process has no more than the connections that it had.
+        // The old process keeps only its existing connections from here on.
         before.says("another process serves new connections to names").await;
         echoed(3).await;
     });

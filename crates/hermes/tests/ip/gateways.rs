@@ -369,7 +369,7 @@ fn tables_of_somebody_else_stay() {
     });
 }
 
-/// Without a pool any client's addresses are hidden: of IPv6 only where the route has to do with IPv6.
+/// Without a pool, NAT hides all clients' addresses; IPv6 ones only if the route concerns IPv6.
 #[test]
 fn a_gateway_without_a_pool_forwards_only_the_versions_that_it_needs() {
     as_root("a gateway without a pool", || async {
@@ -393,7 +393,7 @@ fn a_gateway_without_a_pool_forwards_only_the_versions_that_it_needs() {
         assert!(forwards(v6).await);
         let rules = gate.place.output(&["nft", "list", "table", "inet", "hermes-gw3"]).await.unwrap();
         assert!(rules.contains("ip6 saddr ::/0 masquerade"), "{rules}");
-        // No router has said anything here: nothing is asked to listen to one.
+        // No router has advertised here, so no interface has to accept advertisements.
         assert_eq!(accepts().await.matches('2').count(), before.matches('2').count());
     });
 }

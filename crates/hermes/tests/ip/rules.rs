@@ -233,7 +233,7 @@ fn cases(own: &str, gateway: &str) -> Vec<Case> {
     cases
 }
 
-/// Puts the header's checksum right.
+/// Recomputes the header's checksum.
 fn sum_v4(packet: &mut [u8]) {
     let length = usize::from(packet[0] & 0xf) * 4;
     packet[10..12].fill(0);

@@ -172,7 +172,7 @@ async fn a_service_manager_hears_that_it_serves_and_that_it_ends() {
     node.end(Duration::from_secs(20)).unwrap();
 }
 
-/// A unit's process that a successor took over from may finish its sessions: systemd is not told that it stops.
+/// After a takeover the unit's process may finish its sessions: systemd is not notified of a stop.
 #[tokio::test]
 async fn a_service_manager_hears_nothing_of_a_takeover() {
     let room = tempfile::tempdir().unwrap();

@@ -258,7 +258,7 @@ async fn a_document_whose_files_come_late_is_applied_when_they_are_there() {
     says(&node, "open").await;
 }
 
-/// As deployments do that put whole directories in place of others.
+/// Deployments may replace whole directories.
 #[tokio::test]
 async fn a_certificate_in_a_directory_that_is_replaced_is_used() {
     let overlay = overlay();
@@ -275,13 +275,13 @@ async fn a_certificate_in_a_directory_that_is_replaced_is_used() {
     let node = draft.with("CERT", shop.cert.display()).with("KEY", shop.key.display()).start().await.unwrap();
     let secure = node.address("secure");
     for _ in 0..2 {
-        // Removed and made again.
+        // The directory is removed and created again.
         let new = shop.issue();
         fs::remove_dir_all(&certs).unwrap();
         fs::create_dir(&certs).unwrap();
         write(&new, &certs);
         until("the new certificate", || shop.shows(secure, &new)).await;
-        // Moved away, and another one in its place.
+        // The directory is moved away, and replaced by another one.
         let (new, next) = (shop.issue(), overlay.dir().join("next"));
         fs::create_dir(&next).unwrap();
         write(&new, &next);

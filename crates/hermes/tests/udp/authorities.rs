@@ -1,4 +1,4 @@
-//! Whom requests for tunnels are for: the next proxy, by the name that TLS knows it by, and by `https`.
+//! The authority and scheme of tunnel requests: those of the next proxy, by the name that TLS verifies, with `https`.
 
 use std::{io, net::SocketAddr};
 
@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::lab::{ANY, overlay};
 
-/// A proxy by TLS that refuses every tunnel, and tells for whom and by which scheme and path it was asked.
+/// A TLS proxy that refuses every tunnel, and reports authority, scheme and path of each request.
 fn proxy(authority: &Authority, protocol: &str) -> (Origin, UnboundedReceiver<String>) {
     let (told, tells) = unbounded_channel();
     let subject = Subject::server("masque.test").with_address([127, 0, 0, 1].into());
@@ -106,7 +106,7 @@ upstreams:
             assert_eq!(next(&mut tells).await.to_ascii_lowercase(), wanted, "{protocol}, a udp listener");
             let _association = by_socks(node.address("socks")).await;
             assert_eq!(next(&mut tells).await.to_ascii_lowercase(), wanted, "{protocol}, a socks5 listener");
-            // What another client asked for by `http` goes on by what carries it.
+            // A tunnel that a client requested over `http` goes on with the scheme of the connection that carries it.
             let refused = Flow::open(&Door::plain(node.address("door")), FlowWay::UpgradeH1, "TARGET", 7).await;
             assert!(refused.is_err());
             assert_eq!(next(&mut tells).await.to_ascii_lowercase(), wanted, "{protocol}, an http listener");

@@ -27,7 +27,7 @@ pub(super) struct Account {
     /// The disk takes nothing: nothing is kept there that is not needed, nor waits to be.
     pub(super) is_stuck: bool,
     pub(super) exchanges: usize,
-    /// Of these, the exchanges of each neighbour and user.
+    /// The exchanges of each owner: a neighbour or a user.
     owners: HashMap<Arc<str>, usize>,
     pub(super) memory: u64,
     pub(super) disk: u64,
@@ -79,8 +79,8 @@ impl Account {
         self.limits.disk.min(self.disk_there)
     }
 
-    /// One more exchange of an owner. It may have as many as it leaves to others: one that takes all that it may leaves
-    /// half of the room, two of them a quarter, and so on.
+    /// True if an owner may have one more exchange. An owner may have as many as remain free: one that takes all that
+    /// it may leaves half, two of them leave a quarter, and so on.
     pub(super) fn takes_exchange(&self, owner: &str) -> bool {
         let free = self.limits.exchanges.saturating_sub(self.exchanges);
         free > 0 && self.owners.get(owner).copied().unwrap_or_default() <= free

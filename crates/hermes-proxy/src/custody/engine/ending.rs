@@ -15,7 +15,7 @@ use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
 /// Ends that one neighbour is told of again. Of older ones it hears only that they are over.
 const MOST_ENDED: usize = 16 << 10;
 
-/// What was begun, and of which nothing came, lasts for so long without a channel to its neighbour.
+/// The lifetime of an exchange that was only begun, while its neighbour has no channel.
 const EMPTY_FOR: Duration = Duration::from_secs(10);
 
 impl Engine {
@@ -189,7 +189,8 @@ impl Engine {
         }
     }
 
-    /// Forgets what neighbours without a channel have only begun: they begin it again with the next channel.
+    /// Forgets exchanges that neighbours without a channel have only begun: a neighbour begins them again with its next
+    /// channel.
     fn forget_empty(&mut self, now: Duration) {
         let mut lapsed = Vec::new();
         for (name, peer) in self.peers.iter_mut().filter(|(_, peer)| peer.may_lapse) {

@@ -147,7 +147,7 @@ pub(super) struct Exchange {
     pub(super) response: Half,
     pub(super) deadline: Duration,
     pub(super) account: Arc<str>,
-    /// The neighbour or user whose share of the account it counts in.
+    /// The neighbour or user in whose share of the account the exchange counts.
     pub(super) owner: Arc<str>,
     /// Both its halves have to come to their end, whichever is first; and it has its time anew with each step.
     pub(super) is_tunnel: bool,

@@ -16,7 +16,8 @@ use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) is_open: bool,
-    /// Its channel was closed, and what it has only begun is not forgotten yet; since when, once that was noticed.
+    /// The channel was closed, and exchanges that the neighbour has only begun may lapse. `closed_since` is set once
+    /// this was noticed.
     pub(super) may_lapse: bool,
     pub(super) closed_since: Option<Duration>,
     /// It was asked, and had nothing to hear.

@@ -16,7 +16,7 @@ use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
 /// Of so many chunks one is the oldest exchange's, whoever else is ahead.
 const FOR_THE_OLDEST: u32 = 8;
-/// Stands between the name of a neighbour that comes to us and that of its line.
+/// Separates the name of a neighbour that connects to us from that of its connection.
 pub(crate) const BY: &str = " by ";
 /// No neighbour asks for longer custody.
 pub(crate) const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -25,7 +25,7 @@ const MOST_WORDS: usize = 4096;
 /// Ends that wait for the disk before whoever told them may forget them. What finds no room is told at once.
 const MOST_FAREWELLS: usize = 16 << 10;
 
-/// The neighbour that is known by this name, whichever of its lines it comes by.
+/// The neighbour with this name, whichever of its connections it uses.
 pub(super) fn owner_of(peer: &Arc<str>) -> Arc<str> {
     peer.split_once(BY).map_or_else(|| peer.clone(), |(node, _)| Arc::from(node))
 }

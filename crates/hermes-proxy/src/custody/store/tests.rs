@@ -289,7 +289,7 @@ fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     assert_eq!(found(), []);
 }
 
-/// A neighbour on the machine may have put a link there, or may look.
+/// Another user of the machine may have placed a symbolic link there, or may read.
 #[test]
 fn segments_are_the_nodes_own_and_no_link_stands_for_one() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};

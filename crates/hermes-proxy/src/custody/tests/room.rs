@@ -242,7 +242,7 @@ fn begins(engine: &mut Engine, peer: &Arc<str>, numbers: std::ops::Range<u128>) 
     engine.len() - before
 }
 
-/// By however many lines it comes.
+/// A neighbour's share does not grow with the number of its connections.
 #[test]
 fn a_neighbour_that_begins_without_end_leaves_half_of_the_exchanges() {
     let mut engine = engine(LIMITS);

@@ -277,8 +277,8 @@ impl LocalDevice {
         self.device.outlived();
     }
 
-    /// Gives a packet to the process before us, which may have the connection that it belongs to. False: there is none, or it
-    /// takes no more.
+    /// Passes a packet to the predecessor process, which may have its connection. False: no predecessor, or its queue
+    /// is full.
     pub(crate) fn pass_to_predecessor(&self, packet: &Bytes) -> bool {
         let before = self.before.borrow();
         let sent = before.as_ref().map(|before| before.try_send(std::slice::from_ref(packet)));

@@ -207,7 +207,8 @@ fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners()
     assert!(given.lock().shares.is_empty());
 }
 
-/// Whoever opens and breaks sessions without end, with as many addresses as each may have, goes through its own.
+/// A user that opens and breaks sessions without end, each with as many addresses as it may have, exhausts only its own
+/// resting addresses.
 #[test]
 fn what_rests_is_nobody_elses_while_another_address_is_free() {
     let given = Given::default();
@@ -228,7 +229,7 @@ fn what_rests_is_nobody_elses_while_another_address_is_free() {
         session.iter().for_each(|net| given.breaks(*net));
         session.iter().for_each(|net| given.give_back(*net));
     }
-    // All that is not bob's is another's: what bob has no more goes before what alice has.
+    // Other owners hold all other addresses: bob's resting ones are taken before alice's.
     let others: Vec<_> = (0..MOST_OWNED).map(|_| take(&carol, 3000)).collect();
     assert_eq!(others.len(), MOST_OWNED);
     assert!(!given.is_free(hers));

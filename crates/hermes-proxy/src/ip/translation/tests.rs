@@ -1,4 +1,4 @@
-//! Flows in computed time: what goes to our sockets comes back to its program, and no alias has two owners.
+//! Flows in computed time: packets to the node's sockets come back to their program, and no alias has two owners.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ fn a_connection_is_opened_before_its_syn_goes_on_and_comes_back_to_its_program()
     let mut back = packet(Transport::Tcp, address(TCP), alias, ip::SYN | ip::ACK);
     assert_eq!(translate(&mut flows, &mut back, 3), Outcome::Rewritten);
     assert_eq!(ends(&back), (key.target, key.client));
-    // Segments that are on their way when it ends still arrive; a new connection from the same port is another one.
+    // Segments in flight at the close still arrive; a new connection from the same port is a new flow.
     flows.close(&key, 4);
     let mut last = packet(Transport::Tcp, key.client, key.target, ip::ACK);
     assert_eq!(translate(&mut flows, &mut last, 5), Outcome::Rewritten);
@@ -106,7 +106,7 @@ fn the_table_is_bounded_and_gives_up_what_ended_first() {
 }
 
 proptest! {
-    /// Whatever begins and ends: each flow has an alias of its own, and the two tables say the same.
+    /// For any sequence of begins and ends, each flow has an alias of its own, and the two tables agree.
     #[test]
     fn aliases_and_flows_are_one_to_one(steps in proptest::collection::vec((0u16..8, 0u8..4, 0u8..3), 1..200)) {
         let mut flows = translation();

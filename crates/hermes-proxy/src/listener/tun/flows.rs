@@ -1,13 +1,13 @@
-//! Names through a device as connections and flows: a program asked DNS, and connects to an address that stands for a
-//! name; each of its TCP connections becomes CONNECT to the name, each of its UDP flows CONNECT-UDP.
+//! Names through a device as connections and flows: a program has resolved a name, and connects to the address that
+//! stands for it. Each of its TCP connections becomes CONNECT to the name, each of its UDP flows CONNECT-UDP.
 //!
 //! In: the packets of a prefix whose addresses stand for names. Out: the same, translated (`ip::Translation`), so that
-//! the kernel serves them at two sockets of ours. A client's SYN waits until the far end is open: the program is refused
-//! when that refuses, and told that nothing leads there when nothing does. A connection to port 80 is served as HTTP,
-//! each request decided by itself, unless routes take nothing but tunnels to the name.
-//! A process that another one takes over from serves the connections that it has until they end; UDP flows begin anew in the
-//! other one.
-//! Bounded: flows at a time (`name-sessions`), connections of the node, the time until the kernel hands one over.
+//! the kernel serves them at two sockets of the node. A client's SYN waits until the far end has accepted: the program
+//! sees a refusal if the far end refuses, and "unreachable" if no route matches. A connection to port 80 is served as
+//! HTTP, each request decided by itself, unless routes take nothing but tunnels to the name. After a takeover the old
+//! process serves its connections until they end; UDP flows begin anew in the new process.
+//! Bounded: the number of flows (`name-sessions`), the node's connections, the time until the kernel hands a connection
+//! over.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -43,9 +43,9 @@ use crate::signal::Signal;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
-/// The port of services that speak HTTP without TLS.
+/// The port of HTTP without TLS.
 const HTTP_PORT: u16 = 80;
-/// The kernel hands a connection over this soon after the client's SYN went to our socket, or the client is gone.
+/// The maximum time from the client's SYN until the kernel hands the connection over; after it the client has left.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the tasks of one prefix share.
@@ -54,15 +54,15 @@ struct Flows {
     listener: Arc<str>,
     local: Rc<LocalDevice>,
     translation: Rc<RefCell<Translation>>,
-    /// Who waits for the connection from an alias.
+    /// The tasks that wait for the connection from an alias.
     expected: RefCell<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
     /// A connection has ended.
     closed: Notify,
-    /// The prefix is served no longer.
+    /// Set when the prefix is no longer served.
     ended: watch::Sender<bool>,
 }
 
-/// Serves a prefix until its end; `before` is told to end when this one takes the packets.
+/// Serves a prefix until its end, and ends `before` when this task takes over the packets.
 pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
@@ -102,7 +102,7 @@ pub(super) async fn capture(
     let targets = Targets::Translated(translation);
     worker.spawn(receive_all(worker.clone(), receiving, listener.name.clone(), udp_ending.clone(), targets));
     tracing::info!(listener = %listener.name, %prefix, "connections to names are served");
-    // Another process serves what begins from now on.
+    // True once another process serves new connections.
     let mut is_leaving = false;
     while !(is_leaving && flows.translation.borrow().has_no_connections()) {
         tokio::select! {
@@ -118,7 +118,7 @@ pub(super) async fn capture(
             () = flows.closed.notified() => {}
             accepted = accepting.accept() => flows.hand_over(accepted),
             packets = pending.next() => {
-                // The device is gone: whoever makes it again captures again.
+                // The device was removed. A new capture begins when it is created again.
                 let Some(packets) = packets else { break };
                 flows.take(packets).await;
                 tokio::task::yield_now().await;
@@ -131,7 +131,7 @@ pub(super) async fn capture(
 
 type Sockets = (TcpListener, UdpSocket, Translation);
 
-/// The two sockets. They take packets of the device alone, and send into it alone, whatever routes there are.
+/// Opens the two sockets, bound to the device whatever the routes are.
 fn open_sockets(own: SocketAddr, device: &str) -> io::Result<Sockets> {
     let accepting = tcp::listen_on_device(own, device)?;
     let receiving = udp::listen_on_device(own, device)?;
@@ -140,7 +140,7 @@ fn open_sockets(own: SocketAddr, device: &str) -> io::Result<Sockets> {
 }
 
 impl Flows {
-    /// Translates a batch, and begins what is new.
+    /// Translates a batch, and begins new flows.
     async fn take(self: &Rc<Self>, packets: VecDeque<Bytes>) {
         let mut translated: VecDeque<Bytes> = packets.into_iter().filter_map(|packet| self.take_one(packet)).collect();
         let dropped = |reason, count| self.worker.shared.metrics.dropped(reason, count);
@@ -150,7 +150,7 @@ impl Flows {
         }
     }
 
-    /// The packet, where it was translated.
+    /// Translates one packet. `None` if nothing goes into the device for it.
     fn take_one(self: &Rc<Self>, packet: Bytes) -> Option<Bytes> {
         let Ok(header) = ip::parse(&packet) else {
             self.worker.shared.metrics.dropped("malformed-packet", 1);
@@ -166,7 +166,7 @@ impl Flows {
                 return (outcome == Outcome::Rewritten).then(|| changed.freeze());
             }
             Outcome::Begins(_) | Outcome::Waits => {}
-            // Before a takeover it was a connection of the process that had the device.
+            // It may belong to a connection of the predecessor, which had the device before the takeover.
             Outcome::Unknown if header.protocol == ip::TCP => {
                 let packet = changed.freeze();
                 if self.local.pass_to_predecessor(&packet) {
@@ -200,7 +200,7 @@ impl Flows {
         true
     }
 
-    /// False where the node has as many connections as it may.
+    /// False if the node's table of connections has no room.
     fn begin_connection(self: &Rc<Self>, key: FlowKey, syn: &[u8], name: Arc<str>) -> bool {
         let Some(listener) = self.worker.generation().listener(&self.listener).cloned() else { return false };
         let Some(guard) = ConnectionGuard::take(&self.worker, listener, key.client, &Trust::Anonymous) else {
@@ -218,7 +218,7 @@ impl Flows {
             flows.expected.borrow_mut().retain(|_, waiting| !waiting.is_closed());
             flows.translation.borrow_mut().close(&key, flows.worker.now());
             flows.closed.notify_one();
-            // As long as a connection is to it, the name keeps its address.
+            // The name keeps its address as long as a connection uses it.
             drop(name);
         });
         true
@@ -281,12 +281,12 @@ impl Flows {
         }
         let (header, (port, _)) = (ip::parse(&changed).ok()?, ip::ports(&changed, &header)?);
         self.expected.borrow_mut().insert(SocketAddr::new(header.source, port), tell);
-        // If this is lost, the client sends it again: it is translated like any segment from now on.
+        // If the queue drops the SYN, the client retransmits it, and it is translated like any segment.
         let _ = self.local.queue.try_send(&[changed.into()]);
         tokio::time::timeout(HANDOVER_TIMEOUT, told).await.ok()?.ok()
     }
 
-    /// Gives a connection to the task that waits for it. One that nobody waits for is closed.
+    /// Hands a connection to the task that waits for it, or closes it if none does.
     fn hand_over(&self, accepted: io::Result<(TcpStream, SocketAddr)>) {
         match accepted {
             Ok((tcp, alias)) => {
@@ -315,13 +315,13 @@ impl Flows {
 
     fn answer(&self, packet: Option<Vec<u8>>) {
         if let Some(packet) = packet.filter(|_| self.worker.takes_answer()) {
-            // Like every answer it may be lost.
+            // The queue may drop it, like any packet.
             let _ = self.local.queue.try_send(&[packet.into()]);
         }
     }
 }
 
-/// Whether a connection is served as HTTP: it is to the port of that, and no route takes tunnels to the name alone.
+/// True if a connection is served as HTTP: it is to port 80, unless routes accept only tunnels to the name.
 fn is_http(worker: &Worker, tunnel: &Request<'_>, key: FlowKey) -> bool {
     let snapshot = &worker.generation().snapshot;
     let acts = |facts: &Facts| matches!(decide(facts, snapshot), Decision::Act(_));

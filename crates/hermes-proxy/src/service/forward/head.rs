@@ -33,7 +33,7 @@ pub(crate) struct Dress<'a> {
     /// The authority as the client spelled it.
     pub(crate) host: &'a HeaderValue,
     pub(crate) trace: Traceparent,
-    /// It goes to a forward proxy.
+    /// The next hop is a forward proxy.
     pub(crate) to_proxy: bool,
     /// What a cache asks in the client's place.
     pub(crate) amend: Option<Amend>,
@@ -124,11 +124,12 @@ impl Outgoing {
         request
     }
 
-    /// The target of an HTTP/1.1 request that is no CONNECT. In absolute form for a forward proxy, and for a node where the
-    /// connection implies another scheme than the request has: with it goes the default port (RFC 9112, section 3.2.2).
+    /// The target of an HTTP/1.1 request other than CONNECT. In absolute form for a forward proxy, and for a node if
+    /// the connection implies another scheme than the request's, since the scheme decides the default port (RFC 9112,
+    /// section 3.2.2).
     pub(crate) fn h1_target(&self, connection: &H1Connection, is_node: bool) -> Uri {
         let is_absolute = self.is_absolute || is_node && self.scheme != connection.scheme();
-        // `OPTIONS *` is for whoever gets it.
+        // `OPTIONS *` addresses the recipient itself.
         if is_absolute && self.path != "*" { self.uri() } else { Uri::from(self.path.clone()) }
     }
 

@@ -46,7 +46,7 @@ struct Attempt {
     fresh: bool,
     /// A connection to it is waited for so long; `None`: as long as the route says.
     within: Option<Duration>,
-    /// Whoever it is gets a WebSocket's key over HTTP/2 and HTTP/3 too.
+    /// The endpoint gets a WebSocket key over HTTP/2 and HTTP/3 too.
     gives_key: bool,
 }
 
@@ -54,7 +54,7 @@ struct Attempt {
 #[derive(Clone, Copy)]
 struct Manner {
     by_post: bool,
-    /// A WebSocket has a key, though RFC 8441, section 5, needs none.
+    /// A WebSocket request has a key, although RFC 8441, section 5, requires none.
     gives_key: bool,
 }
 
@@ -67,7 +67,7 @@ struct Told {
     was_others: bool,
     /// A node was asked, and says that its own way is dead.
     is_unsent: bool,
-    /// A WebSocket was asked for without a key.
+    /// The WebSocket request had no key.
     lacks_key: bool,
 }
 
@@ -114,7 +114,7 @@ impl Forward<'_> {
                 continue;
             }
             match opened {
-                // nghttpx takes no key over HTTP/2, and Envoy makes none for its origin: that wants one.
+                // nghttpx accepts no key over HTTP/2; Envoy adds none for its origin, which requires one.
                 Ok(Opened::Answer(answer)) if told.lacks_key && answer.status() == StatusCode::BAD_REQUEST => {
                     (gives_key, before) = (true, Some(upstream.endpoints[index].label.clone()));
                 }
@@ -162,7 +162,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Opens a tunnel to an origin that is named by the request or its route: an upgrade, on a connection of its own.
+    /// Opens a tunnel to an origin that the request or its route names: an upgrade, on a connection of its own.
     ///
     /// # Errors
     /// No address in reach, no connection, no answer.
@@ -200,7 +200,7 @@ impl Forward<'_> {
         }
         let kind = self.entry.facts.kind;
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
-        // A flow that came by POST goes on as what it is.
+        // A tunnel by POST stays one.
         let flow = match kind {
             Kind::Udp => Some(Ask::Upgrade(Arc::from("connect-udp"))),
             Kind::Ip => Some(Ask::Upgrade(Arc::from("connect-ip"))),
@@ -211,7 +211,7 @@ impl Forward<'_> {
         if let (Leased::Shared(lease), Ask::Upgrade(_), false) = (&leased, ask, by_post)
             && !takes_upgrades(upstream, lease)
         {
-            // Most origins of HTTP/2 open WebSockets over HTTP/1.1 alone.
+            // Most HTTP/2 origins accept WebSockets only over HTTP/1.1.
             drop(leased);
             leased = Leased::H1(Box::pin(pool.dial_h1_instead(self.worker, &wish)).await?);
         }
@@ -259,7 +259,7 @@ impl Forward<'_> {
         told.lacks_key = connection.is_some()
             && matches!(ask, Ask::Upgrade(name) if &**name == "websocket")
             && !(is_node || attempt.gives_key);
-        // Another endpoint is asked before the same one is once more.
+        // Another endpoint is tried before the same one is repeated.
         let repeats = || upstream.endpoints.len() == 1 && opened.as_ref().is_err_and(super::is_untouched);
         told.is_stale |= connection.is_some_and(|connection| connection.is_closed() || repeats());
         if let Ok(Opened::Answer(response)) = &opened {
@@ -268,8 +268,8 @@ impl Forward<'_> {
         opened
     }
 
-    /// Extended CONNECT has no body before the tunnel, and no method but what a node is told (RFC 8441, section 4). What
-    /// does not fit is an ordinary request: a server may ignore an upgrade (RFC 9110, section 7.8).
+    /// Extended CONNECT has no body before the tunnel, and only a node is told a method (RFC 8441, section 4). An
+    /// upgrade that does not fit becomes an ordinary request: a server may ignore upgrades (RFC 9110, section 7.8).
     fn fits_extended_connect(&self, outgoing: &mut Outgoing, is_node: bool) -> bool {
         if self.entry.facts.kind != Kind::Http {
             return true;
@@ -302,9 +302,10 @@ impl Forward<'_> {
         let leasing = pool.lease(self.worker, wish);
         let leased = match attempt.within {
             None => leasing.await,
-            // Not in the wish: others may wait for our dial, which goes on without us for as long as the route says.
+            // Not in the wish: other requests may share the dial, which continues without this one for the route's
+            // timeout.
             Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
-                // Many flows may have waited for one dial, or for a place: none of them knows that it failed.
+                // Many flows may share one dial, or wait for a slot; a timeout here is not the dial's failure.
                 let (peer, missing) = (wish.destination.label.clone(), NO_CONNECTION);
                 Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
             }),
@@ -315,7 +316,7 @@ impl Forward<'_> {
         Ok(leased)
     }
 
-    /// The head by which an endpoint is asked.
+    /// The request head for an endpoint.
     fn outgoing(
         &self,
         upstream: &UpstreamState,
@@ -326,8 +327,8 @@ impl Forward<'_> {
         let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
         let kind = self.entry.facts.kind;
         if kind.is_datagrams() {
-            // The request is for the next proxy, by the scheme that it is reached by: the target is in the path (RFC 9298,
-            // section 3; RFC 9484, section 4).
+            // The authority and scheme are those of the next proxy; the target is in the path (RFC 9298, section 3; RFC
+            // 9484, section 4).
             outgoing.host = HeaderValue::try_from(&*endpoint.authority)
                 .map_err(|error| Error::Internal(format!("the authority of {}: {error}", endpoint.label)))?;
             outgoing.scheme = if is_secure(upstream, leased) { Scheme::HTTPS } else { Scheme::HTTP };
@@ -486,7 +487,7 @@ impl Forward<'_> {
         request
     }
 
-    /// The path of a tunnel's request. For UDP and IP the target is in it.
+    /// The path of a tunnel's request. For UDP and IP it contains the target.
     fn path(&self, outgoing: &Outgoing) -> Result<PathAndQuery, Error> {
         if self.entry.facts.kind == Kind::Udp { udp_path(outgoing) } else { Ok(outgoing.path.clone()) }
     }
@@ -562,12 +563,12 @@ fn check_switch(ask: &Ask, key: Option<&HeaderValue>, headers: &HeaderMap) -> Re
     }
 }
 
-/// Whether the next proxy is reached by TLS. Whoever keeps a connection to us has shown by TLS who it is.
+/// True if the next proxy is reached over TLS. A reverse connection was authenticated over TLS.
 fn is_secure(upstream: &UpstreamState, leased: &Leased) -> bool {
     upstream.tls.is_some() || matches!(leased, Leased::Shared(lease) if lease.connection.is_kept())
 }
 
-/// Whether a protocol can be asked for on this connection, or has to be: who keeps it cannot be dialled.
+/// True if this connection can carry an upgrade, or has to: the peer of a reverse connection cannot be dialled.
 fn takes_upgrades(upstream: &UpstreamState, lease: &Lease) -> bool {
     let is_node = upstream.config.overlay == Some(true) || lease.connection.is_kept();
     is_node || lease.connection.takes_extended_connect()

@@ -1,4 +1,4 @@
-//! Who may have one more entry, and who gives one up.
+//! The ledger: which owner may have one more entry, and which owner yields.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,12 +12,12 @@ fn peer(name: &str) -> Owner {
     Owner { is_peer: true, client: Client::Node(Arc::from(name)) }
 }
 
-/// Takes entries until the table is full; how many.
+/// Takes entries until the table is full, and returns their number.
 fn fill(ledger: &mut Ledger, owner: &Owner, limit: usize, reserve: usize) -> usize {
     (0..2 * limit).take_while(|_| ledger.take(owner, limit, reserve) != Verdict::Full).count()
 }
 
-/// Ends all that an owner owes.
+/// Ends all entries that an owner owes.
 fn settle(ledger: &mut Ledger, owner: &Owner) {
     while ledger.claim(owner, 1) > 0 {
         ledger.is_paid(owner);
@@ -62,7 +62,7 @@ fn a_part_is_for_peers_and_nothing_of_theirs_goes_to_strangers() {
     for entries in 1..=10 {
         assert_eq!(ledger.take(&peer("a"), 80, 10), Verdict::Taken, "{entries}");
     }
-    // Beyond that it has its share of what the stranger has.
+    // Beyond the reserve it shares the rest with the stranger.
     for _ in 0..200 {
         ledger.take(&peer("a"), 80, 10);
         settle(&mut ledger, &stranger(1));

@@ -120,13 +120,13 @@ impl Scan {
     }
 }
 
-/// A connection whose frames are looked at as they are read. A write that fails is not told: what the peer sent before it
-/// closed may still be unread, and counts; how the connection ended, its read side says.
+/// A connection whose frames are inspected as they are read. A failed write is not reported: frames that the peer sent
+/// before it closed may still be unread, and the read side tells how the connection ended.
 pub(crate) struct Scanned {
     io: Io,
     scan: Scan,
     ends: Rc<Ends>,
-    /// The peer takes nothing any more: what h2 writes is dropped.
+    /// The peer accepts no more bytes: what h2 writes is dropped.
     write_failed: bool,
 }
 
@@ -135,7 +135,7 @@ impl Scanned {
         Self { io, scan: Scan::default(), ends: ends.clone(), write_failed: false }
     }
 
-    /// What becomes of a write of so many bytes.
+    /// The outcome of a write; `dropped` replaces it after a failure.
     fn written<T>(&mut self, polled: Poll<io::Result<T>>, dropped: T) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
         tracing::debug!(%error, "an upstream takes nothing any more; reading what it has sent");

@@ -71,7 +71,7 @@ pub(crate) struct Inbox {
     account: Account,
     /// What h2 said instead of data, once what is held is read.
     failed: Option<h2::Error>,
-    /// Taken out of h2.
+    /// The trailers, taken out of h2.
     trailers: Option<HeaderMap>,
     window: Rc<Window>,
 }
@@ -119,7 +119,8 @@ impl Inbox {
         Poll::Ready(Some(Ok(whole.into_bytes())))
     }
 
-    /// Trailers behind bytes that nobody reads: more lines than may be are not kept for whoever would refuse them.
+    /// Takes trailers that follow unread bytes. Trailers with too many lines are dropped, since their reader would
+    /// refuse them.
     fn take_trailers(&mut self, worker: &Worker) {
         let mut cx = Context::from_waker(&self.account.waker);
         if let Poll::Ready(Ok(Some(trailers))) = self.recv.poll_trailers(&mut cx) {
@@ -246,7 +247,7 @@ impl Receiver {
         if let Some(trailers) = inbox.trailers.take() {
             return Poll::Ready(Ok(Some(trailers)));
         }
-        // As data is asked for: the sweep asks with this waker too, and h2 knows one at a time.
+        // As for data: the sweep polls with this waker too, and h2 keeps one waker at a time.
         inbox.account.notice.reader.register(cx.waker());
         let polled = inbox.recv.poll_trailers(&mut Context::from_waker(&inbox.account.waker));
         match ready!(polled) {

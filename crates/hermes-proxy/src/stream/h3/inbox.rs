@@ -137,7 +137,7 @@ impl Source {
     }
 
     /// It is this session's, which ends where too much lies unread.
-    /// So many bytes were read from it and are kept.
+    /// Binds it to a session, with the number of bytes that were read and are kept.
     pub(super) fn bind(&self, session: &Rc<Entry>, kept: usize) {
         self.inbox.bind(session);
         session.hold(&self.inbox.worker, kept as u64);

@@ -41,7 +41,7 @@ pub(crate) struct H1Connection {
     pub(crate) reused: bool,
     pub(super) idle_since: u64,
     pub(super) idle: Option<IdlePlace>,
-    /// The client's connection whose requests alone may use it; `None`: anybody's.
+    /// The only client connection whose requests may use it; `None`: any.
     bound: Option<Weak<Connection>>,
     permit: Permit,
 }
@@ -61,7 +61,7 @@ impl H1Connection {
         }
     }
 
-    /// The scheme that a request in origin form has on it.
+    /// The scheme of requests in origin form on this connection.
     pub(crate) fn scheme(&self) -> Scheme {
         if self.is_secure { Scheme::HTTPS } else { Scheme::HTTP }
     }
@@ -71,8 +71,8 @@ impl H1Connection {
         &self.meter
     }
 
-    /// Binds it to a client's connection, since its peer knows it as that client's: NTLM and Negotiate authenticate a
-    /// connection and not a request. Without a client it serves nobody else.
+    /// Binds it to a client's connection: NTLM and Negotiate authenticate a connection instead of a request, so that
+    /// the origin takes all its requests for that client's. Without a client it serves no other request.
     pub(crate) fn bind(&mut self, client: Option<&Rc<Connection>>) {
         if let Some(client) = client {
             client.has_bound.set(true);
@@ -84,12 +84,12 @@ impl H1Connection {
         self.bound.as_ref().is_some_and(|bound| std::ptr::eq(bound.as_ptr(), Rc::as_ptr(client)))
     }
 
-    /// The client that it is bound to is gone.
+    /// True if the client connection that it is bound to has ended.
     pub(super) fn is_orphaned(&self) -> bool {
         self.bound.as_ref().is_some_and(|bound| bound.strong_count() == 0)
     }
 
-    /// What sends the trailers of a chunked request.
+    /// Sends the trailers of a chunked request.
     pub(crate) fn trailers(&self) -> &TrailerSlot {
         &self.trailers
     }
@@ -169,10 +169,11 @@ impl Pool {
         dial.await.map(Leased::H1)
     }
 
-    /// A connection of HTTP/1.1 to an endpoint that speaks something newer, for what that does not carry there.
+    /// Dials an HTTP/1.1 connection to an endpoint with a newer version, for upgrades that this version does not carry
+    /// there.
     ///
     /// # Errors
-    /// No connection, or too many requests wait for one.
+    /// The dial failed, or too many requests wait for a connection.
     pub(crate) async fn dial_h1_instead(
         &self,
         worker: &Rc<Worker>,
@@ -196,7 +197,7 @@ impl Pool {
         async move { dial_h1(&worker, &standing.wish(), permit).await }
     }
 
-    /// One that is bound to this client, or else one that is bound to nobody.
+    /// Takes an idle connection that is bound to this client, or else an unbound one.
     pub(super) fn take_idle(&self, client: Option<&Rc<Connection>>) -> Option<Box<H1Connection>> {
         loop {
             let mut connection = {
@@ -213,7 +214,7 @@ impl Pool {
         }
     }
 
-    /// Closes the bound connection that was idle for longest, to make room for one that others may use. False: there is none.
+    /// Closes the longest idle bound connection, to make room for one that others may use. False if there is none.
     pub(super) fn close_bound(&self, worker: &Worker) -> bool {
         let oldest = self.idle.borrow().iter().position(|one| one.bound.is_some());
         let closed = oldest.map(|at| self.idle.borrow_mut().remove(at));
