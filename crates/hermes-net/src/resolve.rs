@@ -191,7 +191,7 @@ impl Resolver {
     }
 
     /// The addresses of a host; an address stands for itself. If DNS has not answered for one family
-    /// [`RESOLUTION_DELAY`] after the other, its addresses follow later. Answers are cached until their TTL ends.
+    /// `RESOLUTION_DELAY` after the other, its addresses follow later. Answers are cached until their TTL ends.
     ///
     /// # Errors
     /// `ResolveError`, with the name.
