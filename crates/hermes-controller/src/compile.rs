@@ -56,7 +56,7 @@ pub struct Plan {
     documents: RedBlackTreeMapSync<Name, Bytes>,
     /// Services that were there before the last update, and whose sessions take another way since.
     moved: Arc<BTreeSet<Key>>,
-    /// What is right and may not be meant, of all that the last update has touched.
+    /// Warnings about the documents that the last update touched: valid, but perhaps not intended.
     warnings: Arc<Vec<Fault>>,
 }
 
@@ -110,7 +110,7 @@ impl Plan {
         &self.moved
     }
 
-    /// What is right and may not be meant, of all that the last update has touched.
+    /// Warnings about the documents that the last update touched: valid, but perhaps not intended.
     pub fn warnings(&self) -> &[Fault] {
         &self.warnings
     }
@@ -510,7 +510,7 @@ pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>
     Ok(catalog.nodes().map(|(name, node)| (name.clone(), assemble::document(&plan, name, node))).collect())
 }
 
-/// What in these documents is right and may not be meant.
+/// Warnings about these documents: valid, but perhaps not intended.
 ///
 /// # Errors
 /// As [`compile`].

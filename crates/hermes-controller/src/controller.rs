@@ -153,7 +153,7 @@ pub struct Outcome {
     pub deleted: Vec<Key>,
     /// Nodes whose own document is another one, with it. `None`: the node is gone.
     pub nodes: Touched,
-    /// What is right and may not be meant.
+    /// Warnings: valid, but perhaps not intended.
     pub warnings: Vec<Fault>,
 }
 
@@ -347,7 +347,7 @@ impl Controller {
         let Backup { revision, state } = backup;
         let state = state.to_string();
         let mut state = State::from_base(revision, state.as_bytes()).map_err(none)?;
-        // What was revoked, used or taken back since then is not in it.
+        // It lacks all revocations, used tokens and rollbacks since then.
         state.is_unconfirmed = true;
         state.tokens = Default::default();
         store.begin(Base { revision, state: state.base().into() }).await?;
@@ -714,7 +714,7 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
     }
     for resource in &request.put {
         let before = state.catalog.get(&resource.key);
-        // What is taken back is as it was, drained or not.
+        // A rollback restores the earlier document, drained or not.
         let resource = match &request.takes_back {
             Some(_) => resource.clone(),
             None => with_drain(resource.clone(), before, &mut outcome.still_draining),
@@ -758,7 +758,7 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
         outcome.warnings = plan.warnings().to_vec();
         return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
     }
-    // What is to be taken back is as it was before: the rollout ends all the same.
+    // The earlier documents are in force already: the rollout ends all the same.
     if let Some((_, why)) = request.takes_back.as_ref().filter(|_| waved.is_some()) {
         changes.push(Change::Settled { failed: Some(why.clone()) });
     }

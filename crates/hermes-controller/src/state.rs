@@ -114,7 +114,7 @@ pub struct Waved {
     pub step: usize,
     /// How the documents were that it changed.
     pub before: Vec<Before>,
-    /// Who began it, as [`Commit::by`].
+    /// The subject that began it, as [`Commit::by`].
     #[serde(default)]
     pub by: String,
 }

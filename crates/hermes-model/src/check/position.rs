@@ -38,7 +38,7 @@ impl Position {
 pub struct Located {
     /// `None`: the problem concerns the whole document, or its message names the line.
     pub position: Option<Position>,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 

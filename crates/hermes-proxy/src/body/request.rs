@@ -44,7 +44,7 @@ pub(crate) struct Source {
     kept: Vec<Bytes>,
     trailers: Option<HeaderMap>,
     kept_bytes: usize,
-    /// Of these so many count for the session.
+    /// Bytes of `kept` that are charged to the session.
     charged: u64,
     keep_at_most: usize,
     /// The kept bytes are of use only until the response.
@@ -347,7 +347,7 @@ impl Source {
         }
     }
 
-    /// What was kept counts for its session no longer.
+    /// Drops the kept chunks and their charge to the session.
     fn forget(&mut self) {
         self.kept = Vec::new();
         let charged = std::mem::take(&mut self.charged);
