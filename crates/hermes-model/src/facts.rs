@@ -93,6 +93,16 @@ impl Trust {
     pub fn is_believed(&self) -> bool {
         !matches!(self, Trust::Anonymous)
     }
+
+    /// A proxy whose statements about its own clients count: a standalone node, or an address in the listener's
+    /// `trust`. Any other certificate speaks for its holder alone.
+    pub fn is_proxy(&self) -> bool {
+        match self {
+            Trust::Anonymous => false,
+            Trust::Certified(peer) => peer.standalone,
+            Trust::Address => true,
+        }
+    }
 }
 
 /// What is known of a session when it is decided.
@@ -142,7 +152,7 @@ impl Facts {
             };
             last("x-forwarded-for").and_then(address).or_else(|| forwarded().and_then(address))
         };
-        let said = if self.trust.is_believed() { said() } else { None };
+        let said = if self.trust.is_proxy() { said() } else { None };
         said.unwrap_or(self.source.ip()).to_canonical()
     }
 }

@@ -164,8 +164,9 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         Identity::User { user, dropped } => (user, dropped),
         Identity::Refuse(refusal) => return Err(refusal),
     };
-    facts.headers.remove(HERMES_USER);
-    if !facts.trust.is_believed() {
+    if facts.trust.is_believed() {
+        facts.headers.remove(HERMES_USER);
+    } else {
         // They are the overlay's, and whoever writes them here is not of it.
         remove_where(&mut facts.headers, is_overlay);
     }

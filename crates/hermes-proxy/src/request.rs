@@ -156,6 +156,12 @@ pub(crate) fn from_head<'a>(
     };
     // Before anything is set or judged: a client's `Connection` ends what the client sent, and nothing else.
     headers::strip_hop_by_hop(&mut parts.headers);
+    if !origin.trust.is_proxy() {
+        // A node knows how its client asked it: not by this connection.
+        let is_secure =
+            if origin.trust.is_believed() { target.scheme == http::uri::Scheme::HTTPS } else { origin.secure };
+        headers::replace_claims(&mut parts.headers, origin.source, &target.host, &target.scheme, is_secure);
+    }
     let version = parts.version;
     // A name has an address only where it is captured: the node there tells which. It may tell any.
     let told = (target.kind == Kind::Ip && origin.trust.is_believed())
@@ -170,7 +176,7 @@ pub(crate) fn from_head<'a>(
     }
     // An upgrade keeps its HTTP/1.1 method, for the decision and over HTTP/1.1 hops. Over extended CONNECT only a node
     // may name a method other than GET.
-    let told_method = parts.headers.remove(headers::METHOD).filter(|_| origin.trust.is_believed());
+    let told_method = origin.trust.is_believed().then(|| parts.headers.remove(headers::METHOD)).flatten();
     let method = match (&target.ask, target.kind) {
         (Ask::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {
             let told = told_method.and_then(|method| Method::from_bytes(method.as_bytes()).ok());

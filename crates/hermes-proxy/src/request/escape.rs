@@ -59,13 +59,13 @@ impl Requests {
         if self.0.replace(At::Unknown) != At::Request {
             return None;
         }
-        let line = bytes.iter().position(|byte| *byte == b'\n')?;
+        let line = memchr::memchr(b'\n', bytes)?;
         if is_one_head(bytes) {
             self.0.set(At::BehindHead);
         }
         // The target alone: a method or a version with such characters is none.
-        let from = bytes[..line].iter().position(|byte| *byte == b' ')?;
-        let to = bytes[..line].iter().rposition(|byte| *byte == b' ')?;
+        let from = memchr::memchr(b' ', &bytes[..line])?;
+        let to = memchr::memrchr(b' ', &bytes[..line])?;
         let target = escaped(&bytes[from..to])?;
         Some([&bytes[..from], &target, &bytes[to..]].concat())
     }
@@ -82,9 +82,14 @@ fn is_one_head(bytes: &[u8]) -> bool {
     if !bytes.ends_with(b"\r\n\r\n") {
         return false;
     }
-    let mut lines = bytes.split_inclusive(|byte| *byte == b'\n');
-    let first_empty = lines.position(|line| matches!(line, b"\n" | b"\r\n"));
-    first_empty.is_some_and(|at| at > 0) && lines.next().is_none()
+    let mut begin = 0;
+    let is_empty = |end: usize| {
+        let line = &bytes[std::mem::replace(&mut begin, end + 1)..end];
+        matches!(line, b"" | b"\r")
+    };
+    let mut ends = memchr::memchr_iter(b'\n', bytes);
+    let first_empty = ends.position(is_empty);
+    first_empty.is_some_and(|at| at > 0) && ends.next().is_none()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
 use crate::body::Attempt;
 use crate::error::Error;
-use crate::headers::{self, Forwarded, Via};
+use crate::headers::{self, Via};
 use crate::live::Entry;
 use crate::reverse;
 use crate::service::max_forwards;
@@ -77,8 +77,12 @@ impl Outgoing {
         }
         dress.via.append(&mut fields, dress.version);
         headers::set_trace(&mut fields, dress.trace);
-        let asked = (facts.kind == Kind::Http).then_some((dress.scheme, dress.host));
-        Forwarded { source: facts.source, believed: facts.trust.is_believed(), asked }.set(&mut fields);
+        headers::set_forwarded(&mut fields, facts.source.ip(), facts.trust.is_proxy());
+        if facts.kind == Kind::Http && !is_node {
+            let is_renamed = dress.rewrite.is_some_and(|rewrite| rewrite.authority.is_some());
+            let host = is_renamed.then_some(dress.host);
+            headers::describe_request(&mut fields, facts.client_address(), dress.scheme, host);
+        }
         max_forwards::count_down(&mut fields, &facts.method);
         if !is_node {
             headers::strip_overlay(&mut fields);
