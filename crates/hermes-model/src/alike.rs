@@ -6,6 +6,7 @@
 //! the same field.
 
 use http::{HeaderMap, HeaderName};
+use smallvec::SmallVec;
 
 /// Removes fields whose names collide with `name` but are not equal to it.
 pub fn remove_alike(headers: &mut HeaderMap, name: &HeaderName) {
@@ -21,12 +22,13 @@ pub fn begins_alike(name: &str, prefix: &str) -> bool {
         && name.get(..prefix.len()).is_some_and(|beginning| is_alike_bytes(beginning, prefix))
 }
 
-/// Removes the fields whose names `is_unwanted` selects; allocates only if there are any.
+/// Removes the fields whose names `is_unwanted` selects; allocates only if there are many.
 pub fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&HeaderName) -> bool) {
+    // Mostly there is none: a search is cheaper than an empty list.
     if !headers.keys().any(&is_unwanted) {
         return;
     }
-    let unwanted: Vec<HeaderName> = headers.keys().filter(|name| is_unwanted(name)).cloned().collect();
+    let unwanted: SmallVec<[HeaderName; 4]> = headers.keys().filter(|name| is_unwanted(name)).cloned().collect();
     for name in unwanted {
         headers.remove(name);
     }

@@ -172,9 +172,8 @@ pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
 /// Negotiate, which may carry NTLM. Applies to requests and responses, of origins and proxies.
 pub(crate) fn authenticates_connection(headers: &HeaderMap) -> bool {
     // One pass costs less than four lookups.
-    let is_field = |name: &HeaderName| {
-        [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name)
-    };
+    let is_field =
+        |name: &HeaderName| [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name);
     let is_scheme = |text: &[u8]| {
         let scheme = text.trim_ascii().split(|byte| *byte == b' ').next().unwrap_or_default();
         scheme.eq_ignore_ascii_case(b"ntlm") || scheme.eq_ignore_ascii_case(b"negotiate")
@@ -244,7 +243,8 @@ pub(crate) fn replace_claims(
 ) {
     let is_claim = |name: &HeaderName| {
         let name = name.as_str();
-        begins_alike(name, X_FORWARDED) || (name.len() == REAL_IP.as_str().len() && begins_alike(name, REAL_IP.as_str()))
+        begins_alike(name, X_FORWARDED)
+            || (name.len() == REAL_IP.as_str().len() && begins_alike(name, REAL_IP.as_str()))
     };
     if headers.keys().any(is_claim) {
         let claimed = [REAL_IP, FORWARDED_HOST].map(|name| headers.contains_key(&name).then_some(name));
@@ -272,12 +272,28 @@ pub(crate) fn set_forwarded(headers: &mut HeaderMap, source: IpAddr, is_from_pro
 
 /// Describes the client's request to an origin, as applications read it. Fields that are present were judged when the
 /// request arrived, and stay. `host` is `None` if `Host` names the same.
-pub(crate) fn describe_request(headers: &mut HeaderMap, client: IpAddr, scheme: &Scheme, host: Option<&HeaderValue>) {
-    headers.entry(FORWARDED_FOR).or_insert_with(|| address_value(client));
+pub(crate) fn describe_request(
+    headers: &mut HeaderMap,
+    client: impl FnOnce() -> IpAddr,
+    scheme: &Scheme,
+    host: Option<&HeaderValue>,
+) {
+    if !headers.contains_key(FORWARDED_FOR) {
+        let value = bare_forwarded(headers).unwrap_or_else(|| address_value(client()));
+        headers.insert(FORWARDED_FOR, value);
+    }
     headers.entry(FORWARDED_PROTO).or_insert_with(|| protocol(*scheme == Scheme::HTTPS));
     if let Some(host) = host {
         headers.entry(FORWARDED_HOST).or_insert_with(|| host.clone());
     }
+}
+
+/// The address of a `Forwarded` that has a bare IPv4 address alone, as nodes write it. It saves to parse and to format it.
+fn bare_forwarded(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut values = headers.get_all(FORWARDED).iter();
+    let address = values.next()?.as_bytes().strip_prefix(b"for=")?;
+    let is_bare = values.next().is_none() && address.iter().all(|byte| byte.is_ascii_digit() || *byte == b'.');
+    is_bare.then(|| HeaderValue::from_bytes(address).ok()).flatten()
 }
 
 fn protocol(is_secure: bool) -> HeaderValue {
@@ -365,7 +381,7 @@ mod tests {
         let mut headers = map(&[("forwarded", "for=1.2.3.4"), ("x_forwarded_for", "1"), ("x-forwarded-host", "evil")]);
         replace_claims(&mut headers, source, &host, &Scheme::HTTPS, false);
         set_forwarded(&mut headers, source.ip(), false);
-        describe_request(&mut headers, source.ip(), &Scheme::HTTPS, None);
+        describe_request(&mut headers, || source.ip(), &Scheme::HTTPS, None);
         let names = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"];
         assert_eq!(headers.keys_len(), names.len(), "{headers:?}");
         assert_eq!(

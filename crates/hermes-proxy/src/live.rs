@@ -266,7 +266,7 @@ impl Entry {
     }
 }
 
-/// An open tunnel is never idle: its owner is refused a new tunnel rather than losing an old one.
+/// A session is never idle: its owner is refused a new entry rather than losing an old one.
 impl Holder for Entry {
     fn is_idle(&self, _: u64) -> bool {
         false
@@ -281,7 +281,7 @@ impl Holder for Entry {
     }
 
     fn displace(&self) {
-        self.end_for_good(Error::Limit("tunnels of this node, of which its client has more than others"));
+        self.end_for_good(Error::Limit("entries of a full table, of which its client has more than others"));
     }
 }
 

@@ -364,7 +364,14 @@ impl Metrics {
 
     /// Counts a bound that was hit.
     pub(crate) fn limit(&self, limit: &'static str) {
-        self.limits.get_or_create(&LimitLabels { limit }).inc();
+        self.limit_by(limit, 1);
+    }
+
+    /// Counts a bound that was hit several times.
+    pub(crate) fn limit_by(&self, limit: &'static str, times: u64) {
+        if times > 0 {
+            self.limits.get_or_create(&LimitLabels { limit }).inc_by(times);
+        }
     }
 
     /// What is in custody: exchanges, and their bytes in memory and on disk.

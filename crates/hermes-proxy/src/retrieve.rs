@@ -19,6 +19,8 @@ use std::time::Duration;
 pub(crate) use self::body::RetrievedBody;
 pub(crate) use self::forward::forward;
 use crate::error::Error;
+use crate::live::Entry;
+use crate::shares::{Bound, Owner, Share};
 use crate::worker::Worker;
 
 /// The longest pause where nothing reached the origin: it has no trouble with it, and a path may be there for a second.
@@ -47,24 +49,16 @@ fn is_sent(error: &Error) -> bool {
     !is_unreached && !is_unconnected && !matches!(error, Error::Broken { unprocessed: true, .. })
 }
 
-/// One of those that wait for another try, on a worker.
-struct Waiting(Rc<Worker>);
+/// A session that waits for another try. Its drop ends the wait.
+struct Waiting(#[expect(dead_code, reason = "held for its drop")] Share);
 
 impl Waiting {
-    /// `None`: there are as many as may be.
-    fn begin(worker: &Rc<Worker>) -> Option<Self> {
-        let count = worker.retrievals.get();
-        if count >= worker.generation().snapshot.limits.retrievals {
-            worker.shared.metrics.limit("retrievals");
-            return None;
-        }
-        worker.retrievals.set(count + 1);
-        Some(Self(worker.clone()))
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.retrievals.set(self.0.retrievals.get() - 1);
+    /// `None`: as many sessions wait as may, and this one's client has no fewer of them than any other.
+    fn begin(worker: &Rc<Worker>, entry: &Rc<Entry>) -> Option<Self> {
+        let limit = worker.generation().snapshot.limits.retrievals;
+        let bound = Bound { name: "retrievals", limit, reserve: 0 };
+        let share = Share::take(worker, &worker.retrievals, Owner::of_session(&entry.facts), bound)?;
+        share.is_held_by(entry);
+        Some(Self(share))
     }
 }

@@ -177,6 +177,7 @@ impl UpstreamState {
                 Target::Node(presence) => Some(presence),
             },
             client: None,
+            session: None,
         }
     }
 

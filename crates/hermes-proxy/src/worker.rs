@@ -41,7 +41,7 @@ use crate::live::{Live, SessionView};
 use crate::record::{LogSender, Records};
 use crate::reverse::arrival::{self, Arrived, Question};
 use crate::reverse::uplink::{self, Uplinks};
-use crate::shares::Entries;
+use crate::shares::{Entries, Shares};
 use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
 
@@ -107,7 +107,7 @@ pub(crate) struct Worker {
     clock: Cell<u64>,
     draining: Cell<bool>,
     /// Requests of routes with `retrieve` that wait for another try.
-    pub(crate) retrievals: Cell<usize>,
+    pub(crate) retrievals: Arc<Shares>,
     /// Connections that this node keeps to others.
     pub(crate) uplinks: Uplinks,
     /// Channels of custody to others.
@@ -148,7 +148,7 @@ impl Worker {
             devices: Devices::default(),
             answers: Budget::default(),
             entries: Entries::default(),
-            retrievals: Cell::new(0),
+            retrievals: Arc::default(),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
             uplinks: Uplinks::default(),

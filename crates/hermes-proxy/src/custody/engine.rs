@@ -53,6 +53,8 @@ pub(crate) struct Engine {
     is_stuck: bool,
     out: VecDeque<Output>,
     next: u64,
+    /// Exchanges of neighbours that found no slot, since [`Engine::take_refused`].
+    refused: u64,
 }
 
 /// An exchange that is over here, and perhaps not for a neighbour.
@@ -81,7 +83,13 @@ impl Engine {
             is_stuck: false,
             out: VecDeque::new(),
             next: 0,
+            refused: 0,
         }
+    }
+
+    /// The number of exchanges of neighbours that found no slot, since the last call.
+    pub(crate) fn take_refused(&mut self) -> u64 {
+        std::mem::take(&mut self.refused)
     }
 
     /// What an account may hold from now on. What it holds already it may keep.

@@ -257,6 +257,11 @@ impl Office {
         (state.engine.len(), memory, disk)
     }
 
+    /// The number of exchanges of neighbours that found no slot, since the last call.
+    pub(crate) fn take_refused(&self) -> u64 {
+        self.lock().engine.take_refused()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Whoever panicked with it has ended its session; the engine is whole between calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -42,10 +42,10 @@ struct Turn {
 }
 
 impl Turn {
-    const MIN: usize = 2 << 10;
+    const MIN: usize = 512;
     const MAX: usize = 64 << 10;
     /// The maximum number of lines in a turn.
-    const LINES: usize = 4096;
+    const LINES: usize = 1024;
     const LINES_PER_HEAD: usize = 16;
 
     fn new() -> Self {

@@ -26,6 +26,8 @@ use crate::worker::Worker;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Read at first, in bytes: the head of most requests.
 const FIRST_READ: usize = 2048;
+/// A quota this small needs a buffer of no more, which is cheaper to clear.
+const SMALL_READ: usize = 512;
 
 /// Serves a connection of an HTTP listener.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
@@ -156,15 +158,12 @@ impl Watched {
         }
         let io = &mut *self.io.borrow_mut();
         let before = buf.filled().len();
-        if turn < FIRST_READ {
-            // No more than the turn's quota, however large the buffer is.
-            let mut part = [0; FIRST_READ];
-            let mut part = ReadBuf::new(&mut part[..turn.min(buf.remaining())]);
-            std::task::ready!(Pin::new(io).poll_read(cx, &mut part))?;
-            buf.put_slice(part.filled());
-        } else {
-            std::task::ready!(Pin::new(io).poll_read(cx, buf))?;
-        }
+        // No more than the turn's quota, however large the buffer is.
+        std::task::ready!(match turn {
+            0..=SMALL_READ => read_at_most::<SMALL_READ>(io, cx, buf, turn),
+            0..FIRST_READ => read_at_most::<FIRST_READ>(io, cx, buf, turn),
+            _ => Pin::new(io).poll_read(cx, buf),
+        })?;
         let read = buf.filled().len() - before;
         self.turn.set(turn.saturating_sub(read));
         Poll::Ready(Ok(read))
@@ -202,6 +201,20 @@ impl Watched {
     }
 }
 
+/// Reads up to `limit` bytes, at most `N`.
+fn read_at_most<const N: usize>(
+    io: &mut Io,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+    limit: usize,
+) -> Poll<io::Result<()>> {
+    let mut part = [0; N];
+    let mut part = ReadBuf::new(&mut part[..limit.min(buf.remaining())]);
+    std::task::ready!(Pin::new(io).poll_read(cx, &mut part))?;
+    buf.put_slice(part.filled());
+    Poll::Ready(Ok(()))
+}
+
 impl AsyncRead for Watched {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
@@ -229,6 +242,9 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.trailers.is_set() {
+            return self.poll_write_vectored(cx, &[io::IoSlice::new(buf)]);
+        }
         let this = self.get_mut();
         let written = Pin::new(&mut *this.io.borrow_mut()).poll_write(cx, buf);
         this.connection.is_blocked.set(written.is_pending());

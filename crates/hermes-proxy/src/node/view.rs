@@ -30,6 +30,7 @@ impl NodeView {
         let lost = self.shared.lost_lines.get().map_or(0, |lost| lost() as u64);
         lines.inc_by(lost.saturating_sub(lines.get()));
         self.shared.metrics.set_custody(self.shared.custody.held());
+        self.shared.metrics.limit_by("custody-exchanges", self.shared.custody.take_refused());
         self.shared.metrics.render()
     }
 

@@ -256,7 +256,7 @@ impl RetrievedBody {
             return Err(last.unwrap_or(error));
         }
         if self.waiting.is_none() {
-            self.waiting = Waiting::begin(&self.worker);
+            self.waiting = Waiting::begin(&self.worker, &self.entry);
         }
         if self.waiting.is_none() {
             return Err(error);

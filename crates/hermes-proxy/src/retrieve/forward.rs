@@ -92,7 +92,7 @@ pub(crate) async fn forward(
             return outcome;
         }
         if waiting.is_none() {
-            waiting = Waiting::begin(worker);
+            waiting = Waiting::begin(worker, forward.entry);
         }
         if waiting.is_none() {
             return outcome;

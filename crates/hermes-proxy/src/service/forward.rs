@@ -235,7 +235,7 @@ impl Forward<'_> {
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
-        let wish = Wish { client: self.entry.binding_connection(), ..wish };
+        let wish = Wish { client: self.entry.binding_connection(), session: Some(self.entry), ..wish };
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
             Err(Failed { error, was_others }) => {
@@ -347,6 +347,7 @@ impl Forward<'_> {
             fresh,
             node: None,
             client: self.entry.binding_connection(),
+            session: Some(self.entry),
         }
     }
 

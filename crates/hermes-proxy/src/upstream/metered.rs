@@ -109,7 +109,12 @@ impl AsyncRead for Metered {
 
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
+        if self.trailers.is_set() || self.write_failed {
+            return self.poll_write_vectored(cx, &[io::IoSlice::new(buf)]);
+        }
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.io).poll_write(cx, buf);
+        this.written(cx, polled)
     }
 
     fn poll_write_vectored(

@@ -43,8 +43,9 @@ pub(crate) use self::shared::{Lease, SharedConnection, Speaks};
 use super::ClientTls;
 use super::connect::{Destination, connect};
 use crate::error::Error;
-use crate::live::Connection;
+use crate::live::{Connection, Entry};
 use crate::reverse::Presence;
+use crate::shares::{Bound, Owner, Share, Shares};
 use crate::worker::Worker;
 
 /// What a pool is for.
@@ -121,6 +122,8 @@ pub(crate) struct Pool {
     idle: RefCell<Vec<Box<H1Connection>>>,
     shared: RefCell<Vec<Rc<SharedConnection>>>,
     open: Rc<Open>,
+    /// Sessions that wait for a connection, by client.
+    pending: Arc<Shares>,
     /// A dial is under way whose outcome others wait for.
     dialing_for_all: Cell<bool>,
     /// ALPN settled on HTTP/1.1 last time: nobody waits for the dials of others.
@@ -143,6 +146,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) node: Option<&'a Arc<Presence>>,
     /// The client's connection, which upstream connections may be bound to.
     pub(crate) client: Option<&'a Rc<Connection>>,
+    /// The session that may have to wait for a connection. `None`: the node itself asks.
+    pub(crate) session: Option<&'a Rc<Entry>>,
 }
 
 impl Wish<'_> {
@@ -186,6 +191,7 @@ impl Standing {
             fresh: false,
             node: None,
             client: None,
+            session: None,
         }
     }
 }
@@ -196,6 +202,7 @@ impl Pool {
             idle: RefCell::default(),
             shared: RefCell::default(),
             open: Rc::default(),
+            pending: Arc::default(),
             dialing_for_all: Cell::new(false),
             settles_on_h1: Cell::new(false),
             dial_failure: RefCell::default(),
@@ -226,26 +233,40 @@ impl Pool {
     ///
     /// # Errors
     /// Too many wait for one already.
-    pub(crate) async fn permit(&self, worker: &Worker) -> Result<Permit, Error> {
+    pub(crate) async fn permit(&self, worker: &Rc<Worker>, session: Option<&Rc<Entry>>) -> Result<Permit, Error> {
         let mut had_turn = false;
         loop {
             if !self.comes_after(worker, had_turn) && !self.is_full(worker) {
                 return Ok(Permit::take(&self.open));
             }
-            self.wait(worker, had_turn).await?;
+            self.wait(worker, session, had_turn).await?;
             had_turn = true;
         }
     }
 
-    async fn wait(&self, worker: &Worker, had_turn: bool) -> Result<(), Error> {
+    /// Waits for a connection, or until one may be dialled. If too many wait already, the client that has most of them
+    /// loses one.
+    async fn wait(&self, worker: &Rc<Worker>, session: Option<&Rc<Entry>>, had_turn: bool) -> Result<(), Error> {
         if had_turn && !self.idle.borrow().is_empty() {
             // It may be of use to others.
             self.open.waiting.pass_on();
         }
-        let most = worker.generation().snapshot.limits.upstream_pending;
-        let Some(mut waiter) = self.open.waiting.join(most, had_turn) else {
+        let limit = worker.generation().snapshot.limits.upstream_pending;
+        let too_many = || Error::Limit("requests that wait for an upstream connection");
+        let share = session.and_then(|session| {
+            let bound = Bound { name: "upstream-pending", limit, reserve: 0 };
+            let share = Share::take(worker, &self.pending, Owner::of_session(&session.facts), bound)?;
+            share.is_held_by(session);
+            Some(share)
+        });
+        // A session that had its turn in vain keeps its place, whatever its share is by now.
+        if session.is_some() && share.is_none() && !had_turn {
+            return Err(too_many());
+        }
+        // A session that was displaced leaves the queue a moment later.
+        let Some(mut waiter) = self.open.waiting.join(2 * limit, had_turn) else {
             worker.shared.metrics.limit("upstream-pending");
-            return Err(Error::Limit("requests that wait for an upstream connection"));
+            return Err(too_many());
         };
         waiter.turn().await;
         Ok(())
@@ -286,11 +307,16 @@ impl Pool {
     }
 
     /// A place on a connection that is there, or `None` where one is to be dialled.
-    async fn place_or_dial(self: &Rc<Self>, worker: &Rc<Worker>, dials_seen: u64) -> Result<Option<Lease>, Failed> {
+    async fn place_or_dial(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        session: Option<&Rc<Entry>>,
+        dials_seen: u64,
+    ) -> Result<Option<Lease>, Failed> {
         let mut had_turn = false;
         loop {
             if self.comes_after(worker, had_turn) {
-                self.wait(worker, had_turn).await?;
+                self.wait(worker, session, had_turn).await?;
                 had_turn = true;
             }
             if let Some(lease) = self.place(worker, true) {
@@ -305,7 +331,7 @@ impl Pool {
             if !self.is_for_others(worker, dials_seen, had_turn)? {
                 return Ok(None);
             }
-            if let Some(lease) = Box::pin(self.turn_or_leave(worker, had_turn)).await? {
+            if let Some(lease) = Box::pin(self.turn_or_leave(worker, session, had_turn)).await? {
                 return Ok(Some(lease));
             }
             had_turn = true;
@@ -314,7 +340,7 @@ impl Pool {
 
     /// A place on a connection for all. One dials for all who wait.
     async fn lease_shared(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
-        if let Some(lease) = self.place_or_dial(worker, self.dials.get()).await? {
+        if let Some(lease) = self.place_or_dial(worker, wish.session, self.dials.get()).await? {
             if wish.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
                 self.try_quic_again(worker, wish);
             }
@@ -365,7 +391,7 @@ impl Pool {
         let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
             if self.comes_after(worker, had_turn) {
-                self.wait(worker, had_turn).await?;
+                self.wait(worker, wish.session, had_turn).await?;
                 had_turn = true;
             }
             if let Some(lease) = self.place(worker, true) {
@@ -377,7 +403,7 @@ impl Pool {
                 return Ok(Leased::H1(connection));
             }
             if self.is_for_others(worker, dials_seen, had_turn)? {
-                self.wait(worker, had_turn).await?;
+                self.wait(worker, wish.session, had_turn).await?;
                 had_turn = true;
                 continue;
             }

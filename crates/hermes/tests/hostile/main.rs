@@ -10,6 +10,7 @@
 mod blame;
 mod capsules;
 mod crumbs;
+mod custody_slots;
 mod downgrade;
 mod floods;
 mod garbage;

@@ -291,7 +291,10 @@ impl Engine {
         }
         match self.add(id, side, Half::awaiting_head(), (now, left.min(LONGEST)), account, &owner_of(peer)) {
             Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
-            Err(reason) => self.say(peer, Record::Gone { id, status: 503, reason: reason.to_owned() }),
+            Err(reason) => {
+                self.refused += 1;
+                self.say(peer, Record::Gone { id, status: 503, reason: reason.to_owned() });
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 //! fields go where the next hop is no node, and the route's rewrite comes last, so that a route can
 //! set what the steps before took away.
 
+use hermes_model::alike::remove_where;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
@@ -67,11 +68,10 @@ impl Outgoing {
     pub(crate) fn new(entry: &Entry, dress: &Dress<'_>, is_node: bool) -> Result<Self, Error> {
         let facts = &*entry.facts;
         let mut fields = facts.headers.clone();
-        fields.remove(HOST);
-        fields.remove(reverse::CALL);
-        if !dress.to_proxy {
-            fields.remove(PROXY_AUTHORIZATION);
-        }
+        let ends_here = |name: &HeaderName| {
+            *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !dress.to_proxy)
+        };
+        remove_where(&mut fields, ends_here);
         if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
@@ -81,7 +81,7 @@ impl Outgoing {
         if facts.kind == Kind::Http && !is_node {
             let is_renamed = dress.rewrite.is_some_and(|rewrite| rewrite.authority.is_some());
             let host = is_renamed.then_some(dress.host);
-            headers::describe_request(&mut fields, facts.client_address(), dress.scheme, host);
+            headers::describe_request(&mut fields, || facts.client_address(), dress.scheme, host);
         }
         max_forwards::count_down(&mut fields, &facts.method);
         if !is_node {

@@ -189,12 +189,12 @@ impl Forward<'_> {
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
         let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, attempt.fresh);
-        let wish = Wish { client: self.entry.binding_connection(), ..wish };
+        let wish = Wish { client: self.entry.binding_connection(), session: Some(self.entry), ..wish };
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
             unsent(early.as_deref(), &endpoint.label)?;
-            let seat = Seat::new(Some(in_flight), pool.permit(self.worker).await?);
+            let seat = Seat::new(Some(in_flight), pool.permit(self.worker, wish.session).await?);
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
             return Ok(Opened::Tunnel { stream: ByteStream::seated(io, Bytes::new(), seat), head: None });
         }

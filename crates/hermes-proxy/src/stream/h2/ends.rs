@@ -156,8 +156,12 @@ impl AsyncRead for Scanned {
 }
 
 impl AsyncWrite for Scanned {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.write_failed {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        let polled = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.written(polled, buf.len())
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

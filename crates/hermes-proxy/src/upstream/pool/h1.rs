@@ -119,7 +119,7 @@ impl Pool {
         let mut had_turn = false;
         loop {
             if self.comes_after(worker, had_turn) {
-                self.wait(worker, had_turn).await?;
+                self.wait(worker, wish.session, had_turn).await?;
                 had_turn = true;
             }
             // With a PROXY header a connection belongs to one source: it is never shared.
@@ -132,7 +132,7 @@ impl Pool {
             if !self.is_full(worker) {
                 return self.dial_or_idle(worker, wish).await;
             }
-            self.wait(worker, had_turn).await?;
+            self.wait(worker, wish.session, had_turn).await?;
             had_turn = true;
         }
     }
@@ -179,7 +179,7 @@ impl Pool {
         worker: &Rc<Worker>,
         wish: &Wish<'_>,
     ) -> Result<Box<H1Connection>, Error> {
-        let permit = self.permit(worker).await?;
+        let permit = self.permit(worker, wish.session).await?;
         let tls =
             wish.destination.tls.map(|tls| ClientTls { config: with_alpn(&tls.config, b"http/1.1"), ..tls.clone() });
         let destination = Destination { tls: tls.as_ref(), ..wish.destination };

@@ -270,7 +270,7 @@ impl Pool {
             }
             let left = wish.connect_within.saturating_sub(began.elapsed());
             let patience = presence.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
-            match tokio::time::timeout(patience, self.turn_or_leave(worker, had_turn)).await {
+            match tokio::time::timeout(patience, self.turn_or_leave(worker, wish.session, had_turn)).await {
                 Ok(Ok(Some(lease))) => return Ok(Leased::Shared(lease)),
                 Ok(waited) => {
                     waited?;

@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::h3::Link;
 use crate::h3::datagrams::packet_capacity;
 use crate::h3::link::number;
+use crate::live::Entry;
 use crate::signal::Signal;
 use crate::stream::h2::{Backlog, Window};
 use crate::worker::Worker;
@@ -400,11 +401,12 @@ impl Pool {
     pub(super) async fn turn_or_leave(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
+        session: Option<&Rc<Entry>>,
         had_turn: bool,
     ) -> Result<Option<Lease>, Error> {
         tokio::select! {
             biased;
-            turn = self.wait(worker, had_turn) => turn.map(|()| None),
+            turn = self.wait(worker, session, had_turn) => turn.map(|()| None),
             Some(lease) = self.leave(worker) => Ok(Some(lease)),
         }
     }
