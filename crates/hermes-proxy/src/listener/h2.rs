@@ -131,6 +131,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 Poll::Pending => break,
             }
         }
+        turn.lines += connection.lines.take();
         turn.end(allowance.get() == 0);
         // Whatever the streams write wakes the connection, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {

@@ -81,6 +81,8 @@ pub(crate) struct Connection {
     pub(crate) is_kept: Cell<bool>,
     /// Counts up with all that is read from it.
     pub(crate) heard: Cell<u64>,
+    /// Lines of trailers and of responses since the last turn, which cost as much work as lines of requests.
+    pub(crate) lines: Cell<usize>,
     /// Its entry among the node's connections.
     entry: Cell<usize>,
     /// A client that half-closes counts as gone at once.
@@ -281,6 +283,7 @@ impl ConnectionGuard {
             has_bound: Cell::new(false),
             is_kept: Cell::new(false),
             heard: Cell::new(0),
+            lines: Cell::new(0),
             entry: Cell::new(share.key()),
             ends_half_closed: Cell::new(false),
             socket: RefCell::default(),

@@ -82,6 +82,9 @@ impl Entry {
     /// Charges the session for another head: that of its response, or trailers.
     pub(crate) fn hold_head(&self, worker: &Worker, headers: &HeaderMap) {
         self.hold(worker, of_head(headers));
+        if let Some(connection) = &self.connection {
+            connection.lines.set(connection.lines.get() + headers.len());
+        }
     }
 
     /// Charges the session for more bytes.

@@ -32,7 +32,7 @@ fn origin() -> (Origin, Seen<Head>) {
 const FAR: &str = "
 listeners:
 - {name: nodes, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.1, 127.0.0.3]}
-- {name: tls, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: none}}
+- {name: tls, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: optional}}
 routes:
 - {name: all, rewrite: {set-headers: {x-client: '{client-address}'}}, upstream: origin}
 upstreams:
@@ -107,6 +107,16 @@ async fn a_stranger_s_claims_are_replaced_by_what_the_first_node_saw() {
     door.h2().await.unwrap().ask(request(), b"").await.unwrap();
     assert_eq!(said(&next(&mut told).await), want);
     door.h3().await.unwrap().ask(&request(), b"").await.unwrap();
+    assert_eq!(said(&next(&mut told).await), want);
+    // A certificate without the role of a proxy vouches for its holder alone.
+    let device = overlay.authority().issue(&Subject::node("device").with_dns(NODE_NAME)).unwrap();
+    let door = Door::tls(far.address("tls"), overlay.authority().pem(), Some(&device));
+    door.h2().await.unwrap().ask(request(), b"").await.unwrap();
+    assert_eq!(said(&next(&mut told).await), want);
+    // In plaintext, whatever scheme the client names.
+    let door = Door::plain(near.address("in"));
+    door.h2().await.unwrap().ask(request(), b"").await.unwrap();
+    let want = some(["127.0.0.1", "WEB", "http", "", "127.0.0.1", "127.0.0.1"]);
     assert_eq!(said(&next(&mut told).await), want);
 }
 
