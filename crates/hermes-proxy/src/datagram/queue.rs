@@ -47,11 +47,13 @@ impl Flow {
     ) -> Poll<io::Result<()>> {
         let (socket, peer) = (self.queue.socket.borrow().clone(), self.peer);
         ready!(poll_send_for(worker, &socket, peer, cx, &mut self.out))?;
+        self.queue.answered.set(self.queue.answered.get() || !batch.is_empty());
         poll_send_for(worker, &socket, peer, cx, self.dress(batch))
     }
 
     /// Sends one datagram now, or not at all.
     pub(crate) fn try_send(&self, datagram: &[u8]) {
+        self.queue.answered.set(true);
         let socket = self.queue.socket.borrow();
         if let Err(error) = socket.try_send(self.peer, datagram, datagram.len().max(1)) {
             tracing::debug!(peer = %self.peer, %error, "a datagram could not be sent");
@@ -84,6 +86,8 @@ pub(crate) struct FlowQueue {
     displaced: Cell<bool>,
     /// When its client sent last, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
+    /// Something was sent to its client.
+    answered: Cell<bool>,
 }
 
 impl FlowQueue {
@@ -96,6 +100,7 @@ impl FlowQueue {
             in_order: Cell::new(false),
             displaced: Cell::new(false),
             heard_at: Cell::new(0),
+            answered: Cell::new(false),
         }
     }
 
@@ -114,6 +119,10 @@ impl FlowQueue {
     /// When its client sent last.
     pub(crate) fn heard_at(&self) -> u64 {
         self.heard_at.get()
+    }
+
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered.get()
     }
 
     /// Its client sends no more: what waits is the last of it.

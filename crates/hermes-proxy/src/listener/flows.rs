@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hermes_model::facts::Trust;
 use hermes_net::udp::UdpSocket;
 
 use crate::datagram::FlowQueue;
@@ -27,14 +28,18 @@ const FORGET: u64 = 1000;
 const IDLE: u64 = 1000;
 
 /// Takes an entry for a flow of a client. `None`, and counted, if the table has no room.
-pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, client: IpAddr) -> Option<Share> {
+pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, trust: &Trust, client: IpAddr) -> Option<Share> {
     let bound = Bound { name: "udp-flows", limit: worker.generation().snapshot.limits.udp_flows, reserve: 0 };
-    Share::take(worker, flows, Owner::stranger(client), bound)
+    Share::take(worker, flows, Owner::of_connection(trust, client), bound)
 }
 
 impl Holder for FlowQueue {
     fn is_idle(&self, now: u64) -> bool {
         now >= self.heard_at() + IDLE
+    }
+
+    fn is_answered(&self) -> bool {
+        FlowQueue::is_answered(self)
     }
 
     fn used_at(&self) -> u64 {
@@ -96,7 +101,7 @@ impl<K: Eq + Hash> FlowTable<K> {
     pub(super) fn begin(
         &mut self,
         key: K,
-        client: IpAddr,
+        (trust, client): (&Trust, IpAddr),
         socket: &Rc<UdpSocket>,
         datagram: Bytes,
     ) -> Option<(Rc<FlowQueue>, Share)> {
@@ -111,7 +116,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         if !has_room {
             self.worker.shared.metrics.limit("udp-flows");
         }
-        let Some(share) = has_room.then(|| take(&self.worker, &self.shares, client)).flatten() else {
+        let Some(share) = has_room.then(|| take(&self.worker, &self.shares, trust, client)).flatten() else {
             self.worker.shared.metrics.dropped("udp-flows", 1);
             return None;
         };

@@ -51,7 +51,7 @@ pub(super) async fn serve(
     let shares = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
     let shares = shares.unwrap_or_default();
     // It counts as a flow itself, since it has a socket.
-    let Some(_share) = flows::take(worker, &shares, client.source.ip()) else {
+    let Some(_share) = flows::take(worker, &shares, &client.trust, client.source.ip()) else {
         return refuse(near, Reply::Failed).await;
     };
     let Ok(bound) = socket.local_addr() else { return };
@@ -169,7 +169,7 @@ impl Association {
         }
         // A copy: the slice would keep a whole message for as long as the flow lasts.
         let header = Bytes::copy_from_slice(&header);
-        let begun = self.table.begin(header.clone(), source.ip(), &self.socket, payload);
+        let begun = self.table.begin(header.clone(), (&self.client.trust, source.ip()), &self.socket, payload);
         let Some((queue, share)) = begun else { return };
         let flow = Flow::with_header(queue, source, header.clone());
         let served = serve_flow(self.worker.clone(), self.connection.clone(), self.client.clone(), header, flow, share);

@@ -1,0 +1,125 @@
+//! Entries of a table: which of them a newcomer displaces.
+
+#![allow(clippy::unwrap_used)]
+
+use std::net::IpAddr;
+
+use super::*;
+
+/// A holder whose state the test sets.
+#[derive(Default)]
+struct Client {
+    used_at: u64,
+    is_answered: bool,
+    is_displaced: Cell<bool>,
+}
+
+impl Holder for Client {
+    fn is_idle(&self, now: u64) -> bool {
+        now >= self.used_at + 1000
+    }
+
+    fn is_answered(&self) -> bool {
+        self.is_answered
+    }
+
+    fn used_at(&self) -> u64 {
+        self.used_at
+    }
+
+    fn is_ending(&self) -> bool {
+        self.is_displaced.get()
+    }
+
+    fn displace(&self) {
+        self.is_displaced.set(true);
+    }
+}
+
+fn stranger(number: u16) -> Owner {
+    let [high, low] = number.to_be_bytes();
+    Owner::stranger(IpAddr::from([192, 0, high, low]))
+}
+
+/// A table with its entries.
+#[derive(Default)]
+struct Table {
+    shares: Arc<Shares>,
+    entries: Entries,
+    clients: Vec<Rc<Client>>,
+}
+
+impl Table {
+    /// Adds an entry. The ledger has taken it for the owner.
+    fn add(&mut self, owner: Owner, used_at: u64, is_answered: bool) -> Rc<Client> {
+        let client = Rc::new(Client { used_at, is_answered, is_displaced: Cell::default() });
+        let weak: Weak<Client> = Rc::downgrade(&client);
+        let number = self.entries.begun.get();
+        self.entries.begun.set(number + 1);
+        let entry = Entry { number, shares: self.shares.clone(), owner, is_owed: false, holder: Some(weak) };
+        self.entries.all.borrow_mut().insert(entry);
+        self.clients.push(client.clone());
+        client
+    }
+
+    /// A client begins an entry, as in `make_room`. False if the table is full.
+    fn begin(&mut self, owner: &Owner, now: u64, limit: usize) -> bool {
+        let take = |table: &Self| table.shares.ledger().take(owner, limit, 0);
+        let mut verdict = take(self);
+        if verdict == Verdict::Full && self.entries.displace_idle(now, &self.shares, owner, limit) {
+            verdict = take(self);
+        }
+        if verdict != Verdict::Full {
+            self.add(owner.clone(), now, false);
+        }
+        verdict != Verdict::Full
+    }
+
+    fn displaced(&self) -> usize {
+        self.clients.iter().filter(|client| client.is_displaced.get()).count()
+    }
+}
+
+#[test]
+fn forged_sources_displace_one_another_and_not_idle_clients() {
+    const LIMIT: usize = 100;
+    let mut table = Table::default();
+    let honest: Vec<_> = (0..80)
+        .map(|number| {
+            assert_eq!(table.shares.ledger().take(&stranger(number), LIMIT, 0), Verdict::Taken);
+            table.add(stranger(number), 0, true)
+        })
+        .collect();
+    for number in 1000..2000 {
+        assert!(table.begin(&stranger(number), 5000, LIMIT), "newcomers are not refused");
+    }
+    let lost = honest.iter().filter(|client| client.is_displaced.get()).count();
+    assert_eq!((lost, table.displaced()), (0, 980));
+}
+
+#[test]
+fn newcomers_get_a_part_of_a_table_that_idle_clients_fill() {
+    const LIMIT: usize = 80;
+    let mut table = Table::default();
+    for number in 0..80 {
+        table.shares.ledger().take(&stranger(number), LIMIT, 0);
+        table.add(stranger(number), 0, true);
+    }
+    for number in 1000..2000 {
+        assert!(table.begin(&stranger(number), 5000, LIMIT));
+    }
+    let lost = table.clients[..80].iter().filter(|client| client.is_displaced.get()).count();
+    assert!((1..=80 / UNANSWERED + 1).contains(&lost), "{lost}");
+}
+
+#[test]
+fn an_owner_does_not_displace_its_own_entry_that_waits_for_an_answer() {
+    let mut table = Table::default();
+    for _ in 0..10 {
+        assert!(table.begin(&stranger(1), 0, 10));
+    }
+    assert!(!table.begin(&stranger(1), 500, 10), "all may be about to be answered");
+    table.entries.unyielding.borrow_mut().clear();
+    assert!(table.begin(&stranger(1), 1000, 10));
+    assert_eq!(table.displaced(), 1);
+}
