@@ -92,7 +92,8 @@ const BATCH: usize = 128;
 /// Of a worker's entries in a table, one in this many is for clients that were not answered yet. Beyond it,
 /// these displace one another and not the idle entries of clients that were answered.
 const UNANSWERED: usize = 8;
-/// The maximum of `unyielding`. Beyond it, nothing is searched until the next tick.
+/// The maximum of `unyielding`, of strangers and of peers each: beyond it, nothing is searched for more of them until the
+/// next tick, and a flood of strangers does not take the searches of peers.
 const MAX_UNYIELDING: usize = 16;
 
 /// An entry of a table. Dropping it returns the entry.
@@ -217,7 +218,9 @@ impl Entries {
         let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
         let mut unyielding = self.unyielding.borrow_mut();
         let is_known = |known: &(Arc<Shares>, Option<Owner>)| Arc::ptr_eq(&known.0, shares) && known.1 == whose;
-        if unyielding.len() >= MAX_UNYIELDING || unyielding.iter().any(is_known) {
+        let is_of_peer = |known: &(_, Option<Owner>)| known.1.as_ref().is_some_and(|owner| owner.is_peer);
+        let known_alike = unyielding.iter().filter(|known| is_of_peer(known) == newcomer.is_peer).count();
+        if known_alike >= MAX_UNYIELDING || unyielding.iter().any(is_known) {
             return false;
         }
         let may_go = |owner: &Owner| owner == newcomer || has_none && (newcomer.is_peer || !owner.is_peer);

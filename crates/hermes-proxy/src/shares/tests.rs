@@ -4,6 +4,8 @@
 
 use std::net::IpAddr;
 
+use hermes_model::facts::{Peer, Trust};
+
 use super::*;
 
 /// A holder whose state the test sets.
@@ -39,6 +41,11 @@ impl Holder for Client {
 fn stranger(number: u16) -> Owner {
     let [high, low] = number.to_be_bytes();
     Owner::stranger(IpAddr::from([192, 0, high, low]))
+}
+
+fn peer(number: u16) -> Owner {
+    let trust = Trust::Certified(Arc::new(Peer { node: Some(number.to_string().into()), ..Peer::default() }));
+    Owner::of_connection(&trust, IpAddr::from([192, 0, 2, 1]))
 }
 
 /// A table with its entries.
@@ -122,4 +129,27 @@ fn an_owner_does_not_displace_its_own_entry_that_waits_for_an_answer() {
     table.entries.unyielding.borrow_mut().clear();
     assert!(table.begin(&stranger(1), 1000, 10));
     assert_eq!(table.displaced(), 1);
+}
+
+#[test]
+fn searches_in_vain_for_strangers_leave_peers_theirs() {
+    const LIMIT: usize = 100;
+    let mut table = Table::default();
+    // All entries are in use, two for each stranger, so that none may take one of another.
+    for number in 0..100 {
+        table.shares.ledger().take(&stranger(number / 2), LIMIT, 0);
+        table.add(stranger(number / 2), 5000, true);
+    }
+    let in_vain = (0..50).filter(|number| !table.begin(&stranger(*number), 5500, LIMIT)).count();
+    assert_eq!((in_vain, table.entries.unyielding.borrow().len()), (50, MAX_UNYIELDING));
+    // Meanwhile a stranger has become idle. A peer without entries searches, and finds its entry.
+    table.clients.remove(0);
+    let owner = table.entries.all.borrow_mut().remove(0).owner;
+    table.add(owner, 0, true);
+    assert!(table.entries.displace_idle(5500, &table.shares, &peer(0), LIMIT), "a peer's search");
+    // Peers search in vain no more often than strangers.
+    for number in 0..50 {
+        assert!(!table.entries.displace_idle(5500, &table.shares, &peer(number), LIMIT));
+    }
+    assert_eq!(table.entries.unyielding.borrow().len(), 2 * MAX_UNYIELDING);
 }
