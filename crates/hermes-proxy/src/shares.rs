@@ -9,6 +9,7 @@
 mod ledger;
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -186,9 +187,16 @@ impl Entries {
             return;
         }
         let debtors = shares.ledger().debtors();
-        for debtor in &debtors {
-            let candidates = self.candidates(now, shares, |owner| owner == debtor);
-            let count = shares.ledger().claim(debtor, candidates.len());
+        // All entries are looked at once, however many debtors there are.
+        let mut of_debtors: HashMap<Owner, Vec<Candidate>> = debtors.into_iter().map(|owner| (owner, vec![])).collect();
+        for candidate in self.candidates(now, shares, |owner| of_debtors.contains_key(owner)) {
+            let all = self.all.borrow();
+            if let Some(its) = all.get(candidate.key).and_then(|entry| of_debtors.get_mut(&entry.owner)) {
+                its.push(candidate);
+            }
+        }
+        for (debtor, candidates) in of_debtors {
+            let count = shares.ledger().claim(&debtor, candidates.len());
             self.displace(candidates, count);
         }
         let ledger = shares.ledger();

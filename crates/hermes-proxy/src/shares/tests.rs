@@ -83,7 +83,7 @@ impl Table {
     }
 
     fn displaced(&self) -> usize {
-        self.clients.iter().filter(|client| client.is_displaced.get()).count()
+        displaced_in(self.clients.iter())
     }
 }
 
@@ -152,4 +152,30 @@ fn searches_in_vain_for_strangers_leave_peers_theirs() {
         assert!(!table.entries.displace_idle(5500, &table.shares, &peer(number), LIMIT));
     }
     assert_eq!(table.entries.unyielding.borrow().len(), 2 * MAX_UNYIELDING);
+}
+
+#[test]
+fn all_debtors_pay_in_one_pass_over_the_entries() {
+    const LIMIT: usize = 400;
+    let mut table = Table::default();
+    for number in 0..400 {
+        table.shares.ledger().take(&stranger(number % 4), LIMIT, 0);
+        table.add(stranger(number % 4), u64::from(number), true);
+    }
+    let newcomers = (100..140).filter(|last| table.shares.ledger().take(&stranger(*last), LIMIT, 0) != Verdict::Full);
+    let granted = newcomers.count();
+    assert!(table.shares.ledger().debtors().len() > 1 && granted > 20, "{granted}");
+    table.shares.has_debtors.store(true, Ordering::Release);
+    table.entries.pay(5000, &table.shares);
+    assert!(table.shares.ledger().debtors().is_empty() && !table.shares.has_debtors.load(Ordering::Acquire));
+    let paid: Vec<usize> = (0..4).map(|first| table.clients.iter().skip(first).step_by(4)).map(displaced_in).collect();
+    assert!(paid.iter().sum::<usize>() >= granted && paid.iter().all(|paid| *paid > 0), "{paid:?}");
+    // Of each debtor the longest idle went.
+    for (first, paid) in paid.into_iter().enumerate() {
+        assert_eq!(displaced_in(table.clients.iter().skip(first).step_by(4).take(paid)), paid);
+    }
+}
+
+fn displaced_in<'a>(clients: impl Iterator<Item = &'a Rc<Client>>) -> usize {
+    clients.filter(|client| client.is_displaced.get()).count()
 }
