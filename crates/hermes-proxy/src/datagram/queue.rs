@@ -83,7 +83,7 @@ pub(crate) struct FlowQueue {
     ended: Signal<()>,
     finished: Cell<bool>,
     in_order: Cell<bool>,
-    displaced: Cell<bool>,
+    displaced: Signal<()>,
     /// When its client sent last, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
     /// Something was sent to its client.
@@ -98,7 +98,7 @@ impl FlowQueue {
             ended: Signal::default(),
             finished: Cell::new(false),
             in_order: Cell::new(false),
-            displaced: Cell::new(false),
+            displaced: Signal::default(),
             heard_at: Cell::new(0),
             answered: Cell::new(false),
         }
@@ -133,16 +133,25 @@ impl FlowQueue {
 
     /// Ends the flow, since another client's flow displaces it.
     pub(crate) fn displace(&self) {
-        self.displaced.set(true);
+        self.displaced.set(());
         self.finish();
     }
 
     pub(crate) fn is_displaced(&self) -> bool {
-        self.displaced.get()
+        self.displaced.get().is_some()
     }
 
-    /// The flow is over.
+    /// Waits until another client's flow displaces this one. Only while its session is being opened: after that it
+    /// finishes in order.
+    pub(crate) async fn wait_displaced(&self) {
+        self.displaced.wait().await;
+    }
+
+    /// The flow is over. A displaced one has not failed: its source may begin another at once.
     pub(crate) fn close(&self) {
+        if self.is_displaced() {
+            self.in_order.set(true);
+        }
         self.ended.set(());
     }
 

@@ -16,7 +16,7 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
-use super::flows::{FlowTable, Known, push};
+use super::flows::{FlowTable, Known, push, unless_displaced};
 use super::{Ending, ip, open};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::ip::{Translation, Transport};
@@ -252,9 +252,11 @@ async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, targets: &Targets, flo
     let Some((source, authority)) = targets.of(&listener.protocol, flow.peer) else { return };
     let trust = trust_of(&listener, flow.peer.ip());
     let origin = Origin { worker, listener: &listener, source, trust: &trust, secure: false };
+    let queue = flow.queue.clone();
     let mut near = Port::Flow(flow);
     let request = from_flow(&origin, Kind::Udp, &authority, "");
-    if let Served::Tunnel(tunnel) = open(worker, None, &mut near, request).await {
+    let opened = unless_displaced(&queue, open(worker, None, &mut near, request)).await;
+    if let Some(Served::Tunnel(tunnel)) = opened {
         session::relay(Near::Datagrams(near), *tunnel).await;
     }
 }

@@ -234,7 +234,8 @@ async fn serve_flow(
     let Ok(target) = socks5::datagram_target(&header) else { return };
     let request = from_target(&origin, Kind::Udp, &target.to_string());
     let mut near = Port::Flow(flow);
-    if let Served::Tunnel(tunnel) = open(&worker, Some(&connection), &mut near, request).await {
+    let opened = flows::unless_displaced(&queue, open(&worker, Some(&connection), &mut near, request)).await;
+    if let Some(Served::Tunnel(tunnel)) = opened {
         session::relay(Near::Datagrams(near), *tunnel).await;
     }
     queue.close();
