@@ -9,6 +9,7 @@
 mod ledger;
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,10 @@ use crate::worker::Worker;
 pub(crate) trait Holder {
     /// True if no request or byte is in flight: a newcomer of the same owner may displace it.
     fn is_idle(&self, now: u64) -> bool;
+    /// False if it may be forged: nothing was sent to its client yet. Such entries are displaced before all others.
+    fn is_answered(&self) -> bool {
+        true
+    }
     /// The time of its last use, in milliseconds of the node's clock.
     fn used_at(&self) -> u64;
     /// True if it is ending already.
@@ -80,11 +85,16 @@ struct Candidate {
     key: usize,
     number: u64,
     is_busy: bool,
+    is_answered: bool,
 }
 
 /// Idle entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
 const BATCH: usize = 128;
-/// The maximum of `unyielding`. Beyond it, nothing is searched until the next tick.
+/// Of a worker's entries in a table, one in this many is for clients that were not answered yet. Beyond it,
+/// these displace one another and not the idle entries of clients that were answered.
+const UNANSWERED: usize = 8;
+/// The maximum of `unyielding`, of strangers and of peers each: beyond it, nothing is searched for more of them until the
+/// next tick, and a flood of strangers does not take the searches of peers.
 const MAX_UNYIELDING: usize = 16;
 
 /// An entry of a table. Dropping it returns the entry.
@@ -158,12 +168,12 @@ impl Entries {
             return true;
         }
         worker.shared.metrics.limit(bound.name);
-        if verdict == Verdict::Full && self.displace_idle(worker, shares, owner, bound.limit) {
+        if verdict == Verdict::Full && self.displace_idle(worker.now(), shares, owner, bound.limit) {
             verdict = take();
         }
         if verdict == Verdict::Displacing {
             let is_new = !shares.has_debtors.swap(true, Ordering::AcqRel);
-            self.pay(worker, shares);
+            self.pay(worker.now(), shares);
             if is_new && shares.has_debtors.load(Ordering::Acquire) {
                 worker.shared.ask_others_to_displace(worker.number);
             }
@@ -172,14 +182,21 @@ impl Entries {
     }
 
     /// Displaces this worker's part of the entries that owners of a table owe.
-    fn pay(&self, worker: &Worker, shares: &Arc<Shares>) {
+    fn pay(&self, now: u64, shares: &Arc<Shares>) {
         if !shares.has_debtors.load(Ordering::Acquire) {
             return;
         }
         let debtors = shares.ledger().debtors();
-        for debtor in &debtors {
-            let candidates = self.candidates(worker, shares, |owner| owner == debtor);
-            let count = shares.ledger().claim(debtor, candidates.len());
+        // All entries are looked at once, however many debtors there are.
+        let mut of_debtors: HashMap<Owner, Vec<Candidate>> = debtors.into_iter().map(|owner| (owner, vec![])).collect();
+        for candidate in self.candidates(now, shares, |owner| of_debtors.contains_key(owner)) {
+            let all = self.all.borrow();
+            if let Some(its) = all.get(candidate.key).and_then(|entry| of_debtors.get_mut(&entry.owner)) {
+                its.push(candidate);
+            }
+        }
+        for (debtor, candidates) in of_debtors {
+            let count = shares.ledger().claim(&debtor, candidates.len());
             self.displace(candidates, count);
         }
         let ledger = shares.ledger();
@@ -197,23 +214,32 @@ impl Entries {
 
     /// Displaces what is owed to clients of other workers.
     pub(crate) fn displace_for_others(&self, worker: &Worker) {
-        self.pay(worker, &worker.shared.connections);
-        self.pay(worker, &worker.shared.tunnels);
-        worker.generation().listener_shares().for_each(|shares| self.pay(worker, shares));
+        let now = worker.now();
+        self.pay(now, &worker.shared.connections);
+        self.pay(now, &worker.shared.tunnels);
+        worker.generation().listener_shares().for_each(|shares| self.pay(now, shares));
     }
 
     /// Displaces idle entries for a newcomer. False if there are none.
-    fn displace_idle(&self, worker: &Worker, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
+    fn displace_idle(&self, now: u64, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
         let has_none = shares.ledger().entries(newcomer) == 0;
         let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
         let mut unyielding = self.unyielding.borrow_mut();
         let is_known = |known: &(Arc<Shares>, Option<Owner>)| Arc::ptr_eq(&known.0, shares) && known.1 == whose;
-        if unyielding.len() >= MAX_UNYIELDING || unyielding.iter().any(is_known) {
+        let is_of_peer = |known: &(_, Option<Owner>)| known.1.as_ref().is_some_and(|owner| owner.is_peer);
+        let known_alike = unyielding.iter().filter(|known| is_of_peer(known) == newcomer.is_peer).count();
+        if known_alike >= MAX_UNYIELDING || unyielding.iter().any(is_known) {
             return false;
         }
         let may_go = |owner: &Owner| owner == newcomer || has_none && (newcomer.is_peer || !owner.is_peer);
-        let mut candidates = self.candidates(worker, shares, may_go);
-        candidates.retain(|candidate| !candidate.is_busy);
+        let mut candidates = self.candidates(now, shares, may_go);
+        let room_of_unanswered = candidates.len() / UNANSWERED;
+        // An owner's own entries may be about to be answered; those of others may be forged.
+        candidates.retain(|candidate| !candidate.is_busy || has_none && !candidate.is_answered);
+        let unanswered = candidates.iter().filter(|candidate| !candidate.is_answered).count();
+        if unanswered > room_of_unanswered {
+            candidates.retain(|candidate| !candidate.is_answered);
+        }
         if candidates.is_empty() {
             unyielding.push((shares.clone(), whose));
             return false;
@@ -226,22 +252,25 @@ impl Entries {
     }
 
     /// Entries of a table whose owners fit, without those that are ending.
-    fn candidates(&self, worker: &Worker, shares: &Arc<Shares>, fits: impl Fn(&Owner) -> bool) -> Vec<Candidate> {
-        let now = worker.now();
+    fn candidates(&self, now: u64, shares: &Arc<Shares>, fits: impl Fn(&Owner) -> bool) -> Vec<Candidate> {
         let all = self.all.borrow();
         let of_table = all.iter().filter(|(_, entry)| Arc::ptr_eq(&entry.shares, shares) && !entry.is_owed);
         let fitting = of_table.filter(|(_, entry)| fits(&entry.owner));
         let candidates = fitting.filter_map(|(key, entry)| {
             let holder = entry.holder.as_ref()?.upgrade().filter(|holder| !holder.is_ending())?;
             let is_busy = !holder.is_idle(now);
-            Some(Candidate { holder, key, number: entry.number, is_busy })
+            let is_answered = holder.is_answered();
+            Some(Candidate { holder, key, number: entry.number, is_busy, is_answered })
         });
         candidates.collect()
     }
 
-    /// Displaces `count` of these, the idle ones first, the longest idle before others. Returns their owners.
+    /// Displaces `count` of these: those that were not answered first, then the idle ones, the longest idle before
+    /// others. Returns their owners.
     fn displace(&self, mut candidates: Vec<Candidate>, count: usize) -> Vec<Owner> {
-        let key = |candidate: &Candidate| (candidate.is_busy, candidate.holder.used_at(), candidate.number);
+        let key = |candidate: &Candidate| {
+            (candidate.is_answered, candidate.is_busy, candidate.holder.used_at(), candidate.number)
+        };
         if count > 0 && count < candidates.len() {
             candidates.select_nth_unstable_by_key(count - 1, key);
         }
@@ -258,3 +287,6 @@ impl Entries {
         owners
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,11 +47,13 @@ impl Flow {
     ) -> Poll<io::Result<()>> {
         let (socket, peer) = (self.queue.socket.borrow().clone(), self.peer);
         ready!(poll_send_for(worker, &socket, peer, cx, &mut self.out))?;
+        self.queue.answered.set(self.queue.answered.get() || !batch.is_empty());
         poll_send_for(worker, &socket, peer, cx, self.dress(batch))
     }
 
     /// Sends one datagram now, or not at all.
     pub(crate) fn try_send(&self, datagram: &[u8]) {
+        self.queue.answered.set(true);
         let socket = self.queue.socket.borrow();
         if let Err(error) = socket.try_send(self.peer, datagram, datagram.len().max(1)) {
             tracing::debug!(peer = %self.peer, %error, "a datagram could not be sent");
@@ -81,9 +83,11 @@ pub(crate) struct FlowQueue {
     ended: Signal<()>,
     finished: Cell<bool>,
     in_order: Cell<bool>,
-    displaced: Cell<bool>,
+    displaced: Signal<()>,
     /// When its client sent last, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
+    /// Something was sent to its client.
+    answered: Cell<bool>,
 }
 
 impl FlowQueue {
@@ -94,8 +98,9 @@ impl FlowQueue {
             ended: Signal::default(),
             finished: Cell::new(false),
             in_order: Cell::new(false),
-            displaced: Cell::new(false),
+            displaced: Signal::default(),
             heard_at: Cell::new(0),
+            answered: Cell::new(false),
         }
     }
 
@@ -116,6 +121,10 @@ impl FlowQueue {
         self.heard_at.get()
     }
 
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered.get()
+    }
+
     /// Its client sends no more: what waits is the last of it.
     pub(crate) fn finish(&self) {
         self.finished.set(true);
@@ -124,16 +133,25 @@ impl FlowQueue {
 
     /// Ends the flow, since another client's flow displaces it.
     pub(crate) fn displace(&self) {
-        self.displaced.set(true);
+        self.displaced.set(());
         self.finish();
     }
 
     pub(crate) fn is_displaced(&self) -> bool {
-        self.displaced.get()
+        self.displaced.get().is_some()
     }
 
-    /// The flow is over.
+    /// Waits until another client's flow displaces this one. Only while its session is being opened: after that it
+    /// finishes in order.
+    pub(crate) async fn wait_displaced(&self) {
+        self.displaced.wait().await;
+    }
+
+    /// The flow is over. A displaced one has not failed: its source may begin another at once.
     pub(crate) fn close(&self) {
+        if self.is_displaced() {
+            self.in_order.set(true);
+        }
         self.ended.set(());
     }
 

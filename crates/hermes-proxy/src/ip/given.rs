@@ -4,7 +4,7 @@
 //! another's, nor for a while what was the one's whose session broke, here or in the process before us, and an owner has
 //! so many. Never: a prefix that a listener captures; those are a device's own.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,18 +30,20 @@ pub(crate) struct Given {
 #[derive(Debug, Default)]
 struct Holdings {
     table: Table<Holding>,
-    /// Prefixes that rest, and until when: the first to end first.
-    resting: VecDeque<(IpNet, Instant)>,
+    /// Prefixes that rest, and until when.
+    resting: BTreeSet<(Instant, IpNet)>,
     shares: HashMap<Owner, Share>,
+    /// Owners with resting prefixes, by their number.
+    ranks: BTreeSet<(usize, Owner)>,
     /// Addresses that became free since the last search.
     freed: VecDeque<IpNet>,
 }
 
-/// How many prefixes one owner has, and how many of them rest.
+/// The number of prefixes that one owner has, and those of them that rest.
 #[derive(Debug, Default)]
 struct Share {
     prefixes: usize,
-    resting: usize,
+    resting: BTreeSet<(Instant, IpNet)>,
     /// What it was given in the place of what it wanted, for what the session is for.
     instead: HashMap<Wish, IpNet>,
 }
@@ -142,8 +144,9 @@ impl Given {
         let mut holdings = self.lock();
         let now = Instant::now();
         holdings.forget(now);
-        let resting = holdings.resting.iter().filter_map(|one| Some((one, holdings.resting_of(one)?)));
-        resting.map(|((prefix, until), owner)| format!("{} {prefix} {owner}\n", (*until - now).as_millis())).collect()
+        let owner = |prefix: &IpNet| holdings.table.get(*prefix).map(|holding| &holding.owner);
+        let resting = holdings.resting.iter().filter_map(|one| Some((one, owner(&one.1)?)));
+        resting.map(|((until, prefix), owner)| format!("{} {prefix} {owner}\n", (*until - now).as_millis())).collect()
     }
 
     /// Takes the word of the process before us for what rests.
@@ -168,7 +171,7 @@ impl Given {
 
     /// Whether this owner has as much as one may have, and none of that rests.
     pub(super) fn is_full(&self, owner: &Owner) -> bool {
-        self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting >= MOST_OWNED)
+        self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting.len() >= MOST_OWNED)
     }
 
     /// A free address of a device's pools, else a resting one: the owner's own, or one of the owner with the most
@@ -206,7 +209,7 @@ impl Given {
         let is_searched = |pool: &IpNet| searches.get(&key(pool)).is_some_and(|search| search.next.is_none());
         let rested = {
             let mut holdings = self.lock();
-            let own = holdings.free_first(|net, holder| holder == owner && fits(net));
+            let own = holdings.free_first(owner, fits);
             // Owners keep their resting addresses as long as any address may be free.
             let rested = own.or_else(|| {
                 let is_all_taken = pools.iter().all(is_searched);
@@ -323,15 +326,12 @@ impl Holdings {
         }
         if let Some(holding) = self.table.get_mut(prefix) {
             holding.sessions += 1;
-            if holding.until.take().is_some() {
-                self.share(owner).resting -= 1;
-            }
+            self.set_rest(prefix, None);
             return true;
         }
-        let share = self.share(owner);
-        if share.prefixes >= MOST_OWNED && share.resting > 0 {
+        if self.share(owner).prefixes >= MOST_OWNED {
             // What it has no more goes first.
-            self.free_first(|_, holder| holder == owner);
+            self.free_first(owner, |_| true);
         }
         let share = self.share(owner);
         if share.prefixes >= MOST_OWNED {
@@ -352,13 +352,13 @@ impl Holdings {
         if self.freed.len() < MOST_FREED {
             self.freed.push_back(prefix);
         }
-        let Some(Holding { owner, until, wish, .. }) = self.table.remove(prefix) else { return };
+        self.set_rest(prefix, None);
+        let Some(Holding { owner, wish, .. }) = self.table.remove(prefix) else { return };
         let share = self.share(&owner);
         if let Some(wish) = wish {
             share.instead.remove(&wish);
         }
         share.prefixes -= 1;
-        share.resting -= usize::from(until.is_some());
         if share.prefixes == 0 {
             self.shares.remove(&owner);
         }
@@ -366,13 +366,31 @@ impl Holdings {
 
     /// It waits for its owner.
     fn rest(&mut self, prefix: IpNet, until: Instant) {
-        let Some(holding) = self.table.get_mut(prefix) else { return };
-        holding.until = Some(until);
-        let owner = holding.owner.clone();
-        self.share(&owner).resting += 1;
-        self.resting.push_back((prefix, until));
+        self.set_rest(prefix, Some(until));
         if self.resting.len() > MOST_RESTING {
             self.end_first_rest();
+        }
+    }
+
+    /// Changes until when a prefix rests, and all sets with it. `None`: it does not rest.
+    fn set_rest(&mut self, prefix: IpNet, until: Option<Instant>) {
+        let Some(holding) = self.table.get_mut(prefix).filter(|holding| holding.until != until) else { return };
+        let before = std::mem::replace(&mut holding.until, until);
+        let owner = holding.owner.clone();
+        let its = &mut self.shares.entry(owner.clone()).or_default().resting;
+        let had = its.len();
+        if let Some(before) = before {
+            its.remove(&(before, prefix));
+            self.resting.remove(&(before, prefix));
+        }
+        if let Some(until) = until {
+            its.insert((until, prefix));
+            self.resting.insert((until, prefix));
+        }
+        let has = its.len();
+        self.ranks.remove(&(had, owner.clone()));
+        if has > 0 {
+            self.ranks.insert((has, owner));
         }
     }
 
@@ -388,42 +406,35 @@ impl Holdings {
 
     /// Frees what has rested long enough.
     fn forget(&mut self, now: Instant) {
-        while self.resting.front().is_some_and(|(_, until)| *until <= now) {
+        while self.resting.first().is_some_and(|(until, _)| *until <= now) {
             self.end_first_rest();
         }
     }
 
     fn end_first_rest(&mut self) {
-        if let Some(first) = self.resting.pop_front()
-            && self.resting_of(&first).is_some()
-        {
-            self.remove(first.0);
+        if let Some((_, prefix)) = self.resting.pop_first() {
+            self.remove(prefix);
         }
     }
 
-    /// Whose it is that rests; `None`: it was taken again.
-    fn resting_of(&self, (prefix, until): &(IpNet, Instant)) -> Option<&Owner> {
-        self.table.get(*prefix).filter(|holding| holding.until == Some(*until)).map(|holding| &holding.owner)
-    }
-
-    /// Frees the first that rests and fits.
-    fn free_first(&mut self, fits: impl Fn(IpNet, &Owner) -> bool) -> Option<IpNet> {
-        let fits = |resting: &(IpNet, Instant)| self.resting_of(resting).is_some_and(|owner| fits(resting.0, owner));
-        let (prefix, _) = self.resting.remove(self.resting.iter().position(fits)?)?;
+    /// Frees the first prefix of an owner that rests and fits.
+    fn free_first(&mut self, owner: &Owner, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
+        let its = &self.shares.get(owner)?.resting;
+        let prefix = its.iter().map(|(_, prefix)| *prefix).find(|prefix| fits(*prefix))?;
         self.remove(prefix);
         Some(prefix)
     }
 
     /// Frees the first address that fits, of the owner with the most resting addresses.
     fn free_of_most_resting(&mut self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
-        let mut count: HashMap<&Owner, usize> = HashMap::new();
-        for resting in self.resting.iter().filter(|(net, _)| fits(*net)) {
-            if let Some(owner) = self.resting_of(resting) {
-                *count.entry(owner).or_default() += 1;
-            }
-        }
-        let most = count.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner.clone())?;
-        self.free_first(|net, holder| *holder == most && fits(net))
+        // Owners whose resting addresses are all of other pools are passed over.
+        let its = |(_, owner): &(usize, Owner)| {
+            let its = &self.shares.get(owner)?.resting;
+            its.iter().map(|(_, prefix)| *prefix).find(|prefix| fits(*prefix))
+        };
+        let prefix = self.ranks.iter().rev().find_map(its)?;
+        self.remove(prefix);
+        Some(prefix)
     }
 }
 

@@ -9,7 +9,7 @@ use hermes_model::facts::Facts;
 use hermes_model::trust::HERMES_ORIGIN;
 
 /// Whose an address is. Nobody else can take it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Owner {
     /// A user, whichever way the session comes.
     User(Arc<str>),

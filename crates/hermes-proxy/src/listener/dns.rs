@@ -26,7 +26,7 @@ use super::{Ending, Known};
 use crate::generation::ListenerState;
 use crate::metrics::QuestionLabels;
 use crate::names::{NameTable, TTL};
-use crate::shares::{Bound, Owner, Share};
+use crate::shares::{Bound, Holder, Owner, Share};
 use crate::signal::Signal;
 use crate::worker::{Worker, go_on_later};
 
@@ -49,16 +49,50 @@ struct Forwarded {
     message: Bytes,
     listener: Arc<str>,
     servers: Vec<SocketAddr>,
+    pending: Rc<Pending>,
     /// Its place among the pending questions.
     _share: Share,
+}
+
+/// A question that waits for another server's answer.
+struct Pending {
+    asked_at: u64,
+    displaced: Signal<()>,
+}
+
+impl Holder for Pending {
+    fn is_idle(&self, _: u64) -> bool {
+        false
+    }
+
+    fn is_answered(&self) -> bool {
+        false
+    }
+
+    fn used_at(&self) -> u64 {
+        self.asked_at
+    }
+
+    fn is_ending(&self) -> bool {
+        self.displaced.get().is_some()
+    }
+
+    fn displace(&self) {
+        self.displaced.set(());
+    }
 }
 
 impl Forwarded {
     /// Asks; whatever comes of it is an answer.
     async fn ask(self, worker: &Worker, carrier: Carrier) -> Bytes {
-        let answer = forward::ask(worker, &self.question, &self.message, &self.servers, carrier).await;
+        let answer = tokio::select! {
+            biased;
+            () = self.pending.displaced.wait() => None,
+            answer = forward::ask(worker, &self.question, &self.message, &self.servers, carrier) => answer,
+        };
         count(worker, &self.listener, if answer.is_some() { "forwarded" } else { "failed" });
         if answer.is_none()
+            && !self.pending.is_ending()
             && let Some(more) = worker.shared.unanswered.happened(worker.now())
         {
             let (listener, servers) = (&self.listener, &self.servers);
@@ -97,11 +131,14 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
     match Share::take(worker, &state.flows, Owner::stranger(source), bound) {
         Some(share) => {
             let servers = servers(worker, dns);
+            let pending = Rc::new(Pending { asked_at: worker.now(), displaced: Signal::default() });
+            share.is_held_by(&pending);
             Fate::Forwarded(Box::new(Forwarded {
                 question,
                 message,
                 listener: listener.clone(),
                 servers,
+                pending,
                 _share: share,
             }))
         }

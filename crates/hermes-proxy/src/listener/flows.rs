@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hermes_model::facts::Trust;
 use hermes_net::udp::UdpSocket;
 
 use crate::datagram::FlowQueue;
@@ -23,18 +24,34 @@ const PENALTY: u64 = 1000;
 /// Closed flows are forgotten so often (milliseconds).
 const FORGET: u64 = 1000;
 
+/// A pass over the table has to free more than one in this many flows of the limit to be repeated within a tick.
+const WORTHWHILE: usize = 8;
+
 /// A flow is idle after its client was silent for this long (milliseconds).
 const IDLE: u64 = 1000;
 
 /// Takes an entry for a flow of a client. `None`, and counted, if the table has no room.
-pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, client: IpAddr) -> Option<Share> {
+pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, trust: &Trust, client: IpAddr) -> Option<Share> {
     let bound = Bound { name: "udp-flows", limit: worker.generation().snapshot.limits.udp_flows, reserve: 0 };
-    Share::take(worker, flows, Owner::stranger(client), bound)
+    Share::take(worker, flows, Owner::of_connection(trust, client), bound)
+}
+
+/// Opens the session of a flow. `None` if the flow is displaced meanwhile.
+pub(super) async fn unless_displaced<T>(queue: &FlowQueue, opening: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = queue.wait_displaced() => None,
+        opened = opening => Some(opened),
+    }
 }
 
 impl Holder for FlowQueue {
     fn is_idle(&self, now: u64) -> bool {
         now >= self.heard_at() + IDLE
+    }
+
+    fn is_answered(&self) -> bool {
+        FlowQueue::is_answered(self)
     }
 
     fn used_at(&self) -> u64 {
@@ -66,13 +83,21 @@ pub(super) struct FlowTable<K> {
     /// Live ones of the listener, of all workers.
     shares: Arc<Shares>,
     forgotten_at: u64,
+    pruned_in_vain_at: Option<u64>,
     /// Flows that got something since they were woken last.
     touched: Vec<Rc<FlowQueue>>,
 }
 
 impl<K: Eq + Hash> FlowTable<K> {
     pub(super) fn new(worker: &Rc<Worker>, shares: Arc<Shares>) -> Self {
-        Self { forgotten_at: worker.now(), worker: worker.clone(), known: HashMap::new(), shares, touched: Vec::new() }
+        Self {
+            forgotten_at: worker.now(),
+            pruned_in_vain_at: None,
+            worker: worker.clone(),
+            known: HashMap::new(),
+            shares,
+            touched: Vec::new(),
+        }
     }
 
     /// Queues a datagram of a flow that is known, or drops it. Gives it back where its flow would be new.
@@ -96,7 +121,7 @@ impl<K: Eq + Hash> FlowTable<K> {
     pub(super) fn begin(
         &mut self,
         key: K,
-        client: IpAddr,
+        (trust, client): (&Trust, IpAddr),
         socket: &Rc<UdpSocket>,
         datagram: Bytes,
     ) -> Option<(Rc<FlowQueue>, Share)> {
@@ -104,14 +129,13 @@ impl<K: Eq + Hash> FlowTable<K> {
         // The table also has flows that ended a moment ago; it is bounded whatever clients do.
         let has_room = |known: &HashMap<K, Known>| known.len() < 2 * limit || known.contains_key(&key);
         if !has_room(&self.known) {
-            // Only flows that failed have to be remembered.
-            self.known.retain(|_, known| !(known.queue.is_closed() && known.queue.is_in_order()));
+            prune(&mut self.known, &mut self.pruned_in_vain_at, self.worker.now(), limit);
         }
         let has_room = has_room(&self.known);
         if !has_room {
             self.worker.shared.metrics.limit("udp-flows");
         }
-        let Some(share) = has_room.then(|| take(&self.worker, &self.shares, client)).flatten() else {
+        let Some(share) = has_room.then(|| take(&self.worker, &self.shares, trust, client)).flatten() else {
             self.worker.shared.metrics.dropped("udp-flows", 1);
             return None;
         };
@@ -144,6 +168,19 @@ impl<K: Eq + Hash> FlowTable<K> {
     }
 }
 
+/// Forgets flows that ended in order or are displaced: only those that failed have to be remembered. A pass over the
+/// table that frees little is not repeated before the next tick, whatever is sent.
+fn prune<K: Eq + Hash>(known: &mut HashMap<K, Known>, in_vain_at: &mut Option<u64>, now: u64, limit: usize) {
+    if *in_vain_at == Some(now) {
+        return;
+    }
+    let before = known.len();
+    known.retain(|_, known| !(known.queue.is_displaced() || known.queue.is_closed() && known.queue.is_in_order()));
+    if before - known.len() <= limit / WORTHWHILE {
+        *in_vain_at = Some(now);
+    }
+}
+
 /// Queues a datagram, and notes whom to wake.
 pub(super) fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
     queue.heard(worker.now());
@@ -153,5 +190,41 @@ pub(super) fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touc
     }
     if !touched.last().is_some_and(|last| Rc::ptr_eq(last, queue)) {
         touched.push(queue.clone());
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_table_of_failed_flows_is_looked_through_once_a_tick() {
+        const LIMIT: usize = 32;
+        let socket = UdpSocket::from_std(hermes_net::udp::bind(([127, 0, 0, 1], 0).into()).unwrap()).unwrap();
+        let socket = Rc::new(socket);
+        let begin = |known: &mut HashMap<usize, Known>, number: usize| {
+            let queue = Rc::new(FlowQueue::new(socket.clone()));
+            known.insert(number, Known { queue: queue.clone(), closed_until: 0, parted: false });
+            queue
+        };
+        let (mut known, mut in_vain_at) = (HashMap::new(), None);
+        for number in 0..2 * LIMIT {
+            begin(&mut known, number).close();
+        }
+        let (one, live) = (begin(&mut known, 100), begin(&mut known, 101));
+        prune(&mut known, &mut in_vain_at, 7, LIMIT);
+        one.close_in_order();
+        prune(&mut known, &mut in_vain_at, 7, LIMIT);
+        assert_eq!(known.len(), 2 * LIMIT + 2, "a second pass in this tick");
+        prune(&mut known, &mut in_vain_at, 8, LIMIT);
+        assert_eq!(known.len(), 2 * LIMIT + 1);
+        // A pass that frees much is repeated at once.
+        for round in 1..3 {
+            (0..LIMIT).for_each(|number| begin(&mut known, round * 1000 + number).displace());
+            prune(&mut known, &mut in_vain_at, 9, LIMIT);
+            assert_eq!(known.len(), 2 * LIMIT + 1, "round {round}");
+        }
+        assert!(known.contains_key(&101) && !live.is_closed(), "a live flow stays");
     }
 }

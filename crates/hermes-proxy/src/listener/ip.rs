@@ -13,6 +13,7 @@ use std::time::Duration;
 use hermes_model::facts::Trust;
 use hermes_model::snapshot::{Carried, Listener, ListenerProtocol};
 
+use super::flows::unless_displaced;
 use crate::datagram::{Flow, FlowQueue, Port};
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
@@ -46,7 +47,8 @@ pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried
         Err(rejected) => return drop(session::reject(worker, *rejected)),
     };
     let protocol = request.facts.protocol;
-    let Served::Tunnel(tunnel) = session::serve(worker, request).await else { return };
+    let opened = unless_displaced(&queue, session::serve(worker, request)).await;
+    let Some(Served::Tunnel(tunnel)) = opened else { return };
     let owner = Owner::Listener(listener.name.clone());
     let addresses = peer.addresses.iter().copied();
     let end = match End::asking(Link::peer(flow), &owner, carried.network, addresses, protocol) {

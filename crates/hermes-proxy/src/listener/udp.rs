@@ -5,7 +5,7 @@
 //! A flow ends by silence (the route's `timeout.idle`).
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,10 +13,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hermes_model::authority::Authority;
 use hermes_model::facts::{Kind, Trust};
-use hermes_model::snapshot::ListenerProtocol;
+use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
-use super::flows::{FlowTable, Known, push};
+use super::flows::{FlowTable, Known, push, unless_displaced};
 use super::{Ending, ip, open};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::ip::{Translation, Transport};
@@ -139,7 +139,8 @@ impl Flows {
         if !ip::admits(&self.worker, listener, source) {
             return;
         }
-        let begun = self.by_source.begin(source, source.ip(), &self.socket, datagram);
+        let client = (&trust_of(listener, source.ip()), source.ip());
+        let begun = self.by_source.begin(source, client, &self.socket, datagram);
         let Some((queue, share)) = begun else { return };
         let (worker, name, targets) = (self.worker.clone(), self.name.clone(), self.targets.clone());
         self.worker.spawn(serve(worker, name, targets, Flow::new(queue, source), share));
@@ -230,6 +231,12 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
+/// How far datagrams from an address are believed.
+fn trust_of(listener: &Listener, source: IpAddr) -> Trust {
+    let is_trusted = listener.trust.iter().any(|prefix| prefix.contains(&source));
+    if is_trusted { Trust::Address } else { Trust::Anonymous }
+}
+
 async fn serve(worker: Rc<Worker>, name: Arc<str>, targets: Targets, flow: Flow, share: Share) {
     let queue = flow.queue.clone();
     serve_flow(&worker, &name, &targets, flow).await;
@@ -243,12 +250,13 @@ async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, targets: &Targets, flo
         return ip::serve(worker, &listener, carried, flow).await;
     }
     let Some((source, authority)) = targets.of(&listener.protocol, flow.peer) else { return };
-    let trusted = listener.trust.iter().any(|prefix| prefix.contains(&flow.peer.ip()));
-    let trust = if trusted { Trust::Address } else { Trust::Anonymous };
+    let trust = trust_of(&listener, flow.peer.ip());
     let origin = Origin { worker, listener: &listener, source, trust: &trust, secure: false };
+    let queue = flow.queue.clone();
     let mut near = Port::Flow(flow);
     let request = from_flow(&origin, Kind::Udp, &authority, "");
-    if let Served::Tunnel(tunnel) = open(worker, None, &mut near, request).await {
+    let opened = unless_displaced(&queue, open(worker, None, &mut near, request)).await;
+    if let Some(Served::Tunnel(tunnel)) = opened {
         session::relay(Near::Datagrams(near), *tunnel).await;
     }
 }

@@ -56,11 +56,14 @@ impl Owner {
         Self { is_peer: trust.is_believed(), client }
     }
 
-    /// The client of a session: its user, the node that it came by, or its address. No kind has precedence.
+    /// The client of a session: its user, the node that it came by, or its address. A session without a user over a
+    /// connection with a certificate of the overlay is its holder's own; users and addresses have no precedence.
     pub(crate) fn of_session(facts: &Facts) -> Self {
         let Self { client, .. } = Self::of_connection(&facts.trust, facts.source.ip());
-        let client = facts.user.clone().map_or(client, Client::User);
-        Self { is_peer: false, client }
+        match &facts.user {
+            Some(user) => Self { is_peer: false, client: Client::User(user.clone()) },
+            None => Self { is_peer: facts.trust.peer().is_some(), client },
+        }
     }
 }
 

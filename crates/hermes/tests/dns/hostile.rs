@@ -70,7 +70,7 @@ async fn a_flood_of_questions_meets_its_limit_and_owned_names_are_still_answered
 #[tokio::test]
 async fn the_flood_of_one_client_leaves_room_for_others() {
     let some = Server::start(|asked| {
-        let is_flood = asked.message.windows(5).any(|part| part == b"flood");
+        let is_flood = contains(&asked.message, b"flood");
         if is_flood { Vec::new() } else { vec![asked.answer(ResponseCode::NoError).to_vec().unwrap()] }
     })
     .await;
@@ -83,6 +83,31 @@ async fn the_flood_of_one_client_leaves_room_for_others() {
     lab.node.metric_reaches("hermes_limit_hits_total", "dns-questions", 1.0).await;
     let answer = by_udp(lab.dns(), &question("www.example", RecordType::A)).await.unwrap();
     assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+}
+
+/// The flood's questions are answered with a failure at once, not when they would have timed out.
+#[tokio::test]
+async fn questions_of_one_client_yield_to_those_of_others_until_both_have_as_many() {
+    let silent = Server::start(|_| Vec::new()).await;
+    let lab = Lab::with("dns-questions: 20", &[silent.address]).await;
+    let ask = async |socket: &UdpSocket, name: String| {
+        let message = question(&name, RecordType::A).to_vec().unwrap();
+        socket.send_to(&message, lab.dns()).await.unwrap();
+        let asked = || silent.asked().iter().any(|asked| contains(&asked.message, name.as_bytes()));
+        until("the other server is asked", async || asked()).await;
+    };
+    let (flood, other) = (UdpSocket::bind("127.0.0.2:0").await.unwrap(), UdpSocket::bind(ANY).await.unwrap());
+    for number in 0..20 {
+        ask(&flood, format!("flood-{number}")).await;
+    }
+    for number in 0..10 {
+        ask(&other, format!("other-{number}")).await;
+    }
+    lab.node.metric_reaches("hermes_limit_hits_total", "dns-questions", 10.0).await;
+}
+
+fn contains(message: &[u8], part: &[u8]) -> bool {
+    message.windows(part.len()).any(|window| window == part)
 }
 
 #[tokio::test]

@@ -384,3 +384,31 @@ routes:
         assert!(answers(other).await, "those that are in stay");
     }
 }
+
+/// Each source is another client's, so that newcomers displace flows that are still being opened.
+#[tokio::test]
+async fn flows_of_forged_sources_do_not_outlive_their_entries() {
+    let stalls = scripted::h1(|mut dialog| async move { dialog.to_end().await.map(drop) }).unwrap();
+    let overlay = overlay();
+    let document = "
+workers: 1
+limits: {udp-flows: 20}
+listeners:
+- {name: game, bind: '127.0.0.1:0', protocol: udp, authority: 'GAME:1'}
+routes:
+- {name: game, match: {kind: udp}, upstream: stalls}
+upstreams:
+- {name: stalls, protocol: h1, endpoints: ['$STALLS']}
+";
+    let node = overlay.node("fort").document(document).with("STALLS", stalls.address()).start().await.unwrap();
+    for last in 0..200 {
+        let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, last), 0)).await.unwrap();
+        socket.send_to(b"hello", node.address("game")).await.unwrap();
+    }
+    until("newcomers displaced others", async || {
+        node.metric("hermes_limit_hits_total", "udp-flows").await.unwrap() >= 180.0
+    })
+    .await;
+    assert_eq!(node.metric("hermes_datagrams_dropped_total", "udp-flows").await.unwrap_or_default(), 0.0);
+    until("as many as there may be", async || node.metric("hermes_sessions_open", "").await.unwrap() <= 20.0).await;
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hermes_testkit::{dialog::Dialog, patience::until};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::lab::{ASSOCIATE, Association, CONNECT, Lab, ask, connected, greeted, target};
 
@@ -103,6 +103,31 @@ async fn a_flood_of_associations_and_targets_meets_its_limit() {
     drop((held, refused));
     until("no socket is left behind", async || lab.near.descriptors().unwrap() <= idle).await;
     Association::open(lab.socks()).await.echo("ECHO", 7, b"room again").await;
+}
+
+#[tokio::test]
+async fn associations_of_one_client_yield_to_those_of_others_until_both_have_as_many() {
+    let lab = Lab::with("limits: {udp-flows: 10}", "").await;
+    let open = async |from: &str| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(from.parse().unwrap()).unwrap();
+        let mut dialog = Dialog::new(socket.connect(lab.socks()).await.unwrap());
+        dialog.send([5, 1, 0]).await.unwrap();
+        assert_eq!(dialog.exactly(2).await.unwrap(), [5, 0]);
+        assert_eq!(ask(&mut dialog, ASSOCIATE, "0.0.0.0", 0).await.unwrap().0, 0);
+        dialog
+    };
+    let (mut flood, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..10 {
+        flood.push(open("127.0.0.2:0").await);
+    }
+    for _ in 0..5 {
+        others.push(open("127.0.0.1:0").await);
+    }
+    // Those that were open for longest have ended.
+    for yielded in &mut flood[..5] {
+        assert_eq!(yielded.to_end().await.unwrap_or_default(), b"");
+    }
 }
 
 #[tokio::test]

@@ -83,7 +83,7 @@ fn what_rests_goes_on_resting_in_another_process() {
     new.lock().forget(Instant::now() + REST);
     assert!(new.take(nine, &bob));
     let holdings = new.lock();
-    assert_eq!(holdings.shares.values().map(|share| (share.prefixes, share.resting)).max(), Some((2, 0)));
+    assert_eq!(holdings.shares.values().map(|share| (share.prefixes, share.resting.len())).max(), Some((2, 0)));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn no_more_rest_than_there_may_be() {
     }
     let holdings = given.lock();
     assert_eq!((holdings.resting.len(), holdings.table.iter().count()), (MOST_RESTING, MOST_RESTING));
-    assert_eq!(holdings.shares.values().map(|share| share.resting).sum::<usize>(), MOST_RESTING);
+    assert_eq!(holdings.shares.values().map(|share| share.resting.len()).sum::<usize>(), MOST_RESTING);
 }
 
 #[test]
@@ -233,4 +233,39 @@ fn what_rests_is_nobody_elses_while_another_address_is_free() {
     let others: Vec<_> = (0..MOST_OWNED).map(|_| take(&carol, 3000)).collect();
     assert_eq!(others.len(), MOST_OWNED);
     assert!(!given.is_free(hers));
+}
+
+/// The ranking of owners holds through all that happens to prefixes: the owner with most resting ones is found without
+/// a look at those of all others.
+#[test]
+fn the_owner_with_most_resting_prefixes_is_known() {
+    let given = Given::default();
+    let owner = |number: u32| Owner::User(format!("user-{number}").into());
+    let net = |number: u32| IpNet::from(IpAddr::from(Ipv4Addr::from(0x0a14_0000 + number)));
+    for number in 0..600 {
+        // The user with the number n has n + 1 prefixes of these, up to 24.
+        let user = (0..24).find(|user| number % 300 < (user + 1) * (user + 2) / 2).unwrap();
+        if given.take(net(number % 300), &owner(user)) {
+            given.breaks(net(number % 300));
+            given.give_back(net(number % 300));
+        }
+    }
+    let mut holdings = given.lock();
+    assert!(holdings.take(net(299), &owner(23)), "it comes again");
+    assert_eq!((holdings.resting.len(), holdings.ranks.len()), (299, 24));
+    let looks = Cell::new(0);
+    let mut freed = || {
+        let fits = |_: IpNet| looks.replace(looks.get() + 1) < usize::MAX;
+        holdings.free_of_most_resting(fits).unwrap()
+    };
+    let first: Vec<IpNet> = (0..3).map(|_| freed()).collect();
+    assert_eq!(looks.get(), 3);
+    // Two owners with 23 have lost one each, and one of them another.
+    assert!(first.iter().all(|net| holdings.table.get(*net).is_none()) && holdings.resting.len() == 296);
+    let counts = |holdings: &Holdings| holdings.ranks.iter().map(|(count, _)| *count).rev().take(3).collect::<Vec<_>>();
+    assert_eq!(counts(&holdings), [22, 22, 21]);
+    let other = holdings.free_of_most_resting(|fits| fits == net(0)).unwrap();
+    assert_eq!((other, holdings.ranks.len()), (net(0), 23));
+    holdings.forget(Instant::now() + REST);
+    assert!(holdings.ranks.is_empty() && holdings.resting.is_empty());
 }

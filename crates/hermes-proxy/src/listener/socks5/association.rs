@@ -26,7 +26,7 @@ use crate::listener::open;
 use crate::live::{Connection, Stage};
 use crate::request::{Origin, from_target};
 use crate::session::{self, Near, Served};
-use crate::shares::Share;
+use crate::shares::{Holder, Share};
 use crate::stream::ByteStream;
 use crate::worker::{Worker, go_on_later};
 
@@ -51,9 +51,11 @@ pub(super) async fn serve(
     let shares = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
     let shares = shares.unwrap_or_default();
     // It counts as a flow itself, since it has a socket.
-    let Some(_share) = flows::take(worker, &shares, client.source.ip()) else {
+    let Some(share) = flows::take(worker, &shares, &client.trust, client.source.ip()) else {
         return refuse(near, Reply::Failed).await;
     };
+    let place = Rc::new(Place(connection.clone()));
+    share.is_held_by(&place);
     let Ok(bound) = socket.local_addr() else { return };
     if say(&mut near, Reply::Succeeded, bound).await.is_err() {
         return;
@@ -71,6 +73,29 @@ pub(super) async fn serve(
     };
     std::future::poll_fn(|cx| association.poll(cx, &mut near)).await;
     association.end().await;
+}
+
+/// The entry of an association among the flows of its listener.
+struct Place(Rc<Connection>);
+
+/// An association is never idle: its client may use it at any time.
+impl Holder for Place {
+    fn is_idle(&self, _: u64) -> bool {
+        false
+    }
+
+    /// An association with flows ends after all single flows.
+    fn used_at(&self) -> u64 {
+        if matches!(self.0.stage(), Stage::Busy(_)) { u64::MAX } else { self.0.used_at() }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.0.is_ending()
+    }
+
+    fn displace(&self) {
+        self.0.kill.set("displaced: limits.udp-flows is reached, and its client has most of the flows");
+    }
 }
 
 /// A socket at the address where the client reached us.
@@ -169,7 +194,7 @@ impl Association {
         }
         // A copy: the slice would keep a whole message for as long as the flow lasts.
         let header = Bytes::copy_from_slice(&header);
-        let begun = self.table.begin(header.clone(), source.ip(), &self.socket, payload);
+        let begun = self.table.begin(header.clone(), (&self.client.trust, source.ip()), &self.socket, payload);
         let Some((queue, share)) = begun else { return };
         let flow = Flow::with_header(queue, source, header.clone());
         let served = serve_flow(self.worker.clone(), self.connection.clone(), self.client.clone(), header, flow, share);
@@ -209,7 +234,8 @@ async fn serve_flow(
     let Ok(target) = socks5::datagram_target(&header) else { return };
     let request = from_target(&origin, Kind::Udp, &target.to_string());
     let mut near = Port::Flow(flow);
-    if let Served::Tunnel(tunnel) = open(&worker, Some(&connection), &mut near, request).await {
+    let opened = flows::unless_displaced(&queue, open(&worker, Some(&connection), &mut near, request)).await;
+    if let Some(Served::Tunnel(tunnel)) = opened {
         session::relay(Near::Datagrams(near), *tunnel).await;
     }
     queue.close();

@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use hermes_model::authority::Authority;
+use hermes_model::facts::{Kind, Peer};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method};
+
 use super::*;
 
 fn stranger(last: u8) -> Owner {
@@ -99,4 +104,36 @@ fn nothing_is_left_of_an_owner_that_has_nothing() {
     taken.iter().for_each(|last| ledger.give_back(&stranger(last % 9)));
     assert!(ledger.owners.is_empty() && ledger.ranks.is_empty(), "{ledger:?}");
     assert_eq!((ledger.total, ledger.peers, ledger.unclaimed), (0, 0, 0));
+}
+
+#[test]
+fn sessions_without_a_user_belong_to_the_certified_node_that_they_came_by() {
+    let node = || Trust::Certified(Arc::new(Peer { node: Some(Arc::from("edge")), ..Peer::default() }));
+    let facts = |trust, user: Option<&str>| Facts {
+        listener: Arc::from("in"),
+        kind: Kind::Tcp,
+        source: (IpAddr::from([192, 0, 2, 1]), 1).into(),
+        trust,
+        user: user.map(Arc::from),
+        method: Method::CONNECT,
+        authority: Authority::parse("db:1", None).unwrap(),
+        path: PathAndQuery::from_static("/"),
+        headers: HeaderMap::new(),
+        network: None,
+        told: None,
+        protocol: None,
+    };
+    let own = Owner::of_session(&facts(node(), None));
+    assert_eq!((own.is_peer, own.to_string().as_str()), (true, "node edge"));
+    let other = Owner::of_session(&facts(Trust::Address, None));
+    assert_eq!((other.is_peer, other), (false, stranger(1)), "an address proves nothing for each of its clients");
+    for trust in [node(), Trust::Anonymous] {
+        let user = Owner::of_session(&facts(trust, Some("alice")));
+        assert_eq!((user.is_peer, user.to_string().as_str()), (false, "user alice"), "it comes by several nodes");
+    }
+    // Strangers cannot end the node's tunnels, whatever they hold.
+    let mut ledger = Ledger::default();
+    fill(&mut ledger, &own, 20, 0);
+    assert_eq!(ledger.take(&stranger(2), 20, 0), Verdict::Full);
+    assert_eq!(ledger.take(&peer("other"), 20, 0), Verdict::Displacing);
 }
