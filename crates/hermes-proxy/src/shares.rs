@@ -93,8 +93,8 @@ const BATCH: usize = 128;
 /// Of a worker's entries in a table, one in this many is for clients that were not answered yet. Beyond it,
 /// these displace one another and not the idle entries of clients that were answered.
 const UNANSWERED: usize = 8;
-/// The maximum of `unyielding`, of strangers and of peers each: beyond it, nothing is searched for more of them until the
-/// next tick, and a flood of strangers does not take the searches of peers.
+/// The maximum of `unyielding`, of strangers and of peers each, so that a flood of strangers leaves peers their
+/// searches. Beyond it, nothing is searched for more of them until the next tick.
 const MAX_UNYIELDING: usize = 16;
 
 /// An entry of a table. Dropping it returns the entry.

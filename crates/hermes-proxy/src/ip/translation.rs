@@ -5,11 +5,12 @@
 //! a port of ours) and to go to our socket; the packets of our socket to the alias are rewritten to come from the target
 //! and to go to the client. The kernel keeps the TCP state on both sides.
 //!
-//! In: packets, and the time. Out: the same packets rewritten, or why not. Bounded: the number of flows; a closed
-//! connection keeps its alias for a minute, for segments that are still in flight.
+//! In: packets, and the time. Out: the same packets rewritten, or why not; the flows that are displaced. Bounded: the
+//! number of flows, shared among destinations. A closed connection keeps its alias for a minute, for segments that are
+//! still in flight.
 //! Never: a socket, or a name.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use hermes_wire::ip::{self, Header, Side};
@@ -18,11 +19,18 @@ use hermes_wire::ip::{self, Header, Side};
 const CLOSED_KEPT: u64 = 60_000;
 /// A UDP flow that was silent for this long may give its alias to another flow (milliseconds).
 const SILENT_KEPT: u64 = 120_000;
+/// A flow that was silent for this long yields to a flow of its own destination, and to one of a destination that has
+/// none (milliseconds).
+const IDLE: u64 = 20_000;
+/// Flows are displaced in batches, one in this many at a time, since each choice looks at all of them.
+const BATCH: usize = 128;
+/// The maximum of `unyielding`, beside the one for destinations without flows.
+const MAX_UNYIELDING: usize = 16;
 /// The lowest port of an alias.
 const FIRST_ALIAS: u16 = 1024;
 
 /// The transport protocol of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Transport {
     Tcp,
     Udp,
@@ -76,11 +84,30 @@ pub(crate) struct Translation {
     by_alias: HashMap<(Transport, SocketAddr), Flow>,
     aliases: HashMap<FlowKey, SocketAddr>,
     last_port: u16,
+    /// Closed flows, by the time at which they closed.
+    closed: BTreeSet<(u64, Transport, SocketAddr)>,
+    /// The number of flows of each destination, without the closed ones.
+    counts: HashMap<IpAddr, usize>,
+    /// Displaced flows whose holders were not told yet, by alias.
+    displaced: Vec<(Transport, SocketAddr)>,
+    /// Destinations for which no flow yielded at this time, so that a flood searches the table once; `None`: all that
+    /// have no flow.
+    unyielding: (u64, Vec<Option<IpAddr>>),
 }
 
 impl Translation {
     pub(crate) fn new(tcp: SocketAddr, udp: SocketAddr) -> Self {
-        Self { tcp, udp, by_alias: HashMap::new(), aliases: HashMap::new(), last_port: FIRST_ALIAS - 1 }
+        Self {
+            tcp,
+            udp,
+            by_alias: HashMap::new(),
+            aliases: HashMap::new(),
+            last_port: FIRST_ALIAS - 1,
+            closed: BTreeSet::new(),
+            counts: HashMap::new(),
+            displaced: Vec::new(),
+            unyielding: (0, Vec::new()),
+        }
     }
 
     /// Rewrites a packet of a known flow.
@@ -136,39 +163,61 @@ impl Translation {
         Outcome::Rewritten
     }
 
-    /// Gives a new flow its alias. `None`: there are `limit` flows, and all are in use.
+    /// Gives a new flow its alias. `None`: there are `limit` flows, and none yields. Look at
+    /// [`Translation::take_displaced`] afterwards in both cases.
     pub(crate) fn begin(&mut self, key: FlowKey, limit: usize, now: u64) -> Option<SocketAddr> {
         if self.by_alias.len() >= limit {
-            self.sweep(now);
+            self.make_room(key.target.ip(), limit, now);
         }
-        if self.by_alias.len() >= limit && !self.forget_oldest_closed() {
+        if self.by_alias.len() >= limit {
             return None;
         }
         let alias = self.free_alias(key.transport, key.target.ip())?;
         let state = if key.transport == Transport::Tcp { State::Opening } else { State::Open };
         self.by_alias.insert((key.transport, alias), Flow { key, state, used_at: now });
         self.aliases.insert(key, alias);
+        *self.counts.entry(key.target.ip()).or_default() += 1;
         Some(alias)
+    }
+
+    /// Takes the flows that were displaced, by alias. Their connections have to end.
+    pub(crate) fn take_displaced(&mut self) -> Vec<(Transport, SocketAddr)> {
+        std::mem::take(&mut self.displaced)
     }
 
     /// Marks the flow open: the client's SYN may go to the node's socket.
     pub(crate) fn open(&mut self, key: &FlowKey) {
-        if let Some(flow) = self.flow_mut(key) {
+        if let Some(flow) = self.flow_mut(key).filter(|flow| flow.state == State::Opening) {
             flow.state = State::Open;
         }
     }
 
-    /// Marks the flow closed: the connection at the node's socket has ended.
-    pub(crate) fn close(&mut self, key: &FlowKey, now: u64) {
-        if let Some(flow) = self.flow_mut(key) {
-            flow.state = State::Closed(now);
+    /// Marks the flow with this alias closed: the connection at the node's socket has ended.
+    pub(crate) fn close(&mut self, transport: Transport, alias: SocketAddr, now: u64) {
+        let found = self.by_alias.get_mut(&(transport, alias));
+        let Some(flow) = found.filter(|flow| !matches!(flow.state, State::Closed(_))) else { return };
+        flow.state = State::Closed(now);
+        let target = flow.key.target.ip();
+        self.closed.insert((now, transport, alias));
+        self.count_down(target);
+    }
+
+    /// Removes a flow.
+    pub(crate) fn forget(&mut self, key: &FlowKey) {
+        let Some(alias) = self.aliases.remove(key) else { return };
+        match self.by_alias.remove(&(key.transport, alias)).map(|flow| flow.state) {
+            Some(State::Closed(since)) => drop(self.closed.remove(&(since, key.transport, alias))),
+            Some(State::Opening | State::Open) => self.count_down(key.target.ip()),
+            None => {}
         }
     }
 
-    /// Removes a flow that never opened.
-    pub(crate) fn forget(&mut self, key: &FlowKey) {
-        if let Some(alias) = self.aliases.remove(key) {
-            self.by_alias.remove(&(key.transport, alias));
+    fn count_down(&mut self, target: IpAddr) {
+        if let Some(count) = self.counts.get_mut(&target) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&target);
+            }
         }
     }
 
@@ -194,28 +243,69 @@ impl Translation {
         self.by_alias.get_mut(&(key.transport, *self.aliases.get(key)?))
     }
 
-    fn sweep(&mut self, now: u64) {
-        let aliases = &mut self.aliases;
-        self.by_alias.retain(|_, flow| {
-            let is_over = match (flow.state, flow.key.transport) {
-                (State::Closed(since), _) => since + CLOSED_KEPT <= now,
-                (_, Transport::Udp) => flow.used_at + SILENT_KEPT <= now,
-                (State::Opening | State::Open, Transport::Tcp) => false,
+    /// Frees the aliases of closed flows: of all that closed long ago, else of the one that closed first. If none is
+    /// closed, flows are displaced.
+    fn make_room(&mut self, target: IpAddr, limit: usize, now: u64) {
+        while self.closed.first().is_some_and(|(since, ..)| since + CLOSED_KEPT <= now) {
+            self.forget_oldest_closed();
+        }
+        if self.by_alias.len() >= limit && self.closed.is_empty() {
+            self.displace_for(target, limit, now);
+        }
+        while self.by_alias.len() >= limit && self.forget_oldest_closed() {}
+    }
+
+    /// Displaces flows for one to this destination: the longest idle of the destination that has most flows, as long as
+    /// that leaves it no less than the newcomer's has; else those that were silent for long.
+    fn displace_for(&mut self, target: IpAddr, limit: usize, now: u64) {
+        if self.unyielding.0 != now {
+            self.unyielding = (now, Vec::new());
+        }
+        let has = self.counts.get(&target).copied().unwrap_or_default();
+        let whose = (has > 0).then_some(target);
+        let (searches, most_searches) = (&self.unyielding.1, MAX_UNYIELDING + usize::from(has == 0));
+        if searches.len() >= most_searches || searches.contains(&whose) {
+            return;
+        }
+        let largest = self.counts.iter().max_by_key(|(_, count)| **count).filter(|(_, count)| **count >= has + 2);
+        let surplus = largest.map(|(largest, count)| (*largest, (count - has) / 2));
+        let mut expired = 0;
+        let mut yielding: Vec<(bool, u64, Transport, SocketAddr)> = Vec::new();
+        for ((transport, alias), flow) in &self.by_alias {
+            let is_expired = *transport == Transport::Udp && flow.used_at + SILENT_KEPT <= now;
+            let its = flow.key.target.ip();
+            let yields = match surplus {
+                Some((largest, _)) => its == largest,
+                None => flow.used_at + IDLE <= now && whose.is_none_or(|whose| whose == its),
             };
-            if is_over {
-                aliases.remove(&flow.key);
+            if (is_expired || yields) && !matches!(flow.state, State::Closed(_)) {
+                expired += usize::from(is_expired);
+                yielding.push((!is_expired, flow.used_at, *transport, *alias));
             }
-            !is_over
-        });
+        }
+        if yielding.is_empty() {
+            return self.unyielding.1.push(whose);
+        }
+        let batch = surplus.map_or(usize::MAX, |(_, surplus)| surplus).min(limit / BATCH).max(1);
+        let count = batch.max(expired).min(yielding.len());
+        yielding.select_nth_unstable(count - 1);
+        for (_, _, transport, alias) in yielding.into_iter().take(count) {
+            self.displaced.push((transport, alias));
+            match (transport, self.flow_of(transport, alias)) {
+                // The next datagram begins another flow.
+                (Transport::Udp, Some(key)) => self.forget(&key),
+                // The connection's last segments reach its program, as long as the alias is not needed.
+                _ => self.close(transport, alias, now),
+            }
+        }
     }
 
     fn forget_oldest_closed(&mut self) -> bool {
-        let closed = self.by_alias.values().filter_map(|flow| match flow.state {
-            State::Closed(since) => Some((since, flow.key)),
-            State::Opening | State::Open => None,
-        });
-        let oldest = closed.min_by_key(|(since, _)| *since).map(|(_, key)| key);
-        oldest.inspect(|key| self.forget(key)).is_some()
+        let Some((_, transport, alias)) = self.closed.pop_first() else { return false };
+        if let Some(key) = self.flow_of(transport, alias) {
+            self.forget(&key);
+        }
+        true
     }
 
     /// Assigns ports in turn, so that an alias is reused as late as possible.

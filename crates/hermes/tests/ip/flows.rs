@@ -200,6 +200,33 @@ fn connections_to_names_meet_a_limit_and_end_with_their_sessions() {
 }
 
 #[test]
+fn one_program_with_many_connections_keeps_no_other_name_out() {
+    as_root("shares of names as flows", || async {
+        let services = Services::new(Hop::H2, 4).await;
+        let held = services.line.near().run(async {
+            let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
+            let address = hosts.split_whitespace().next().unwrap().to_owned();
+            let mut held = Vec::new();
+            for _ in 0..4 {
+                held.push(TcpStream::connect((&*address, 5432)).await.unwrap());
+            }
+            held
+        });
+        let mut held = held.await.unwrap();
+        let said = services.output(&["curl", "-4", "-sS", "--max-time", "20", "http://SHOP/"]).await;
+        assert!(said.is_ok(), "{said:?}: {}", services.near.log());
+        // The connection that was idle for longest has ended; the others go on.
+        let mut echoes = Vec::new();
+        for connection in &mut held {
+            let sent = connection.write_all(b"x").await;
+            echoes.push(sent.is_ok() && connection.read_u8().await.is_ok());
+        }
+        assert_eq!(echoes.iter().filter(|echoes| **echoes).count(), 3, "{echoes:?}");
+        assert!(services.near.metric("hermes_limit_hits_total", "name-sessions").await.unwrap() >= 1.0);
+    });
+}
+
+#[test]
 fn connections_to_names_outlive_a_takeover() {
     as_root("a takeover of names as flows", || async {
         let mut services = Services::new(Hop::H2, 100).await;

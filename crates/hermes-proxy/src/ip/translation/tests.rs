@@ -65,7 +65,7 @@ fn a_connection_is_opened_before_its_syn_goes_on_and_comes_back_to_its_program()
     assert_eq!(translate(&mut flows, &mut back, 3), Outcome::Rewritten);
     assert_eq!(ends(&back), (key.target, key.client));
     // Segments in flight at the close still arrive; a new connection from the same port is a new flow.
-    flows.close(&key, 4);
+    flows.close(Transport::Tcp, alias, 4);
     let mut last = packet(Transport::Tcp, key.client, key.target, ip::ACK);
     assert_eq!(translate(&mut flows, &mut last, 5), Outcome::Rewritten);
     assert_eq!(translate(&mut flows, &mut syn.clone(), 6), Outcome::Begins(key));
@@ -94,15 +94,60 @@ fn the_table_is_bounded_and_gives_up_what_ended_first() {
     let mut flows = translation();
     let tcp = |port: u16| key(Transport::Tcp, &format!("10.20.0.2:{port}"), "100.64.0.7:22");
     let udp = |port: u16| key(Transport::Udp, &format!("10.20.0.2:{port}"), "100.64.0.7:53");
-    assert!(flows.begin(tcp(1), 3, 0).is_some() && flows.begin(tcp(2), 3, 0).is_some());
-    assert!(flows.begin(udp(3), 3, 0).is_some());
-    assert_eq!(flows.begin(tcp(4), 3, SILENT_KEPT - 1), None, "all are in use");
-    flows.close(&tcp(2), 10);
-    let closed = flows.begin(tcp(4), 3, 20);
-    assert!(closed.is_some() && flows.aliases.len() == 3 && !flows.aliases.contains_key(&tcp(2)));
-    assert!(flows.begin(udp(5), 3, SILENT_KEPT).is_some(), "the first UDP flow was silent for long");
-    assert!(!flows.aliases.contains_key(&udp(3)));
-    assert_eq!(flows.begin(udp(6), 3, SILENT_KEPT), None);
+    let first = flows.begin(tcp(1), 3, 0).unwrap();
+    let second = flows.begin(tcp(2), 3, 0).unwrap();
+    assert!(flows.begin(udp(3), 3, 1).is_some());
+    assert_eq!(flows.begin(tcp(4), 3, IDLE - 1), None, "all are in use");
+    flows.close(Transport::Tcp, second, 10);
+    assert!(flows.begin(tcp(4), 3, 20).is_some());
+    assert!(flows.aliases.len() == 3 && !flows.aliases.contains_key(&tcp(2)) && flows.take_displaced().is_empty());
+    assert!(flows.begin(udp(5), 3, SILENT_KEPT + 1).is_some(), "a UDP flow that was silent for two minutes goes first");
+    assert!(!flows.aliases.contains_key(&udp(3)) && flows.take_displaced().len() == 1);
+    assert!(flows.begin(tcp(6), 3, SILENT_KEPT + 1).is_some(), "then the flow that was idle for longest");
+    assert_eq!(flows.take_displaced(), [(Transport::Tcp, first)]);
+    // Its task ends, which is nothing to the connection that has its alias or its port meanwhile.
+    assert!(flows.begin(tcp(1), 3, SILENT_KEPT + 2).is_some());
+    flows.close(Transport::Tcp, first, SILENT_KEPT + 3);
+    assert!(flows.closed.is_empty() && flows.aliases.contains_key(&tcp(1)));
+}
+
+#[test]
+fn a_program_with_many_ports_keeps_no_other_destination_out() {
+    const LIMIT: usize = 256;
+    let mut flows = translation();
+    let tcp = |port: u16, host: u8| key(Transport::Tcp, &format!("10.20.0.2:{port}"), &format!("100.64.0.{host}:22"));
+    for port in 0..1000 {
+        let begun = flows.begin(tcp(port, 1), LIMIT, 5);
+        assert_eq!(begun.is_some(), usize::from(port) < LIMIT, "{port}");
+    }
+    // A second destination gets as many, the first flows of the other one go.
+    for port in 1000..1000 + LIMIT as u16 {
+        let begun = flows.begin(tcp(port, 2), LIMIT, 5);
+        assert_eq!(begun.is_some(), usize::from(port) < 1000 + LIMIT / 2, "{port}");
+        assert!(flows.by_alias.len() <= LIMIT);
+    }
+    assert!(flows.begin(tcp(2000, 3), LIMIT, 5).is_some(), "and a third");
+}
+
+/// One pass over the table serves many packets, and one in vain is not repeated within a tick.
+#[test]
+fn a_full_table_is_searched_seldom() {
+    const LIMIT: usize = 10 * BATCH;
+    let mut flows = translation();
+    let tcp = |port: u16, host: u8| key(Transport::Tcp, &format!("10.20.0.2:{port}"), &format!("100.64.0.{host}:22"));
+    for port in 0..LIMIT as u16 {
+        flows.begin(tcp(port, 1), LIMIT, 5).unwrap();
+    }
+    assert!(flows.begin(tcp(5000, 1), LIMIT, 6).is_none() && flows.unyielding.1.len() == 1);
+    assert!(flows.begin(tcp(5001, 1), LIMIT, 6).is_none() && flows.unyielding.1.len() == 1);
+    assert!(flows.begin(tcp(5002, 2), LIMIT, 6).is_some(), "another destination");
+    assert_eq!((flows.take_displaced().len(), flows.closed.len()), (10, 9));
+    for port in 0..9 {
+        assert!(flows.begin(tcp(6000 + port, 2), LIMIT, 6).is_some() && flows.take_displaced().is_empty());
+    }
+    assert!(flows.begin(tcp(6009, 2), LIMIT, 6).is_some() && flows.take_displaced().len() == 10);
+    // Idle flows of its own yield to a destination that has most.
+    assert!(flows.begin(tcp(7000, 1), LIMIT, 6 + IDLE).is_some());
 }
 
 proptest! {
@@ -116,11 +161,18 @@ proptest! {
             let now = now as u64 * 5_000;
             match step {
                 0 if !flows.aliases.contains_key(&key) => drop(flows.begin(key, 6, now)),
-                1 => flows.close(&key, now),
+                1 => {
+                    let alias = flows.aliases.get(&key).copied();
+                    alias.into_iter().for_each(|alias| flows.close(transport, alias, now));
+                }
                 2 => flows.open(&key),
                 _ => {}
             }
             prop_assert!(flows.by_alias.len() <= 6);
+            let is_closed = |flow: &&Flow| matches!(flow.state, State::Closed(_));
+            let closed = flows.by_alias.values().filter(is_closed).count();
+            let counted: usize = flows.counts.values().sum();
+            prop_assert_eq!((flows.closed.len(), counted), (closed, flows.by_alias.len() - closed));
             prop_assert_eq!(flows.by_alias.len(), flows.aliases.len());
             for ((transport, alias), flow) in &flows.by_alias {
                 prop_assert_eq!(flows.aliases.get(&flow.key), Some(alias));

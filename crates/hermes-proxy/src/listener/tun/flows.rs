@@ -36,7 +36,7 @@ use crate::ip::{FlowKey, LocalDevice, Newcomers, Outcome, Owner, Translation, Tr
 use crate::listener::socks5::reply_to;
 use crate::listener::udp::{Targets, receive_all};
 use crate::listener::{Ending, Ready, http as http_listener};
-use crate::live::{ConnectionGuard, Stage};
+use crate::live::{Connection, ConnectionGuard, Stage};
 use crate::request::{Origin, Request, from_flow};
 use crate::session::{self, Near, Served};
 use crate::signal::Signal;
@@ -56,6 +56,8 @@ struct Flows {
     translation: Rc<RefCell<Translation>>,
     /// The tasks that wait for the connection from an alias.
     expected: RefCell<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
+    /// The connections of TCP flows, by alias.
+    connections: RefCell<HashMap<SocketAddr, Rc<Connection>>>,
     /// A connection has ended.
     closed: Notify,
     /// Set when the prefix is no longer served.
@@ -95,6 +97,7 @@ pub(super) async fn capture(
         local,
         translation: translation.clone(),
         expected: RefCell::default(),
+        connections: RefCell::default(),
         closed: Notify::new(),
         ended: watch::Sender::new(false),
     });
@@ -187,12 +190,16 @@ impl Flows {
             return false;
         };
         let limit = self.worker.generation().snapshot.limits.name_sessions;
-        if self.translation.borrow_mut().begin(key, limit, now).is_none() {
+        let begun = self.translation.borrow_mut().begin(key, limit, now);
+        let has_displaced = self.end_displaced();
+        if has_displaced || begun.is_none() {
             self.worker.shared.metrics.limit("name-sessions");
+        }
+        let Some(alias) = begun else {
             self.local.refuse(&self.worker, packet, "name-sessions");
             return false;
-        }
-        if key.transport == Transport::Tcp && !self.begin_connection(key, packet, name) {
+        };
+        if key.transport == Transport::Tcp && !self.begin_connection(key, alias, packet, name) {
             self.translation.borrow_mut().forget(&key);
             self.local.refuse(&self.worker, packet, "connections");
             return false;
@@ -200,12 +207,24 @@ impl Flows {
         true
     }
 
+    /// Ends the connections of displaced flows. False if no flow was displaced.
+    fn end_displaced(&self) -> bool {
+        let displaced = self.translation.borrow_mut().take_displaced();
+        let connections = self.connections.borrow();
+        let is_tcp = displaced.iter().filter(|(transport, _)| *transport == Transport::Tcp);
+        for connection in is_tcp.filter_map(|(_, alias)| connections.get(alias)) {
+            connection.kill.set("displaced: limits.name-sessions is reached, and it was idle for longest");
+        }
+        !displaced.is_empty()
+    }
+
     /// False if the node's table of connections has no room.
-    fn begin_connection(self: &Rc<Self>, key: FlowKey, syn: &[u8], name: Arc<str>) -> bool {
+    fn begin_connection(self: &Rc<Self>, key: FlowKey, alias: SocketAddr, syn: &[u8], name: Arc<str>) -> bool {
         let Some(listener) = self.worker.generation().listener(&self.listener).cloned() else { return false };
         let Some(guard) = ConnectionGuard::take(&self.worker, listener, key.client, &Trust::Anonymous) else {
             return false;
         };
+        self.connections.borrow_mut().insert(alias, guard.connection.clone());
         let (flows, syn) = (self.clone(), Bytes::copy_from_slice(syn));
         self.worker.spawn(async move {
             let (killed, mut ended) = (guard.connection.kill.wait(), flows.ended.subscribe());
@@ -216,7 +235,8 @@ impl Flows {
                 () = flows.serve(&guard, key, &syn) => {}
             }
             flows.expected.borrow_mut().retain(|_, waiting| !waiting.is_closed());
-            flows.translation.borrow_mut().close(&key, flows.worker.now());
+            flows.connections.borrow_mut().remove(&alias);
+            flows.translation.borrow_mut().close(Transport::Tcp, alias, flows.worker.now());
             flows.closed.notify_one();
             // The name keeps its address as long as a connection uses it.
             drop(name);
