@@ -13,6 +13,11 @@ pub fn remove_alike(headers: &mut HeaderMap, name: &HeaderName) {
     remove_where(headers, |other| other != name && is_alike(other.as_str(), name.as_str()));
 }
 
+/// Removes fields whose names are equal to `name` or collide with it.
+pub fn remove_named(headers: &mut HeaderMap, name: &HeaderName) {
+    remove_where(headers, |other| is_alike(other.as_str(), name.as_str()));
+}
+
 /// True if `name` begins with `prefix`, or with a text that collides with it.
 #[inline]
 pub fn begins_alike(name: &str, prefix: &str) -> bool {
@@ -34,8 +39,8 @@ pub fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&HeaderName) -
     }
 }
 
-/// Names are in lower case, as the crate `http` has them.
-fn is_alike(a: &str, b: &str) -> bool {
+/// True if an origin may take one name for the other. Names are in lower case, as the crate `http` has them.
+pub fn is_alike(a: &str, b: &str) -> bool {
     is_alike_bytes(a.as_bytes(), b.as_bytes())
 }
 

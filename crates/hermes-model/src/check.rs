@@ -350,11 +350,39 @@ fn unserved_listeners(
     }
 }
 
-/// The document as it may be shown. A document always serialises: its keys are strings.
-fn redacted(draft: &Draft) -> serde_json::Value {
-    let mut shown = serde_json::to_value(draft.document()).unwrap_or_default();
-    redact::redact(&mut shown);
+/// The document as it may be shown, as JSON. A document always serialises: its keys are strings. One section after the
+/// other, since a tree of all of them would take more memory than anything else of a reload.
+fn redacted(draft: &Draft) -> String {
+    let mut shown = shown(&draft.head);
+    for (key, sections) in [
+        ("listeners", all_shown(&draft.listeners)),
+        ("routes", all_shown(&draft.routes)),
+        ("upstreams", all_shown(&draft.upstreams)),
+    ] {
+        if !sections.is_empty() {
+            // In place of the closing brace.
+            shown.truncate(shown.len() - 1);
+            shown.push_str(&format!(",\"{key}\":[{sections}]}}"));
+        }
+    }
+    shown.shrink_to_fit();
     shown
+}
+
+fn all_shown<S: serde::Serialize>(sections: &[(usize, S)]) -> String {
+    let mut all = String::new();
+    for (_, section) in sections {
+        let comma = if all.is_empty() { "" } else { "," };
+        all.push_str(comma);
+        all.push_str(&shown(section));
+    }
+    all
+}
+
+fn shown(section: &impl serde::Serialize) -> String {
+    let mut shown = serde_json::to_value(section).unwrap_or_default();
+    redact::redact(&mut shown);
+    shown.to_string()
 }
 
 /// A sentence about a name that refers to nothing.

@@ -9,7 +9,7 @@ mod template;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::alike::remove_alike;
+use crate::alike::{remove_alike, remove_named};
 use crate::authority::Authority;
 
 pub use path::PathRewrite;
@@ -82,6 +82,15 @@ pub enum RewriteError {
     /// The `Location` is none.
     #[error("the location is illegal")]
     Location(String),
+}
+
+impl HeaderRewrite {
+    /// Removes trailer fields whose names the head's rewrite sets or removes, or that an origin cannot tell from these:
+    /// trailers come after the head and would escape it.
+    pub fn strip_trailers(&self, trailers: &mut HeaderMap) {
+        let set = self.set.iter().map(|(name, _)| name);
+        set.chain(&self.remove).for_each(|name| remove_named(trailers, name));
+    }
 }
 
 impl Rewrite {

@@ -65,8 +65,8 @@ pub struct Snapshot {
     pub upstreams: Vec<Arc<Upstream>>,
     /// Finds the routes that may match without walking all of them.
     pub(crate) index: RouteIndex,
-    /// The document with secrets left out, for `/config`.
-    pub redacted: serde_json::Value,
+    /// The document with secrets left out, for `/config`: JSON as text, which takes a fraction of a tree's memory.
+    pub redacted: String,
 }
 
 impl Snapshot {

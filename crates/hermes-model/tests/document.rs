@@ -81,14 +81,15 @@ routes:
     add-headers: {x-session-secret: [s3cret, s3cret]}
     response: {set-headers: {set-cookie: s3cret, x-by: s3cret, cache-control: shown}}
 - {name: s, respond: {headers: {x-password-hint: s3cret, server: shown}}}
-- {name: q, redirect: {location: 'https://s3cret@shown/?sig=s3cret'}}
+- {name: q, redirect: {location: 'https://s3cret@shown/?sig=s3cret#token=s3cret'}}
+- {name: f, redirect: {location: 'https://shown/#s3cret?s3cret'}}
 - {name: p, redirect: {location: 'https://shown{path}?{query}'}}
 upstreams: [{name: u, protocol: h1, endpoints: ['a:1']}]
 ";
     let shown = snapshot(text).redacted.to_string();
     assert!(!shown.contains("s3cret"), "{shown}");
-    assert_eq!(shown.matches("shown").count(), 5, "{shown}");
-    assert_eq!(shown.matches("(left out)").count(), 17, "{shown}");
+    assert_eq!(shown.matches("shown").count(), 6, "{shown}");
+    assert_eq!(shown.matches("(left out)").count(), 19, "{shown}");
 }
 
 /// A key that no section has, in each section. The problems tell which keys there are.

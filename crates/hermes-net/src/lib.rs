@@ -10,6 +10,7 @@ pub mod io;
 pub mod keyed;
 pub mod lock;
 pub mod mark;
+pub mod memory;
 pub mod nat;
 mod netlink;
 pub mod outage;

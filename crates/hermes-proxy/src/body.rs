@@ -239,15 +239,18 @@ impl HttpBody for ResponseBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
-        let frame = match Pin::new(&mut this.body).poll_frame(cx) {
+        let mut frame = match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(frame) => frame,
             Poll::Pending => match this.session.entry.end.poll(cx) {
                 Poll::Ready(error) => Some(Err(error)),
                 Poll::Pending => return Poll::Pending,
             },
         };
-        match &frame {
+        match &mut frame {
             Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    this.session.entry.strip_response_trailers(trailers);
+                }
                 if let Some(data) = frame.data_ref() {
                     this.session.entry.add_sent(&this.session.worker, data.len());
                 }

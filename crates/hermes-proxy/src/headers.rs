@@ -3,15 +3,17 @@
 //! In: the fields of a message that is to be forwarded. Out: the fields that the next hop gets.
 //! Never: what a route's `rewrite` says; that is the model's.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
-use hermes_model::alike::{begins_alike, remove_where};
+use hermes_model::alike::{begins_alike, is_alike, remove_where};
 pub(crate) use hermes_model::trust::is_overlay;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE,
+    EXPECT, HOST, HeaderName, HeaderValue, LOCATION, MAX_FORWARDS, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE,
+    TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
 };
 use http::uri::Scheme;
 use http::{HeaderMap, Version};
@@ -140,17 +142,45 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(is_trailers)
 }
 
-/// Trailer fields that may be passed on: none that framing, routing or trust depend on
-/// (RFC 9110, 6.5.1).
+/// Fields that framing, routing, trust or the processing of a body depend on (RFC 9110, section 6.5.1).
+const NEVER_TRAILERS: [HeaderName; 27] = [
+    AUTHORIZATION,
+    CACHE_CONTROL,
+    CONNECTION,
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    CONTENT_RANGE,
+    CONTENT_TYPE,
+    COOKIE,
+    EARLY_DATA,
+    EXPECT,
+    FORWARDED,
+    HOST,
+    HTTP2_SETTINGS,
+    KEEP_ALIVE,
+    LOCATION,
+    MAX_FORWARDS,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    PROXY_CONNECTION,
+    REAL_IP,
+    SET_COOKIE,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    VIA,
+    WWW_AUTHENTICATE,
+];
+
+/// Removes the trailer fields that are never passed on, and those that an origin cannot tell from them: a recipient that
+/// merges trailers into the head would trust them.
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
-    for name in [CONTENT_LENGTH, HOST, TRAILER, AUTHORIZATION, PROXY_AUTHORIZATION] {
-        trailers.remove(name);
-    }
-    strip_overlay(trailers);
-    // A recipient that merges trailers into the head would trust these fields.
     remove_where(trailers, |name| {
-        *name == FORWARDED || begins_alike(name.as_str(), X_FORWARDED) || begins_alike(name.as_str(), REAL_IP.as_str())
+        is_overlay(name)
+            || begins_alike(name.as_str(), X_FORWARDED)
+            || NEVER_TRAILERS.iter().any(|never| is_alike(name.as_str(), never.as_str()))
     });
 }
 
@@ -158,7 +188,7 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
 /// server, which speaks HTTP/2, did not, and what is not named is not sent.
 pub(crate) fn announce_trailers(headers: &mut HeaderMap) {
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
-    if headers.get(http::header::CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key(TRAILER) {
+    if headers.get(CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key(TRAILER) {
         headers.insert(TRAILER, HeaderValue::from_static("grpc-status, grpc-message, grpc-status-details-bin"));
     }
 }
@@ -231,22 +261,29 @@ pub(crate) fn set_trace(headers: &mut HeaderMap, trace: Traceparent) {
     }
 }
 
+/// True if the node before this one saw its client connect without TLS.
+pub(crate) fn is_plain_before(headers: &HeaderMap) -> bool {
+    headers.get(FORWARDED_PROTO).is_some_and(|protocol| protocol == "http")
+}
+
 /// Replaces what a client claims in `X-Forwarded-*` and `X-Real-IP`: an application may read any of them, and must see
 /// no address, host or scheme that no node has seen. `scheme` is the one that the request names, `is_secure`
-/// tells whether the client used TLS.
+/// tells whether the client used TLS. Returns a hash of the claims; 0 if there were none.
 pub(crate) fn replace_claims(
     headers: &mut HeaderMap,
     source: SocketAddr,
     host: &HeaderValue,
     scheme: &Scheme,
     is_secure: bool,
-) {
+) -> u64 {
+    let mut hash = 0;
     let is_claim = |name: &HeaderName| {
         let name = name.as_str();
         begins_alike(name, X_FORWARDED)
             || (name.len() == REAL_IP.as_str().len() && begins_alike(name, REAL_IP.as_str()))
     };
     if headers.keys().any(is_claim) {
+        hash = hash_of(headers.iter().filter(|(name, _)| is_claim(name)).map(|(_, value)| value.as_bytes()));
         let claimed = [REAL_IP, FORWARDED_HOST].map(|name| headers.contains_key(&name).then_some(name));
         remove_where(headers, is_claim);
         for (name, value) in claimed.into_iter().zip([&address_value(source.ip()), host]) {
@@ -256,6 +293,20 @@ pub(crate) fn replace_claims(
     if is_secure != (*scheme == Scheme::HTTPS) {
         headers.insert(FORWARDED_PROTO, protocol(is_secure));
     }
+    hash
+}
+
+fn hash_of<'a>(values: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    values.for_each(|value| value.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// A hash of the client that a request names: its user, and the addresses that proxies wrote.
+pub(crate) fn named_client(user: Option<&str>, headers: &HeaderMap) -> u64 {
+    let fields = [FORWARDED, FORWARDED_FOR, REAL_IP];
+    let lines = fields.iter().flat_map(|name| headers.get_all(name)).map(HeaderValue::as_bytes);
+    hash_of(user.map(str::as_bytes).into_iter().chain(lines))
 }
 
 /// Writes `Forwarded` (RFC 7239). The statement of another proxy stays; a client's is replaced.

@@ -15,9 +15,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use hermes_model::alike::remove_named;
 use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::Route;
 use hermes_wire::traceparent::Traceparent;
+use http::HeaderMap;
 use slab::Slab;
 
 pub(crate) use self::connection::{Connection, ConnectionGuard, Drain, Stage};
@@ -168,18 +170,36 @@ impl Entry {
     }
 
     /// The client's connection, if all its requests are from one client. A proxy, and so a node, may send requests of
-    /// many clients over one connection of HTTP/2 or HTTP/3.
+    /// many clients over one connection of HTTP/2 or HTTP/3, or one after the other over HTTP/1.1.
     pub(crate) fn client_connection(&self) -> Option<&Rc<Connection>> {
         let is_of_many = |connection: &Rc<Connection>| {
-            connection.is_shared.get() && (self.facts.trust.is_believed() || headers::is_forwarded(&self.facts.headers))
+            connection.is_pooled.get()
+                || connection.is_shared.get()
+                    && (self.facts.trust.is_believed() || headers::is_forwarded(&self.facts.headers))
         };
         self.connection.as_ref().filter(|connection| !is_of_many(connection))
     }
 
-    /// The same, if upstream connections are bound to it.
+    /// The same, if upstream connections are bound to it. If they are bound for another client than the request names,
+    /// a proxy pools the connection: from then on they serve nobody.
     pub(crate) fn binding_connection(&self) -> Option<&Rc<Connection>> {
-        self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
+        let connection = self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
+        if !connection.is_shared.get() && connection.bound_for.get() != self.named_client(connection) {
+            connection.is_pooled.set(true);
+        }
         self.client_connection()
+    }
+
+    /// The client's connection, to bind an upstream connection to it.
+    pub(crate) fn bind_to_client(&self) -> Option<&Rc<Connection>> {
+        let connection = self.client_connection()?;
+        connection.has_bound.set(true);
+        connection.bound_for.set(self.named_client(connection));
+        Some(connection)
+    }
+
+    fn named_client(&self, connection: &Connection) -> u64 {
+        headers::named_client(self.facts.user.as_deref(), &self.facts.headers) ^ connection.claimed.get()
     }
 
     /// Closes the connection that it came by, and all that is on it.
@@ -197,6 +217,23 @@ impl Entry {
     /// Milliseconds without a byte.
     pub(crate) fn silence(&self, worker: &Worker) -> u64 {
         worker.now().saturating_sub(self.touched.get())
+    }
+
+    /// Removes request trailers that the listener or the route sets or removes in heads.
+    pub(crate) fn strip_request_trailers(&self, worker: &Worker, trailers: &mut HeaderMap) {
+        if let Some(listener) = worker.generation().listener(&self.facts.listener) {
+            listener.set_headers.iter().for_each(|(name, _)| remove_named(trailers, name));
+        }
+        if let Some(rewrite) = self.route.borrow().as_ref().and_then(|route| route.rewrite.as_ref()) {
+            rewrite.headers.strip_trailers(trailers);
+        }
+    }
+
+    /// Removes response trailers that the route sets or removes in heads.
+    pub(crate) fn strip_response_trailers(&self, trailers: &mut HeaderMap) {
+        if let Some(rewrite) = self.route.borrow().as_ref().and_then(|route| route.rewrite.as_ref()) {
+            rewrite.response.strip_trailers(trailers);
+        }
     }
 
     /// Notes why the session failed, for its record. The first reason is the true one.

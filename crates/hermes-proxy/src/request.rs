@@ -67,9 +67,20 @@ pub(crate) struct Request<'a> {
     pub(crate) early: Option<Early<'a>>,
     /// It came in custody.
     pub(crate) arrived: Option<Arrived>,
+    /// A hash of what an untrusted client claimed in `X-Forwarded-For` and the like; 0 if nothing.
+    pub(crate) claimed: u64,
 }
 
 impl Request<'_> {
+    /// It came by this connection.
+    pub(crate) fn came_by(&mut self, connection: &Rc<Connection>) {
+        connection.claimed.set(self.claimed);
+        if self.claimed != 0 && connection.is_shared.get() {
+            connection.is_pooled.set(true);
+        }
+        self.connection = Some(connection.clone());
+    }
+
     /// The client sends its body only after a 100.
     pub(crate) fn expects_continue(&self) -> bool {
         let expect = self.facts.headers.get(http::header::EXPECT);
@@ -111,6 +122,7 @@ impl Request<'_> {
             connection: None,
             early: None,
             arrived: None,
+            claimed: 0,
         }
     }
 }
@@ -156,11 +168,14 @@ pub(crate) fn from_head<'a>(
     };
     // Before anything is set or judged: a client's `Connection` ends what the client sent, and nothing else.
     headers::strip_hop_by_hop(&mut parts.headers);
+    let mut claimed = 0;
     if !origin.trust.is_proxy() {
-        // A node knows how its client asked it: not by this connection.
-        let is_secure =
-            if origin.trust.is_believed() { target.scheme == http::uri::Scheme::HTTPS } else { origin.secure };
-        headers::replace_claims(&mut parts.headers, origin.source, &target.host, &target.scheme, is_secure);
+        // By the connection, not by the scheme that the client names. A node may say that its own client used no TLS:
+        // a claim of less protection harms nobody.
+        let is_plain_before = origin.trust.is_believed()
+            && (target.scheme == http::uri::Scheme::HTTP || headers::is_plain_before(&parts.headers));
+        let is_secure = origin.secure && !is_plain_before;
+        claimed = headers::replace_claims(&mut parts.headers, origin.source, &target.host, &target.scheme, is_secure);
     }
     let version = parts.version;
     // A name has an address only where it is captured: the node there tells which. It may tell any.
@@ -211,6 +226,7 @@ pub(crate) fn from_head<'a>(
         connection: None,
         early: None,
         arrived: None,
+        claimed,
     })
 }
 
@@ -256,6 +272,7 @@ pub(crate) fn from_flow<'a>(
         connection: None,
         early: None,
         arrived: None,
+        claimed: 0,
     })
 }
 

@@ -32,6 +32,8 @@ use tokio::task::JoinSet;
 use self::history::History;
 
 /// How soon a controller that is away is tried again: first, and at most.
+/// The pauses before an order is retried that failed for want of resources: the shortest and the longest.
+const ORDER_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// A certificate that the controller does not renew at the moment is asked for again after this.
 const RENEWAL_RETRY: Duration = Duration::from_secs(60);
@@ -446,6 +448,9 @@ struct Conversation<'a> {
     renew_at: i64,
     /// What is in its files is not what runs.
     is_owed: bool,
+    /// An order that failed for want of descriptors or memory, which is transient: the controller does not repeat it.
+    failed: Option<Order>,
+    retry: Pace,
 }
 
 impl<'a> Conversation<'a> {
@@ -463,7 +468,19 @@ impl<'a> Conversation<'a> {
         let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
         let orders = client.follow(reports).await?;
         tracing::info!(controller = %place, "under control");
-        Ok(Self { home, instruct, standing, client, say, orders, renew_at: renewal(&own), is_owed: false })
+        let retry = Pace::new(ORDER_RETRY.0, ORDER_RETRY.1);
+        Ok(Self {
+            home,
+            instruct,
+            standing,
+            client,
+            say,
+            orders,
+            renew_at: renewal(&own),
+            is_owed: false,
+            failed: None,
+            retry,
+        })
     }
 
     /// Until it ends.
@@ -477,6 +494,12 @@ impl<'a> Conversation<'a> {
                     let Some(order) = order else { return Ok(()) };
                     self.follow(order).await?;
                     self.say.send(self.standing.report()).await?;
+                }
+                () = self.retry.due(), if self.failed.is_some() => {
+                    if let Some(order) = self.failed.take() {
+                        self.follow(order).await?;
+                        self.say.send(self.standing.report()).await?;
+                    }
                 }
                 _ = count.tick() => {
                     let is_news = self.standing.is_other_health() | self.standing.is_news() | self.is_owed;
@@ -510,7 +533,14 @@ impl<'a> Conversation<'a> {
         }
         let Some(instruct) = self.instruct else { return Ok(()) };
         let document = order.document.clone();
-        obey(order, self.home, instruct, self.standing).await?;
+        // A newer order replaces one that failed.
+        self.failed = None;
+        obey(order.clone(), self.home, instruct, self.standing).await?;
+        if hermes_net::own::tells_of_lack(&self.standing.refused) {
+            let pause = self.retry.begin();
+            tracing::warn!(revision = order.revision, again_in = ?pause, "the order failed for want of resources; retrying");
+            self.failed = Some(order);
+        }
         if is_other_role(&self.home.identity()?.0, &document) {
             self.renew_at = seconds_now();
         }

@@ -32,6 +32,8 @@ const AFTER_TAKEOVER: Duration = Duration::from_secs(3600);
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Descriptors that a node asks for, up to the hard limit.
 const DESCRIPTORS: u64 = 1 << 20;
+/// The time until all workers have let go of the generation before, whose memory is returned to the system.
+const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 const ADMIN_LABEL: &str = "admin";
 /// The admin socket in the directory of a node under a controller, whether or not its document has an `admin`.
 pub(crate) const ADMIN_SOCKET: &str = "admin.sock";
@@ -379,6 +381,11 @@ fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
 }
 
 fn settled<T: std::fmt::Display>(config: &Path, checked: Result<Checked, Vec<T>>) -> anyhow::Result<Arc<Snapshot>> {
+    // Reading a large document takes several times the memory that its snapshot keeps.
+    tokio::spawn(async {
+        tokio::time::sleep(MEMORY_RETURN_DELAY).await;
+        hermes_net::memory::return_free();
+    });
     match checked {
         Ok(checked) => {
             for warning in &checked.warnings {

@@ -37,7 +37,7 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
         routes: Vec::new(),
         upstreams: Vec::new(),
         index: RouteIndex::build(&[]),
-        redacted: serde_json::Value::Null,
+        redacted: String::new(),
     }
 }
 

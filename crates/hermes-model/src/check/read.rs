@@ -55,16 +55,6 @@ impl Draft {
             upstreams,
         }
     }
-
-    /// The document, put together again.
-    pub(super) fn document(&self) -> Document {
-        Document {
-            listeners: self.listeners.iter().map(|(_, section)| section.clone()).collect(),
-            routes: self.routes.iter().map(|(_, section)| section.clone()).collect(),
-            upstreams: self.upstreams.iter().map(|(_, section)| section.clone()).collect(),
-            ..self.head.clone()
-        }
-    }
 }
 
 /// Reads a document as far as it can be read; `None` where nothing can.

@@ -133,8 +133,13 @@ fn has_text(value: &Value) -> bool {
     }
 }
 
-/// A URL without its user information and its query, unless the query is the request's own.
+/// A URL without its user information, its query, unless that is the request's own, and its fragment, which may hold a
+/// token as well (RFC 6749, section 4.2.2).
 fn without_secrets(url: &str) -> String {
+    let (url, fragment) = match url.split_once('#') {
+        Some((url, _)) => (url, format!("#{LEFT_OUT}")),
+        None => (url, String::new()),
+    };
     let (rest, query) = match url.split_once('?') {
         Some((rest, "{query}")) => (rest, "?{query}".to_owned()),
         Some((rest, _)) => (rest, format!("?{LEFT_OUT}")),
@@ -146,5 +151,5 @@ fn without_secrets(url: &str) -> String {
         Some(at) => format!("{}{LEFT_OUT}{}", &rest[..authority], &rest[authority + at..]),
         None => rest.to_owned(),
     };
-    bare + &query
+    bare + &query + &fragment
 }

@@ -303,9 +303,12 @@ impl Source {
         self.wanted = true;
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         self.waits = polled.is_pending();
-        let frame = ready!(polled);
-        match &frame {
+        let mut frame = ready!(polled);
+        match &mut frame {
             Some(Ok(frame)) => {
+                if let (Some(trailers), Some(entry)) = (frame.trailers_mut(), &self.entry) {
+                    entry.strip_request_trailers(&self.worker, trailers);
+                }
                 if let Some(data) = frame.data_ref() {
                     self.keep(data);
                     if let Some(entry) = &self.entry {

@@ -13,19 +13,12 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
 use http::HeaderMap;
-use http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, HeaderName, MAX_FORWARDS, SET_COOKIE,
-};
 use tokio::io::AsyncWrite;
 
 use crate::headers;
 
 /// The last chunk of a body without trailers, which hyper writes as one buffer of its own.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-
-/// Fields that are processed before a body is, beside those that are never passed on in trailers.
-const OF_HEADS: [HeaderName; 6] =
-    [CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, MAX_FORWARDS, SET_COOKIE];
 
 /// The trailers of the message that is sent on a connection; shared by its body and its socket.
 #[derive(Clone, Default)]
@@ -35,7 +28,6 @@ impl TrailerSlot {
     /// Stores the trailers of a chunked body, which ends now.
     pub(crate) fn set(&self, mut trailers: HeaderMap) {
         headers::strip_trailers(&mut trailers);
-        OF_HEADS.iter().for_each(|name| drop(trailers.remove(name)));
         if trailers.is_empty() {
             return;
         }

@@ -144,7 +144,7 @@ async fn respond(
     let mut leaves = false;
     let served = match from_head(&origin, parts, body) {
         Ok(mut request) => {
-            request.connection = Some(connection.clone());
+            request.came_by(&connection);
             session::serve(worker, request).await
         }
         Err(rejected) => {

@@ -208,7 +208,7 @@ async fn serve_stream(
     };
     let served = match from_head(&origin, parts, body.clone()) {
         Ok(mut request) => {
-            request.connection = Some(connection.clone());
+            request.came_by(&connection);
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
             request.early = tunnelled.as_mut().map(|recv| Early::new(recv));

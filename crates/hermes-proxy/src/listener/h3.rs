@@ -222,7 +222,7 @@ async fn serve_head(
         Origin { worker: &worker, listener: &listener, source: client.source, trust: &client.trust, secure: true };
     let served = match from_head(&origin, parts, body.clone()) {
         Ok(mut request) => {
-            request.connection = Some(connection.clone());
+            request.came_by(&connection);
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
             // Capsules beside datagrams are opened here, from the first on: see `Early::has_whole_capsules`. What goes
@@ -365,7 +365,7 @@ async fn serve_confirmed(
         Ok(request) => request,
         Err(rejected) => return Some(Served::Response(session::reject(worker, *rejected))),
     };
-    request.connection = Some(connection.clone());
+    request.came_by(connection);
     let interim = Arc::new(Interim::default());
     request.interim = Some(interim.clone());
     let wait = Wait::new(send, interim, None);

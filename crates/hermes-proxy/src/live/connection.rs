@@ -77,6 +77,12 @@ pub(crate) struct Connection {
     pub(crate) alternative: OnceCell<HeaderValue>,
     /// Upstream connections may be bound to it: see [`H1Connection::bind`](crate::upstream::pool::H1Connection::bind).
     pub(crate) has_bound: Cell<bool>,
+    /// The client that the upstream connections are bound for, as its request named it.
+    pub(crate) bound_for: Cell<u64>,
+    /// What the latest request claimed: see [`Request::claimed`](crate::request::Request::claimed).
+    pub(crate) claimed: Cell<u64>,
+    /// A proxy sends requests of many clients over it: nothing is bound to it.
+    pub(crate) is_pooled: Cell<bool>,
     /// It is kept for what may come over it: to be idle is no reason to close it.
     pub(crate) is_kept: Cell<bool>,
     /// Counts up with all that is read from it.
@@ -281,6 +287,9 @@ impl ConnectionGuard {
             is_blocked: Cell::new(false),
             alternative: OnceCell::new(),
             has_bound: Cell::new(false),
+            bound_for: Cell::new(0),
+            claimed: Cell::new(0),
+            is_pooled: Cell::new(false),
             is_kept: Cell::new(false),
             heard: Cell::new(0),
             lines: Cell::new(0),

@@ -42,7 +42,8 @@ impl NodeView {
     /// The running document with secrets left out, and its generation.
     pub fn config(&self) -> serde_json::Value {
         let generation = self.current.load();
-        serde_json::json!({ "generation": generation.number, "document": generation.snapshot.redacted })
+        let document: serde_json::Value = serde_json::from_str(&generation.snapshot.redacted).unwrap_or_default();
+        serde_json::json!({ "generation": generation.number, "document": document })
     }
 
     /// Sessions under way on all workers.

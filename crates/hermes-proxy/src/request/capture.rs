@@ -73,6 +73,7 @@ pub(crate) fn from_capture<'a>(
             connection: None,
             early: None,
             arrived: None,
+            claimed: 0,
         })
 }
 

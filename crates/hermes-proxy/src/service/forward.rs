@@ -63,6 +63,11 @@ enum Attempted {
 }
 
 impl Attempted {
+    /// True if the peer refused the stream and has processed nothing of it.
+    fn is_refused(&self) -> bool {
+        matches!(self, Attempted::Failed { is_refused: true, .. })
+    }
+
     fn failed(error: Error) -> Self {
         Self::Failed { error, stale: false, tells_nothing: false, is_refused: false }
     }
@@ -168,20 +173,26 @@ impl Forward<'_> {
                 tries -= 1;
                 continue;
             }
-            self.judge(upstream, index, &attempted);
             drop(retrying.take());
             avoid.push(index);
             fresh = false;
             let goes_back = !went_back && self.goes_back(&attempted);
-            if (goes_back || self.fails_over(&attempted)) && upstream.has_another(&avoid, now) {
+            let goes_on = (goes_back || self.fails_over(&attempted)) && upstream.has_another(&avoid, now);
+            let repeats = !goes_on && self.repeats_refused(refusals, &attempted);
+            let is_last = !(goes_on || repeats || self.wants_retry(tries, &attempted));
+            // An endpoint that refuses a stream is alive, and busy or leaving. Only a refusal that ends the exchange is a
+            // failure.
+            if is_last || !attempted.is_refused() {
+                self.judge(upstream, index, &attempted);
+            }
+            if goes_on {
                 went_back |= goes_back;
                 dead = attempted.error().or(dead);
                 self.worker.shared.metrics.retries.inc();
                 continue;
             }
-            let repeats = self.repeats_refused(refusals, &attempted);
             refusals += u32::from(repeats);
-            if repeats || self.wants_retry(tries, &attempted) {
+            if !is_last {
                 retrying = self.begin_retry(upstream);
             }
             if retrying.is_none() {
@@ -196,10 +207,7 @@ impl Forward<'_> {
 
     /// True if a refused stream is opened again without the route's `retry`: the peer has not processed it.
     fn repeats_refused(&self, refusals: u32, attempted: &Attempted) -> bool {
-        self.route.retry.is_none()
-            && refusals < MAX_REFUSALS
-            && matches!(attempted, Attempted::Failed { is_refused: true, .. })
-            && self.body.can_be_sent()
+        self.route.retry.is_none() && refusals < MAX_REFUSALS && attempted.is_refused() && self.body.can_be_sent()
     }
 
     /// An endpoint was chosen.

@@ -56,7 +56,7 @@ impl Place {
 
     /// The client's connection that a connection may be bound to.
     fn client(&self) -> Option<&Rc<Connection>> {
-        self.session.as_ref()?.client_connection()
+        self.session.as_ref()?.bind_to_client()
     }
 
     /// A stream failed. Where its connection did, that is not used again.

@@ -100,3 +100,26 @@ fn sha256_of(program: &str) -> String {
     let output = std::process::Command::new("sha256sum").arg(program).output().unwrap();
     String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().to_owned()
 }
+
+/// No event repeats an order that found no descriptors: the node retries it by itself.
+#[tokio::test]
+async fn an_order_that_found_no_descriptors_is_retried() {
+    let bed = Bed::new().await;
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    let token = bed.token("server");
+    let server = bed.node("server", Some(&token));
+    until("it runs", || bed.log("server").contains("running")).await;
+    let applied = || bed.log("server").matches("applied").count();
+    let before = applied();
+    let limit = |most: usize| {
+        let most = format!("--nofile={most}:");
+        let set = std::process::Command::new("prlimit").args(["--pid", &server.pid().to_string(), &most]).status();
+        assert!(set.unwrap().success());
+    };
+    limit(std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count());
+    bed.told(&["apply", "-f", "-"], &bed.documents(7002));
+    until("the order fails", || bed.log("server").contains("the order failed for want of resources")).await;
+    let failed = applied();
+    limit(4096);
+    until("the order is applied", || applied() > failed.max(before)).await;
+}

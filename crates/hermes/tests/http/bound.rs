@@ -92,6 +92,7 @@ workers: 1
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: none}}
 - {name: plain, bind: '127.0.0.1:0', protocol: http}
+- {name: trusting, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.1]}
 routes:
 - {name: all, upstream: origin}
 upstreams:
@@ -199,4 +200,42 @@ upstreams:
     }
     assert_eq!(next(&mut ended).await, 0, "the one that was idle for longest");
     assert!(clients[0].ask("/", None).await.starts_with("nobody "));
+}
+
+/// A proxy in front that keeps one connection for all its clients, trusted or not.
+#[tokio::test]
+async fn a_pooled_client_connection_serves_no_client_as_another() {
+    let (origin, _ended) = origin();
+    let overlay = overlay();
+    let node = gate(&overlay, &origin).await;
+    let lines = |client: &str, more: &str| format!("GET / HTTP/1.1\r\nhost: web\r\n{client}\r\n{more}\r\n");
+    for (listener, alice, bob) in [
+        ("plain", "x-forwarded-for: 10.0.0.1", "x-forwarded-for: 10.0.0.2"),
+        ("plain", "forwarded: for=10.0.0.1", "forwarded: for=10.0.0.2"),
+        ("trusting", "x-forwarded-for: 10.0.0.1", "x-forwarded-for: 10.0.0.2"),
+        ("trusting", "hermes-user: alice", "hermes-user: bob"),
+    ] {
+        let mut front = Door::plain(node.address(listener)).h1().await.unwrap();
+        let mut ask = async |client: &str, more: &str| {
+            front.send(lines(client, more)).await.unwrap();
+            let head = front.head().await.unwrap();
+            front.body(&head).await.unwrap().text()
+        };
+        let ntlm = "authorization: NTLM alice\r\n";
+        assert!(ask(alice, ntlm).await.starts_with("alice "), "{listener} {alice}");
+        // A front proxy that does not pool keeps working.
+        assert!(ask(alice, "").await.starts_with("alice "), "{listener} {alice}");
+        assert!(ask(bob, "").await.starts_with("nobody "), "{listener} {alice}");
+        // The connection is known to be pooled from here on: nothing stays bound to it.
+        assert!(ask(alice, ntlm).await.starts_with("alice "), "{listener} {alice}");
+        assert!(ask(alice, "").await.starts_with("nobody "), "{listener} {alice}");
+    }
+    let door = Door::tls(node.address("in"), overlay.authority().pem(), None);
+    let mut front = door.h2().await.unwrap();
+    for (client, ntlm, wanted) in [("10.0.0.1", Some("NTLM alice"), "alice "), ("10.0.0.2", None, "nobody ")] {
+        let request = Request::get("https://web/").header("x-forwarded-for", client);
+        let request = ntlm.into_iter().fold(request, |request, value| request.header("authorization", value));
+        let served = front.ask(request.body(()).unwrap(), b"").await.unwrap().text();
+        assert!(served.starts_with(wanted), "{served}");
+    }
 }

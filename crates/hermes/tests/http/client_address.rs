@@ -32,7 +32,8 @@ fn origin() -> (Origin, Seen<Head>) {
 const FAR: &str = "
 listeners:
 - {name: nodes, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.1, 127.0.0.3]}
-- {name: tls, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: optional}}
+- {name: mtls, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: required}}
+- {name: tls, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: none}}
 routes:
 - {name: all, rewrite: {set-headers: {x-client: '{client-address}'}}, upstream: origin}
 upstreams:
@@ -108,16 +109,6 @@ async fn a_stranger_s_claims_are_replaced_by_what_the_first_node_saw() {
     assert_eq!(said(&next(&mut told).await), want);
     door.h3().await.unwrap().ask(&request(), b"").await.unwrap();
     assert_eq!(said(&next(&mut told).await), want);
-    // A certificate without the role of a proxy vouches for its holder alone.
-    let device = overlay.authority().issue(&Subject::node("device").with_dns(NODE_NAME)).unwrap();
-    let door = Door::tls(far.address("tls"), overlay.authority().pem(), Some(&device));
-    door.h2().await.unwrap().ask(request(), b"").await.unwrap();
-    assert_eq!(said(&next(&mut told).await), want);
-    // In plaintext, whatever scheme the client names.
-    let door = Door::plain(near.address("in"));
-    door.h2().await.unwrap().ask(request(), b"").await.unwrap();
-    let want = some(["127.0.0.1", "WEB", "http", "", "127.0.0.1", "127.0.0.1"]);
-    assert_eq!(said(&next(&mut told).await), want);
 }
 
 #[tokio::test]
@@ -140,4 +131,36 @@ async fn what_a_trusted_peer_says_of_its_client_is_passed_on() {
     stranger.send(format!("GET / HTTP/1.1\r\nHost: WEB\r\n{}\r\n", claims())).await.unwrap();
     let want = some(["127.0.0.2", "WEB", "http", "", "127.0.0.2", "127.0.0.2"]);
     assert_eq!(said(&next(&mut told).await), want);
+}
+
+/// A certificate proves who the peer is. Only a standalone node's makes it a proxy.
+#[tokio::test]
+async fn a_certificate_makes_no_proxy_and_no_client_chooses_its_scheme() {
+    let overlay = overlay();
+    let (origin, mut told) = origin();
+    let far = far(&overlay, &origin).await;
+    let mut stranger = from("127.0.0.2", far.address("nodes")).await.unwrap();
+    stranger.send("GET https://WEB/ HTTP/1.1\r\nHost: WEB\r\n\r\n").await.unwrap();
+    assert_eq!(next(&mut told).await.header("x-forwarded-proto").as_deref(), Some("http"));
+    let device = Subject::node("laptop").with_user("ann");
+    let standalone = Subject::node("edge").standalone();
+    // The device's own client asked for `https` without TLS, and the device says so.
+    for (subject, sent, client, protocol) in [
+        (&device, "http", "127.0.0.1", "http"),
+        (&device, "gopher", "127.0.0.1", "https"),
+        (&standalone, "http", "192.0.2.7", "http"),
+    ] {
+        let identity = overlay.authority().issue(subject).unwrap();
+        let door = Door::tls(far.address("mtls"), overlay.authority().pem(), Some(&identity));
+        let request = || Request::get("https://WEB/").header("x-forwarded-for", "192.0.2.7");
+        let request = || request().header("x-forwarded-proto", sent).body(()).unwrap();
+        door.h2().await.unwrap().ask(request(), b"").await.unwrap();
+        let head = next(&mut told).await;
+        let got = ["x-forwarded-for", "x-forwarded-proto"].map(|name| head.header(name));
+        assert_eq!(got, some([client, protocol]), "h2, {subject:?}");
+        door.h3().await.unwrap().ask(&request(), b"").await.unwrap();
+        let head = next(&mut told).await;
+        let got = ["x-forwarded-for", "x-forwarded-proto"].map(|name| head.header(name));
+        assert_eq!(got, some([client, protocol]), "h3, {subject:?}");
+    }
 }

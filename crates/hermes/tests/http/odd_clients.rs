@@ -6,6 +6,7 @@ use hermes_testkit::{
     ca::Subject,
     dialog::{Dialog, Head},
     door::{Door, NODE_NAME},
+    frames::{Frame, Frames, kind},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
 };
@@ -214,3 +215,27 @@ upstreams:
     let door = Door::tls(node.address("in"), overlay.authority().pem(), None);
     assert_eq!(door.h2().await.unwrap().get("https://WEB/").await.unwrap().status, 200);
 }
+
+/// The HTTP/2 library parses `:path` before the node sees it: some characters cost the client its stream, and no other.
+#[tokio::test]
+async fn characters_that_no_uri_has_end_their_stream_alone_over_h2() {
+    let overlay = overlay();
+    let (origin, mut told) = origin();
+    let mut node = node(&overlay, &origin).await;
+    let mut frames = Frames::connect(node.address("in"), &[]).await.unwrap();
+    let mut stream = 1;
+    for path in ["/?q=\"a\"", "/?a<b", "/?a>b", "/a<b", "/`"] {
+        frames.send(&[Frame::get(stream, "WEB", path)]).await.unwrap();
+        let reset = frames.until("a reset", |frame| frame.kind == kind::RST_STREAM).await.unwrap();
+        assert_eq!((reset.stream, reset.reason()), (stream, Some(PROTOCOL_ERROR)), "{path}");
+        stream += 2;
+    }
+    for (path, want) in [("/a\"b", "/a\"b"), ("/caf\u{e9}?\u{e9}", "/caf\u{e9}?\u{e9}"), ("/fine", "/fine")] {
+        frames.send(&[Frame::get(stream, "WEB", path)]).await.unwrap();
+        assert_eq!(next(&mut told).await.target(), want);
+        stream += 2;
+    }
+    node.assert_sound();
+}
+
+const PROTOCOL_ERROR: u32 = 1;

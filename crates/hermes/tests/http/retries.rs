@@ -343,3 +343,47 @@ async fn retries_keep_to_their_budget() {
         assert_eq!(requests.join_next().await.unwrap().unwrap().unwrap(), 503);
     }
 }
+
+/// An endpoint that refuses a stream is busy. Only a refusal that nobody makes good counts against it.
+#[tokio::test]
+async fn a_refused_stream_that_is_sent_elsewhere_does_not_count_against_the_endpoint() {
+    let (told, mut tells) = seen();
+    let origin = |name: &'static str| {
+        let (told, count) = (told.clone(), Arc::new(AtomicUsize::new(0)));
+        let origin = scripted::h2(move |exchange: Exchange| {
+            let (told, count) = (told.clone(), count.clone());
+            async move {
+                let Exchange { request, mut respond } = exchange;
+                let is_first = count.fetch_add(1, Ordering::SeqCst) == 0;
+                if request.uri().path() == "/never" || (name == "busy" && is_first) {
+                    let _ = told.send("refused");
+                    respond.send_reset(Reason::REFUSED_STREAM);
+                    return Ok(());
+                }
+                let _ = told.send(name);
+                respond.send_response(http::Response::new(()), true).map(drop).map_err(io::Error::other)
+            }
+        });
+        origin.unwrap()
+    };
+    let (busy, other) = (origin("busy"), origin("other"));
+    let overlay = overlay();
+    let endpoints = format!("'{}', '{}'", busy.address(), other.address());
+    let document = DOCUMENT.replace("failures: 0", "failures: 1, rest: 1h");
+    let draft = overlay.node("edge").document(&document).with("RETRY", "").with("PROTOCOL", "h2");
+    let node = draft.with("FLOOR", 3).with("ENDPOINTS", endpoints).start().await.unwrap();
+    let mut served = Vec::new();
+    for _ in 0..6 {
+        assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
+        served.push(next(&mut tells).await);
+        if served.last() == Some(&"refused") {
+            served.push(next(&mut tells).await);
+        }
+    }
+    assert!(served.contains(&"refused") && served.contains(&"busy"), "{served:?}");
+    assert!(!node.log().contains("and rests"), "{}", node.log());
+    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let request = Request::post("http://WEB/never").body(()).unwrap();
+    assert_eq!(connection.ask(request, b"body").await.unwrap().status, 502);
+    node.says("and rests").await;
+}

@@ -262,3 +262,31 @@ async fn reloads_under_load_lose_nothing_and_are_seen_at_once() {
     let grown = near.memory().unwrap().saturating_sub(memory);
     assert!(grown < 48 << 20, "{grown} bytes more after {number} reloads");
 }
+
+/// A node that went from many routes to few keeps nothing of the many.
+#[tokio::test]
+async fn memory_of_a_large_document_is_returned() {
+    let overlay = Overlay::new(env!("CARGO_BIN_EXE_hermes")).unwrap();
+    let document = |routes: usize| {
+        let routes: String = (0..routes)
+            .map(|at| format!("- {{name: r{at}, match: {{authority: 'h{at}.example', path: '/a/{at}/*'}}, respond: {{body: x}}}}\n"))
+            .collect();
+        format!("listeners: [{{name: in, bind: '127.0.0.1:0', protocol: http}}]\nroutes:\n{routes}")
+    };
+    let (few, many) = (document(5), document(ROUTES));
+    let mut node = overlay.node("large").document(&few).start().await.unwrap();
+    let begin = node.memory().unwrap();
+    for _ in 0..2 {
+        node.reload(&many, &[]).await.unwrap();
+        node.reload(&few, &[]).await.unwrap();
+    }
+    // The document's text is 2 MB; a tree of it, as JSON, was 30 MB and kept.
+    let peak = node.peak_memory().unwrap();
+    println!("begin {begin}, peak {peak}");
+    assert!(peak - begin < PEAK, "begin {begin}, peak {peak}");
+    until("the memory is returned", || async { node.memory().unwrap().saturating_sub(begin) < RETURNED }).await;
+}
+
+const ROUTES: usize = 20_000;
+const PEAK: u64 = 95 << 20;
+const RETURNED: u64 = 20 << 20;

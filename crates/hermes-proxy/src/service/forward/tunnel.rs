@@ -209,9 +209,10 @@ impl Forward<'_> {
         let ask = flow.as_ref().unwrap_or(ask);
         let mut leased = self.lease(&pool, &wish, attempt, told).await?;
         if let (Leased::Shared(lease), Ask::Upgrade(_), false) = (&leased, ask, by_post)
-            && !takes_upgrades(upstream, lease)
+            && !lease.connection.is_kept()
+            && !(takes_upgrades(upstream, lease) && self.is_extended_connect(head::is_node(upstream, &leased)))
         {
-            // Most HTTP/2 origins accept WebSockets only over HTTP/1.1.
+            // Most HTTP/2 origins accept WebSockets only over HTTP/1.1, and only that has a body before the switch.
             drop(leased);
             leased = Leased::H1(Box::pin(pool.dial_h1_instead(self.worker, &wish)).await?);
         }
@@ -268,8 +269,15 @@ impl Forward<'_> {
         opened
     }
 
-    /// Extended CONNECT has no body before the tunnel, and only a node is told a method (RFC 8441, section 4). An
-    /// upgrade that does not fit becomes an ordinary request: a server may ignore upgrades (RFC 9110, section 7.8).
+    /// True if extended CONNECT can carry the upgrade: it has no body before the tunnel, and only a node is told a method
+    /// (RFC 8441, section 4).
+    fn is_extended_connect(&self, is_node: bool) -> bool {
+        self.entry.facts.kind != Kind::Http
+            || matches!(self.body, RequestBody::Empty) && (is_node || self.entry.facts.method == Method::GET)
+    }
+
+    /// As [`Self::is_extended_connect`], and tells a node the method. An upgrade that does not fit, to a peer that cannot
+    /// be dialled, becomes an ordinary request: a server may ignore upgrades (RFC 9110, section 7.8).
     fn fits_extended_connect(&self, outgoing: &mut Outgoing, is_node: bool) -> bool {
         if self.entry.facts.kind != Kind::Http {
             return true;
@@ -280,7 +288,7 @@ impl Forward<'_> {
         {
             outgoing.fields.insert(headers::METHOD, method);
         }
-        matches!(self.body, RequestBody::Empty) && (is_node || outgoing.method == Method::GET)
+        self.is_extended_connect(is_node)
     }
 
     /// The request without its upgrade.

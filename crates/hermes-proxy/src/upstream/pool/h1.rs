@@ -74,9 +74,6 @@ impl H1Connection {
     /// Binds it to a client's connection: NTLM and Negotiate authenticate a connection instead of a request, so that
     /// the origin takes all its requests for that client's. Without a client it serves no other request.
     pub(crate) fn bind(&mut self, client: Option<&Rc<Connection>>) {
-        if let Some(client) = client {
-            client.has_bound.set(true);
-        }
         self.bound = Some(client.map(Rc::downgrade).unwrap_or_default());
     }
 
