@@ -116,8 +116,9 @@ async fn an_order_that_found_no_descriptors_is_retried() {
         let set = std::process::Command::new("prlimit").args(["--pid", &server.pid().to_string(), &most]).status();
         assert!(set.unwrap().success());
     };
-    limit(std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count());
-    bed.told(&["apply", "-f", "-"], &bed.documents(7002));
+    // None at all: the numbers of those that it has may have holes between them.
+    limit(3);
+    bed.told(&["apply", "-f", "-"], &bed.documents(7001).replace(":9443", ":9444"));
     until("the order fails", || bed.log("server").contains("the order failed for want of resources")).await;
     let failed = applied();
     limit(4096);
