@@ -172,9 +172,8 @@ pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
 /// Negotiate, which may carry NTLM. Applies to requests and responses, of origins and proxies.
 pub(crate) fn authenticates_connection(headers: &HeaderMap) -> bool {
     // One pass costs less than four lookups.
-    let is_field = |name: &HeaderName| {
-        [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name)
-    };
+    let is_field =
+        |name: &HeaderName| [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name);
     let is_scheme = |text: &[u8]| {
         let scheme = text.trim_ascii().split(|byte| *byte == b' ').next().unwrap_or_default();
         scheme.eq_ignore_ascii_case(b"ntlm") || scheme.eq_ignore_ascii_case(b"negotiate")
@@ -244,7 +243,8 @@ pub(crate) fn replace_claims(
 ) {
     let is_claim = |name: &HeaderName| {
         let name = name.as_str();
-        begins_alike(name, X_FORWARDED) || (name.len() == REAL_IP.as_str().len() && begins_alike(name, REAL_IP.as_str()))
+        begins_alike(name, X_FORWARDED)
+            || (name.len() == REAL_IP.as_str().len() && begins_alike(name, REAL_IP.as_str()))
     };
     if headers.keys().any(is_claim) {
         let claimed = [REAL_IP, FORWARDED_HOST].map(|name| headers.contains_key(&name).then_some(name));
