@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use super::{COMPACT, Controller, Refused, Request};
 use crate::document::{Name, read};
-use crate::store::{Sqlite, Store};
+use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
 
 const OVERLAY: &str = "\
 kind: Overlay
@@ -60,6 +61,56 @@ async fn a_controller_that_is_behind_a_node_reads_its_store_before_it_tells_it_a
     assert_ne!(documents(&second), documents(&first), "it knows no later revision yet, and nobody asked for one");
     second.catch_up_with(revision).await.unwrap();
     assert_eq!(documents(&second), documents(&first));
+}
+
+/// A store whose log can be replaced while a controller runs.
+struct Replaced {
+    store: std::sync::Mutex<Arc<dyn Store>>,
+}
+
+impl Replaced {
+    fn now(&self) -> Arc<dyn Store> {
+        self.store.lock().unwrap().clone()
+    }
+}
+
+impl Store for Replaced {
+    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+        Box::pin(async { self.now().base().await })
+    }
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+        Box::pin(async move { self.now().read(after).await })
+    }
+    fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>> {
+        Box::pin(async move { self.now().append(after, bytes).await })
+    }
+    fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.now().changed(after).await })
+    }
+    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { self.now().compact(base).await })
+    }
+    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { self.now().begin(base).await })
+    }
+}
+
+#[tokio::test]
+async fn a_lost_store_stays_lost_until_a_restart() {
+    let [first, second] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+    let (original, _) = begin(first.path()).await;
+    let store = Arc::new(Replaced { store: std::sync::Mutex::new(original) });
+    let controller = Controller::start(store.clone()).await.unwrap();
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let (other, writer) = begin(second.path()).await;
+    *store.store.lock().unwrap() = other;
+    assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
+    // Another history has reached the revision that this controller knows.
+    writer.apply(&put(&OVERLAY.replace(":80\"", ":82\""))).await.unwrap();
+    assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
+    let refused = controller.apply(&put(MOVED)).await.unwrap_err();
+    assert!(matches!(refused, Refused::Store(StoreError::Lost(1))), "{refused}");
+    assert_eq!(writer.known().state.revision, 1, "nothing is written into the other history");
 }
 
 #[tokio::test]
