@@ -402,9 +402,9 @@ impl Push {
                 "this controller is behind what the node has, and cannot read its store: {error}"
             ))
         })?;
-        // The proofs vouch for the content, whatever the node's state is by now.
-        let name = is_node.as_ref().map_or("-", Name::as_str);
-        let recalled = self.controller.recall(name, &first).await.map_err(|refused| status(&refused))?;
+        // The proofs vouch for revocations, whatever the node's state is by now.
+        let member = is_node.as_ref().ok().map(|node| (node, peer.key.as_str()));
+        let recalled = self.controller.recall(member, &first).await.map_err(|refused| status(&refused))?;
         recalled.into_iter().for_each(|event| self.audit.tell(event));
         is_node?;
         // The recovered revocations may have removed this node.

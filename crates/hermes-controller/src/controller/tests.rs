@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use super::{COMPACT, Controller, Refused, Request};
+use crate::control::{Order, Report};
 use crate::document::{Name, read};
 use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
 
@@ -386,6 +387,25 @@ async fn a_revoked_key_is_believed_again_for_its_own_node_alone_and_as_long_as_i
     assert!(refused.to_string().contains("another node's, and is revoked"), "{refused}");
     enrol("one").await.unwrap();
     assert_eq!(controller.known().state.catalog.revoked().count(), 0);
+}
+
+#[tokio::test]
+async fn a_later_revision_counts_from_a_member_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
+    controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
+    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let proof = controller.with_history(Order { revision: 100, ..Order::default() }).proof;
+    let report = Report { latest: 100, proof, ..Report::default() };
+    let one = name("one");
+    for stranger in [None, Some((&one, "another key"))] {
+        controller.recall(stranger, &report).await.unwrap();
+        assert_eq!(controller.known().state.behind, 0, "{stranger:?}");
+    }
+    controller.recall(Some((&one, &key)), &report).await.unwrap();
+    assert_eq!(controller.known().state.behind, 100);
 }
 
 #[tokio::test]
