@@ -268,12 +268,19 @@ impl Controller {
         }
     }
 
-    /// Settles a change that may still reach the store: an entry without changes takes the revision, or fails because
-    /// the change has it.
+    /// Settles changes whose revision was read before their append ended. Then settles a change that may still reach the
+    /// store: an entry without changes takes the revision, or fails because the change has it.
     async fn settle_next(&self) -> Result<(), StoreError> {
         let _one = self.writing.lock().await;
         self.check_lost()?;
         let revision = self.known().state.revision;
+        while let Some(passed) = self.outcomes.passed(revision) {
+            match self.store.read(passed.saturating_sub(1)).await? {
+                After::Lost => return Err(self.lose(revision)),
+                After::Entries(entries) if !entries.is_empty() => self.outcomes.read(passed, &entries[0].bytes),
+                After::Gone | After::Entries(_) => self.outcomes.skip(passed),
+            }
+        }
         if !self.outcomes.is_open(revision + 1) {
             return Ok(());
         }

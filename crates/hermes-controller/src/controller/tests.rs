@@ -115,6 +115,22 @@ async fn a_lost_store_stays_lost_until_a_restart() {
 }
 
 #[tokio::test]
+async fn an_entry_that_was_read_before_its_append_ended_is_settled() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    controller.apply(&put(MOVED)).await.unwrap();
+    let After::Entries(entries) = store.read(1).await.unwrap() else { panic!("entry 2 is gone") };
+    controller.outcomes.add("joe", 2, &entries[0].bytes);
+    controller.outcomes.add("ann", 2, &Bytes::from_static(b"another change"));
+    controller.settle_next().await.unwrap();
+    let settled = controller.settled().await;
+    let made: Vec<_> = settled.iter().map(|one| (&*one.by, one.revision, one.is_made)).collect();
+    assert_eq!(made, [("joe", 2, Some(true)), ("ann", 2, Some(false))]);
+    assert_eq!(controller.known().state.revision, 2, "no entry is appended for them");
+}
+
+#[tokio::test]
 async fn a_change_concerns_whom_it_touches() {
     let directory = tempfile::tempdir().unwrap();
     let (_, controller) = begin(directory.path()).await;
