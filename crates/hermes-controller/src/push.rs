@@ -608,6 +608,9 @@ impl Following {
             tokio::select! {
                 report = self.reports.message() => match report {
                     Ok(Some(report)) => {
+                        if let Err(status) = self.recall(&report).await {
+                            return Some(Err(status));
+                        }
                         self.presence.hear(&report);
                         self.identity = Identity::of(&report);
                         self.running = report.running;
@@ -620,6 +623,17 @@ impl Following {
                 changed = self.trust.changed() => changed.ok()?,
             }
         }
+    }
+
+    /// Recovers revocations of a further report: the first one has no room for all.
+    async fn recall(&self, report: &Report) -> Result<(), Status> {
+        if report.revoked.is_empty() {
+            return Ok(());
+        }
+        let Presence { push, node, .. } = &self.presence;
+        let recalled = push.controller.recall(Some((node, &self.key)), report).await;
+        recalled.map_err(|refused| status(&refused))?.into_iter().for_each(|event| push.audit.tell(event));
+        Ok(())
     }
 
     /// What it is to be told now.

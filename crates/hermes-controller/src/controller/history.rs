@@ -9,6 +9,8 @@
 //! Nodes keep their documents until an operator confirms what the store has, or each enrolled node has reported what it
 //! keeps: otherwise a key that was revoked after the backup would be served again.
 
+use std::collections::BTreeSet;
+
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 
@@ -84,13 +86,16 @@ impl Controller {
     ) -> Result<Vec<Event<'static>>, Refused> {
         let node = member.map_or("-", |(node, _)| node.as_str());
         let known = self.known();
+        let is_any = !report.revoked.is_empty();
+        let revoked: BTreeSet<&str> =
+            known.state.catalog.revoked().filter(|_| is_any).map(|one| one.key.as_str()).collect();
         let is_news = |state: &crate::state::State, one: &Revocation| {
-            let is_known = state.catalog.revoked().any(|known| known.key == one.key);
+            let is_known = revoked.contains(one.key.as_str());
             one.until > now() && !is_known && state.readmitted.get(&one.key).is_none_or(|until| one.until > *until)
         };
         let is_later = member.is_some() && report.latest > known.state.revision.max(known.state.behind);
         let returned: Vec<_> =
-            report.revoked.iter().take(MAX_RETURNED).filter(|one| is_news(&known.state, one)).collect();
+            report.revoked.iter().filter(|one| is_news(&known.state, one)).take(MAX_RETURNED).collect();
         if returned.is_empty() && !is_later {
             return Ok(Vec::new());
         }

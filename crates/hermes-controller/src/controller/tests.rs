@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use super::{COMPACT, Controller, Refused, Request};
-use crate::control::{Order, Report};
+use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
 use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
 
@@ -422,6 +422,30 @@ async fn a_later_revision_counts_from_a_member_alone() {
     }
     controller.recall(Some((&one, &key)), &report).await.unwrap();
     assert_eq!(controller.known().state.behind, 100);
+}
+
+#[tokio::test]
+async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
+    let [first, second] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+    let (_, controller) = begin(first.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
+    controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
+    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let backup = controller.backup();
+    controller.expel("operator", &name("one")).await.unwrap();
+    let document = Bytes::from(crate::authority::key_name(&key));
+    let lost = controller.with_history(Order { document, ..Order::default() }).revoked;
+    assert_eq!(lost.len(), 1);
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(second.path()).unwrap());
+    Controller::restore(&*store, &backup).await.unwrap();
+    let restored = Controller::start(store).await.unwrap();
+    let over = Revocation { key: "another".to_owned(), until: 1, ..Revocation::default() };
+    let revoked = std::iter::repeat_n(over, 600).chain(lost).collect();
+    restored.recall(None, &Report { revoked, ..Report::default() }).await.unwrap();
+    let known = restored.known();
+    assert_eq!(known.state.catalog.revoked().map(|one| &one.key).collect::<Vec<_>>(), [&key]);
+    assert!(known.state.members.get(&name("one")).is_none());
 }
 
 #[tokio::test]
