@@ -12,7 +12,7 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use hermes_controller::api::TRUST;
 use hermes_controller::authority::{OPERATOR_LIFE, key_digest};
-use hermes_controller::client::{Client, Known, Place};
+use hermes_controller::client::{Client, ClientError, Known, Place};
 use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::document::Name;
 use hermes_net::tls::CertifiedKey;
@@ -268,7 +268,7 @@ impl Access {
     }
 }
 
-/// The controller does not know whether it made the change.
+/// Nobody knows whether the change was made: the controller says so, or the connection broke before its answer.
 #[derive(Debug)]
 pub(crate) struct OutcomeUnknown(String);
 
@@ -282,16 +282,28 @@ impl std::error::Error for OutcomeUnknown {}
 
 /// One request over a connection that is there.
 async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
+    let may_change = method != Method::GET && !path.contains("dry-run=true");
+    let broken = |error: anyhow::Error| match may_change {
+        true => OutcomeUnknown(format!(
+            "outcome unknown: {error:#}. The change may have been made; read the documents again before you repeat it"
+        ))
+        .into(),
+        false => error,
+    };
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header("content-type", "application/json")
         .body(hermes_controller::client::body(Full::new(body.into())))?;
-    let response = client.request(request).await?;
+    let response = client.request(request).await.map_err(|error| match error {
+        ClientError::Broken { .. } => broken(error.into()),
+        error => error.into(),
+    })?;
     let status = response.status();
     let trust = response.headers().get(TRUST).and_then(|mark| mark.to_str().ok()).unwrap_or_default().to_owned();
     let body = Limited::new(response.into_body(), LARGEST).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("the controller broke off its answer: {error}"))?.to_bytes();
+    let body =
+        body.map_err(|error| broken(anyhow::anyhow!("the controller broke off its answer: {error}")))?.to_bytes();
     let body = if body.is_empty() { serde_json::Value::Null } else { serde_json::from_slice(&body)? };
     Ok(Answer { status, body, trust })
 }
