@@ -176,6 +176,7 @@ impl Push {
     /// Confirms a restored store once all enrolled nodes have reported what they keep, for as long as it is polled.
     pub(crate) async fn confirm(&self) {
         let (mut said, mut held) = (self.said(), self.controller.held());
+        let mut outage = OutageLog::default();
         loop {
             said.borrow_and_update();
             if *held.borrow_and_update() {
@@ -192,7 +193,12 @@ impl Push {
                             self.audit.tell(Event { what: "confirm", by, about, revision, ..Event::default() });
                         }
                         Err(error) => {
-                            tracing::warn!(again_in = ?BEAT, "what was restored is not confirmed: {error}");
+                            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                                tracing::warn!(
+                                    again_in = ?BEAT, attempts = count, since = ?elapsed,
+                                    "what was restored is not confirmed: {error}"
+                                );
+                            }
                             tokio::time::sleep(BEAT).await;
                             continue;
                         }
@@ -209,11 +215,12 @@ impl Push {
     /// Gives what is on its way to nodes step by step, for as long as it is polled.
     pub(crate) async fn roll_out(&self) {
         let mut rollout = self.controller.rollout();
+        let mut outage = OutageLog::default();
         loop {
             let step = rollout.borrow_and_update().clone();
             if let Some(step) = step {
                 tokio::select! {
-                    () = self.take(&step) => {}
+                    () = self.take(&step, &mut outage) => {}
                     // Another change: its steps are others.
                     changed = rollout.changed() => if changed.is_err() { return },
                 }
@@ -221,10 +228,16 @@ impl Push {
                 if let Some(of) = self.controller.known().is_over()
                     && let Err(error) = self.controller.finish("controller", of).await
                 {
-                    tracing::warn!(revision = of, again_in = ?BEAT, "what went out in waves is not over: {error}");
+                    if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                        tracing::warn!(
+                            revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                            "what went out in waves is not over: {error}"
+                        );
+                    }
                     tokio::time::sleep(BEAT).await;
                     continue;
                 }
+                outage.recovered();
                 if rollout.changed().await.is_err() {
                     return;
                 }
@@ -233,7 +246,7 @@ impl Push {
     }
 
     /// Gives the step after this one when its time has come.
-    async fn take(&self, step: &Rollout) {
+    async fn take(&self, step: &Rollout, outage: &mut OutageLog) {
         let Some(settle) = step.settle() else {
             let _ = self.taken(step, STEP).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
             tokio::time::sleep(step.linger()).await;
@@ -249,8 +262,15 @@ impl Push {
             }
         };
         if let Err(error) = done {
-            tracing::warn!(revision = of, again_in = ?BEAT, "what goes out in waves stands still: {error}");
+            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                tracing::warn!(
+                    revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                    "what goes out in waves stands still: {error}"
+                );
+            }
             tokio::time::sleep(BEAT).await;
+        } else {
+            outage.recovered();
         }
     }
 
