@@ -36,6 +36,8 @@ pub use self::rotation::{Lacking, Progress};
 const WAVE: Duration = Duration::from_secs(30);
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
 const BEAT: Duration = Duration::from_secs(2);
+/// The interval between log lines about a held store.
+const HELD_LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// A node that follows has to send its first report within this time.
 const FIRST_REPORT: Duration = Duration::from_secs(10);
 /// What a node says against a document is kept up to here.
@@ -177,9 +179,13 @@ impl Push {
     pub(crate) async fn confirm(&self) {
         let (mut said, mut held) = (self.said(), self.controller.held());
         let mut outage = OutageLog::default();
+        // When the hold is logged again. `None`: there is none.
+        let mut due: Option<tokio::time::Instant> = None;
         loop {
             said.borrow_and_update();
-            if *held.borrow_and_update() {
+            if !*held.borrow_and_update() {
+                due = None;
+            } else {
                 let known = self.controller.known();
                 let is_there = |node: &Name| {
                     self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections + seen.companions > 0))
@@ -204,8 +210,15 @@ impl Push {
                         }
                     }
                 }
+                let now = tokio::time::Instant::now();
+                if known.is_held() && due.is_none_or(|due| due <= now) {
+                    let missing = known.missing(is_there).count();
+                    tracing::warn!(revision = known.state.revision, missing, "{HELD}");
+                    due = Some(now + HELD_LOG_INTERVAL);
+                }
             }
             tokio::select! {
+                () = tokio::time::sleep_until(due.unwrap_or_else(tokio::time::Instant::now)), if due.is_some() => {}
                 changed = said.changed() => if changed.is_err() { return },
                 changed = held.changed() => if changed.is_err() { return },
             }
