@@ -10,6 +10,7 @@ mod node;
 mod operator;
 mod rollout;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ use tokio::sync::Semaphore;
 use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
 use crate::authority::{Office, hex};
-use crate::controller::{Controller, HELD, Known, Refused, Request, at_length};
+use crate::controller::{Controller, HELD, Known, Outcome, Refused, Request, at_length};
 use crate::document::{self, Key, Kind, Name, Resource};
 use crate::push::{Peer, Push, sha256};
 use crate::store::Revision;
@@ -38,6 +39,8 @@ const MAX_BODY: usize = 64 << 20;
 /// Requests up to this are read as they come; so many larger ones at once, and others after them.
 const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
+/// The maximum number of changes that are made at once, of the operator and of providers; further ones wait.
+const MAX_CHANGES: usize = 64;
 /// So many documents that a change touched are named in the audit log.
 const MOST_NAMED: usize = 100;
 /// The maximum number of warnings in an answer.
@@ -52,6 +55,8 @@ struct Desk {
     audit: Arc<Audit>,
     /// Turns of large requests: of the operator's, and of providers'.
     large: Arc<[Semaphore; 2]>,
+    /// Permits for changes: of the operator, and of providers.
+    changes: Arc<[Arc<Semaphore>; 2]>,
 }
 
 /// All of its paths.
@@ -61,11 +66,14 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         push,
         audit,
         large: Arc::new([Semaphore::new(LARGE_AT_ONCE), Semaphore::new(LARGE_AT_ONCE)]),
+        changes: Arc::new([MAX_CHANGES; 2].map(|permits| Arc::new(Semaphore::new(permits)))),
     };
-    Router::new()
+    // Changes of documents wait for nodes, and are therefore made by tasks of their own.
+    let documents = Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/documents", get(list))
-        .route("/v1/documents/{*key}", get(one).delete(remove))
+        .route("/v1/documents/{*key}", get(one).delete(remove));
+    Router::new()
         .route("/v1/nodes", get(node::list))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
         .route("/v1/nodes/{name}", get(node::show).delete(node::revoke))
@@ -77,6 +85,8 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/certificate", post(operator::renew))
         .route("/v1/authority", get(authority::show).post(authority::rotate).delete(authority::cancel))
         .route("/v1/authority/finish", post(authority::finish))
+        .route_layer(middleware::from_fn_with_state(desk.clone(), finish))
+        .merge(documents)
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(desk.clone(), gate))
@@ -123,6 +133,16 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
     let mark = desk.controller.trust().borrow().mark();
     response.headers_mut().insert(TRUST, HeaderValue::from_str(&mark).unwrap_or(HeaderValue::from_static("")));
     Ok(response)
+}
+
+/// Finishes a request that changes something, even if the client resets its stream meanwhile.
+async fn finish(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
+    if request.method() == http::Method::GET {
+        return Ok(next.run(request).await);
+    }
+    let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
+    let asker = desk.asker(&peer)?;
+    desk.owned(&asker, next.run(request)).await
 }
 
 /// What is wrong, as RFC 9457 says it.
@@ -217,6 +237,32 @@ impl Desk {
         Err(self.refuse(what, &asker, peer, Problem::new(StatusCode::FORBIDDEN, why)))
     }
 
+    /// Runs a change, with its line in the audit log, in a task that ends only when it is done: a client that resets its
+    /// stream would otherwise end it between the two. A client that leaves before its turn changes nothing.
+    async fn owned<T: Send + 'static>(
+        &self,
+        asker: &Asker,
+        change: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let failed = |why: String| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the change failed: {why}"));
+        let permits = self.changes[usize::from(asker.provider.is_some())].clone();
+        let permit = permits.acquire_owned().await.map_err(|error| failed(error.to_string()))?;
+        let task = tokio::spawn(async move {
+            let done = change.await;
+            drop(permit);
+            done
+        });
+        task.await.map_err(|error| failed(error.to_string()))
+    }
+
+    /// Writes a failed change to the audit log, whether it was refused or its outcome is unknown.
+    fn done<T>(&self, event: &Event<'_>, done: Result<T, Refused>) -> Result<T, Problem> {
+        done.map_err(|refused| {
+            self.audit.tell(event.clone().failed(&refused));
+            refused.into()
+        })
+    }
+
     /// What somebody must not do is told.
     fn refuse(&self, what: &str, asker: &Asker, peer: &Peer, problem: Problem) -> Problem {
         let refused = Some(problem.detail.clone());
@@ -226,6 +272,7 @@ impl Desk {
 }
 
 /// Who asks.
+#[derive(Clone)]
 struct Asker {
     /// Whose documents are theirs. `None`: all.
     provider: Option<Name>,
@@ -333,7 +380,7 @@ async fn apply(
         return Err(desk.refuse("apply", &asker, &peer, problem));
     }
     let request = Request { by: asker.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
-    change(&desk, (&asker, &peer), &request, options.wait).await
+    change(&desk, (&asker, &peer), request, options.wait).await
 }
 
 /// The documents of whoever asks that are not among these. The overlay's own document stays, so does what is a provider's where
@@ -383,21 +430,17 @@ async fn remove(
         is_dry: options.dry_run,
         ..Request::default()
     };
-    change(&desk, (&asker, &peer), &request, options.wait).await
+    change(&desk, (&asker, &peer), request, options.wait).await
 }
 
-async fn change(
-    desk: &Desk,
-    (asker, peer): (&Asker, &Peer),
-    request: &Request,
-    wait: u64,
-) -> Result<Response, Problem> {
+/// Writes to the audit log what became of a change of documents.
+fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, Refused>) {
     let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
-    let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
-    let outcome = desk.controller.apply(request).await.map_err(|refused| {
-        desk.audit.tell(event.clone().failed(&refused));
-        asker.told(refused)
-    })?;
+    let event = Event { what, by: Some(&request.by), from, ..Event::default() };
+    let outcome = match done {
+        Ok(outcome) => outcome,
+        Err(refused) => return audit.tell(event.failed(refused)),
+    };
     let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
     let more = touched.clone().count().saturating_sub(MOST_NAMED);
     let mut documents: Vec<_> = touched.take(MOST_NAMED).map(ToString::to_string).collect();
@@ -405,10 +448,21 @@ async fn change(
         documents.push(format!("and {more} more"));
     }
     if !(request.is_dry || documents.is_empty()) {
-        desk.audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
+        audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
     }
+}
+
+async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, wait: u64) -> Result<Response, Problem> {
+    let is_dry = request.is_dry;
+    let (controller, audit, from) = (desk.controller.clone(), desk.audit.clone(), peer.from);
+    let made = async move {
+        let done = controller.apply(&request).await;
+        tell(&audit, from, &request, &done);
+        done
+    };
+    let outcome = desk.owned(asker, made).await?.map_err(|refused| asker.told(refused))?;
     let wait = Duration::from_millis(wait).min(MAX_WAIT);
-    let nodes = if request.is_dry {
+    let nodes = if is_dry {
         let planned = |document: &Option<Bytes>| document.as_ref().map_or(Fate::Gone, |_| Fate::Planned);
         outcome.nodes.iter().map(|(node, document)| (node.clone(), planned(document))).collect()
     } else {
@@ -507,3 +561,6 @@ async fn backup(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>)
     desk.audit.tell(Event { what: "backup", by: Some(&asker.by), from: peer.from, ..Event::default() });
     Ok(([(header::CONTENT_TYPE, "application/json")], desk.controller.backup()).into_response())
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -89,6 +90,8 @@ struct Lines {
     file: File,
     length: u64,
     max_length: u64,
+    /// Its last line is cut off, as after a write without space.
+    is_cut: bool,
     subjects: HashMap<String, Bucket>,
     /// Events since the last line that were not written.
     left_out: u64,
@@ -196,7 +199,8 @@ impl Lines {
         let file = hermes_net::file::append(&path, 0o600)?;
         let length = file.metadata()?.len();
         let max_length = if name == FILE { MAX_FILE } else { MAX_OTHER_FILE };
-        Ok(Self { path, file, length, max_length, subjects: HashMap::new(), left_out: 0 })
+        let is_cut = is_cut(&path, length);
+        Ok(Self { path, file, length, max_length, is_cut, subjects: HashMap::new(), left_out: 0 })
     }
 
     /// Takes one line from the bucket of a subject.
@@ -218,16 +222,32 @@ impl Lines {
         if self.length >= self.max_length {
             std::fs::rename(&self.path, self.path.with_extension("jsonl.old"))?;
             (self.file, self.length) = (hermes_net::file::append(&self.path, 0o600)?, 0);
+            self.is_cut = false;
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let at = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let left_out = Some(std::mem::take(&mut self.left_out)).filter(|left_out| *left_out > 0);
-        let mut line = serde_json::to_vec(&Line { at, event, left_out })?;
+        let left_out = Some(self.left_out).filter(|left_out| *left_out > 0);
+        let mut line = if self.is_cut { vec![b'\n'] } else { Vec::new() };
+        serde_json::to_writer(&mut line, &Line { at, event, left_out })?;
         line.push(b'\n');
-        self.file.write_all(&line)?;
-        self.length += line.len() as u64;
-        Ok(())
+        let written = self.file.write_all(&line);
+        match &written {
+            Ok(()) => (self.length, self.is_cut, self.left_out) = (self.length + line.len() as u64, false, 0),
+            Err(_) => {
+                self.length = self.file.metadata().map_or(self.length, |about| about.len());
+                (self.is_cut, self.left_out) = (is_cut(&self.path, self.length), self.left_out + 1);
+            }
+        }
+        written
     }
+}
+
+/// True if a file of this length does not end with a whole line, or nobody can tell.
+fn is_cut(path: &Path, length: u64) -> bool {
+    let Some(from) = length.checked_sub(1) else { return false };
+    let mut last = [0];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, from));
+    read.is_err() || last != *b"\n"
 }
 
 #[cfg(test)]
@@ -297,6 +317,24 @@ mod tests {
         audit.tell(Event { by: Some("provider/acme/joe"), ..refused(7) });
         assert_eq!(lines(directory.path(), "audit-provider-acme.jsonl").len(), 1);
         assert_eq!(super::visible("one\ntwo\u{1b}[2J\rthree"), "one two\u{fffd}[2J\u{fffd}three");
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_spoils_no_later_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("audit.jsonl");
+        std::fs::write(&file, "{\"what\":\"app").unwrap();
+        let event = |number| Event { by: Some("operator/root"), ..refused(number) };
+        Audit::open(directory.path()).unwrap().tell(event(1));
+        let audit = Audit::open(directory.path()).unwrap();
+        audit.tell(event(2));
+        // Another process cuts it while it is open: no line ends there.
+        audit.files.lock().unwrap().get_mut("audit.jsonl").unwrap().is_cut = true;
+        audit.tell(event(3));
+        let text = std::fs::read_to_string(&file).unwrap();
+        let whole = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        assert_eq!(whole.map(|line| line["refused"].clone()).collect::<Vec<_>>(), ["1", "2", "3"], "{text}");
+        assert_eq!(text.lines().count(), 5, "{text}");
     }
 
     #[test]

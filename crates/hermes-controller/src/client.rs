@@ -100,6 +100,14 @@ pub enum ClientError {
         /// Why not.
         reason: String,
     },
+    /// The connection broke after a request was sent: the controller may have acted on it.
+    #[error("{place} did not answer: {reason}")]
+    Broken {
+        /// Which controller.
+        place: String,
+        /// Why not.
+        reason: String,
+    },
     /// It says nothing.
     #[error("no answer within {0:?}")]
     Silent(Duration),
@@ -188,9 +196,13 @@ impl Client {
         let mut connection = self.line.connection.clone();
         let path = request.uri().path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
         *request.uri_mut() = connection.uri(path);
-        connection.sender.send_request(request).await.map_err(|error| ClientError::Unreachable {
-            place: connection.authority.clone(),
-            reason: error.to_string(),
+        connection.sender.send_request(request).await.map_err(|error| {
+            let (place, reason) = (connection.authority.clone(), error.to_string());
+            match error.is_canceled() {
+                // It was never sent.
+                true => ClientError::Unreachable { place, reason },
+                false => ClientError::Broken { place, reason },
+            }
         })
     }
 }

@@ -185,6 +185,8 @@ pub struct Controller {
     trouble: watch::Sender<Option<String>>,
     /// True while nodes get nothing.
     held: watch::Sender<bool>,
+    /// The revision that the store has lost. It is never cleared: what the store has since then is another history.
+    lost: OnceLock<Revision>,
 }
 
 /// What a change comes to that was judged right.
@@ -239,6 +241,7 @@ impl Controller {
             outcomes: Outcomes::default(),
             trouble: watch::Sender::new(None),
             held: watch::Sender::new(false),
+            lost: OnceLock::new(),
         };
         this.catch_up().await?;
         Ok(this)
@@ -249,6 +252,7 @@ impl Controller {
         loop {
             let revision = self.known().state.revision;
             let followed = async {
+                self.check_lost()?;
                 tokio::select! {
                     changed = self.store.changed(revision) => changed?,
                     () = self.outcomes.wanted(AGAIN) => {}
@@ -264,11 +268,19 @@ impl Controller {
         }
     }
 
-    /// Settles a change that may still reach the store: an entry without changes takes the revision, or fails because
-    /// the change has it.
+    /// Settles changes whose revision was read before their append ended. Then settles a change that may still reach the
+    /// store: an entry without changes takes the revision, or fails because the change has it.
     async fn settle_next(&self) -> Result<(), StoreError> {
         let _one = self.writing.lock().await;
+        self.check_lost()?;
         let revision = self.known().state.revision;
+        while let Some(passed) = self.outcomes.passed(revision) {
+            match self.store.read(passed.saturating_sub(1)).await? {
+                After::Lost => return Err(self.lose(revision)),
+                After::Entries(entries) if !entries.is_empty() => self.outcomes.read(passed, &entries[0].bytes),
+                After::Gone | After::Entries(_) => self.outcomes.skip(passed),
+            }
+        }
         if !self.outcomes.is_open(revision + 1) {
             return Ok(());
         }
@@ -278,6 +290,16 @@ impl Controller {
             Ok(_) | Err(StoreError::Behind(_)) => self.catch_up().await,
             Err(error) => Err(error),
         }
+    }
+
+    /// The error while the store is known to have lost what this controller has read: until a restart.
+    fn check_lost(&self) -> Result<(), StoreError> {
+        self.lost.get().map_or(Ok(()), |revision| Err(StoreError::Lost(*revision)))
+    }
+
+    /// Records that the store has lost this revision.
+    fn lose(&self, revision: Revision) -> StoreError {
+        StoreError::Lost(*self.lost.get_or_init(|| revision))
     }
 
     /// Records whether the store is reachable, and logs each transition.
@@ -484,6 +506,7 @@ impl Controller {
     ) -> Result<(Revision, T), Refused> {
         let _one = self.writing.lock().await;
         for _ in 0..TRIES {
+            self.check_lost()?;
             let known = self.known();
             let (changes, told) = judge(&known)?;
             if changes.is_empty() {
@@ -515,13 +538,14 @@ impl Controller {
     /// Reads what is new in the store, and tells the nodes that it concerns.
     pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
         let _one = self.reading.lock().await;
+        self.check_lost()?;
         let before = self.known();
         let mut known = (*before).clone();
         let mut from = known.state.revision;
         let mut concerned = BTreeSet::new();
         loop {
             let entries = match self.store.read(known.state.revision).await? {
-                After::Lost => return Err(StoreError::Lost(known.state.revision)),
+                After::Lost => return Err(self.lose(known.state.revision)),
                 After::Gone => {
                     let state = self.read_base().await?;
                     self.outcomes.skip(state.revision);

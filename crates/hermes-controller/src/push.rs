@@ -36,6 +36,8 @@ pub use self::rotation::{Lacking, Progress};
 const WAVE: Duration = Duration::from_secs(30);
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
 const BEAT: Duration = Duration::from_secs(2);
+/// The interval between log lines about a held store.
+const HELD_LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// A node that follows has to send its first report within this time.
 const FIRST_REPORT: Duration = Duration::from_secs(10);
 /// What a node says against a document is kept up to here.
@@ -176,9 +178,14 @@ impl Push {
     /// Confirms a restored store once all enrolled nodes have reported what they keep, for as long as it is polled.
     pub(crate) async fn confirm(&self) {
         let (mut said, mut held) = (self.said(), self.controller.held());
+        let mut outage = OutageLog::default();
+        // When the hold is logged again. `None`: there is none.
+        let mut due: Option<tokio::time::Instant> = None;
         loop {
             said.borrow_and_update();
-            if *held.borrow_and_update() {
+            if !*held.borrow_and_update() {
+                due = None;
+            } else {
                 let known = self.controller.known();
                 let is_there = |node: &Name| {
                     self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections + seen.companions > 0))
@@ -192,14 +199,26 @@ impl Push {
                             self.audit.tell(Event { what: "confirm", by, about, revision, ..Event::default() });
                         }
                         Err(error) => {
-                            tracing::warn!(again_in = ?BEAT, "what was restored is not confirmed: {error}");
+                            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                                tracing::warn!(
+                                    again_in = ?BEAT, attempts = count, since = ?elapsed,
+                                    "what was restored is not confirmed: {error}"
+                                );
+                            }
                             tokio::time::sleep(BEAT).await;
                             continue;
                         }
                     }
                 }
+                let now = tokio::time::Instant::now();
+                if known.is_held() && due.is_none_or(|due| due <= now) {
+                    let missing = known.missing(is_there).count();
+                    tracing::warn!(revision = known.state.revision, missing, "{HELD}");
+                    due = Some(now + HELD_LOG_INTERVAL);
+                }
             }
             tokio::select! {
+                () = tokio::time::sleep_until(due.unwrap_or_else(tokio::time::Instant::now)), if due.is_some() => {}
                 changed = said.changed() => if changed.is_err() { return },
                 changed = held.changed() => if changed.is_err() { return },
             }
@@ -209,11 +228,12 @@ impl Push {
     /// Gives what is on its way to nodes step by step, for as long as it is polled.
     pub(crate) async fn roll_out(&self) {
         let mut rollout = self.controller.rollout();
+        let mut outage = OutageLog::default();
         loop {
             let step = rollout.borrow_and_update().clone();
             if let Some(step) = step {
                 tokio::select! {
-                    () = self.take(&step) => {}
+                    () = self.take(&step, &mut outage) => {}
                     // Another change: its steps are others.
                     changed = rollout.changed() => if changed.is_err() { return },
                 }
@@ -221,10 +241,16 @@ impl Push {
                 if let Some(of) = self.controller.known().is_over()
                     && let Err(error) = self.controller.finish("controller", of).await
                 {
-                    tracing::warn!(revision = of, again_in = ?BEAT, "what went out in waves is not over: {error}");
+                    if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                        tracing::warn!(
+                            revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                            "what went out in waves is not over: {error}"
+                        );
+                    }
                     tokio::time::sleep(BEAT).await;
                     continue;
                 }
+                outage.recovered();
                 if rollout.changed().await.is_err() {
                     return;
                 }
@@ -233,7 +259,7 @@ impl Push {
     }
 
     /// Gives the step after this one when its time has come.
-    async fn take(&self, step: &Rollout) {
+    async fn take(&self, step: &Rollout, outage: &mut OutageLog) {
         let Some(settle) = step.settle() else {
             let _ = self.taken(step, STEP).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
             tokio::time::sleep(step.linger()).await;
@@ -249,8 +275,15 @@ impl Push {
             }
         };
         if let Err(error) = done {
-            tracing::warn!(revision = of, again_in = ?BEAT, "what goes out in waves stands still: {error}");
+            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                tracing::warn!(
+                    revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                    "what goes out in waves stands still: {error}"
+                );
+            }
             tokio::time::sleep(BEAT).await;
+        } else {
+            outage.recovered();
         }
     }
 
@@ -402,9 +435,9 @@ impl Push {
                 "this controller is behind what the node has, and cannot read its store: {error}"
             ))
         })?;
-        // The proofs vouch for the content, whatever the node's state is by now.
-        let name = is_node.as_ref().map_or("-", Name::as_str);
-        let recalled = self.controller.recall(name, &first).await.map_err(|refused| status(&refused))?;
+        // The proofs vouch for revocations, whatever the node's state is by now.
+        let member = is_node.as_ref().ok().map(|node| (node, peer.key.as_str()));
+        let recalled = self.controller.recall(member, &first).await.map_err(|refused| status(&refused))?;
         recalled.into_iter().for_each(|event| self.audit.tell(event));
         is_node?;
         // The recovered revocations may have removed this node.
@@ -608,6 +641,9 @@ impl Following {
             tokio::select! {
                 report = self.reports.message() => match report {
                     Ok(Some(report)) => {
+                        if let Err(status) = self.recall(&report).await {
+                            return Some(Err(status));
+                        }
                         self.presence.hear(&report);
                         self.identity = Identity::of(&report);
                         self.running = report.running;
@@ -620,6 +656,17 @@ impl Following {
                 changed = self.trust.changed() => changed.ok()?,
             }
         }
+    }
+
+    /// Recovers revocations of a further report: the first one has no room for all.
+    async fn recall(&self, report: &Report) -> Result<(), Status> {
+        if report.revoked.is_empty() {
+            return Ok(());
+        }
+        let Presence { push, node, .. } = &self.presence;
+        let recalled = push.controller.recall(Some((node, &self.key)), report).await;
+        recalled.map_err(|refused| status(&refused))?.into_iter().for_each(|event| push.audit.tell(event));
+        Ok(())
     }
 
     /// What it is to be told now.

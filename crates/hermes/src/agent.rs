@@ -331,6 +331,13 @@ impl Standing {
         self.history.tell(&mut report);
         report
     }
+
+    /// A further report, with revoked keys that the earlier ones had no room for.
+    fn further_report(&mut self) -> Report {
+        let mut report = self.report();
+        self.history.tell_rest(&mut report);
+        report
+    }
 }
 
 /// How a node's sessions fare.
@@ -485,6 +492,9 @@ impl<'a> Conversation<'a> {
 
     /// Until it ends.
     async fn go_on(mut self) -> anyhow::Result<()> {
+        while self.standing.history.has_rest() {
+            self.say.send(self.standing.further_report()).await?;
+        }
         let mut count = tokio::time::interval(COUNT);
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -12,7 +12,7 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use hermes_controller::api::TRUST;
 use hermes_controller::authority::{OPERATOR_LIFE, key_digest};
-use hermes_controller::client::{Client, Known, Place};
+use hermes_controller::client::{Client, ClientError, Known, Place};
 use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::document::Name;
 use hermes_net::tls::CertifiedKey;
@@ -133,9 +133,18 @@ const CONTROLLER: &str = "HERMES_CONTROLLER";
 pub(crate) struct Access {
     #[command(flatten)]
     file: OperatorFile,
-    /// Ask this controller instead of the one that the operator's file names.
-    #[arg(long, env = CONTROLLER, value_name = "URL")]
+    /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
+    #[arg(long, value_name = "URL")]
     controller: Option<Place>,
+}
+
+/// The controller that the environment names. `None`: it names none; an empty variable counts as unset.
+///
+/// # Errors
+/// What it names is no controller.
+fn of_environment() -> anyhow::Result<Option<Place>> {
+    let named = std::env::var(CONTROLLER).ok().filter(|url| !url.is_empty());
+    named.map(|url| url.parse().map_err(|error| anyhow::anyhow!("{CONTROLLER}: {error}"))).transpose()
 }
 
 /// The operator's file, for commands with a `--controller` of their own.
@@ -152,11 +161,8 @@ impl OperatorFile {
     /// # Errors
     /// The environment names no controller.
     pub(crate) fn access(&self, controller: Option<Place>) -> anyhow::Result<Access> {
-        let named = || std::env::var(CONTROLLER).ok().filter(|url| !url.is_empty());
-        let of_environment =
-            || named().map(|url| url.parse().map_err(|error| anyhow::anyhow!("{CONTROLLER}: {error}")));
-        let controller = controller.map(Ok).or_else(of_environment).transpose()?;
-        Ok(Access { file: self.clone(), controller })
+        let access = Access { file: self.clone(), controller };
+        Ok(Access { controller: access.named()?, ..access })
     }
 }
 
@@ -189,12 +195,17 @@ impl Access {
         serde_json::from_str(&text).with_context(|| format!("{file} is no operator's file"))
     }
 
+    /// The controller that the command line names, else the environment.
+    fn named(&self) -> anyhow::Result<Option<Place>> {
+        self.controller.clone().map_or_else(of_environment, |place| Ok(Some(place)))
+    }
+
     /// Where the controller is.
     ///
     /// # Errors
     /// There is no operator's file.
     pub(crate) fn controller(&self) -> anyhow::Result<String> {
-        match &self.controller {
+        match self.named()? {
             Some(controller) => Ok(controller.to_string()),
             None => Ok(self.operator()?.controller),
         }
@@ -222,7 +233,8 @@ impl Access {
         let issued = answer.or_refused()?;
         let text = |key: &str| issued[key].as_str().unwrap_or_default().to_owned();
         let (authorities, certificate) = (text("authorities"), text("certificate"));
-        let public = issued["controller"].as_str().filter(|_| self.controller.is_none());
+        let is_named = self.named()?.is_some();
+        let public = issued["controller"].as_str().filter(|_| !is_named);
         let controller = public.map_or_else(|| self.controller(), |public| Ok(public.to_owned()))?;
         let key = key.serialize_pem();
         Operator { controller: controller.clone(), authorities, certificate, key, trust }.write(path)?;
@@ -235,8 +247,8 @@ impl Access {
     /// There is no operator's file, or no controller.
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
         let operator = self.operator()?;
-        let named = || operator.controller.parse().map_err(anyhow::Error::msg);
-        let place: Place = self.controller.clone().map_or_else(named, Ok)?;
+        let of_file = || operator.controller.parse().map_err(anyhow::Error::msg);
+        let place: Place = self.named()?.map_or_else(of_file, Ok)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
         anyhow::ensure!(
@@ -268,7 +280,7 @@ impl Access {
     }
 }
 
-/// The controller does not know whether it made the change.
+/// Nobody knows whether the change was made: the controller says so, or the connection broke before its answer.
 #[derive(Debug)]
 pub(crate) struct OutcomeUnknown(String);
 
@@ -282,16 +294,28 @@ impl std::error::Error for OutcomeUnknown {}
 
 /// One request over a connection that is there.
 async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
+    let may_change = method != Method::GET && !path.contains("dry-run=true");
+    let broken = |error: anyhow::Error| match may_change {
+        true => OutcomeUnknown(format!(
+            "outcome unknown: {error:#}. The change may have been made; read the documents again before you repeat it"
+        ))
+        .into(),
+        false => error,
+    };
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header("content-type", "application/json")
         .body(hermes_controller::client::body(Full::new(body.into())))?;
-    let response = client.request(request).await?;
+    let response = client.request(request).await.map_err(|error| match error {
+        ClientError::Broken { .. } => broken(error.into()),
+        error => error.into(),
+    })?;
     let status = response.status();
     let trust = response.headers().get(TRUST).and_then(|mark| mark.to_str().ok()).unwrap_or_default().to_owned();
     let body = Limited::new(response.into_body(), LARGEST).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("the controller broke off its answer: {error}"))?.to_bytes();
+    let body =
+        body.map_err(|error| broken(anyhow::anyhow!("the controller broke off its answer: {error}")))?.to_bytes();
     let body = if body.is_empty() { serde_json::Value::Null } else { serde_json::from_slice(&body)? };
     Ok(Answer { status, body, trust })
 }

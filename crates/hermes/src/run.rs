@@ -4,6 +4,7 @@
 //! A document that cannot be run is refused with its reasons and changes nothing.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -656,8 +657,15 @@ impl Admin {
 
     /// Serves the endpoint at a Unix socket, and replaces a previous one.
     fn listen_locally(&mut self, path: &Path, node: &Node) {
-        let _ = std::fs::remove_file(path);
-        match tokio::net::UnixListener::bind(path) {
+        // Nobody else can connect before the mode is set.
+        let temporary = path.with_extension(format!("sock.{}", std::process::id()));
+        let _ = std::fs::remove_file(&temporary);
+        let bound = tokio::net::UnixListener::bind(&temporary).and_then(|listener| {
+            std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+            std::fs::rename(&temporary, path)?;
+            Ok(listener)
+        });
+        match bound {
             Ok(listener) => _ = self.local.spawn(admin::serve_local(listener, node.view(), self.ready.clone())),
             Err(error) => {
                 tracing::warn!(socket = %path.display(), "`hermes health --state` finds no node there: {error}");

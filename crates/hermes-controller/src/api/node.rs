@@ -67,9 +67,10 @@ pub(super) async fn revoke(
     Path(name): Path<Name>,
 ) -> Result<Response, Problem> {
     let asker = desk.operator(&peer, "revoke", WHOSE)?;
-    desk.controller.expel(&asker.by, &name).await?;
     let about = Some(format!("node {name}"));
-    desk.audit.tell(Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    let event = Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
+    desk.done(&event, desk.controller.expel(&asker.by, &name).await)?;
+    desk.audit.tell(event);
     Ok(axum::Json(json!({ "revision": desk.controller.known().state.revision })).into_response())
 }
 
@@ -119,13 +120,16 @@ pub(super) async fn token(
     let asker = desk.operator(&peer, "token", WHOSE)?;
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
     if life < SHORTEST {
-        return Err(Problem::new(
+        let problem = Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "nobody could use a token of no time; give it a second or more",
-        ));
+        );
+        return Err(desk.refuse("token", &asker, &peer, problem));
     }
-    let ticket = desk.controller.create_token(&asker.by, &request.node, life).await?;
+    let about = Some(format!("token of node {}", request.node));
+    let event = Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
+    let ticket = desk.done(&event, desk.controller.create_token(&asker.by, &request.node, life).await)?;
     let about = Some(format!("token {} of node {}", ticket.id, request.node));
-    desk.audit.tell(Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    desk.audit.tell(Event { about, ..event });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
 }

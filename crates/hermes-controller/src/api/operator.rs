@@ -32,6 +32,10 @@ fn left(peer: &Peer) -> Duration {
     Duration::from_secs(u64::try_from(left).unwrap_or_default())
 }
 
+fn decoded(request: &str) -> Result<Vec<u8>, Problem> {
+    BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))
+}
+
 /// Whoever may change what who asks may change, or some of it.
 pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
@@ -116,18 +120,15 @@ pub(super) async fn make(
             format!("the overlay has no provider {provider}; name it in `providers` of the Overlay document first");
         return Err(desk.refuse("operator", &asker, &peer, Problem::new(StatusCode::NOT_FOUND, detail)));
     }
-    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
+    let request = decoded(&request).map_err(|problem| desk.refuse("operator", &asker, &peer, problem))?;
     // Nobody gives what lasts longer than what they have.
     let who = (&name, provider.as_ref());
     let life = Duration::from_secs(life).min(left(&peer));
-    let issued = desk.controller.make_operator((&asker.by, Some(asking(&asker, &peer))), &request, who, life).await?;
-    desk.audit.tell(Event {
-        what: "operator",
-        by: Some(&asker.by),
-        from: peer.from,
-        about: Some(about),
-        ..Event::default()
-    });
+    let made = desk.controller.make_operator((&asker.by, Some(asking(&asker, &peer))), &request, who, life).await;
+    let about = Some(about);
+    let event = Event { what: "operator", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
+    let issued = desk.done(&event, made)?;
+    desk.audit.tell(event);
     let mut answer = json!({ "certificate": issued.certificate, "authorities": issued.authorities });
     if let Some(public) = desk.controller.public() {
         answer["controller"] = public.into();
@@ -149,10 +150,11 @@ pub(super) async fn renew(
     axum::Json(OwnRequest { request }): axum::Json<OwnRequest>,
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
-    let request = BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))?;
+    let request = decoded(&request).map_err(|problem| desk.refuse("operator-renew", &asker, &peer, problem))?;
     let life = left(&peer);
-    let issued = desk.controller.renew_operator(&asker.by, &request, asking(&asker, &peer), life).await?;
     let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };
+    let renewed = desk.controller.renew_operator(&asker.by, &request, asking(&asker, &peer), life).await;
+    let issued = desk.done(&event, renewed)?;
     desk.audit.tell(event);
     Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
 }

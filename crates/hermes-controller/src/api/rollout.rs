@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
-use crate::controller::Known;
+use crate::controller::{Known, Refused};
 use crate::state::owner_of;
 
 /// What is told of it; `of` is null where there is nothing.
@@ -35,9 +35,9 @@ pub(super) async fn finish(
     State(desk): State<Desk>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let (asker, of) = going(&desk, &peer)?;
-    desk.controller.finish(&asker.by, of).await?;
-    end(&desk, &asker, &peer, "finish", of)
+    let (asker, of) = going(&desk, &peer, "finish")?;
+    let done = desk.controller.finish(&asker.by, of).await;
+    end(&desk, (&asker, &peer), "finish", of, done)
 }
 
 /// It is taken back.
@@ -51,22 +51,33 @@ pub(super) async fn cancel(
     let (asker, of) = match waved {
         // A provider may cancel its own rollout.
         Some(waved) if is_own && asker.provider.is_some() => (asker, waved.of),
-        _ => going(&desk, &peer)?,
+        _ => going(&desk, &peer, "cancel")?,
     };
-    desk.controller.take_back(&asker.by, of, format!("{} has canceled it", asker.by)).await?;
-    end(&desk, &asker, &peer, "cancel", of)
+    let done = desk.controller.take_back(&asker.by, of, format!("{} has canceled it", asker.by)).await;
+    end(&desk, (&asker, &peer), "cancel", of, done)
 }
 
-fn going(desk: &Desk, peer: &Peer) -> Result<(Asker, u64), Problem> {
-    let asker = desk.operator(peer, "rollout", WHOSE)?;
+fn going(desk: &Desk, peer: &Peer, what: &str) -> Result<(Asker, u64), Problem> {
+    let asker = desk.operator(peer, what, WHOSE)?;
     let known = desk.controller.known();
-    let nothing = || Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
-    Ok((asker, known.state.rollout.as_ref().ok_or_else(nothing)?.of))
+    let Some(waved) = &known.state.rollout else {
+        let problem = Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
+        return Err(desk.refuse(what, &asker, peer, problem));
+    };
+    Ok((asker, waved.of))
 }
 
-fn end(desk: &Desk, asker: &Asker, peer: &Peer, what: &str, of: u64) -> Result<Response, Problem> {
+fn end(
+    desk: &Desk,
+    (asker, peer): (&Asker, &Peer),
+    what: &str,
+    of: u64,
+    done: Result<(), Refused>,
+) -> Result<Response, Problem> {
     let about = Some(format!("revision {of}"));
-    desk.audit.tell(Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() });
+    let event = Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() };
+    desk.done(&event, done)?;
+    desk.audit.tell(event);
     let answer = match asker.provider {
         None => told(&desk.controller.known()),
         // Node documents belong to the operator.

@@ -366,6 +366,16 @@ fn no_provider_names_what_is_anothers() {
 }
 
 #[test]
+fn golden_documents_hold() {
+    let said = faults(include_str!("../../tests/overlay/valid/quota.yaml"));
+    assert!(said.is_empty(), "{said:#?}");
+    let said = faults(include_str!("../../tests/overlay/invalid/quota.yaml"));
+    let names = |words: &str| said.iter().any(|one| one.contains(words));
+    assert!(names("(providers.acme.quota.memory)") && names("(providers.acme.quota.disk)"), "{said:#?}");
+    assert_eq!(said.len(), 2, "{said:#?}");
+}
+
+#[test]
 fn references_that_lead_nowhere_are_told() {
     let wrong = [
         ("{kind: Node, name: n, links: ingres}", "did you mean ingress?"),

@@ -9,6 +9,8 @@
 //! Nodes keep their documents until an operator confirms what the store has, or each enrolled node has reported what it
 //! keeps: otherwise a key that was revoked after the backup would be served again.
 
+use std::collections::BTreeSet;
+
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 
@@ -71,19 +73,29 @@ impl Controller {
         Order { revoked, readmitted, proof, ..order }
     }
 
-    /// Recovers what a node keeps and this store has lost. Returns the events for the audit log.
+    /// Recovers what a node keeps and this store has lost. Returns the events for the audit log. `member`: the node with
+    /// its key; without it, only revocations count: a revision from a node that is no member would have the
+    /// controller withhold documents.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub(crate) async fn recall(&self, node: &str, report: &Report) -> Result<Vec<Event<'static>>, Refused> {
+    pub(crate) async fn recall(
+        &self,
+        member: Option<(&Name, &str)>,
+        report: &Report,
+    ) -> Result<Vec<Event<'static>>, Refused> {
+        let node = member.map_or("-", |(node, _)| node.as_str());
         let known = self.known();
+        let is_any = !report.revoked.is_empty();
+        let revoked: BTreeSet<&str> =
+            known.state.catalog.revoked().filter(|_| is_any).map(|one| one.key.as_str()).collect();
         let is_news = |state: &crate::state::State, one: &Revocation| {
-            let is_known = state.catalog.revoked().any(|known| known.key == one.key);
+            let is_known = revoked.contains(one.key.as_str());
             one.until > now() && !is_known && state.readmitted.get(&one.key).is_none_or(|until| one.until > *until)
         };
-        let is_later = report.latest > known.state.revision.max(known.state.behind);
+        let is_later = member.is_some() && report.latest > known.state.revision.max(known.state.behind);
         let returned: Vec<_> =
-            report.revoked.iter().take(MAX_RETURNED).filter(|one| is_news(&known.state, one)).collect();
+            report.revoked.iter().filter(|one| is_news(&known.state, one)).take(MAX_RETURNED).collect();
         if returned.is_empty() && !is_later {
             return Ok(Vec::new());
         }
@@ -105,11 +117,16 @@ impl Controller {
                 }
                 changes.push(Change::Revoked(revoked.clone()));
             }
-            let latest = latest.filter(|latest| *latest > state.revision.max(state.behind));
+            // One of the revocations may be its own.
+            let is_member = member.is_some_and(|(node, key)| {
+                let is_current = state.members.get(node).is_some_and(|member| member.key == key);
+                is_current && !returned.iter().any(|one| one.key == key)
+            });
+            let latest = latest.filter(|latest| is_member && *latest > state.revision.max(state.behind));
             changes.extend(latest.map(|revision| Change::Behind { revision }));
-            Ok((changes, ()))
+            Ok((changes, latest))
         };
-        self.transact("controller", judge).await?;
+        let (_, latest) = self.transact("controller", judge).await?;
         let event =
             |about: String| Event { what: "recall", by: Some("controller"), about: Some(about), ..Event::default() };
         let revoked = returned.iter().map(|one| event(format!("node {} is revoked, as node {node} knows", one.node)));

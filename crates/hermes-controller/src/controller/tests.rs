@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use super::{COMPACT, Controller, Refused, Request};
+use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
-use crate::store::{Sqlite, Store};
+use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
 
 const OVERLAY: &str = "\
 kind: Overlay
@@ -60,6 +62,72 @@ async fn a_controller_that_is_behind_a_node_reads_its_store_before_it_tells_it_a
     assert_ne!(documents(&second), documents(&first), "it knows no later revision yet, and nobody asked for one");
     second.catch_up_with(revision).await.unwrap();
     assert_eq!(documents(&second), documents(&first));
+}
+
+/// A store whose log can be replaced while a controller runs.
+struct Replaced {
+    store: std::sync::Mutex<Arc<dyn Store>>,
+}
+
+impl Replaced {
+    fn now(&self) -> Arc<dyn Store> {
+        self.store.lock().unwrap().clone()
+    }
+}
+
+impl Store for Replaced {
+    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+        Box::pin(async { self.now().base().await })
+    }
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+        Box::pin(async move { self.now().read(after).await })
+    }
+    fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>> {
+        Box::pin(async move { self.now().append(after, bytes).await })
+    }
+    fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.now().changed(after).await })
+    }
+    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { self.now().compact(base).await })
+    }
+    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { self.now().begin(base).await })
+    }
+}
+
+#[tokio::test]
+async fn a_lost_store_stays_lost_until_a_restart() {
+    let [first, second] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+    let (original, _) = begin(first.path()).await;
+    let store = Arc::new(Replaced { store: std::sync::Mutex::new(original) });
+    let controller = Controller::start(store.clone()).await.unwrap();
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let (other, writer) = begin(second.path()).await;
+    *store.store.lock().unwrap() = other;
+    assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
+    // Another history has reached the revision that this controller knows.
+    writer.apply(&put(&OVERLAY.replace(":80\"", ":82\""))).await.unwrap();
+    assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
+    let refused = controller.apply(&put(MOVED)).await.unwrap_err();
+    assert!(matches!(refused, Refused::Store(StoreError::Lost(1))), "{refused}");
+    assert_eq!(writer.known().state.revision, 1, "nothing is written into the other history");
+}
+
+#[tokio::test]
+async fn an_entry_that_was_read_before_its_append_ended_is_settled() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    controller.apply(&put(MOVED)).await.unwrap();
+    let After::Entries(entries) = store.read(1).await.unwrap() else { panic!("entry 2 is gone") };
+    controller.outcomes.add("joe", 2, &entries[0].bytes);
+    controller.outcomes.add("ann", 2, &Bytes::from_static(b"another change"));
+    controller.settle_next().await.unwrap();
+    let settled = controller.settled().await;
+    let made: Vec<_> = settled.iter().map(|one| (&*one.by, one.revision, one.is_made)).collect();
+    assert_eq!(made, [("joe", 2, Some(true)), ("ann", 2, Some(false))]);
+    assert_eq!(controller.known().state.revision, 2, "no entry is appended for them");
 }
 
 #[tokio::test]
@@ -335,6 +403,49 @@ async fn a_revoked_key_is_believed_again_for_its_own_node_alone_and_as_long_as_i
     assert!(refused.to_string().contains("another node's, and is revoked"), "{refused}");
     enrol("one").await.unwrap();
     assert_eq!(controller.known().state.catalog.revoked().count(), 0);
+}
+
+#[tokio::test]
+async fn a_later_revision_counts_from_a_member_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, controller) = begin(directory.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
+    controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
+    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let proof = controller.with_history(Order { revision: 100, ..Order::default() }).proof;
+    let report = Report { latest: 100, proof, ..Report::default() };
+    let one = name("one");
+    for stranger in [None, Some((&one, "another key"))] {
+        controller.recall(stranger, &report).await.unwrap();
+        assert_eq!(controller.known().state.behind, 0, "{stranger:?}");
+    }
+    controller.recall(Some((&one, &key)), &report).await.unwrap();
+    assert_eq!(controller.known().state.behind, 100);
+}
+
+#[tokio::test]
+async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
+    let [first, second] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+    let (_, controller) = begin(first.path()).await;
+    controller.apply(&put(OVERLAY)).await.unwrap();
+    let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
+    controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
+    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let backup = controller.backup();
+    controller.expel("operator", &name("one")).await.unwrap();
+    let document = Bytes::from(crate::authority::key_name(&key));
+    let lost = controller.with_history(Order { document, ..Order::default() }).revoked;
+    assert_eq!(lost.len(), 1);
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(second.path()).unwrap());
+    Controller::restore(&*store, &backup).await.unwrap();
+    let restored = Controller::start(store).await.unwrap();
+    let over = Revocation { key: "another".to_owned(), until: 1, ..Revocation::default() };
+    let revoked = std::iter::repeat_n(over, 600).chain(lost).collect();
+    restored.recall(None, &Report { revoked, ..Report::default() }).await.unwrap();
+    let known = restored.known();
+    assert_eq!(known.state.catalog.revoked().map(|one| &one.key).collect::<Vec<_>>(), [&key]);
+    assert!(known.state.members.get(&name("one")).is_none());
 }
 
 #[tokio::test]

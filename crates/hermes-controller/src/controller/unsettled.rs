@@ -68,6 +68,11 @@ impl Outcomes {
         self.lock().unsettled.iter().any(|one| one.revision == revision)
     }
 
+    /// The lowest revision up to this one with an unknown outcome: it was read before the change was added.
+    pub(super) fn passed(&self, known: Revision) -> Option<Revision> {
+        self.lock().unsettled.iter().map(|one| one.revision).filter(|revision| *revision <= known).min()
+    }
+
     /// Waits until an outcome is unknown, and then for `pause`.
     pub(super) async fn wanted(&self, pause: Duration) {
         while self.lock().unsettled.is_empty() {

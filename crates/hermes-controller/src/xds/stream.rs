@@ -146,6 +146,7 @@ pub(crate) async fn serve<F: Form>(
         report: Report { version: version(&envoy), ..Report::default() },
         key: peer.key.clone(),
         trust: push.controller().trust(),
+        held: push.controller().held(),
         revoked: Default::default(),
         revocations: String::new(),
         session: Session::new(Goal::default()),
@@ -177,6 +178,7 @@ struct Serving<F: Form> {
     requests: Streaming<F::Request>,
     session: Session,
     trust: watch::Receiver<Arc<Trust>>,
+    held: watch::Receiver<bool>,
     /// Keys that are revoked, and whose certificates there are; and the lists of them.
     revoked: (BTreeSet<String>, String),
     revocations: String,
@@ -209,6 +211,7 @@ impl<F: Form> Serving<F> {
                 changed = async { tokio::select! {
                     changed = self.watched.changed() => changed,
                     changed = self.trust.changed() => changed,
+                    changed = self.held.changed() => changed,
                 } } => {
                     changed.ok()?;
                     if let Err(status) = self.aim() {
@@ -247,6 +250,11 @@ impl<F: Form> Serving<F> {
         let watched = self.watched.borrow_and_update().clone();
         let revision = watched.given.since;
         self.is_expelled = watched.key.as_ref() != Some(&self.key);
+        let is_held = *self.held.borrow_and_update();
+        if is_held && !self.is_expelled {
+            self.trust.borrow_and_update();
+            return Ok(());
+        }
         let is_node = self.push.controller().known().state.catalog.node(&self.node).is_some();
         if watched.given.document.is_none() && is_node && !self.is_expelled {
             // What another version has taken this one could not compile: it keeps what it has.

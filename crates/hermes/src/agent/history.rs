@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const FILE: &str = "history.json";
 /// The maximum number of kept keys: those whose certificates live longest. A controller names as many in an order.
 const MAX_KEPT: usize = 10_000;
-/// The maximum number of reported keys: a report is bounded.
+/// The maximum number of keys in one report; further reports have the rest.
 const MAX_REPORTED: usize = 300;
 
 /// The kept history.
@@ -32,6 +32,9 @@ pub(super) struct History {
     /// The file could not be read, and is not to be replaced by one that says less.
     #[serde(skip)]
     is_unreadable: bool,
+    /// The first key that the controller has not been told in this conversation. `None`: it has been told all.
+    #[serde(skip)]
+    rest: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,16 +97,30 @@ impl History {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Adds the history to a report.
-    pub(super) fn tell(&self, report: &mut Report) {
+    /// Adds the history to the first report of a conversation.
+    pub(super) fn tell(&mut self, report: &mut Report) {
         (report.latest, report.proof) = (self.latest, Bytes::copy_from_slice(&self.proof));
-        let told = self.revoked.iter().take(MAX_REPORTED).map(|kept| Revocation {
+        self.rest = Some(0);
+        self.tell_rest(report);
+    }
+
+    /// Adds the next keys to a report.
+    pub(super) fn tell_rest(&mut self, report: &mut Report) {
+        let Some(from) = self.rest.take() else { return };
+        let told = self.revoked.iter().skip(from).take(MAX_REPORTED).map(|kept| Revocation {
             node: kept.node.clone(),
             key: kept.key.clone(),
             until: kept.until,
             proof: Bytes::copy_from_slice(&kept.proof),
         });
         report.revoked = told.collect();
+        let to = from + MAX_REPORTED;
+        self.rest = (to < self.revoked.len()).then_some(to);
+    }
+
+    /// True while the controller lacks some of the keys.
+    pub(super) fn has_rest(&self) -> bool {
+        self.rest.is_some()
     }
 }
 
@@ -139,4 +156,35 @@ pub(crate) fn with_revoked<'a>(config: &Path, document: &'a [u8]) -> anyhow::Res
         identity.insert("revoked".to_owned(), names.into());
     }
     Ok(serde_json::to_vec(&value).map_or(Cow::Borrowed(document), Cow::Owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{History, KeptKey, MAX_REPORTED, Report};
+
+    #[test]
+    fn reports_have_all_keys_in_parts() {
+        let kept = |number: usize| KeptKey {
+            node: format!("n{number}"),
+            key: format!("{number:064}"),
+            until: u64::MAX,
+            proof: vec![0; 32],
+        };
+        let count = 2 * MAX_REPORTED + 1;
+        let mut history = History { revoked: (0..count).map(kept).collect(), ..History::default() };
+        // A second conversation begins anew.
+        for _ in 0..2 {
+            let mut report = Report::default();
+            history.tell(&mut report);
+            let mut told = report.revoked;
+            while history.has_rest() {
+                let mut report = Report::default();
+                history.tell_rest(&mut report);
+                assert!(report.revoked.len() <= MAX_REPORTED);
+                told.extend(report.revoked);
+            }
+            let told: Vec<_> = told.into_iter().map(|one| one.node).collect();
+            assert_eq!(told, (0..count).map(|number| format!("n{number}")).collect::<Vec<_>>());
+        }
+    }
 }

@@ -43,12 +43,21 @@ impl Backup {
 #[derive(Debug, Parser)]
 pub(super) struct Restore {
     /// The backup.
-    #[arg(required_unless_present = "confirm")]
+    #[arg(required_unless_present_any = ["confirm", "status"])]
     file: Option<PathBuf>,
     /// Confirms, at a controller that runs, that what was restored is right although not all nodes are back, which know what was
     /// revoked since the backup. Revoke that again first.
     #[arg(long, conflicts_with = "file")]
     confirm: bool,
+    /// Confirms although nodes are missing.
+    #[arg(long, requires = "confirm")]
+    yes: bool,
+    /// Shows, of a controller that runs, whether it withholds documents from nodes, and which nodes are missing.
+    #[arg(long, conflicts_with_all = ["file", "confirm"])]
+    status: bool,
+    /// Prints the controller's answer.
+    #[arg(long, requires = "status")]
+    json: bool,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -57,7 +66,10 @@ pub(super) struct Restore {
 
 impl Restore {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Some(file) = self.file else { return confirm(&self.access) };
+        if self.status {
+            return status(&self.access, self.json);
+        }
+        let Some(file) = self.file else { return confirm(&self.access, self.yes) };
         let text = document::text(&file)?;
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.place.data);
         made.with_context(|| format!("--data {} cannot be made", self.place.data.display()))?;
@@ -74,15 +86,37 @@ impl Restore {
     }
 }
 
-fn confirm(access: &Access) -> anyhow::Result<ExitCode> {
+/// The nodes that the controller misses, as its answer names them.
+fn missing(answer: &serde_json::Value) -> String {
+    let named = answer["missing"].as_array().into_iter().flatten().filter_map(|one| one.as_str());
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn status(access: &Access, is_json: bool) -> anyhow::Result<ExitCode> {
+    let answer = block_on(access.get(Method::GET, "/v1/restored", Vec::new()))?;
+    let (revision, missing) = (&answer["revision"], missing(&answer));
+    super::print(&match (is_json, answer["unconfirmed"] == true) {
+        (true, _) => format!("{answer}\n"),
+        (_, false) => format!("revision {revision}: nodes get what the store has\n"),
+        (_, true) => format!("revision {revision}: not confirmed; nodes keep what they run. Missing: {missing}\n"),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn confirm(access: &Access, is_certain: bool) -> anyhow::Result<ExitCode> {
     let before = block_on(access.get(Method::GET, "/v1/restored", Vec::new()))?;
     if before["unconfirmed"] != true {
         super::print("there is nothing to confirm\n")?;
         return Ok(ExitCode::SUCCESS);
     }
+    let missing = missing(&before);
+    anyhow::ensure!(
+        is_certain || missing.is_empty(),
+        "these nodes are not back, and may know revocations that the store has lost: {missing}. Wait for them, or revoke \
+         those keys again and add --yes"
+    );
     let answer = block_on(access.get(Method::POST, "/v1/restored", Vec::new()))?;
-    let missing: Vec<_> = before["missing"].as_array().into_iter().flatten().filter_map(|one| one.as_str()).collect();
-    let missing = if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) };
+    let missing = if missing.is_empty() { String::new() } else { format!(", without {missing}") };
     super::print(&format!("revision {}: confirmed{missing}\n", answer["revision"]))?;
     Ok(ExitCode::SUCCESS)
 }

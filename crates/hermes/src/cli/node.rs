@@ -76,8 +76,8 @@ enum NodeVerb {
         /// Does not drain them first: their sessions have the document's `drain` to finish.
         #[arg(long)]
         now: bool,
-        /// Ask this controller instead of the one that the operator's file names.
-        #[arg(long, env = "HERMES_CONTROLLER", value_name = "URL")]
+        /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
+        #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
     },
     /// Believes a node's key no more: it is cut off within seconds, whatever it does. Its document stays; with a token and an empty

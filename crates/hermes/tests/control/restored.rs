@@ -101,6 +101,10 @@ async fn a_restored_backup_undoes_no_revocation() {
     until("so is the one that was revoked", || bed.log("d0").contains("under control")).await;
     let now = restored(&bed).await;
     assert_eq!((&now["unconfirmed"], &now["missing"]), (&true.into(), &serde_json::json!(["server"])), "{now}");
+    assert!(bed.told(&["restore", "--status"], "").contains("Missing: server"));
+    let said = bed.hermes(&["restore", "--confirm"], "");
+    let why = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && why.contains("not back") && why.contains("server"), "{why}");
     let said = bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(&bed).replace(":7001", ":7002"));
     assert!(said.contains("warning: the store of this controller was restored"), "{said}");
     // The server returns, refuses the revoked node, and reports the revocation.
@@ -187,7 +191,7 @@ impl Scene {
                 break;
             }
         }
-        self.bed.told(&["restore", "--confirm"], "");
+        self.bed.told(&["restore", "--confirm", "--yes"], "");
         // The controller does not know nodes that enrolled after the backup.
         let enrolled = self.bed.told(&["node", "list"], "");
         for (name, _) in DEVICES {
