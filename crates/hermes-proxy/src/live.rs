@@ -214,6 +214,11 @@ impl Entry {
         self.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().connect
     }
 
+    /// The time of the last byte or other progress, in milliseconds of the node's clock.
+    pub(crate) fn touched_at(&self) -> u64 {
+        self.touched.get()
+    }
+
     /// Milliseconds without a byte.
     pub(crate) fn silence(&self, worker: &Worker) -> u64 {
         worker.now().saturating_sub(self.touched.get())

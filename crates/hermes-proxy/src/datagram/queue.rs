@@ -88,6 +88,8 @@ pub(crate) struct FlowQueue {
     heard_at: Cell<u64>,
     /// Something was sent to its client.
     answered: Cell<bool>,
+    /// Its client sent again after that, so its address is not forged.
+    confirmed: Cell<bool>,
 }
 
 impl FlowQueue {
@@ -101,6 +103,7 @@ impl FlowQueue {
             displaced: Signal::default(),
             heard_at: Cell::new(0),
             answered: Cell::new(false),
+            confirmed: Cell::new(false),
         }
     }
 
@@ -114,6 +117,7 @@ impl FlowQueue {
     /// Its client sent something.
     pub(crate) fn heard(&self, now: u64) {
         self.heard_at.set(now);
+        self.confirmed.set(self.answered.get());
     }
 
     /// When its client sent last.
@@ -121,8 +125,9 @@ impl FlowQueue {
         self.heard_at.get()
     }
 
+    /// True if the client has received an answer: it sent again after one.
     pub(crate) fn is_answered(&self) -> bool {
-        self.answered.get()
+        self.confirmed.get()
     }
 
     /// Its client sends no more: what waits is the last of it.

@@ -236,6 +236,21 @@ fn a_session_that_is_silent_ends_and_the_next_packet_begins_another() {
 }
 
 #[test]
+fn sessions_of_one_client_for_names_shut_out_nobody() {
+    as_root("shares of sessions for names", || async {
+        let crossing = Crossing::new(&Wish { most: 2, ..WISH }).await;
+        crossing.output(0, &["ip", "address", "add", "10.99.0.2/32", "dev", "lo"]).await.unwrap();
+        for name in ["FILES", "web.far.corp"] {
+            crossing.output(0, &["ping", "-4", "-n", "-c1", "-W20", name]).await.unwrap();
+        }
+        // The packets of this source may be dropped at the far end. Its session is not refused.
+        let _ = crossing.output(0, &["ping", "-4", "-n", "-c1", "-W1", "-I", "10.99.0.2", "other.corp"]).await;
+        assert!(crossing.alice.metric("hermes_limit_hits_total", "name-sessions").await.unwrap() >= 1.0);
+        assert_eq!(crossing.alice.metric(DROPPED, "reason=\"name-sessions\"").await.unwrap_or_default(), 0.0);
+    });
+}
+
+#[test]
 fn sessions_for_names_meet_a_limit() {
     as_root("a limit of sessions for names", || async {
         let crossing = Crossing::new(&Wish { most: 1, ..WISH }).await;

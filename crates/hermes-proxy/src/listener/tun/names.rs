@@ -5,7 +5,7 @@
 //! begins again with the next packet. Where none is to be had, senders are told that no way leads there, and the log why.
 //! Bounded: sessions of a prefix, packets that wait for one, tries in a time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
@@ -31,6 +31,7 @@ use crate::live::Entry;
 use crate::names::GRACE;
 use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
+use crate::shares::{self, Bound, Holder, Share, Shares};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
@@ -40,9 +41,58 @@ const IDLE: Duration = Duration::from_secs(60 * 60);
 /// What is known of an address.
 enum Talk {
     /// A session is open, or on its way.
-    Open { number: u64, mailbox: Arc<Mailbox>, entry: Rc<RefCell<Option<Rc<Entry>>>>, pause: Duration },
+    Open { number: u64, mailbox: Arc<Mailbox>, pause: Duration, place: Place },
     /// None could be opened, and none is tried before this time.
-    Resting { until: u64, pause: Duration, reason: Option<String> },
+    Resting { until: u64, pause: Duration, reason: Option<String>, place: Place },
+}
+
+/// An address's entry among the sessions of its prefix: it is the client's whose packet began the session.
+struct Place {
+    share: Share,
+    session: Rc<NameSession>,
+}
+
+/// The session of one address, as what may be displaced.
+struct NameSession {
+    /// Set once it is open.
+    entry: RefCell<Option<Rc<Entry>>>,
+    /// When it began, or ended in vain.
+    since: Cell<u64>,
+    is_resting: Cell<bool>,
+    displaced: Signal<()>,
+}
+
+impl NameSession {
+    /// Waits until it is displaced before it is open. An open one ends as any session does.
+    async fn displaced_unopened(&self) {
+        self.displaced.wait().await;
+        if self.entry.borrow().is_some() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Holder for NameSession {
+    fn is_idle(&self, now: u64) -> bool {
+        self.is_resting.get() || self.entry.borrow().is_some() && self.used_at() + GRACE <= now
+    }
+
+    fn used_at(&self) -> u64 {
+        self.entry.borrow().as_ref().map_or(self.since.get(), |entry| entry.touched_at())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.displaced.get().is_some()
+    }
+
+    fn displace(&self) {
+        self.displaced.set(());
+        if let Some(entry) = &*self.entry.borrow() {
+            entry
+                .end
+                .set(Error::Limit("sessions for names, of which its client has most, or it was silent for longest"));
+        }
+    }
 }
 
 /// How one ended.
@@ -68,6 +118,7 @@ struct Names {
     newcomers: Newcomers,
     owner: Owner,
     talks: HashMap<IpAddr, Talk>,
+    shares: Arc<Shares>,
     /// Counts them.
     begun: u64,
     outage: Rc<Outage>,
@@ -89,8 +140,8 @@ pub(super) async fn capture(
     let Some(newcomers) = newcomers else {
         return tracing::error!(listener = %listener.name, %prefix, "the packets for names are another's");
     };
-    let (talks, outage, running) = Default::default();
-    let mut names = Names { worker, listener, newcomers, owner, talks, begun: 0, outage, running };
+    let (talks, shares, outage, running) = Default::default();
+    let mut names = Names { worker, listener, newcomers, owner, talks, shares, begun: 0, outage, running };
     loop {
         tokio::select! {
             biased;
@@ -110,25 +161,24 @@ pub(super) async fn capture(
 impl Names {
     /// A packet for an address that no session has, or had none a moment ago.
     fn take(&mut self, packet: Bytes) {
-        let Some((_, address)) = ip::ends(&packet) else {
+        let Some((client, address)) = ip::ends(&packet) else {
             return self.worker.shared.metrics.dropped("malformed-packet", 1);
         };
         let now = self.worker.now();
         let (pause, lacked) = match self.talks.get(&address) {
             Some(Talk::Open { mailbox, .. }) if !mailbox.is_closed() => return self.post(mailbox, packet),
             // The old one is on its way out, and nothing was wrong with it.
-            Some(Talk::Open { entry, .. }) if fell_silent(entry) => (FIRST_PAUSE, None),
+            Some(Talk::Open { place, .. }) if fell_silent(&place.session) => (FIRST_PAUSE, None),
             Some(Talk::Open { .. }) => return self.refuse(&packet, "no-session"),
             Some(Talk::Resting { until, .. }) if *until > now => return self.refuse(&packet, "no-session"),
             Some(Talk::Resting { pause, reason, .. }) => (*pause, reason.clone()),
             None => (FIRST_PAUSE, None),
         };
         let Some(name) = self.worker.name_of(address) else { return self.refuse(&packet, "no-name") };
-        if !self.talks.contains_key(&address) && !self.has_room(now) {
-            self.worker.shared.metrics.limit("name-sessions");
+        let Some(place) = self.take_place(address, client, now) else {
             return self.refuse(&packet, "name-sessions");
-        }
-        self.begin(address, name, (pause, lacked), packet);
+        };
+        self.begin(address, name, (pause, lacked), place, packet);
     }
 
     fn refuse(&self, packet: &[u8], reason: &'static str) {
@@ -143,33 +193,42 @@ impl Names {
         }
     }
 
-    /// Whether there may be one more. Where there may not, the session that was silent for longest is told to go: its
-    /// place is free for who asks again.
-    fn has_room(&mut self, now: u64) -> bool {
-        let most = self.worker.generation().snapshot.limits.name_sessions;
-        if self.talks.len() < most {
-            return true;
+    /// Takes an entry for an address that a client sends to, or the one that the address has.
+    fn take_place(&mut self, address: IpAddr, client: IpAddr, now: u64) -> Option<Place> {
+        let of_address = match self.talks.remove(&address) {
+            Some(Talk::Open { place, .. } | Talk::Resting { place, .. }) if !place.session.is_ending() => {
+                Some(place.share)
+            }
+            _ => None,
+        };
+        let limit = self.worker.generation().snapshot.limits.name_sessions;
+        if self.talks.len() >= limit {
+            self.talks.retain(|_, talk| match talk {
+                Talk::Resting { until, place, .. } => *until > now && !place.session.is_ending(),
+                Talk::Open { .. } => true,
+            });
         }
-        self.talks.retain(|_, talk| !matches!(talk, Talk::Resting { until, .. } if *until <= now));
-        if self.talks.len() < most {
-            return true;
-        }
-        let entries = self.talks.values().filter_map(|talk| match talk {
-            Talk::Open { entry, .. } => entry.borrow().clone(),
-            Talk::Resting { .. } => None,
-        });
-        let silent = entries.max_by_key(|entry| entry.silence(&self.worker));
-        if let Some(entry) = silent.filter(|entry| entry.silence(&self.worker) >= GRACE) {
-            entry.end.set(Error::Idle(Duration::from_millis(entry.silence(&self.worker))));
-        }
-        false
+        let bound = Bound { name: "name-sessions", limit, reserve: 0 };
+        let share =
+            of_address.or_else(|| Share::take(&self.worker, &self.shares, shares::Owner::stranger(client), bound))?;
+        let (entry, is_resting, displaced) = Default::default();
+        let session = Rc::new(NameSession { entry, since: Cell::new(now), is_resting, displaced });
+        share.is_held_by(&session);
+        Some(Place { share, session })
     }
 
     /// `lacked`: why it had none when it was last tried.
-    fn begin(&mut self, address: IpAddr, name: Arc<str>, (pause, lacked): (Duration, Option<String>), packet: Bytes) {
+    fn begin(
+        &mut self,
+        address: IpAddr,
+        name: Arc<str>,
+        (pause, lacked): (Duration, Option<String>),
+        place: Place,
+        packet: Bytes,
+    ) {
         let ListenerProtocol::Tun(tun) = &self.listener.protocol else { return };
         let network = IpNet::from(address);
-        let (mailbox, entry) = (Arc::<Mailbox>::default(), Rc::default());
+        let (mailbox, session) = (Arc::<Mailbox>::default(), place.session.clone());
         let link = Link::by(&self.newcomers.local, mailbox.clone());
         let addresses = tun.addresses.iter().map(|address| IpNet::from(*address));
         let end = match End::asking(link, &self.owner, network, addresses, None) {
@@ -182,7 +241,7 @@ impl Names {
         self.post(&mailbox, packet);
         self.begun += 1;
         let number = self.begun;
-        self.talks.insert(address, Talk::Open { number, mailbox, entry: Rc::clone(&entry), pause });
+        self.talks.insert(address, Talk::Open { number, mailbox, pause, place });
         let (worker, listener, outage) = (self.worker.clone(), self.listener.clone(), self.outage.clone());
         self.running.push(Box::pin(async move {
             let settled = || {
@@ -190,7 +249,11 @@ impl Names {
                     outage.ends(&listener, &name, Some(lacked));
                 }
             };
-            let over = serve(&worker, &listener, network, &name, end, &entry, settled).await;
+            let over = tokio::select! {
+                biased;
+                () = session.displaced_unopened() => Over::Used,
+                over = serve(&worker, &listener, network, &name, end, &session, settled) => over,
+            };
             Ended { address, number, name, over }
         }));
     }
@@ -200,20 +263,29 @@ impl Names {
             self.outage.goes_on(&self.worker, &self.listener, &name, lost);
         }
         // Another one may have its place already.
-        let Some(Talk::Open { number: current, pause, .. }) = self.talks.get(&address) else { return };
-        if *current != number {
+        let is_current = |talk: &Talk| matches!(talk, Talk::Open { number: current, .. } if *current == number);
+        if !self.talks.get(&address).is_some_and(is_current) {
             return;
         }
-        let Over::Lost(lost) = over else { return drop(self.talks.remove(&address)) };
-        let until = self.worker.now() + pause.as_millis() as u64;
-        let pause = (2 * *pause).min(LAST_PAUSE);
-        let reason = lost.map(|lost| lost.reason().to_owned());
-        self.talks.insert(address, Talk::Resting { until, pause, reason });
+        let (Some(Talk::Open { pause, place, .. }), Over::Lost(lost)) = (self.talks.remove(&address), over) else {
+            return;
+        };
+        if place.session.is_ending() {
+            return;
+        }
+        let now = self.worker.now();
+        let until = now + pause.as_millis() as u64;
+        place.session.entry.take();
+        place.session.since.set(now);
+        place.session.is_resting.set(true);
+        let (pause, reason) = ((2 * pause).min(LAST_PAUSE), lost.map(|lost| lost.reason().to_owned()));
+        self.talks.insert(address, Talk::Resting { until, pause, reason, place });
     }
 }
 
-fn fell_silent(entry: &RefCell<Option<Rc<Entry>>>) -> bool {
-    entry.borrow().as_ref().is_some_and(|entry| matches!(entry.end.get(), Some(Error::Idle(_))))
+fn fell_silent(session: &NameSession) -> bool {
+    session.is_ending()
+        || session.entry.borrow().as_ref().is_some_and(|entry| matches!(entry.end.get(), Some(Error::Idle(_))))
 }
 
 /// One session. The name is held as long: nobody else gets its address. `settled` is called when it has lasted.
@@ -223,7 +295,7 @@ async fn serve(
     network: IpNet,
     name: &Arc<str>,
     mut end: End,
-    entry: &RefCell<Option<Rc<Entry>>>,
+    known: &NameSession,
     settled: impl FnOnce(),
 ) -> Over {
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return Over::Lost(None) };
@@ -243,14 +315,14 @@ async fn serve(
     };
     let opened = worker.now();
     tunnel.session.entry.set_idle(IDLE);
-    entry.replace(Some(tunnel.session.entry.clone()));
+    known.entry.replace(Some(tunnel.session.entry.clone()));
     let (of_session, end) = (tunnel.session.entry.clone(), end.answered_by(&tunnel.session.entry));
     let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
     if tokio::time::timeout(SETTLED, &mut relayed).await.is_err() {
         settled();
         relayed.await;
     }
-    if fell_silent(entry) || worker.now().saturating_sub(opened) >= LAST_PAUSE.as_millis() as u64 {
+    if fell_silent(known) || worker.now().saturating_sub(opened) >= LAST_PAUSE.as_millis() as u64 {
         return Over::Used;
     }
     Over::Lost(Lost::over(&of_session))
