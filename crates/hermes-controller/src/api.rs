@@ -11,7 +11,7 @@ mod operator;
 mod rollout;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -24,7 +24,8 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use http::{HeaderValue, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinSet;
 
 use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
@@ -57,6 +58,8 @@ struct Desk {
     large: Arc<[Semaphore; 2]>,
     /// Permits for changes: of the operator, and of providers.
     changes: Arc<[Arc<Semaphore>; 2]>,
+    /// The tasks of changes that are being made.
+    tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
 /// All of its paths.
@@ -67,6 +70,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         audit,
         large: Arc::new([Semaphore::new(LARGE_AT_ONCE), Semaphore::new(LARGE_AT_ONCE)]),
         changes: Arc::new([MAX_CHANGES; 2].map(|permits| Arc::new(Semaphore::new(permits)))),
+        tasks: Arc::default(),
     };
     // Changes of documents wait for nodes, and are therefore made by tasks of their own.
     let documents = Router::new()
@@ -244,15 +248,20 @@ impl Desk {
         asker: &Asker,
         change: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Problem> {
-        let failed = |why: String| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the change failed: {why}"));
+        let failed = |why| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the change failed: {why}"));
         let permits = self.changes[usize::from(asker.provider.is_some())].clone();
-        let permit = permits.acquire_owned().await.map_err(|error| failed(error.to_string()))?;
-        let task = tokio::spawn(async move {
-            let done = change.await;
-            drop(permit);
-            done
-        });
-        task.await.map_err(|error| failed(error.to_string()))
+        let permit = permits.acquire_owned().await.map_err(|_| failed("the controller is shutting down"))?;
+        let (tell, told) = oneshot::channel();
+        {
+            let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn(async move {
+                let done = change.await;
+                drop(permit);
+                let _ = tell.send(done);
+            });
+        }
+        told.await.map_err(|_| failed("its task ended; see the log"))
     }
 
     /// Writes a failed change to the audit log, whether it was refused or its outcome is unknown.

@@ -93,10 +93,11 @@ impl Fixture {
     /// Resets a request while the store makes its change; the line of the audit log that follows.
     async fn reset(&self, method: Method, path: &str, body: &str) -> serde_json::Value {
         let before = self.lines().len();
-        let asking = tokio::spawn(self.ask(method, path, body));
+        let mut asking = tokio::task::JoinSet::new();
+        asking.spawn(self.ask(method, path, body));
         self.store.asked.acquire().await.unwrap().forget();
-        asking.abort();
-        assert!(asking.await.unwrap_err().is_cancelled());
+        asking.abort_all();
+        assert!(asking.join_next().await.unwrap().unwrap_err().is_cancelled());
         self.store.permits.add_permits(1);
         let written = async {
             while self.lines().len() == before {

@@ -161,7 +161,7 @@ impl Watched {
         // No more than the turn's quota, however large the buffer is.
         std::task::ready!(match turn {
             0..=SMALL_READ => read_at_most::<SMALL_READ>(io, cx, buf, turn),
-            0..FIRST_READ => read_at_most::<FIRST_READ>(io, cx, buf, turn),
+            _ if turn < FIRST_READ => read_at_most::<FIRST_READ>(io, cx, buf, turn),
             _ => Pin::new(io).poll_read(cx, buf),
         })?;
         let read = buf.filled().len() - before;
