@@ -243,10 +243,6 @@ impl Desk {
 
     /// Runs a change, with its line in the audit log, in a task that ends only when it is done: a client that resets its
     /// stream would otherwise end it between the two. A client that leaves before its turn changes nothing.
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "it outlives its request, is bounded by permits, and ends with its change"
-    )]
     async fn owned<T: Send + 'static>(
         &self,
         asker: &Asker,

@@ -383,6 +383,7 @@ fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
 
 fn settled<T: std::fmt::Display>(config: &Path, checked: Result<Checked, Vec<T>>) -> anyhow::Result<Arc<Snapshot>> {
     // Reading a large document takes several times the memory that its snapshot keeps.
+    #[expect(clippy::disallowed_methods, reason = "it ends by itself after a second, and changes nothing")]
     tokio::spawn(async {
         tokio::time::sleep(MEMORY_RETURN_DELAY).await;
         hermes_net::memory::return_free();

@@ -91,7 +91,6 @@ impl Fixture {
     }
 
     /// Resets a request while the store makes its change; the line of the audit log that follows.
-    #[allow(clippy::disallowed_methods, reason = "the test ends it")]
     async fn reset(&self, method: Method, path: &str, body: &str) -> serde_json::Value {
         let before = self.lines().len();
         let mut asking = tokio::task::JoinSet::new();
