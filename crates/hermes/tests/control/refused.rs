@@ -108,7 +108,8 @@ async fn an_order_that_found_no_descriptors_is_retried() {
     bed.told(&["apply", "-f", "-"], &bed.documents(7001));
     let token = bed.token("server");
     let server = bed.node("server", Some(&token));
-    until("it runs", || bed.log("server").contains("running")).await;
+    // It is connected: without descriptors it could not connect, and would get no order.
+    until("it runs", || bed.told(&["node", "list"], "").contains(" running\n")).await;
     let applied = || bed.log("server").matches("applied").count();
     let before = applied();
     let limit = |most: usize| {
