@@ -210,11 +210,15 @@ impl Forward<'_> {
         let mut leased = self.lease(&pool, &wish, attempt, told).await?;
         if let (Leased::Shared(lease), Ask::Upgrade(_), false) = (&leased, ask, by_post)
             && !lease.connection.is_kept()
-            && !(takes_upgrades(upstream, lease) && self.is_extended_connect(head::is_node(upstream, &leased)))
+            && self.needs_h1(upstream, &leased, takes_upgrades(upstream, lease))
         {
             // Most HTTP/2 origins accept WebSockets only over HTTP/1.1, and only that has a body before the switch.
-            drop(leased);
-            leased = Leased::H1(Box::pin(pool.dial_h1_instead(self.worker, &wish)).await?);
+            match Box::pin(pool.dial_h1_instead(self.worker, &wish)).await {
+                Ok(connection) => leased = Leased::H1(connection),
+                // A peer without HTTP/1.1 gets the request without its upgrade.
+                Err(_) if !self.is_extended_connect(head::is_node(upstream, &leased)) => {}
+                Err(error) => return Err(error),
+            }
         }
         let connection = match &leased {
             Leased::H1(connection) => {
@@ -267,6 +271,16 @@ impl Forward<'_> {
             told.is_unsent = is_node && response.headers().contains_key(UNSENT);
         }
         opened
+    }
+
+    /// True if the upgrade is tried over a connection of HTTP/1.1. One that extended CONNECT cannot carry needs it, but a
+    /// body is not risked on a peer that may not speak HTTP/1.1: nodes do, and over TLS the handshake tells.
+    fn needs_h1(&self, upstream: &UpstreamState, leased: &Leased, takes_upgrades: bool) -> bool {
+        let is_node = head::is_node(upstream, leased);
+        if self.is_extended_connect(is_node) {
+            return !takes_upgrades;
+        }
+        is_node || upstream.tls.is_some()
     }
 
     /// True if extended CONNECT can carry the upgrade: it has no body before the tunnel, and only a node is told a method
