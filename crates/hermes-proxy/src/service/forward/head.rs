@@ -47,9 +47,6 @@ pub(crate) struct Amend {
     pub(crate) set: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The fields that a node adds to most requests.
-const ADDED_FIELDS: usize = 6;
-
 /// A head on its way out.
 pub(crate) struct Outgoing {
     pub(crate) method: Method,
@@ -71,8 +68,6 @@ impl Outgoing {
     pub(crate) fn new(entry: &Entry, dress: &Dress<'_>, is_node: bool) -> Result<Self, Error> {
         let facts = &*entry.facts;
         let mut fields = facts.headers.clone();
-        // The table grows once for all that is added.
-        let _ = fields.try_reserve(ADDED_FIELDS);
         let ends_here = |name: &HeaderName| {
             *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !dress.to_proxy)
         };
