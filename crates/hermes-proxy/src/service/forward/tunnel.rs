@@ -208,17 +208,8 @@ impl Forward<'_> {
         };
         let ask = flow.as_ref().unwrap_or(ask);
         let mut leased = self.lease(&pool, &wish, attempt, told).await?;
-        if let (Leased::Shared(lease), Ask::Upgrade(_), false) = (&leased, ask, by_post)
-            && !lease.connection.is_kept()
-            && self.needs_h1(upstream, &leased, takes_upgrades(upstream, lease))
-        {
-            // Most HTTP/2 origins accept WebSockets only over HTTP/1.1, and only that has a body before the switch.
-            match Box::pin(pool.dial_h1_instead(self.worker, &wish)).await {
-                Ok(connection) => leased = Leased::H1(connection),
-                // A peer without HTTP/1.1 gets the request without its upgrade.
-                Err(_) if !self.is_extended_connect(head::is_node(upstream, &leased)) => {}
-                Err(error) => return Err(error),
-            }
+        if matches!(ask, Ask::Upgrade(_)) && !by_post {
+            leased = self.suit_upgrade(upstream, &pool, &wish, leased).await?;
         }
         let connection = match &leased {
             Leased::H1(connection) => {
@@ -271,6 +262,31 @@ impl Forward<'_> {
             told.is_unsent = is_node && response.headers().contains_key(UNSENT);
         }
         opened
+    }
+
+    /// Replaces a shared connection that the upgrade cannot use by one of HTTP/1.1: most HTTP/2 origins accept
+    /// WebSockets only there, and only there an upgrade has a body before the switch.
+    ///
+    /// # Errors
+    /// The endpoint cannot be dialled, and the request is nothing without its upgrade.
+    async fn suit_upgrade(
+        &self,
+        upstream: &UpstreamState,
+        pool: &Rc<Pool>,
+        wish: &Wish<'_>,
+        leased: Leased,
+    ) -> Result<Leased, Error> {
+        let Leased::Shared(lease) = &leased else { return Ok(leased) };
+        let takes_upgrades = takes_upgrades(upstream, lease);
+        if lease.connection.is_kept() || !self.needs_h1(upstream, &leased, takes_upgrades) {
+            return Ok(leased);
+        }
+        match Box::pin(pool.dial_h1_instead(self.worker, wish)).await {
+            Ok(connection) => Ok(Leased::H1(connection)),
+            // A peer without HTTP/1.1 gets the request without its upgrade.
+            Err(_) if !self.is_extended_connect(head::is_node(upstream, &leased)) => Ok(leased),
+            Err(error) => Err(error),
+        }
     }
 
     /// True if the upgrade is tried over a connection of HTTP/1.1. One that extended CONNECT cannot carry needs it, but a
