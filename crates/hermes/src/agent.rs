@@ -31,9 +31,9 @@ use tokio::task::JoinSet;
 
 use self::history::History;
 
-/// How soon a controller that is away is tried again: first, and at most.
 /// The pauses before an order is retried that failed for want of resources: the shortest and the longest.
 const ORDER_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The pauses before an unreachable controller is dialled again: the first and the longest.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// A certificate that the controller does not renew at the moment is asked for again after this.
 const RENEWAL_RETRY: Duration = Duration::from_secs(60);
