@@ -23,7 +23,8 @@ use crate::worker::Worker;
 pub(crate) trait Holder {
     /// True if no request or byte is in flight: a newcomer of the same owner may displace it.
     fn is_idle(&self, now: u64) -> bool;
-    /// False if it may be forged: nothing was sent to its client yet. Such entries are displaced before all others.
+    /// False if the client's address may be forged: it has not sent again after an answer. Such entries are displaced
+    /// before all others.
     fn is_answered(&self) -> bool {
         true
     }
@@ -90,7 +91,7 @@ struct Candidate {
 
 /// Idle entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
 const BATCH: usize = 128;
-/// Of a worker's entries in a table, one in this many is for clients that were not answered yet. Beyond it,
+/// One in this many of a worker's entries in a table is for clients whose address may be forged. Beyond that,
 /// these displace one another and not the idle entries of clients that were answered.
 const UNANSWERED: usize = 8;
 /// The maximum of `unyielding`, of strangers and of peers each, so that a flood of strangers leaves peers their

@@ -276,7 +276,7 @@ struct Standing {
     /// What was told of sessions, and when.
     counted: (u64, Instant),
     health: Health,
-    /// What this node reports to a controller whose store has lost it.
+    /// Revocations that this node reports to a controller, whose store may have lost them.
     history: History,
 }
 

@@ -1,4 +1,4 @@
-//! What an operator does is in the audit log: what was done, and what failed.
+//! The audit log has each action of an operator, whether it succeeded or failed.
 
 #![allow(clippy::unwrap_used)]
 

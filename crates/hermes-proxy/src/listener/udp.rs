@@ -231,7 +231,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
-/// How far datagrams from an address are believed.
+/// The trust in datagrams from an address.
 fn trust_of(listener: &Listener, source: IpAddr) -> Trust {
     let is_trusted = listener.trust.iter().any(|prefix| prefix.contains(&source));
     if is_trusted { Trust::Address } else { Trust::Anonymous }

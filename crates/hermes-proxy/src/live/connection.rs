@@ -79,7 +79,7 @@ pub(crate) struct Connection {
     pub(crate) has_bound: Cell<bool>,
     /// The client that the upstream connections are bound for, as its request named it.
     pub(crate) bound_for: Cell<u64>,
-    /// What the latest request claimed: see [`Request::claimed`](crate::request::Request::claimed).
+    /// A hash of the claims of the latest request: see [`Request::claimed`](crate::request::Request::claimed).
     pub(crate) claimed: Cell<u64>,
     /// A proxy sends requests of many clients over it: nothing is bound to it.
     pub(crate) is_pooled: Cell<bool>,

@@ -170,7 +170,7 @@ fn all_debtors_pay_in_one_pass_over_the_entries() {
     assert!(table.shares.ledger().debtors().is_empty() && !table.shares.has_debtors.load(Ordering::Acquire));
     let paid: Vec<usize> = (0..4).map(|first| table.clients.iter().skip(first).step_by(4)).map(displaced_in).collect();
     assert!(paid.iter().sum::<usize>() >= granted && paid.iter().all(|paid| *paid > 0), "{paid:?}");
-    // Of each debtor the longest idle went.
+    // Each debtor lost its longest idle entry.
     for (first, paid) in paid.into_iter().enumerate() {
         assert_eq!(displaced_in(table.clients.iter().skip(first).step_by(4).take(paid)), paid);
     }

@@ -195,7 +195,7 @@ pub(crate) async fn over_h1(
         Ok(Ok(mut response)) => {
             settle_h1_head(&mut response, is_head).map_err(|reason| place.broken(reason, false))?;
             connection.meter().has_head();
-            // Of other responses, only those to a request that does so by itself continue an authentication.
+            // Other responses continue an authentication only if their request did, which was checked above.
             let is_challenge =
                 matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED);
             if is_challenge && headers::authenticates_connection(response.headers()) {
