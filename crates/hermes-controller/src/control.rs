@@ -86,7 +86,8 @@ pub struct Report {
     /// Another program is the node, and follows by itself: this one has its certificate, and nothing else.
     #[prost(bool, tag = "10")]
     pub identity_only: bool,
-    /// The revoked keys that the node keeps, each with a controller's proof. Only in the first report.
+    /// The revoked keys that the node keeps, each with a controller's proof. In the first report, and in further ones for
+    /// keys that it has no room for.
     #[prost(message, repeated, tag = "11")]
     pub revoked: Vec<Revocation>,
     /// The highest revision that the node was ever given, and a controller's proof of it. Only in the first report.
@@ -95,6 +96,9 @@ pub struct Report {
     /// The proof.
     #[prost(bytes = "bytes", tag = "13")]
     pub proof: Bytes,
+    /// Further reports follow with more revoked keys.
+    #[prost(bool, tag = "14")]
+    pub more: bool,
 }
 
 /// A revoked key. Nodes keep it with the proof, so that a controller recognises a revocation that its store has lost.

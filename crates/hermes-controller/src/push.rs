@@ -187,10 +187,8 @@ impl Push {
                 due = None;
             } else {
                 let known = self.controller.known();
-                let is_there = |node: &Name| {
-                    self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections + seen.companions > 0))
-                };
-                if known.missing(is_there).next().is_none() {
+                let is_back = |node: &Name| self.look(|roll| roll.get(node).is_some_and(Seen::is_back));
+                if known.missing(is_back).next().is_none() {
                     match self.controller.confirm("controller").await {
                         Ok(revision) => {
                             let about = Some("all nodes that have enrolled are back".to_owned());
@@ -212,7 +210,7 @@ impl Push {
                 }
                 let now = tokio::time::Instant::now();
                 if known.is_held() && due.is_none_or(|due| due <= now) {
-                    let missing = known.missing(is_there).count();
+                    let missing = known.missing(is_back).count();
                     tracing::warn!(revision = known.state.revision, missing, "{HELD}");
                     due = Some(now + HELD_LOG_INTERVAL);
                 }
@@ -523,6 +521,7 @@ impl Presence {
         let Report { running, tried, refused, version, program, sessions, unwell, .. } = report;
         let said = Identity::of(report);
         self.push.note(&self.node, |seen| {
+            seen.has_reported = !report.more;
             // Who says nothing of that leaves it as it is: Envoy, beside which somebody else does.
             if !said.authorities.is_empty() {
                 (seen.authorities, seen.issuer) = (said.authorities, said.issuer);
@@ -533,6 +532,7 @@ impl Presence {
             *seen = Seen {
                 connections: seen.connections,
                 companions: seen.companions,
+                has_reported: seen.has_reported,
                 authorities: std::mem::take(&mut seen.authorities),
                 issuer: std::mem::take(&mut seen.issuer),
                 running: crate::authority::hex(&running[..running.len().min(64)]),

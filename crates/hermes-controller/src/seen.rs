@@ -45,12 +45,19 @@ pub struct Seen {
     pub certificate_until: i64,
     /// The address that it connects from; empty where that is unknown.
     pub from: String,
+    /// It has reported all revoked keys that it keeps.
+    pub has_reported: bool,
 }
 
 impl Seen {
     /// Whether the node, or who has its certificate, is there.
     pub fn is_there(&self) -> bool {
         self.connections > 0 || self.companions > 0
+    }
+
+    /// True if the node is connected and no revocation that it keeps is unknown here.
+    pub(crate) fn is_back(&self) -> bool {
+        self.is_there() && self.has_reported
     }
 }
 
@@ -156,6 +163,21 @@ mod tests {
     fn word(by: &str, at: i64, words: Option<&str>) -> Word {
         let words = words.map(|running| format!("{{\"connections\": 1, \"running\": \"{running}\"}}").into());
         Word { by: by.to_owned(), subject: "a".to_owned(), words, at }
+    }
+
+    /// A restored store must not confirm itself while revocations are on their way.
+    #[test]
+    fn a_node_is_back_once_it_has_reported_all_that_it_keeps() {
+        let (node, mut roll) = ("a".parse::<Name>().unwrap(), Roll::default());
+        roll.note(&node, |seen| seen.connections = 1);
+        assert!(!roll.get(&node).unwrap().is_back());
+        roll.note(&node, |seen| seen.has_reported = true);
+        assert!(roll.get(&node).unwrap().is_back());
+        roll.note(&node, |seen| seen.connections = 0);
+        assert!(!roll.get(&node).unwrap().is_back());
+        // Connected to a controller that does not tell: it may be of an earlier version.
+        roll.hear(Heard::All(vec![word("x", 1, Some("one"))]));
+        assert!(!roll.get(&node).unwrap().is_back());
     }
 
     #[test]

@@ -321,6 +321,7 @@ impl Standing {
             authorities: self.identity.0.clone(),
             issuer: self.identity.1.clone(),
             identity_only: self.is_beside,
+            more: self.history.has_rest(),
             ..Report::default()
         }
     }

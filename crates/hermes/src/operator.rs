@@ -141,7 +141,7 @@ pub(crate) struct Access {
 /// The controller that the environment names. `None`: it names none; an empty variable counts as unset.
 ///
 /// # Errors
-/// The error for a name that is not a controller's URL.
+/// The variable does not have the URL of a controller.
 fn of_environment() -> anyhow::Result<Option<Place>> {
     let named = std::env::var(CONTROLLER).ok().filter(|url| !url.is_empty());
     named.map(|url| url.parse().map_err(|error| anyhow::anyhow!("{CONTROLLER}: {error}"))).transpose()

@@ -16,11 +16,8 @@ const WHOSE: &str = "what the store has is the operator's";
 const MAX_NAMED: usize = 100;
 
 fn told(desk: &Desk, known: &Known) -> Value {
-    let is_there = |node: &Name| {
-        let seen = desk.push.seen_of(node);
-        seen.connections + seen.companions > 0
-    };
-    let missing = known.missing(is_there).take(MAX_NAMED).map(ToString::to_string);
+    let is_back = |node: &Name| desk.push.seen_of(node).is_back();
+    let missing = known.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
     let missing: Vec<_> = if known.is_held() { missing.collect() } else { Vec::new() };
     json!({
         "revision": known.state.revision,

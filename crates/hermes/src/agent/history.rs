@@ -116,6 +116,7 @@ impl History {
         report.revoked = told.collect();
         let to = from + MAX_REPORTED;
         self.rest = (to < self.revoked.len()).then_some(to);
+        report.more = self.rest.is_some();
     }
 
     /// True while the controller lacks some of the keys.
@@ -177,12 +178,16 @@ mod tests {
             let mut report = Report::default();
             history.tell(&mut report);
             let mut told = report.revoked;
-            while history.has_rest() {
+            let mut more = report.more;
+            while more {
+                assert!(history.has_rest());
                 let mut report = Report::default();
                 history.tell_rest(&mut report);
                 assert!(report.revoked.len() <= MAX_REPORTED);
                 told.extend(report.revoked);
+                more = report.more;
             }
+            assert!(!history.has_rest());
             let told: Vec<_> = told.into_iter().map(|one| one.node).collect();
             assert_eq!(told, (0..count).map(|number| format!("n{number}")).collect::<Vec<_>>());
         }
