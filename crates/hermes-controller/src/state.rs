@@ -360,6 +360,10 @@ impl State {
 
     /// The number of waiting owners whose turns have passed; turns follow one another.
     fn missed(&self, now: u64) -> usize {
+        if self.turns.until > now.saturating_add(TURN) {
+            // The clock was set back since: the turns must not last until it has caught up.
+            return usize::MAX;
+        }
         let late = now.saturating_sub(self.turns.until).div_ceil(TURN);
         if self.turns.until == 0 { 0 } else { usize::try_from(late).unwrap_or(usize::MAX) }
     }
@@ -540,7 +544,9 @@ fn is_nobody(turns: &Turns) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::{Authority, Change, Commit, Member, State, Token};
+    use std::sync::Arc;
+
+    use super::{Authority, Change, Commit, Member, State, TURN, Token, Turns};
     use crate::document::read;
 
     fn commits() -> Vec<Commit> {
@@ -566,6 +572,16 @@ mod tests {
             commit(vec![member("a"), Change::Spent { token: "one".to_owned() }, member("b")]),
             commit(vec![Change::Delete("Node/b".parse().unwrap()), Change::Expelled { node: "b".parse().unwrap() }]),
         ]
+    }
+
+    /// A turn that begins in the future was recorded before the clock was set back.
+    #[test]
+    fn turns_do_not_wait_for_a_clock_that_was_set_back() {
+        let turns = Turns { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN };
+        let state = State { turns: Arc::new(turns), ..State::default() };
+        assert!(state.is_before(&None, 10 * TURN - 1), "its turn");
+        assert!(!state.is_before(&None, 10 * TURN + 1), "after its turn");
+        assert!(!state.is_before(&None, TURN), "after the clock was set back");
     }
 
     #[test]

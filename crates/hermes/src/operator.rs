@@ -316,7 +316,11 @@ async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) ->
     let body = Limited::new(response.into_body(), LARGEST).collect().await;
     let body =
         body.map_err(|error| broken(anyhow::anyhow!("the controller broke off its answer: {error}")))?.to_bytes();
-    let body = if body.is_empty() { serde_json::Value::Null } else { serde_json::from_slice(&body)? };
+    let body = if body.is_empty() {
+        serde_json::Value::Null
+    } else {
+        serde_json::from_slice(&body).map_err(|error| broken(error.into()))?
+    };
     Ok(Answer { status, body, trust })
 }
 
