@@ -31,6 +31,9 @@ use crate::reverse::Presence;
 use crate::shares::Shares;
 use crate::upstream::{ClientTls, UpstreamState};
 
+/// What the document names. Requests look names up, and no client chooses them: a hash that is quick does.
+type ByName<T> = HashMap<Arc<str>, T, foldhash::fast::RandomState>;
+
 /// One snapshot, ready to run.
 pub struct Generation {
     /// Counts up from 1 in this process.
@@ -40,8 +43,8 @@ pub struct Generation {
     /// Our overlay's name; empty without an identity.
     pub(crate) overlay: Arc<str>,
     pub(crate) via: Via,
-    listeners: HashMap<Arc<str>, ListenerState>,
-    upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
+    listeners: ByName<ListenerState>,
+    upstreams: ByName<Arc<UpstreamState>>,
     /// Nodes that may keep connections to this one, by name: those that an upstream names.
     nodes: HashMap<Arc<str>, Arc<Presence>>,
     route_owners: HashMap<Arc<str>, u64>,

@@ -4,7 +4,8 @@
 //! Never: what a route's `rewrite` says; that is the model's.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::net::{IpAddr, SocketAddr};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
 use hermes_model::alike::{begins_alike, is_alike, remove_where};
@@ -19,7 +20,6 @@ use http::uri::Scheme;
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 
-/// The user that an overlay's request belongs to.
 /// The destination prefix of an IP session.
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 /// The longest IP packet that a tunnel carries, as far as it is open.
@@ -314,11 +314,27 @@ pub(crate) fn set_forwarded(headers: &mut HeaderMap, source: IpAddr, is_from_pro
     if is_from_proxy && headers.contains_key(FORWARDED) {
         return;
     }
-    let text = match source.to_canonical() {
-        IpAddr::V4(v4) => format!("for={v4}"),
-        IpAddr::V6(v6) => format!("for=\"[{v6}]\""),
+    let value = match source.to_canonical() {
+        IpAddr::V4(v4) => {
+            let mut text = *b"for=255.255.255.255";
+            let mut rest = &mut text[4..];
+            write_ipv4(&mut rest, v4);
+            let unused = rest.len();
+            HeaderValue::from_bytes(&text[..text.len() - unused])
+        }
+        IpAddr::V6(v6) => HeaderValue::try_from(format!("for=\"[{v6}]\"")),
     };
-    headers.insert(FORWARDED, HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("for=unknown")));
+    headers.insert(FORWARDED, value.unwrap_or(HeaderValue::from_static("for=unknown")));
+}
+
+/// Appends an address. Each request writes some, and the formatter takes five times as long.
+pub(crate) fn write_ipv4(out: &mut impl Write, address: Ipv4Addr) {
+    let mut digits = itoa::Buffer::new();
+    for (index, octet) in address.octets().into_iter().enumerate() {
+        // Writing into memory cannot fail.
+        let _ = if index > 0 { out.write_all(b".") } else { Ok(()) };
+        let _ = out.write_all(digits.format(octet).as_bytes());
+    }
 }
 
 /// Describes the client's request to an origin, as applications read it. Fields that are present were judged when the

@@ -207,7 +207,8 @@ pub(crate) struct Records {
     sender: LogSender,
     enabled: std::cell::Cell<bool>,
     buffer: RefCell<Vec<u8>>,
-    handles: RefCell<HashMap<SessionLabels, Rc<SessionMetrics>>>,
+    clock: RefCell<line::Clock>,
+    handles: RefCell<HashMap<SessionLabels, Rc<SessionMetrics>, foldhash::fast::RandomState>>,
 }
 
 impl Records {
@@ -217,7 +218,8 @@ impl Records {
             sender,
             enabled: std::cell::Cell::new(true),
             buffer: RefCell::new(Vec::with_capacity(FLUSH_BYTES)),
-            handles: RefCell::new(HashMap::new()),
+            handles: RefCell::default(),
+            clock: RefCell::default(),
         }
     }
 
@@ -238,7 +240,7 @@ impl Records {
             return;
         }
         let mut buffer = self.buffer.borrow_mut();
-        line::write(&mut buffer, &self.node, record);
+        line::write(&mut buffer, &self.node, &mut self.clock.borrow_mut(), record);
         if buffer.len() >= FLUSH_BYTES {
             drop(buffer);
             self.flush(worker);

@@ -84,7 +84,7 @@ pub(crate) struct Worker {
     /// Where a run of datagrams is put together for one send.
     pub(crate) udp_run: RefCell<Vec<u8>>,
     generation: RefCell<Current>,
-    pools: RefCell<HashMap<PoolKey, Rc<Pool>>>,
+    pools: RefCell<HashMap<PoolKey, Rc<Pool>, foldhash::fast::RandomState>>,
     /// Of all pools.
     pub(crate) idle: Idle,
     tasks: RefCell<JoinSet<()>>,

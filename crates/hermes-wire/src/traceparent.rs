@@ -111,9 +111,9 @@ impl Traceparent {
     /// The header's value in version 00: lower-case ASCII, without allocation.
     pub fn render(self) -> [u8; LEN] {
         let mut out = *b"00-................................-................-..";
-        put_hex(&mut out[3..35], self.trace_id);
-        put_hex(&mut out[36..52], u128::from(self.span_id));
-        put_hex(&mut out[53..], u128::from(self.flags));
+        put_hex(&mut out[3..35], &self.trace_id.to_be_bytes());
+        put_hex(&mut out[36..52], &self.span_id.to_be_bytes());
+        put_hex(&mut out[53..], &[self.flags]);
         out
     }
 }
@@ -138,11 +138,11 @@ fn hex(bytes: &[u8; LEN], start: usize, len: usize) -> Result<u128, TraceparentE
     Ok(value)
 }
 
-/// Fills `out` with the lowest digits of `value`.
-fn put_hex(out: &mut [u8], mut value: u128) {
-    for place in out.iter_mut().rev() {
-        *place = b"0123456789abcdef"[(value & 0xf) as usize];
-        value >>= 4;
+/// Writes two digits a byte.
+fn put_hex(out: &mut [u8], bytes: &[u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (places, byte) in out.chunks_exact_mut(2).zip(bytes) {
+        places.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 0xf)]]);
     }
 }
 

@@ -19,8 +19,8 @@ use hermes_net::tls::{
 };
 
 use super::{
-    Certificate, Generation, ListenerState, OriginTls, Origins, QuicState, Unready, next_owner, nodes, quic_bounds,
-    server_bounds,
+    ByName, Certificate, Generation, ListenerState, OriginTls, Origins, QuicState, Unready, next_owner, nodes,
+    quic_bounds, server_bounds,
 };
 use crate::reverse::{self, Presence};
 use crate::upstream::{ClientTls, UpstreamState};
@@ -35,8 +35,8 @@ pub(super) struct Built {
     pub(super) overlay: Arc<str>,
     /// The identity's.
     pub(super) key: Option<CertifiedKey>,
-    pub(super) listeners: HashMap<Arc<str>, ListenerState>,
-    pub(super) upstreams: HashMap<Arc<str>, Arc<UpstreamState>>,
+    pub(super) listeners: ByName<ListenerState>,
+    pub(super) upstreams: ByName<Arc<UpstreamState>>,
     pub(super) nodes: HashMap<Arc<str>, Arc<Presence>>,
     pub(super) origins: Origins,
     pub(super) certificates: Vec<Certificate>,
@@ -130,8 +130,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn listeners(&mut self) -> HashMap<Arc<str>, ListenerState> {
-        let mut states = HashMap::new();
+    fn listeners(&mut self) -> ByName<ListenerState> {
+        let mut states = ByName::default();
         for (index, listener) in self.snapshot.listeners.iter().enumerate() {
             let (tls, quic) = match &listener.tls {
                 None => (None, None),
@@ -205,8 +205,8 @@ impl<'a> Builder<'a> {
         Ok((config, Some(QuicState { config: quic, bounds, reset: quic::ResetKey::of(&key) })))
     }
 
-    fn upstreams(&mut self) -> HashMap<Arc<str>, Arc<UpstreamState>> {
-        let mut states = HashMap::new();
+    fn upstreams(&mut self) -> ByName<Arc<UpstreamState>> {
+        let mut states = ByName::default();
         for (index, upstream) in self.snapshot.upstreams.iter().enumerate() {
             let mut files: Vec<&Path> = Vec::new();
             if let Some(ca) = upstream.tls.as_ref().and_then(|tls| tls.ca.as_deref()) {

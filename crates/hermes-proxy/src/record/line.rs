@@ -5,15 +5,48 @@
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::headers::write_ipv4;
 use crate::live::Record;
 
+/// The text of the second that was written last: most records share it with the one before.
+#[derive(Default)]
+pub(super) struct Clock {
+    second: u64,
+    /// Up to and with the point before the fraction.
+    text: Vec<u8>,
+}
+
+impl Clock {
+    /// Writes a time as RFC 3339 has it, in UTC, with milliseconds.
+    fn write(&mut self, out: &mut Vec<u8>, time: SystemTime) {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        if self.second != since.as_secs() || self.text.is_empty() {
+            self.second = since.as_secs();
+            self.text.clear();
+            // Writing into a Vec cannot fail.
+            let _ = write!(self.text, "{}", humantime::format_rfc3339_seconds(UNIX_EPOCH + since));
+            // `Z`, the zone, comes last.
+            self.text.pop();
+            self.text.push(b'.');
+        }
+        out.extend_from_slice(&self.text);
+        out.extend_from_slice(&three_digits(since.subsec_millis()));
+        out.push(b'Z');
+    }
+}
+
+/// Of a number below 1,000.
+fn three_digits(number: u32) -> [u8; 3] {
+    [number / 100, number / 10 % 10, number % 10].map(|digit| b'0' + digit as u8)
+}
+
 /// Appends the line of a record, with its newline.
-pub(super) fn write(out: &mut Vec<u8>, node: &str, record: &Record<'_>) {
+pub(super) fn write(out: &mut Vec<u8>, node: &str, clock: &mut Clock, record: &Record<'_>) {
     let facts = record.facts;
     out.extend_from_slice(b"{\"time\":\"");
-    // Writing into a Vec cannot fail.
-    let _ = write!(out, "{}", humantime::format_rfc3339_millis(record.time));
+    clock.write(out, record.time);
     out.push(b'"');
     text(out, "node", node);
     number(out, "id", record.id);
@@ -94,15 +127,7 @@ fn escape(out: &mut Vec<u8>, value: &str) {
 fn source(out: &mut Vec<u8>, source: SocketAddr) {
     out.push(b'"');
     match source.ip() {
-        IpAddr::V4(v4) => {
-            let mut digits = itoa::Buffer::new();
-            for (index, octet) in v4.octets().into_iter().enumerate() {
-                if index > 0 {
-                    out.push(b'.');
-                }
-                out.extend_from_slice(digits.format(octet).as_bytes());
-            }
-        }
+        IpAddr::V4(v4) => write_ipv4(out, v4),
         IpAddr::V6(v6) => {
             let _ = write!(out, "[{v6}]");
         }
@@ -129,8 +154,7 @@ fn milliseconds(out: &mut Vec<u8>, duration: std::time::Duration) {
     let mut digits = itoa::Buffer::new();
     out.extend_from_slice(digits.format(micros / 1000).as_bytes());
     out.push(b'.');
-    let rest = micros % 1000;
-    out.extend_from_slice(&[b'0' + (rest / 100) as u8, b'0' + (rest / 10 % 10) as u8, b'0' + (rest % 10) as u8]);
+    out.extend_from_slice(&three_digits((micros % 1000) as u32));
 }
 
 #[cfg(test)]
@@ -169,6 +193,17 @@ mod tests {
             let mut out = Vec::new();
             source(&mut out, address.parse().unwrap());
             assert_eq!(String::from_utf8(out).unwrap(), format!("\"{address}\""));
+        }
+    }
+
+    #[test]
+    fn times_are_written_as_the_library_does() {
+        let mut clock = Clock::default();
+        for millis in [0, 999, 1_000, 1_005, 1_005, 951_782_400_050, 4_102_444_799_999, 7] {
+            let time = UNIX_EPOCH + std::time::Duration::from_millis(millis);
+            let mut out = Vec::new();
+            clock.write(&mut out, time);
+            assert_eq!(String::from_utf8(out).unwrap(), humantime::format_rfc3339_millis(time).to_string());
         }
     }
 

@@ -228,7 +228,7 @@ impl Forward<'_> {
     /// Whether it may go by another node, since this one says that its own way is dead. Once: each node on the way may.
     fn goes_back(&self, attempted: &Attempted) -> bool {
         let Attempted::Response(response) = attempted else { return false };
-        response.headers().contains_key(UNSENT) && self.body.can_be_sent()
+        says_unsent(response) && self.body.can_be_sent()
     }
 
     /// Why there was no other way, where the last one led back to us: to whoever stands in it is said that we do. `dead`: what was
@@ -301,11 +301,13 @@ impl Forward<'_> {
             self.entry.was_sent.set(was_sent);
         }
         let result = result.map(|mut response| {
-            if !is_node {
-                // It says so of what is behind it, which is no business of ours.
-                response.headers_mut().remove(UNSENT);
-            } else if response.headers().contains_key(UNSENT) {
-                self.entry.was_sent.set(was_sent);
+            if says_unsent(&response) {
+                if is_node {
+                    self.entry.was_sent.set(was_sent);
+                } else {
+                    // An origin cannot vouch for what happened after it.
+                    response.headers_mut().remove(UNSENT);
+                }
             }
             response
         });
@@ -387,7 +389,7 @@ impl Forward<'_> {
     fn conclude(&self, attempted: Attempted) -> Result<Response<Body>, Error> {
         match attempted {
             Attempted::Response(response) => {
-                self.entry.is_unsent.set(response.headers().contains_key(UNSENT));
+                self.entry.is_unsent.set(says_unsent(&response));
                 if let Some(interim) = &self.interim {
                     interim.allow_body();
                 }
@@ -511,6 +513,13 @@ pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
     let by_key = || headers.get(IDEMPOTENCY_KEY).is_some_and(|key| !key.is_empty());
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)
         || (route.trusts_keys && by_key())
+}
+
+/// True if a failure carries the field that nothing of the request was sent on. Other responses are not searched: nodes
+/// set it on failures alone, and it is removed like all fields of the overlay.
+fn says_unsent<B>(response: &Response<B>) -> bool {
+    let status = response.status();
+    (status.is_client_error() || status.is_server_error()) && response.headers().contains_key(UNSENT)
 }
 
 /// Whether a node says that the request came round, and went to nobody.
