@@ -1,10 +1,15 @@
-//! The house holds: who depends on whom, and that every file says what it is for.
+//! The rules of the architecture: which crate and which module may use which, how large a crate may be, which words
+//! are banned, and that every file opens with its purpose.
 
 #![allow(clippy::unwrap_used)]
+
+mod imports;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use imports::{Crate, largest_circle};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
@@ -91,6 +96,37 @@ fn every_mutant_still_applies() {
         let checked = Command::new("git").args(["apply", "--check"]).arg(&patch).current_dir(root()).output().unwrap();
         assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
+}
+
+/// Crates, and the root file of each, whose modules are examined.
+const ROOTS: [(&str, &str); 9] = [
+    ("hermes", "src/main.rs"),
+    ("hermes-controller", "src/lib.rs"),
+    ("hermes-lab", "src/lib.rs"),
+    ("hermes-model", "src/lib.rs"),
+    ("hermes-net", "src/lib.rs"),
+    ("hermes-proxy", "src/lib.rs"),
+    ("hermes-testkit", "src/lib.rs"),
+    ("hermes-testkit", "src/bin/hermes-bench/main.rs"),
+    ("hermes-wire", "src/lib.rs"),
+];
+
+#[test]
+fn modules_import_each_other_in_no_circle() {
+    let mut broken = Vec::new();
+    for (name, file) in ROOTS {
+        let read = Crate::read(&root().join("crates").join(name).join(file));
+        assert!(!read.files().is_empty());
+        let circle = largest_circle(&read.top_level_imports());
+        if circle.len() > 1 {
+            broken.push(format!("{name}/{file}: {} modules: {}", circle.len(), circle.join(", ")));
+        }
+        let files = largest_circle(&read.file_imports());
+        if files.len() > 20 {
+            broken.push(format!("{name}/{file}: {} files", files.len()));
+        }
+    }
+    assert!(broken.is_empty(), "modules import each other in a circle:\n{}", broken.join("\n"));
 }
 
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
