@@ -33,41 +33,45 @@ use crate::stream::{ByteStream, Receiver, Sender};
 use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
-/// The read quota before the worker's other tasks get their turn: as many bytes as cause the work of some heads, since
-/// a byte of a head may cost a hundred times as much as one of data.
-struct Turn {
+/// The number of bytes that a connection may read before the worker's other tasks run. The number follows the work that
+/// the bytes caused, since a byte of a head may cost a hundred times as much as a byte of data.
+struct ReadQuota {
     bytes: usize,
-    /// Lines of heads in this turn; each head counts as some lines by itself.
+    /// Lines of heads that were read with it. Each head counts as some lines by itself.
     lines: usize,
 }
 
-impl Turn {
-    const MIN: usize = 512;
-    const MAX: usize = 64 << 10;
-    /// The maximum number of lines in a turn.
-    const LINES: usize = 1024;
+impl ReadQuota {
+    const MIN_BYTES: usize = 128;
+    const FIRST_BYTES: usize = 512;
+    const MAX_BYTES: usize = 64 << 10;
+    const MIN_LINES: usize = 128;
+    const MAX_LINES: usize = 1024;
+    /// The lines of all connections of a worker together, in one round: a new client waits for such a round.
+    const LINES_PER_ROUND: usize = 16 << 10;
     const LINES_PER_HEAD: usize = 16;
 
     fn new() -> Self {
-        Self { bytes: Self::MIN, lines: 0 }
+        Self { bytes: Self::FIRST_BYTES, lines: 0 }
     }
 
     fn count(&mut self, headers: &HeaderMap) {
         self.lines += Self::LINES_PER_HEAD + headers.len();
     }
 
-    /// Sets the quota of the next turn. It grows only if this turn had more to read, and twice as much would stay
-    /// within the bound.
-    fn end(&mut self, is_used_up: bool) {
+    /// Sets the next quota of one of so many connections. It grows only if this one was used up, and if twice as much
+    /// would stay within the bound.
+    fn adapt(&mut self, is_used_up: bool, connections: usize) {
+        let limit = (Self::LINES_PER_ROUND / connections.max(1)).clamp(Self::MIN_LINES, Self::MAX_LINES);
         let lines = std::mem::take(&mut self.lines);
-        let bytes = if lines > Self::LINES {
-            self.bytes * Self::LINES / lines
-        } else if is_used_up && 2 * lines <= Self::LINES {
+        let bytes = if lines > limit {
+            self.bytes * limit / lines
+        } else if is_used_up && 2 * lines <= limit {
             2 * self.bytes
         } else {
             self.bytes
         };
-        self.bytes = bytes.clamp(Self::MIN, Self::MAX);
+        self.bytes = bytes.clamp(Self::MIN_BYTES, Self::MAX_BYTES);
     }
 }
 
@@ -76,7 +80,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
     let bounds = Bounds::of(&client, &limits);
-    let (allowance, mut turn) = (io.turn(), Turn::new());
+    let (allowance, mut quota) = (io.turn(), ReadQuota::new());
     let connection_window = bounds.connection_window;
     let mut http = match begin(io, &bounds, &limits).await {
         Ok(http) => http,
@@ -96,7 +100,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let mut draining = false;
     let mut cancels = Cancels::new(&bounds);
     std::future::poll_fn(|cx| {
-        allowance.set(turn.bytes);
+        allowance.set(quota.bytes);
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
             http.graceful_shutdown();
@@ -115,7 +119,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 }
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     cancels.began += 1;
-                    turn.count(request.headers());
+                    quota.count(request.headers());
                     let request = request.map(|recv| Receiver::H2(halves::Receiver::new(worker, recv, &window)));
                     let respond = Respond { respond, backlog: backlog.clone() };
                     streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), request, respond));
@@ -131,8 +135,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 Poll::Pending => break,
             }
         }
-        turn.lines += connection.lines.take();
-        turn.end(allowance.get() == 0);
+        quota.lines += connection.lines.take();
+        quota.adapt(allowance.get() == 0, worker.live.connections.borrow().len());
         // Whatever the streams write wakes the connection, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
             if cancels.count(fate) {
