@@ -14,18 +14,18 @@ use tokio::time::Instant;
 const CONTACT: HeaderName = HeaderName::from_static("hermes-contact");
 
 /// What the clock says; a plan counts from there.
-pub(super) fn since_1970() -> Duration {
+pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Tells of a plan: a period and its offset, in milliseconds.
-pub(super) fn tell(plan: &Plan, headers: &mut HeaderMap) {
+pub fn tell(plan: &Plan, headers: &mut HeaderMap) {
     let value = format!("{} {}", plan.every.as_millis(), plan.from.as_millis());
     headers.extend(HeaderValue::from_str(&value).ok().map(|value| (CONTACT, value)));
 }
 
 /// What was told of a plan. `None`: nothing, or no plan.
-pub(super) fn told(headers: &HeaderMap) -> Option<Plan> {
+pub fn told(headers: &HeaderMap) -> Option<Plan> {
     let (every, from) = headers.get(CONTACT)?.to_str().ok()?.split_once(' ')?;
     let [every, from] =
         [every, from].map(|millis| millis.parse::<u32>().ok().map(u64::from).map(Duration::from_millis));
@@ -45,7 +45,7 @@ const MISSED: u32 = 8;
 
 /// What is known of a link's order.
 #[derive(Debug)]
-pub(super) struct Contact {
+pub struct Contact {
     /// Times are counted from there.
     epoch: Instant,
     came: VecDeque<Duration>,
@@ -69,7 +69,7 @@ impl Default for Contact {
 
 impl Contact {
     /// It has come; or it was not used before, and nobody knows.
-    pub(super) fn came(&mut self, at: Instant) {
+    pub fn came(&mut self, at: Instant) {
         let at = at.saturating_duration_since(self.epoch).max(self.came.back().copied().unwrap_or_default());
         if self.came.len() == REMEMBERED {
             self.came.pop_front();
@@ -107,7 +107,7 @@ impl Contact {
     }
 
     /// When it comes next, after this.
-    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+    pub fn next(&self, now: Instant) -> Option<Instant> {
         let Order { period, last, .. } = self.order?;
         let last = self.epoch + last;
         let Some(since) = now.checked_duration_since(last) else { return Some(last) };

@@ -8,13 +8,13 @@
 //! Each exchange has a side that it came from and one that it goes to; its request goes the one way, its response the
 //! other. Where the next one holds a half, it is its own: this node forgets it.
 
-mod account;
+mod completion;
 mod disk;
-mod ending;
 mod exchange;
-mod here;
 mod index;
+mod local;
 mod neighbour;
+mod quota;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,12 +23,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
-use self::account::Account;
 pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
 use self::exchange::{Exchange, PARTS};
-use self::here::HeldUp;
 use self::index::{Indexed, Peer};
-pub(crate) use self::neighbour::{BY, LONGEST};
+use self::local::HeldUp;
+pub use self::neighbour::BY;
+pub(crate) use self::neighbour::LONGEST;
+use self::quota::Account;
 use super::half::{Half, RECORD, Upto};
 
 /// Bytes in one record: small ones behind a large one wait for so much.
@@ -327,7 +328,7 @@ impl Engine {
         if exchange.account != *account {
             exchange.survives = self.accounts.get(account).map(|its| its.limits.survives).unwrap_or_default();
             let before = std::mem::replace(&mut exchange.account, account.clone());
-            account::move_account(&mut self.accounts, exchange, &before);
+            quota::move_account(&mut self.accounts, exchange, &before);
             if let Some(old) = self.accounts.get_mut(&before) {
                 old.lacking.remove(&id);
             }

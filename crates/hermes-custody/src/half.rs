@@ -25,11 +25,13 @@ const SMALL: usize = 4 << 10;
 /// A record carries so many bytes.
 pub(crate) const RECORD: u64 = 16 << 10;
 
-/// How far a string of bytes has come: so many of them, and whether its end is known to be there.
+/// The progress of one direction of an exchange.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Upto {
-    pub(crate) offset: u64,
-    pub(crate) is_whole: bool,
+pub struct Upto {
+    /// Bytes received so far.
+    pub offset: u64,
+    /// The last byte is among them.
+    pub is_whole: bool,
 }
 
 /// Bytes that the next one does not hold.

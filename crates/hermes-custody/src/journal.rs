@@ -19,7 +19,7 @@ const MOST: usize = 16 << 20;
 
 /// How sure it is that a request has gone to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Intent {
+pub enum Intent {
     /// It was about to.
     Certain,
     /// Nothing says so, and what might is damaged.

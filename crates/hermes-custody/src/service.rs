@@ -6,7 +6,7 @@
 //! Here is what sessions ask of it; `neighbours` is for channels, `stored` for the journal, `left` for clients that are
 //! gone, and `state` is what is behind the lock.
 
-mod left;
+mod abandoned;
 mod neighbours;
 mod state;
 mod stored;
@@ -23,22 +23,22 @@ use hermes_wire::custody::{ExchangeId, Part};
 use tokio::time::Instant;
 
 use self::state::{End, State, Storing};
-pub(crate) use self::stored::Resumed;
+pub use self::stored::Resumed;
 use super::engine::{Limits, Side, Survives};
 use super::journal::Note;
 use super::store::Job;
 
 /// Why an exchange came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// What its client gets.
-    pub(crate) status: u16,
+    pub status: u16,
     /// For people.
-    pub(crate) reason: Arc<str>,
+    pub reason: Arc<str>,
 }
 
 /// The exchanges of a node.
-pub(crate) struct Office {
+pub struct Office {
     state: Mutex<State>,
     epoch: Instant,
     /// What arrives is counted here until its route is known, and beyond where that has no `custody`.
@@ -50,8 +50,15 @@ pub(crate) struct Office {
 /// So many of those are remembered; of further ones nothing is said.
 const MOST_REFUSED: usize = 64;
 
+impl Default for Office {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Office {
-    pub(crate) fn new() -> Self {
+    /// Creates the service without an exchange; it stores in memory until [`Office::will_store`].
+    pub fn new() -> Self {
         Self {
             state: Mutex::new(State::new()),
             epoch: Instant::now(),
@@ -61,7 +68,7 @@ impl Office {
     }
 
     /// What may be held from now on.
-    pub(crate) fn follow(&self, snapshot: &Snapshot) {
+    pub fn follow(&self, snapshot: &Snapshot) {
         let limits = &snapshot.limits;
         self.act(|state, _| {
             let is_stored = !matches!(state.store, Storing::Memory);
@@ -90,18 +97,18 @@ impl Office {
     }
 
     /// Who comes from there gets no channel. True where that is to be said: once of each, and of so many.
-    pub(crate) fn refuses(&self, who: IpAddr) -> bool {
+    pub fn refuses(&self, who: IpAddr) -> bool {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         refused.len() < MOST_REFUSED && refused.insert(who)
     }
 
     /// On which account it is.
-    pub(crate) fn account(&self, id: ExchangeId) -> Option<Arc<str>> {
+    pub fn account(&self, id: ExchangeId) -> Option<Arc<str>> {
         self.lock().engine.account(id).cloned()
     }
 
     /// Bytes of the head that this node gave a half.
-    pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+    pub fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
         self.lock().engine.head_length(id, part)
     }
 
@@ -109,7 +116,7 @@ impl Office {
     ///
     /// # Errors
     /// There are as many as may be.
-    pub(crate) fn begin(
+    pub fn begin(
         &self,
         id: ExchangeId,
         to: &Arc<str>,
@@ -142,12 +149,12 @@ impl Office {
     }
 
     /// An exchange that has arrived ends here.
-    pub(crate) fn take_in(&self, id: ExchangeId, is_tunnel: bool) {
+    pub fn take_in(&self, id: ExchangeId, is_tunnel: bool) {
         self.act(|state, _| state.engine.take_in(id, &self.arrivals, is_tunnel));
     }
 
     /// Ready when an exchange that has arrived goes on: when there is room for it on its route's account.
-    pub(crate) fn poll_lead(
+    pub fn poll_lead(
         &self,
         cx: &Context<'_>,
         id: ExchangeId,
@@ -164,12 +171,12 @@ impl Office {
     }
 
     /// The head of its response, as this node has it.
-    pub(crate) fn settle_response(&self, id: ExchangeId, theirs: u64, head: Bytes) {
+    pub fn settle_response(&self, id: ExchangeId, theirs: u64, head: Bytes) {
         self.act(|state, _| state.engine.settle(id, Part::Response, theirs, head));
     }
 
     /// The next bytes of a head that is awaited.
-    pub(crate) fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<Bytes, Failure>> {
+    pub fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<Bytes, Failure>> {
         let mut state = self.lock();
         if let Some(bytes) = state.ends.get_mut(&id).and_then(|end| end.heads[part.index()].pop_front()) {
             return Poll::Ready(Ok(bytes));
@@ -178,14 +185,14 @@ impl Office {
     }
 
     /// A head that was awaited is known: what comes behind it stays where it is.
-    pub(crate) fn has_head(&self, id: ExchangeId, part: Part) {
+    pub fn has_head(&self, id: ExchangeId, part: Part) {
         if let Some(end) = self.lock().ends.get_mut(&id) {
             (end.heads[part.index()], end.has_head[part.index()]) = (VecDeque::new(), true);
         }
     }
 
     /// The next bytes for who is here, at most so many; and whether they are the last.
-    pub(crate) fn poll_read(
+    pub fn poll_read(
         &self,
         cx: &Context<'_>,
         id: ExchangeId,
@@ -199,7 +206,7 @@ impl Office {
     }
 
     /// Brings bytes of who is here.
-    pub(crate) fn poll_append(
+    pub fn poll_append(
         &self,
         cx: &Context<'_>,
         id: ExchangeId,
@@ -214,7 +221,7 @@ impl Office {
     }
 
     /// Ready when it is over, in whatever way.
-    pub(crate) fn poll_over(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
+    pub fn poll_over(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         let mut state = self.lock();
         match state.ends.get(&id) {
             Some(End { failure: Some(failure), .. }) => return Poll::Ready(Err(failure.clone())),
@@ -225,40 +232,40 @@ impl Office {
     }
 
     /// It comes to nothing, by who is here.
-    pub(crate) fn fail(&self, id: ExchangeId, status: u16, reason: &str) {
+    pub fn fail(&self, id: ExchangeId, status: u16, reason: &str) {
         self.act(|state, _| state.engine.fail(id, status, reason));
     }
 
     /// It goes on from here, and nobody here answers it.
-    pub(crate) fn is_led(&self, id: ExchangeId) -> bool {
+    pub fn is_led(&self, id: ExchangeId) -> bool {
         let state = self.lock();
         state.engine.have(id, Part::Request).is_some() && state.engine.is_led(id)
     }
 
     /// Nobody here has part in it any more.
-    pub(crate) fn part(&self, id: ExchangeId) {
+    pub fn part(&self, id: ExchangeId) {
         self.lock().ends.remove(&id);
     }
 
     /// Ends what has had its time.
-    pub(crate) fn expire(&self) {
+    pub fn expire(&self) {
         self.act(|state, now| state.engine.expire(now));
     }
 
     /// How long ago it came.
-    pub(crate) fn age(&self, id: ExchangeId) -> Option<Duration> {
+    pub fn age(&self, id: ExchangeId) -> Option<Duration> {
         self.act(|state, now| state.engine.age(now, id))
     }
 
     /// Exchanges that are held, and their bytes in memory and on disk.
-    pub(crate) fn held(&self) -> (usize, u64, u64) {
+    pub fn held(&self) -> (usize, u64, u64) {
         let state = self.lock();
         let (memory, disk) = state.engine.kept();
         (state.engine.len(), memory, disk)
     }
 
     /// The number of exchanges of neighbours that found no slot, since the last call.
-    pub(crate) fn take_refused(&self) -> u64 {
+    pub fn take_refused(&self) -> u64 {
         self.lock().engine.take_refused()
     }
 

@@ -7,9 +7,9 @@
 //! Never: a write on a worker's thread.
 
 mod index;
-mod opening;
 mod queue;
-mod space;
+mod recovery;
+mod reserve;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -30,8 +30,8 @@ use tokio::sync::oneshot;
 use self::index::Index;
 pub(super) use self::index::{Held, HeldHalf};
 use self::queue::Queue;
-use self::space::Seen;
-pub(super) use self::space::is_full;
+use self::reserve::Seen;
+pub(super) use self::reserve::is_full;
 use super::half::{RECORD, Upto};
 use super::journal::{self, Note};
 

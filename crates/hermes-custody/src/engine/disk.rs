@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::half::Upto;
-use super::account::Account;
+use super::quota::Account;
 use super::{CHUNK, Engine, Output};
 
 /// Bytes that are read from disk at once.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
-use super::super::pace::Pace;
-use super::account::Account;
+use super::super::window::Pace;
+use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
 /// A neighbour.

@@ -11,13 +11,13 @@ use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
 
 use super::super::OUTCOME_UNKNOWN;
 use super::super::half::{Half, Next, Upto};
-use super::account::Account;
+use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
 /// Of so many chunks one is the oldest exchange's, whoever else is ahead.
 const FOR_THE_OLDEST: u32 = 8;
 /// Separates the name of a neighbour that connects to us from that of its connection.
-pub(crate) const BY: &str = " by ";
+pub const BY: &str = " by ";
 /// No neighbour asks for longer custody.
 pub(crate) const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Answers that wait for one neighbour. What finds no room it asks for again.

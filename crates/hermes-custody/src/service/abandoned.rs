@@ -16,7 +16,7 @@ pub(super) const MOST_LEFT: usize = 256;
 
 impl Office {
     /// Its client is gone, and may come back and ask the same. Until its deadline it goes on.
-    pub(crate) fn leave(&self, id: ExchangeId, asked: Bytes) {
+    pub fn leave(&self, id: ExchangeId, asked: Bytes) {
         self.act(|state, _| {
             state.ends.remove(&id);
             match state.engine.have(id, Part::Request) {
@@ -35,7 +35,7 @@ impl Office {
 
     /// An exchange whose client is gone and that had asked this: it is the caller's from now on, who reads its response
     /// from the beginning.
-    pub(crate) fn join(&self, asked: &Bytes) -> Option<ExchangeId> {
+    pub fn join(&self, asked: &Bytes) -> Option<ExchangeId> {
         self.act(|state, _| {
             if matches!(state.store, Storing::Over) {
                 return None;

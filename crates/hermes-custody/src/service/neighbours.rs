@@ -13,7 +13,7 @@ use super::Office;
 impl Office {
     /// A channel to a neighbour begins; the one before is over. Its number, and exchanges of before this process that
     /// the neighbour began, for the caller to look at.
-    pub(crate) fn open(&self, peer: &Arc<str>) -> (u64, Vec<ExchangeId>) {
+    pub fn open(&self, peer: &Arc<str>) -> (u64, Vec<ExchangeId>) {
         self.act(|state, _| {
             state.channels += 1;
             let number = state.channels;
@@ -26,7 +26,7 @@ impl Office {
     }
 
     /// A channel is over.
-    pub(crate) fn close(&self, peer: &Arc<str>, channel: u64) {
+    pub fn close(&self, peer: &Arc<str>, channel: u64) {
         self.act(|state, _| {
             if state.is_last(peer, channel) {
                 state.engine.closed(peer);
@@ -37,7 +37,7 @@ impl Office {
     }
 
     /// A neighbour says this. The exchanges that it began with it are the caller's to look at.
-    pub(crate) fn hear(&self, peer: &Arc<str>, channel: u64, record: Record) -> Vec<ExchangeId> {
+    pub fn hear(&self, peer: &Arc<str>, channel: u64, record: Record) -> Vec<ExchangeId> {
         let begun = self.act(|state, now| {
             if state.is_last(peer, channel) {
                 state.engine.hear(now, peer, record, &self.arrivals);
@@ -50,7 +50,7 @@ impl Office {
 
     /// What a neighbour is to hear next; `None` where another channel has taken its place. `window`: so much may be under
     /// way to it, where that is known better than by what it says to hold.
-    pub(crate) fn poll_record(
+    pub fn poll_record(
         &self,
         cx: &Context<'_>,
         peer: &Arc<str>,
@@ -74,22 +74,22 @@ impl Office {
     }
 
     /// There is none to this neighbour, for this reason.
-    pub(crate) fn is_troubled(&self, peer: &str, why: &str) {
+    pub fn is_troubled(&self, peer: &str, why: &str) {
         self.lock().engine.is_troubled(peer, why);
     }
 
     /// Whether a channel to this neighbour is wanted now.
-    pub(crate) fn is_wanted(&self, peer: &Arc<str>) -> bool {
+    pub fn is_wanted(&self, peer: &Arc<str>) -> bool {
         self.lock().engine.wants(peer)
     }
 
     /// Exchanges that have something to say to this neighbour, or to hear of it.
-    pub(crate) fn waiting(&self, peer: &Arc<str>) -> usize {
+    pub fn waiting(&self, peer: &Arc<str>) -> usize {
         self.lock().engine.waiting(peer)
     }
 
     /// Ready when a channel to this neighbour is wanted.
-    pub(crate) fn poll_wanted(&self, cx: &Context<'_>, peer: &Arc<str>) -> Poll<()> {
+    pub fn poll_wanted(&self, cx: &Context<'_>, peer: &Arc<str>) -> Poll<()> {
         let mut state = self.lock();
         if state.engine.wants(peer) && state.is_ready() {
             return Poll::Ready(());

@@ -15,7 +15,7 @@ use super::super::engine::{Appended, Engine, Entry, Former, LONGEST, Output, Sid
 use super::super::journal::{Intent, Note};
 use super::super::store::{Held, HeldHalf, Job, Store};
 use super::Failure;
-use super::left::MOST_LEFT;
+use super::abandoned::MOST_LEFT;
 
 /// All of it.
 pub(super) struct State {

@@ -24,20 +24,20 @@ use super::{Failure, Office};
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// An exchange of before this process, for who looks at it.
-pub(crate) struct Resumed {
+pub struct Resumed {
     /// It ends here.
-    pub(crate) is_for_here: bool,
+    pub is_for_here: bool,
     /// It goes on, and the head of its response was not there yet.
-    pub(crate) awaits_head: bool,
+    pub awaits_head: bool,
     /// Its request may have gone to an origin.
-    pub(crate) intent: Option<Intent>,
+    pub intent: Option<Intent>,
     /// How far its response had come.
-    pub(crate) response: Upto,
+    pub response: Upto,
 }
 
 impl Office {
     /// What is held from now on is written to a journal in this directory, once it is free.
-    pub(crate) fn will_store(&self) {
+    pub fn will_store(&self) {
         self.act(|state, _| state.store = Storing::Awaited(Vec::new()));
     }
 
@@ -45,7 +45,7 @@ impl Office {
     ///
     /// # Errors
     /// It cannot be had: `WouldBlock`, where another process has it.
-    pub(crate) fn store_in(self: &Arc<Self>, directory: &Path) -> io::Result<()> {
+    pub fn store_in(self: &Arc<Self>, directory: &Path) -> io::Result<()> {
         let opened = Store::open(directory)?;
         let reader: Arc<dyn Reader> = self.clone();
         self.act(|state, now| {
@@ -67,7 +67,7 @@ impl Office {
     }
 
     /// Another process may have what is held: nobody is heard here any more, and whoever waits here hears that.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         let store = self.act(|state, _| {
             for line in state.lines.values_mut() {
                 line.channel = 0;
@@ -87,17 +87,17 @@ impl Office {
     }
 
     /// Its journal cannot be had: nothing is taken into custody.
-    pub(crate) fn give_up(&self) {
+    pub fn give_up(&self) {
         self.act(|state, _| state.store = Storing::Over);
     }
 
     /// Neighbours are heard, and dialled.
-    pub(crate) fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         self.lock().is_ready()
     }
 
     /// What is to be known of an exchange of before this process.
-    pub(crate) fn resumed(&self, id: ExchangeId) -> Option<Resumed> {
+    pub fn resumed(&self, id: ExchangeId) -> Option<Resumed> {
         let state = self.lock();
         Some(Resumed {
             is_for_here: state.engine.is_for_here(id),
@@ -108,14 +108,14 @@ impl Office {
     }
 
     /// Reads again what is safe of a half. `None`: it is not to be had.
-    pub(crate) async fn read_back(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> Option<Bytes> {
+    pub async fn read_back(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> Option<Bytes> {
         let (back, answer) = oneshot::channel();
         self.lock().store.ask(Job::Read { id, part, offset, length, back: Some(back) });
         answer.await.ok().flatten()
     }
 
     /// Ready when it is safe to know that the request goes to an origin that must not have it twice.
-    pub(crate) fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
+    pub fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         self.act(|state, _| {
             state.engine.intend(id);
             let survives = state.engine.survives(id);

@@ -58,27 +58,27 @@ struct Kept {
 
 /// What is held of an exchange.
 #[derive(Debug)]
-pub(in crate::custody) struct Held {
-    pub(in crate::custody) from: Side,
-    pub(in crate::custody) to: Option<Side>,
-    pub(in crate::custody) account: Arc<str>,
+pub(crate) struct Held {
+    pub(crate) from: Side,
+    pub(crate) to: Option<Side>,
+    pub(crate) account: Arc<str>,
     /// In milliseconds since 1970; and so many before that it came.
-    pub(in crate::custody) deadline: u64,
-    pub(in crate::custody) life: u64,
-    pub(in crate::custody) intent: Option<Intent>,
-    pub(in crate::custody) is_tunnel: bool,
+    pub(crate) deadline: u64,
+    pub(crate) life: u64,
+    pub(crate) intent: Option<Intent>,
+    pub(crate) is_tunnel: bool,
     /// What its client had asked, where one may ask it again.
-    pub(in crate::custody) asked: Option<Bytes>,
-    pub(in crate::custody) halves: [HeldHalf; 2],
+    pub(crate) asked: Option<Bytes>,
+    pub(crate) halves: [HeldHalf; 2],
 }
 
 /// What is held of a string.
 #[derive(Debug, Default)]
-pub(in crate::custody) struct HeldHalf {
+pub(crate) struct HeldHalf {
     /// Its head: of theirs, and of ours.
-    pub(in crate::custody) head: Option<(u64, u64)>,
+    pub(crate) head: Option<(u64, u64)>,
     /// Where pieces of it stand, and how long they are, from its beginning to its end.
-    pub(in crate::custody) pieces: Vec<(Upto, u64)>,
+    pub(crate) pieces: Vec<(Upto, u64)>,
 }
 
 /// All of it.

@@ -190,7 +190,7 @@ mod tests {
     use hermes_wire::custody::{ExchangeId, Part};
 
     use super::*;
-    use crate::custody::journal::Intent;
+    use crate::journal::Intent;
 
     fn keep(note: Note) -> Job {
         Job::Keep { id: ExchangeId([1; 16]), note, is_synced: false }

@@ -26,7 +26,7 @@ const SCARCE: u64 = 1 << 30;
 const SEEN_AGAIN: Duration = Duration::from_secs(10);
 
 /// The file system has no room.
-pub(in crate::custody) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::custody::engine::Side;
-use crate::custody::journal::Intent;
+use crate::engine::Side;
+use crate::journal::Intent;
 
 /// Whatever it is told.
 #[derive(Default)]

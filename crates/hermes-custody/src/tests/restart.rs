@@ -11,7 +11,7 @@ use hermes_wire::custody::{Behind, Part, Record};
 use super::super::engine::{Engine, Entry, Former, Limits, Output, Side, Survives};
 use super::super::half::Upto;
 use super::super::journal::{self, Intent, Note};
-use super::super::office::Office;
+use super::super::service::Office;
 use super::alone::{DISK, ID, NOW, begun, data, gone, held, say, write};
 use super::{account, engine, name};
 

@@ -17,9 +17,7 @@ use super::OUTCOME_UNKNOWN;
 use super::again::{self, Unproven};
 use super::channel::Way;
 use super::forward::{self, Arrived};
-use super::journal::Intent;
 use super::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
-use super::office::{Office, Resumed};
 use super::tunnel::CustodyStream;
 use crate::body::{Body, RequestBody, settle_length};
 use crate::error::Error;
@@ -29,6 +27,8 @@ use crate::service::forward::head::clean_response;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
+use hermes_custody::Intent;
+use hermes_custody::service::{Office, Resumed};
 
 /// Nobody of this process looks after it any more.
 struct Parting<'a>(&'a Office, ExchangeId);

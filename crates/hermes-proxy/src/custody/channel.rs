@@ -19,10 +19,7 @@ use http::{HeaderName, StatusCode};
 use tokio::time::Instant;
 
 use super::arrived;
-use super::contact;
-use super::engine::BY;
 use super::link::Link;
-use super::office::Office;
 use crate::error::Error;
 use crate::live::{Phase, Session, Watched};
 use crate::request::{Ask, Request};
@@ -30,6 +27,9 @@ use crate::session::{self, Far, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::upgrade;
 use crate::worker::Worker;
+use hermes_custody::BY;
+use hermes_custody::contact_plan;
+use hermes_custody::service::Office;
 
 /// By which of its ways a neighbour comes: it may have several.
 pub(super) const LINE: HeaderName = HeaderName::from_static("hermes-line");
@@ -79,7 +79,7 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
         source: facts.source,
         trust: facts.trust.clone(),
         peer,
-        plan: contact::told(&facts.headers),
+        plan: contact_plan::told(&facts.headers),
     };
     Served::Tunnel(Box::new(Tunnel { head, far: Far::Custody(Rc::new(way)), session, body: None }))
 }

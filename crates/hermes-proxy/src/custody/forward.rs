@@ -18,7 +18,6 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 
 use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
-use super::office::{Failure, Office};
 use super::tunnel::CustodyStream;
 use crate::body::{Body, settle_length};
 use crate::error::Error;
@@ -30,6 +29,7 @@ use crate::service::forward::{Forward, is_idempotent};
 use crate::shares::Owner;
 use crate::upstream::UpstreamState;
 use crate::worker::Worker;
+use hermes_custody::service::{Failure, Office};
 
 /// An exchange that a neighbour brought, as its session knows it.
 #[derive(Clone, Copy, Debug)]

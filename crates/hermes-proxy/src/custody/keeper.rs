@@ -30,9 +30,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use self::path::Path;
 use self::wait::{Line, Wait};
 use super::channel::{Channel, LINE};
-use super::contact::{self, Contact, since_1970};
 use super::link::Link;
-use super::office::Office;
 use crate::error::Error;
 use crate::generation::kept_bounds;
 use crate::stream::ByteStream;
@@ -41,6 +39,8 @@ use crate::upstream::connect::{Destination, addresses, count};
 use crate::upstream::exchange::{self, Place};
 use crate::upstream::pool::{Lease, Pool, Wish};
 use crate::worker::Worker;
+use hermes_custody::contact_plan::{self, Contact, since_1970};
+use hermes_custody::service::Office;
 
 /// So often a link that is dark is tried: at 10 Mbit/s its packets are 0.3 % of what it carries.
 const BEACON: Duration = Duration::from_millis(20);
@@ -392,7 +392,7 @@ impl Keeper {
             request.headers_mut().insert(LINE, line);
         }
         if let Some(plan) = &self.upstream.config.contact {
-            contact::tell(plan, request.headers_mut());
+            contact_plan::tell(plan, request.headers_mut());
         }
         let (response, send, lease, datagrams) = exchange::open(lease, request, &place, None, true).await?;
         if !response.status().is_success() {

@@ -16,9 +16,9 @@ use hermes_model::snapshot::Contact as Plan;
 use hermes_net::quic::narrow::Narrow;
 use tokio::time::{Instant, Sleep};
 
-use super::contact::{Contact, since_1970};
 use crate::h3::Datagrams;
 use crate::stream::ByteStream;
+use hermes_custody::contact_plan::{Contact, since_1970};
 
 /// Whoever dials says a word so often, as long as it wants anything.
 const WORD: Duration = Duration::from_millis(20);

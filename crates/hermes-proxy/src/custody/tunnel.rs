@@ -14,8 +14,8 @@ use hermes_wire::binary_http::{Control, Part as Piece};
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::message::{CustodyBody, chunk, end};
-use super::office::Office;
 use crate::live::Entry;
+use hermes_custody::service::Office;
 
 /// One end of such a stream.
 pub(crate) struct CustodyStream {

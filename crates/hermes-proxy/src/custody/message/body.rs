@@ -13,10 +13,10 @@ use hermes_wire::binary_http::Part as Piece;
 use hermes_wire::custody::{ExchangeId, Part};
 use http_body::{Frame, SizeHint};
 
-use super::super::office::{Failure, Office};
 use super::{Reading, headers};
 use crate::error::Error;
 use crate::live::Entry;
+use hermes_custody::service::{Failure, Office};
 
 /// Bytes that are read at once.
 const READ: usize = 64 << 10;

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part};
 use http_body::{Body as HttpBody, Frame};
 
-use super::super::office::Office;
 use super::{chunk, end};
 use crate::error::Error;
 use crate::live::Entry;
+use hermes_custody::service::Office;
 
 /// Brings a body as what follows a head, until all of it is taken.
 pub(in crate::custody) struct Writing<B> {

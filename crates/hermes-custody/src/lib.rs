@@ -1,0 +1,28 @@
+//! Custody: a node stores an exchange and answers for it until the next node has acknowledged it.
+//!
+//! In: requests and responses that sessions store, and the records that neighbours send about exchanges. Out: bytes for
+//! the sessions that wait for them, records for neighbours, and a journal that survives a restart.
+//! Never: a socket, or a decision where an exchange goes; `hermes-proxy` has the channels between neighbours.
+//!
+//! [`engine`] holds the exchanges and is pure. [`service`] is the handle that all workers share. [`store`] writes the
+//! [`journal`]. [`window`] and [`contact_plan`] tell a channel how much to send and when its link returns.
+
+pub mod contact_plan;
+mod engine;
+mod half;
+mod journal;
+pub mod service;
+mod store;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests;
+mod window;
+
+pub use engine::BY;
+pub use half::Upto;
+pub use journal::Intent;
+
+/// How the reason of a failure begins if nobody knows whether the origin has processed the request.
+pub const OUTCOME_UNKNOWN: &str = "outcome unknown";
+/// How it begins if the deadline passed while the node had no channel to the next node.
+pub const NO_CHANNEL: &str = "its time is over, and there was no channel";
