@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use hermes_cache::metrics::CacheMetrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -102,28 +103,6 @@ pub(crate) struct CacheLabels {
 pub(crate) struct TierLabels {
     pub(crate) route: Arc<str>,
     pub(crate) tier: &'static str,
-}
-
-/// What the cache of a route counts.
-pub(crate) struct CacheMetrics {
-    pub(crate) hits: Counter,
-    pub(crate) missed: Counter,
-    pub(crate) revalidated: Counter,
-    pub(crate) stale: Counter,
-    pub(crate) collapsed: Counter,
-    pub(crate) bypassed: Counter,
-    pub(crate) memory: Gauge,
-    pub(crate) disk: Gauge,
-    pub(crate) evictions_memory: Counter,
-    pub(crate) evictions_disk: Counter,
-    limits: Family<LimitLabels, Counter>,
-}
-
-impl CacheMetrics {
-    /// Counts a bound that was hit.
-    pub(crate) fn limit(&self, limit: &'static str) {
-        self.limits.get_or_create(&LimitLabels { limit }).inc();
-    }
 }
 
 /// What one (listener, route, kind, outcome) counts. Handles are cached a worker: no lock a session.
@@ -400,7 +379,12 @@ impl Metrics {
             disk: bytes("disk"),
             evictions_memory: evictions("memory"),
             evictions_disk: evictions("disk"),
-            limits: self.limits.clone(),
+            limit: {
+                let limits = self.limits.clone();
+                Arc::new(move |limit| {
+                    limits.get_or_create(&LimitLabels { limit }).inc();
+                })
+            },
         }
     }
 

@@ -258,7 +258,7 @@ impl Node {
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // Nothing can fail from here on.
         self.shared.custody.follow(&generation.snapshot);
-        self.shared.caches.follow(&generation.snapshot, &self.shared.metrics);
+        self.shared.caches.follow(&generation.snapshot, &|route| self.shared.metrics.cache(route));
         let former = self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
         self.part_with_orphans();

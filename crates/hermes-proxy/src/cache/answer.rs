@@ -10,14 +10,13 @@ use http::header::{AGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderName}
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::body::CachedBody;
-use super::conditional::{CONTENT_DIGEST, CONTENT_MD5, not_modified};
-use super::content::Content;
-use super::flight::FlightReader;
-use super::head::{Head, Millis};
-use super::look::Ask;
-use super::range::{Resolved, to_content_range, unsatisfied};
-use super::store::Miss;
 use crate::body::Body;
+use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, not_modified};
+use hermes_cache::content::Content;
+use hermes_cache::flight::FlightReader;
+use hermes_cache::head::{Head, Millis};
+use hermes_cache::lookup::Ask;
+use hermes_cache::range::{Resolved, to_content_range, unsatisfied};
 
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 
@@ -151,20 +150,6 @@ impl Note {
     pub(super) fn write(self, headers: &mut HeaderMap) {
         if let Ok(value) = HeaderValue::try_from(self.0) {
             headers.append(CACHE_STATUS, value);
-        }
-    }
-}
-
-impl Miss {
-    /// As RFC 9211, 2.2, has it.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Miss::Uri => "uri-miss",
-            Miss::Vary => "vary-miss",
-            Miss::Stale => "stale",
-            Miss::Partial => "partial",
-            Miss::Request => "request",
-            Miss::Busy => "miss",
         }
     }
 }

@@ -9,9 +9,23 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-use super::content::Content;
-use super::flight::FlightReader;
 use crate::error::Error;
+use hermes_cache::content::Content;
+use hermes_cache::error::FetchError;
+use hermes_cache::flight::FlightReader;
+
+impl From<FetchError> for Error {
+    fn from(error: FetchError) -> Self {
+        match &error {
+            FetchError::Origin(own) => match own.downcast_ref::<Error>() {
+                Some(own) => own.clone(),
+                None => Error::Internal(error.to_string()),
+            },
+            FetchError::Abandoned => Error::Internal(error.to_string()),
+            FetchError::TooSlow => Error::Limit("a client that others waited for, of an answer too large to be kept"),
+        }
+    }
+}
 
 /// The body of an answer from a cache.
 pub(crate) enum CachedBody {

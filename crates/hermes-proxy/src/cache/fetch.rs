@@ -14,13 +14,15 @@ use std::time::Duration;
 use hermes_model::snapshot::Route;
 use http_body::Body as _;
 
-use super::content::{CHUNK_COST, Paid};
-use super::flight::Flight;
-use super::head::Head;
-use super::store::Cache;
 use crate::body::Body;
 use crate::error::Error;
 use crate::live::Entry;
+use hermes_cache::content::{CHUNK_COST, Content, Paid};
+use hermes_cache::error::FetchError;
+use hermes_cache::flight::Flight;
+use hermes_cache::head::Head;
+use hermes_cache::registry::is_one;
+use hermes_cache::store::Cache;
 
 /// Chunks that are kept. A body that is shorter has one of its own length.
 const CHUNK: usize = 64 << 10;
@@ -103,7 +105,7 @@ impl Fetch {
             Some(now) if !Arc::ptr_eq(now, led) => {
                 // They are compared once: it is asked with each frame.
                 let before = std::mem::replace(led, now.clone());
-                !super::is_one(now, &before)
+                !is_one(now, &before)
             }
             _ => false,
         }
@@ -133,11 +135,10 @@ impl Fetch {
     fn end(&mut self, how: Result<(), Error>) {
         self.is_done = true;
         let is_whole = how.is_ok();
-        let content = self.flight.finish(how);
+        let content = self.flight.finish(how.map_err(FetchError::origin));
         // Of what broke off the rest can be asked for, where it is sure to be of the same.
-        let is_of_use = |content: &super::content::Content| {
-            is_whole || (self.head.strong_etag().is_some() && content.shape().len() > 0)
-        };
+        let is_of_use =
+            |content: &Content| is_whole || (self.head.strong_etag().is_some() && content.shape().stored_bytes() > 0);
         match content.filter(is_of_use) {
             Some(content) => self.cache.keep(&self.key, &self.head, content, Some(&self.flight)),
             None => self.cache.land(&self.key, &self.flight),

@@ -14,13 +14,6 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::time::Instant;
 
 use super::answer::{Note, Supply, answer};
-use super::conditional::{freshened, validators};
-use super::content::Content;
-use super::disk::Loaded;
-use super::head::{Head, Millis, Times};
-use super::look::Ask;
-use super::range::to_range;
-use super::store::{Cache, Found, Lead, Miss, Stored, WAIT};
 use super::take::Unfit;
 use crate::body::{Body, RequestBody};
 use crate::custody;
@@ -32,6 +25,14 @@ use crate::service::forward::head::{Amend, Outgoing};
 use crate::upstream::UpstreamState;
 use crate::upstream::connect::Destination;
 use crate::{pace, retrieve};
+use hermes_cache::conditional::{freshened, validators};
+use hermes_cache::content::Content;
+use hermes_cache::disk::Loaded;
+use hermes_cache::head::{Head, Millis, Times};
+use hermes_cache::lookup::{Ask, RequestHead};
+use hermes_cache::range::to_range;
+use hermes_cache::registry::is_one;
+use hermes_cache::store::{Cache, Found, Lead, Miss, Stored, WAIT};
 
 /// Others' answers that are waited for before one asks by oneself.
 const MOST_WAITS: u32 = 3;
@@ -89,7 +90,7 @@ pub(crate) async fn serve(
 ) -> Result<Response<Body>, Error> {
     let facts = &forward.entry.facts;
     let user = facts.user.clone();
-    let ask = Ask::new(Outgoing::new(forward.entry, &forward.dress, true)?, cache.settings.shared, user);
+    let ask = Ask::new(request_head(Outgoing::new(forward.entry, &forward.dress, true)?), cache.settings.shared, user);
     let is_read = matches!(facts.method, Method::GET | Method::HEAD);
     let is_bare = matches!(forward.body, RequestBody::Empty);
     let visit = Visit { cache, ask, node: forward.dress.node };
@@ -411,7 +412,7 @@ impl Visit<'_> {
 /// who are led here have nothing to do with its answers, nor those with what is kept here.
 fn is_elsewhere(forward: &Forward<'_>) -> bool {
     let led = forward.entry.route.borrow();
-    led.as_deref().is_some_and(|led| !super::is_one(led, forward.route))
+    led.as_deref().is_some_and(|led| !is_one(led, forward.route))
 }
 
 /// It is not to be kept any more, whoever asks.
@@ -436,4 +437,9 @@ fn amend(plan: &Plan, stored: &Stored) -> Option<Amend> {
 fn millis() -> Millis {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as Millis)
+}
+
+fn request_head(outgoing: Outgoing) -> RequestHead {
+    let Outgoing { method, scheme, authority, path, fields, .. } = outgoing;
+    RequestHead { method, scheme, authority, path, fields }
 }

@@ -13,17 +13,17 @@ use http_body::Body as _;
 
 use super::answer::{Supply, answer};
 use super::body::CachedBody;
-use super::conditional::{CONTENT_DIGEST, CONTENT_MD5, freshened};
-use super::content::Content;
 use super::fetch::Fetch;
-use super::flight::Opening;
-use super::head::{Head, Times};
-use super::range::{Asked, content_range};
 use super::serve::{Visit, is_for_nobody};
-use super::store::{Lead, Miss, Stored};
 use crate::body::Body;
 use crate::headers::strip_hop_by_hop;
 use crate::service::forward::Forward;
+use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, freshened};
+use hermes_cache::content::Content;
+use hermes_cache::flight::Opening;
+use hermes_cache::head::{Head, Times};
+use hermes_cache::range::{Asked, content_range};
+use hermes_cache::store::{Lead, Miss, Stored};
 
 /// Why what came does not complete what is kept.
 pub(super) enum Unfit {

@@ -14,7 +14,7 @@ use http::uri::Scheme;
 use http::{HeaderValue, Response, Version};
 
 use crate::body::{Body, Interim, RequestBody};
-use crate::cache::{self, Source};
+use crate::cache::Source;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::request::Request;
@@ -88,7 +88,7 @@ pub(super) async fn ask(
     };
     let Question { manner: Manner { version, scheme, host }, body, interim, amend, kept_by } = question;
     // Another route's origin is not asked by what is known of this one's: it might mean its own by the same tag.
-    let amend = amend.filter(|_| kept_by.is_none_or(|by| cache::is_one(by, &route)));
+    let amend = amend.filter(|_| kept_by.is_none_or(|by| hermes_cache::registry::is_one(by, &route)));
     let own = match &route.action {
         Action::Respond(answer) => Some(respond::respond(answer)),
         Action::Redirect(redirect) => {

@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use hermes_cache::registry::CacheRegistry;
 use http::StatusCode;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::Command;
-use crate::cache::Caches;
 use crate::custody::Office;
 use crate::guard::Guard;
 use crate::ip::Given;
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     /// Addresses that were asked for and are others'.
     pub(crate) refused_addresses: Seldom,
     /// What routes keep of their answers.
-    pub(crate) caches: Caches,
+    pub(crate) caches: CacheRegistry,
     /// What this node answers for.
     pub(crate) custody: Arc<Office>,
     /// Rates of services, as their answers have shown.
@@ -95,7 +95,7 @@ impl Shared {
             unanswered: Seldom::default(),
             strangers: Seldom::default(),
             refused_addresses: Seldom::default(),
-            caches: Caches::default(),
+            caches: CacheRegistry::default(),
             custody: Arc::new(Office::new()),
             paces: Paces::default(),
             given: Arc::default(),

@@ -23,8 +23,12 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-net", BTreeSet::new()),
         ("hermes-lab", BTreeSet::new()),
         ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
+        ("hermes-cache", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-custody", BTreeSet::from(["hermes-model", "hermes-net", "hermes-wire"])),
-        ("hermes-proxy", BTreeSet::from(["hermes-custody", "hermes-model", "hermes-wire", "hermes-net"])),
+        (
+            "hermes-proxy",
+            BTreeSet::from(["hermes-cache", "hermes-custody", "hermes-model", "hermes-wire", "hermes-net"]),
+        ),
         ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net"])),
         (
             "hermes",
@@ -101,9 +105,10 @@ fn every_mutant_still_applies() {
 
 /// The root file of each crate, with the size that the largest circle of its top-level modules and of its files may
 /// have. The numbers only fall: a change that makes a circle smaller lowers its number. The aim is 1 and 20.
-const CIRCLES: [(&str, usize, usize); 10] = [
+const CIRCLES: [(&str, usize, usize); 11] = [
     ("hermes/src/main.rs", 1, 24),
     ("hermes-controller/src/lib.rs", 15, 37),
+    ("hermes-cache/src/lib.rs", 1, 20),
     ("hermes-custody/src/lib.rs", 1, 20),
     ("hermes-lab/src/lib.rs", 1, 20),
     ("hermes-model/src/lib.rs", 7, 36),

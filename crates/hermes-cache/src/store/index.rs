@@ -26,73 +26,73 @@ const MOST_ENDED: usize = 65_536;
 const MOST_LOOKS: usize = 256;
 
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) targets: HashMap<Arc<str>, Vec<Variant>>,
+pub(crate) struct State {
+    pub(crate) targets: HashMap<Arc<str>, Vec<Variant>>,
     /// Those with content in memory, by when they were used.
-    pub(super) warm: BTreeMap<u64, Place>,
+    pub(crate) warm: BTreeMap<u64, Place>,
     /// Those with a file.
-    pub(super) filed: BTreeMap<u64, Place>,
-    pub(super) flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
+    pub(crate) filed: BTreeMap<u64, Place>,
+    pub(crate) flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
     /// Of their keys the hashes, which are small whatever clients ask for. Two that have the same do not wait for each
     /// other, which is all that comes of it.
     solitary: HashMap<u64, Millis>,
     /// What may not be given any more of what is on disk and not found yet. `None`: all of that is found.
-    pub(super) ended: Option<Outdated>,
+    pub(crate) ended: Option<Outdated>,
     hasher: RandomState,
     /// Counts uses, and names variants.
-    pub(super) turn: u64,
-    pub(super) on_disk: u64,
+    pub(crate) turn: u64,
+    pub(crate) on_disk: u64,
 }
 
-pub(super) type Place = (Arc<str>, u64);
+pub(crate) type Place = (Arc<str>, u64);
 
 /// Keys by their hashes.
-pub(super) enum Outdated {
+pub(crate) enum Outdated {
     These(HashSet<u64>),
     /// There were too many.
     All,
 }
 
-pub(super) struct Variant {
-    pub(super) id: u64,
-    pub(super) used: u64,
-    pub(super) head: Arc<Head>,
-    pub(super) charge_of_head: Charge,
-    pub(super) shape: Arc<Shape>,
-    pub(super) content: Option<Arc<Content>>,
-    pub(super) file: Option<Filed>,
+pub(crate) struct Variant {
+    pub(crate) id: u64,
+    pub(crate) used: u64,
+    pub(crate) head: Arc<Head>,
+    pub(crate) charge_of_head: Charge,
+    pub(crate) shape: Arc<Shape>,
+    pub(crate) content: Option<Arc<Content>>,
+    pub(crate) file: Option<Filed>,
     /// Writes that are under way; what is written is nowhere but in memory until then.
-    pub(super) writes: u32,
+    pub(crate) writes: u32,
     /// Bytes that it had when it was given to be written last.
-    pub(super) written: u64,
+    pub(crate) written: u64,
 }
 
 /// A file of the disk tier.
-pub(super) struct Filed {
-    pub(super) id: FileId,
-    pub(super) bytes: u64,
+pub(crate) struct Filed {
+    pub(crate) id: FileId,
+    pub(crate) bytes: u64,
     /// What is in it, which may be less than what is in memory.
-    pub(super) shape: Arc<Shape>,
+    pub(crate) shape: Arc<Shape>,
 }
 
 impl Variant {
     /// To let go of its content would free nothing: somebody writes it, or reads it.
-    pub(super) fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.writes > 0 || self.content.as_ref().is_some_and(|content| Arc::strong_count(content) > 1)
     }
 
-    pub(super) fn stored(&self) -> Stored {
+    pub(crate) fn stored(&self) -> Stored {
         let (head, shape, content) = (self.head.clone(), self.shape.clone(), self.content.clone());
         Stored { id: self.id, head, shape, content, file: self.file.as_ref().map(|file| file.id) }
     }
 }
 
 impl State {
-    pub(super) fn find(&mut self, (key, id): &Place) -> Option<&mut Variant> {
+    pub(crate) fn find(&mut self, (key, id): &Place) -> Option<&mut Variant> {
         self.targets.get_mut(key)?.iter_mut().find(|variant| variant.id == *id)
     }
 
-    pub(super) fn touch(&mut self, place: &Place) {
+    pub(crate) fn touch(&mut self, place: &Place) {
         self.turn += 1;
         let turn = self.turn;
         let Some(variant) = self.find(place) else { return };
@@ -106,7 +106,7 @@ impl State {
     }
 
     /// Puts one in, and returns its name, and the file of one that had to go.
-    pub(super) fn insert(
+    pub(crate) fn insert(
         &mut self,
         key: &Arc<str>,
         head: Arc<Head>,
@@ -125,7 +125,7 @@ impl State {
             self.filed.insert(id, place);
         }
         let variants = self.targets.entry(key.clone()).or_default();
-        let written = file.as_ref().map_or(0, |file| file.shape.len());
+        let written = file.as_ref().map_or(0, |file| file.shape.stored_bytes());
         let (used, charge_of_head) = (id, charge);
         variants.push(Variant { id, used, head, charge_of_head, shape, content, file, writes: 0, written });
         let crowded = variants.len() > MOST_VARIANTS;
@@ -135,7 +135,7 @@ impl State {
     }
 
     /// Takes it out, and returns its file.
-    pub(super) fn remove(&mut self, place: &Place) -> Option<FileId> {
+    pub(crate) fn remove(&mut self, place: &Place) -> Option<FileId> {
         let variants = self.targets.get_mut(&place.0)?;
         let at = variants.iter().position(|variant| variant.id == place.1)?;
         let variant = variants.swap_remove(at);
@@ -150,21 +150,25 @@ impl State {
     }
 
     /// The one that was chosen by the same fields.
-    pub(super) fn like(&self, key: &Arc<str>, vary: &Vary) -> Option<&Variant> {
+    pub(crate) fn like(&self, key: &Arc<str>, vary: &Vary) -> Option<&Variant> {
         self.targets.get(key)?.iter().find(|variant| variant.head.vary == *vary)
     }
 
     /// What is known of the same representation, of so many bytes.
-    pub(super) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<Known> {
+    pub(crate) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<Known> {
         let variant = self.like(key, &head.vary)?;
         let is_same = head.strong_etag().is_some() && head.strong_etag() == variant.head.strong_etag();
         let is_same = is_same && variant.shape.total == total;
-        is_same.then(|| Known { id: variant.id, content: variant.content.clone(), length: variant.shape.len() })
+        is_same.then(|| Known {
+            id: variant.id,
+            content: variant.content.clone(),
+            length: variant.shape.stored_bytes(),
+        })
     }
 
     /// Whichever content was used longest ago leaves memory, but for those that are busy, which count as used. False
     /// where there is none.
-    pub(super) fn cool_oldest(&mut self) -> bool {
+    pub(crate) fn cool_oldest(&mut self) -> bool {
         for _ in 0..MOST_LOOKS.min(self.warm.len()) {
             let Some(place) = self.warm.first_key_value().map(|(_, place)| place.clone()) else { break };
             if self.find(&place).is_some_and(|variant| variant.is_busy()) {
@@ -193,7 +197,7 @@ impl State {
     }
 
     /// Whichever was used longest ago is gone. `None` where there is none; else its file, if it has one.
-    pub(super) fn remove_oldest(&mut self) -> Option<Option<FileId>> {
+    pub(crate) fn remove_oldest(&mut self) -> Option<Option<FileId>> {
         let (warm, filed) = (self.warm.first_key_value(), self.filed.first_key_value());
         let oldest = [warm, filed].into_iter().flatten().min_by_key(|(used, _)| **used);
         let place = oldest.map(|(_, place)| place.clone())?;
@@ -201,7 +205,7 @@ impl State {
     }
 
     /// It leaves the disk; where it is nowhere else, it is gone.
-    pub(super) fn unfile(&mut self, place: &Place) -> Option<FileId> {
+    pub(crate) fn unfile(&mut self, place: &Place) -> Option<FileId> {
         let variant = self.find(place)?;
         if variant.content.is_none() {
             return self.remove(place);
@@ -212,7 +216,7 @@ impl State {
         Some(file.id)
     }
 
-    pub(super) fn land(&mut self, key: &Arc<str>, flight: &Arc<Flight>) {
+    pub(crate) fn land(&mut self, key: &Arc<str>, flight: &Arc<Flight>) {
         if let Some(flights) = self.flights.get_mut(key) {
             flights.retain(|other| !Arc::ptr_eq(other, flight));
             if flights.is_empty() {
@@ -222,7 +226,7 @@ impl State {
     }
 
     /// Nobody waits for another one's answer for a while.
-    pub(super) fn is_solitary(&mut self, key: &str, now: Millis) {
+    pub(crate) fn is_solitary(&mut self, key: &str, now: Millis) {
         if self.solitary.len() >= MOST_SOLITARY {
             self.solitary.retain(|_, until| *until > now);
         }
@@ -235,18 +239,18 @@ impl State {
     }
 
     /// It may be waited for.
-    pub(super) fn is_for_many(&self, key: &str, now: Millis) -> bool {
+    pub(crate) fn is_for_many(&self, key: &str, now: Millis) -> bool {
         self.solitary.get(&self.hasher.hash_one(key)).is_none_or(|until| *until <= now)
     }
 
     /// It was for many.
-    pub(super) fn was_kept(&mut self, key: &str) {
+    pub(crate) fn was_kept(&mut self, key: &str) {
         let key = self.hasher.hash_one(key);
         self.solitary.remove(&key);
     }
 
     /// What is on disk of it may not be given any more.
-    pub(super) fn ends(&mut self, key: &str) {
+    pub(crate) fn ends(&mut self, key: &str) {
         let key = self.hasher.hash_one(key);
         if let Some(Outdated::These(keys)) = &mut self.ended {
             keys.insert(key);
@@ -257,7 +261,7 @@ impl State {
     }
 
     /// What is found of it on disk may be given.
-    pub(super) fn is_valid(&self, key: &str) -> bool {
+    pub(crate) fn is_valid(&self, key: &str) -> bool {
         match &self.ended {
             None => true,
             Some(Outdated::These(keys)) => !keys.contains(&self.hasher.hash_one(key)),

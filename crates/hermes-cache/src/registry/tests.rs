@@ -14,7 +14,7 @@ fn snapshot(route: &str) -> Snapshot {
 
 #[test]
 fn a_session_of_another_document_has_the_cache_only_where_that_means_the_same() {
-    let (caches, metrics) = (Caches::default(), Metrics::default());
+    let (caches, metrics) = (CacheRegistry::default(), |_: &Arc<str>| CacheMetrics::default());
     let before = snapshot("upstream: a, cache: {}");
     caches.follow(&before, &metrics);
     let first = caches.of(&before.routes[0]).unwrap();

@@ -52,7 +52,7 @@ struct Written {
 }
 
 /// Where what is in a file.
-pub(super) struct Layout {
+pub(crate) struct Layout {
     area: usize,
     shape: Shape,
     sums: Vec<String>,
@@ -60,16 +60,16 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Bytes of the file.
-    pub(super) fn bytes(&self) -> u64 {
-        self.area as u64 + self.shape.len()
+    pub(crate) fn bytes(&self) -> u64 {
+        self.area as u64 + self.shape.stored_bytes()
     }
 
-    pub(super) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         self.shape.clone()
     }
 
     /// Writes a file.
-    pub(super) fn write(path: &Path, key: &str, head: &Head, content: &Content) -> io::Result<Self> {
+    pub(crate) fn write(path: &Path, key: &str, head: &Head, content: &Content) -> io::Result<Self> {
         let shape = content.shape();
         let sums = blocks(&shape).map(|block| sum(&gather(content, &block))).collect();
         let mut this = Self { area: 0, shape, sums };
@@ -86,7 +86,7 @@ impl Layout {
     }
 
     /// Writes another head into a file.
-    pub(super) fn patch(&mut self, path: &Path, key: &str, head: &Head) -> io::Result<()> {
+    pub(crate) fn patch(&mut self, path: &Path, key: &str, head: &Head) -> io::Result<()> {
         let head = self.head(key, head)?;
         if FIXED + head.len() > self.area {
             return Err(io::Error::other("it has grown too long for its place"));
@@ -95,7 +95,7 @@ impl Layout {
     }
 
     /// Reads a file's head.
-    pub(super) fn open(path: &Path) -> io::Result<(Self, Arc<str>, Head)> {
+    pub(crate) fn open(path: &Path) -> io::Result<(Self, Arc<str>, Head)> {
         let mut file = open_own(OpenOptions::new().read(true), path)?;
         let mut fixed = [0; FIXED];
         file.read_exact(&mut fixed)?;
@@ -123,7 +123,7 @@ impl Layout {
     }
 
     /// Reads a file's bytes. [`io::ErrorKind::OutOfMemory`] where there is no room for them.
-    pub(super) fn read(&self, path: &Path, room: impl Fn(usize) -> Option<Charge>) -> io::Result<Content> {
+    pub(crate) fn read(&self, path: &Path, room: impl Fn(usize) -> Option<Charge>) -> io::Result<Content> {
         let mut file = open_own(OpenOptions::new().read(true), path)?;
         file.seek(SeekFrom::Start(self.area as u64))?;
         let mut runs: Vec<Run> = Vec::new();

@@ -11,7 +11,7 @@ const MOST_SECONDS: u64 = (1 << 31) - 1;
 
 /// A directive that may be about certain fields alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub enum Scope {
     /// It is not there.
     #[default]
     None,
@@ -23,34 +23,47 @@ pub(crate) enum Scope {
 
 /// What the lines say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Directives {
-    pub(crate) no_store: bool,
-    pub(crate) no_cache: Scope,
-    pub(crate) private: Scope,
-    pub(crate) public: bool,
-    pub(crate) must_revalidate: bool,
-    pub(crate) proxy_revalidate: bool,
-    pub(crate) must_understand: bool,
-    pub(crate) immutable: bool,
-    pub(crate) only_if_cached: bool,
-    pub(crate) max_age: Option<u64>,
-    pub(crate) s_maxage: Option<u64>,
-    pub(crate) stale_if_error: Option<u64>,
-    pub(crate) min_fresh: Option<u64>,
+pub struct Directives {
+    /// `no-store`.
+    pub no_store: bool,
+    /// `no-cache`, perhaps for some fields.
+    pub no_cache: Scope,
+    /// `private`, perhaps for some fields.
+    pub private: Scope,
+    /// `public`.
+    pub public: bool,
+    /// `must-revalidate`.
+    pub must_revalidate: bool,
+    /// `proxy-revalidate`.
+    pub proxy_revalidate: bool,
+    /// `must-understand`.
+    pub must_understand: bool,
+    /// `immutable` (RFC 8246).
+    pub immutable: bool,
+    /// `only-if-cached`.
+    pub only_if_cached: bool,
+    /// `max-age`, in seconds.
+    pub max_age: Option<u64>,
+    /// `s-maxage`, in seconds.
+    pub s_maxage: Option<u64>,
+    /// `stale-if-error`, in seconds (RFC 5861).
+    pub stale_if_error: Option<u64>,
+    /// `min-fresh`, in seconds.
+    pub min_fresh: Option<u64>,
     /// Without a value it is any staleness.
-    pub(crate) max_stale: Option<u64>,
+    pub max_stale: Option<u64>,
 }
 
 impl Directives {
     /// Of all lines of a field.
-    pub(crate) fn of(headers: &HeaderMap, name: &HeaderName) -> Self {
+    pub fn of(headers: &HeaderMap, name: &HeaderName) -> Self {
         let mut this = Self::default();
         headers.get_all(name).iter().for_each(|line| each(line.as_bytes(), &mut |name, value| this.take(name, value)));
         this
     }
 
     /// Of a request. `Pragma` counts where nothing else is said, as for caches of HTTP/1.0.
-    pub(crate) fn of_request(headers: &HeaderMap) -> Self {
+    pub fn of_request(headers: &HeaderMap) -> Self {
         let mut this = Self::of(headers, &http::header::CACHE_CONTROL);
         let is_old = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
         if !headers.contains_key(http::header::CACHE_CONTROL)
@@ -109,7 +122,7 @@ fn shortest(known: &mut Option<u64>, value: Option<&[u8]>) {
 }
 
 /// Digits alone are a number of seconds.
-pub(crate) fn seconds(value: &[u8]) -> Option<u64> {
+pub fn seconds(value: &[u8]) -> Option<u64> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;
     }

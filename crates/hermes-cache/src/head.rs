@@ -22,26 +22,32 @@ const MOST_GUESSED: u64 = 24 * 3600;
 const HEAD_COST: usize = 512;
 
 /// Milliseconds of Unix time.
-pub(crate) type Millis = u64;
+pub type Millis = u64;
 
 /// When a response was asked for, and when its head came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Times {
-    pub(crate) asked: Millis,
-    pub(crate) came: Millis,
+pub struct Times {
+    /// When the request was sent.
+    pub asked: Millis,
+    /// When the response came.
+    pub came: Millis,
 }
 
 /// The head of a kept response.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub struct Head {
     /// Of a part it is 200: which part, its content knows.
-    pub(crate) status: StatusCode,
-    pub(crate) version: Version,
-    pub(crate) headers: HeaderMap,
-    pub(crate) vary: Vary,
-    pub(crate) times: Times,
+    pub status: StatusCode,
+    /// The version of the response.
+    pub version: Version,
+    /// The fields of the response.
+    pub headers: HeaderMap,
+    /// The request fields that the response depends on.
+    pub vary: Vary,
+    /// When the response was requested and came.
+    pub times: Times,
     /// Its rules are those of a cache for many.
-    pub(crate) shared: bool,
+    pub shared: bool,
     says: Directives,
     /// Milliseconds for which it is fresh, from its origin on.
     lifetime: u64,
@@ -51,7 +57,7 @@ pub(crate) struct Head {
 
 /// May it be given to a request?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub enum Use {
     /// As it is.
     Fresh,
     /// It is stale, and the request takes that.
@@ -64,7 +70,7 @@ pub(crate) enum Use {
 
 impl Head {
     /// Of a response whose hop-by-hop fields are gone. `None` where it hangs on more than can be told.
-    pub(crate) fn new(
+    pub fn new(
         status: StatusCode,
         version: Version,
         mut headers: HeaderMap,
@@ -81,7 +87,7 @@ impl Head {
     }
 
     /// Of one that was known before.
-    pub(crate) fn again(
+    pub fn again(
         status: StatusCode,
         version: Version,
         headers: HeaderMap,
@@ -130,12 +136,12 @@ impl Head {
     }
 
     /// How old it is, in milliseconds. `None`: nobody can tell.
-    pub(crate) fn age_at(&self, now: Millis) -> Option<u64> {
+    pub fn age_at(&self, now: Millis) -> Option<u64> {
         self.age.map(|age| age + now.saturating_sub(self.times.came))
     }
 
     /// Seconds that it is fresh for; negative where it has been stale for so many.
-    pub(crate) fn ttl(&self, now: Millis) -> i64 {
+    pub fn ttl(&self, now: Millis) -> i64 {
         let Some(age) = self.age_at(now) else { return -(self.lifetime as i64 / 1000) };
         (self.lifetime as i64 - age as i64).div_euclid(1000)
     }
@@ -153,7 +159,7 @@ impl Head {
     ///
     /// # Errors
     /// Why not, as a word for `Cache-Status`.
-    pub(crate) fn may_be_kept(&self, request: &HeaderMap, now: Millis) -> Result<(), &'static str> {
+    pub fn may_be_kept(&self, request: &HeaderMap, now: Millis) -> Result<(), &'static str> {
         let says = &self.says;
         let is_understood = is_understood(self.status);
         if says.must_understand && !is_understood {
@@ -195,7 +201,7 @@ impl Head {
     }
 
     /// Takes away the fields that are not for those who come later.
-    pub(crate) fn strip(&mut self) {
+    pub fn strip(&mut self) {
         let mut names = Vec::new();
         if let Scope::Fields(fields) = &self.says.no_cache {
             names.extend(fields.iter().cloned());
@@ -209,7 +215,7 @@ impl Head {
     }
 
     /// May it be given to a request that says this?
-    pub(crate) fn judge(&self, request: &Directives, now: Millis) -> Use {
+    pub fn judge(&self, request: &Directives, now: Millis) -> Use {
         if request.no_cache == Scope::All || self.says.no_cache == Scope::All {
             return Use::Asked;
         }
@@ -242,7 +248,7 @@ impl Head {
 
     /// May it be given where the origin failed? `unreachable` for how long, where nobody said anything: without a path
     /// to the origin that is allowed (RFC 9111, 4.2.4); `None` where the origin was reached and failed.
-    pub(crate) fn may_stand_in(&self, request: &Directives, unreachable: Option<Duration>, now: Millis) -> bool {
+    pub fn may_stand_in(&self, request: &Directives, unreachable: Option<Duration>, now: Millis) -> bool {
         if !self.may_be_stale() || request.no_cache == Scope::All {
             return false;
         }
@@ -253,24 +259,24 @@ impl Head {
     }
 
     /// Its origin can be asked whether it still holds.
-    pub(crate) fn has_validator(&self) -> bool {
+    pub fn has_validator(&self) -> bool {
         self.headers.contains_key(ETAG) || self.headers.contains_key(LAST_MODIFIED)
     }
 
     /// What says byte by byte what it is.
-    pub(crate) fn strong_etag(&self) -> Option<&HeaderValue> {
+    pub fn strong_etag(&self) -> Option<&HeaderValue> {
         strong_etag(&self.headers)
     }
 
     /// Bytes that it costs to keep it.
-    pub(crate) fn cost(&self) -> usize {
+    pub fn cost(&self) -> usize {
         let lines: usize = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
-        HEAD_COST + lines + self.vary.len()
+        HEAD_COST + lines + self.vary.bytes()
     }
 }
 
 /// An entity tag that is strong.
-pub(crate) fn strong_etag(headers: &HeaderMap) -> Option<&HeaderValue> {
+pub fn strong_etag(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get(ETAG).filter(|tag| tag.as_bytes().starts_with(b"\""))
 }
 
@@ -280,20 +286,20 @@ fn is_understood(status: StatusCode) -> bool {
 }
 
 /// Seconds of Unix time that a field says. Two lines say nothing.
-pub(crate) fn instant(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+pub fn instant(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     let mut lines = headers.get_all(name).iter();
     let (first, second) = (lines.next()?, lines.next());
     second.is_none().then_some(first).and_then(seconds_of_date)
 }
 
 /// Seconds of Unix time that a date says, in any of the three forms.
-pub(crate) fn seconds_of_date(value: &HeaderValue) -> Option<u64> {
+pub fn seconds_of_date(value: &HeaderValue) -> Option<u64> {
     let time = httpdate::parse_http_date(value.to_str().ok()?).ok()?;
     Some(time.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
 /// As a field's value.
-pub(crate) fn date(millis: Millis) -> HeaderValue {
+pub fn date(millis: Millis) -> HeaderValue {
     let text = httpdate::fmt_http_date(std::time::UNIX_EPOCH + Duration::from_millis(millis));
     HeaderValue::try_from(text).unwrap_or_else(|_| unreachable!("words and numbers"))
 }

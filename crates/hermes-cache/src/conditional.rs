@@ -11,19 +11,22 @@ use http::{HeaderMap, HeaderValue};
 
 use super::head::{Head, Times, instant, seconds_of_date, strong_etag};
 
-pub(crate) const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
-pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
+/// `Content-MD5`, which clients still send although RFC 7231 removed it.
+pub const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
+/// `Content-Digest` (RFC 9530).
+pub const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
 
 /// The fields of a request that a cache answers by itself.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Conditions {
+pub struct Conditions {
     none_match: Vec<HeaderValue>,
     modified_since: Option<HeaderValue>,
     range: Option<HeaderValue>,
 }
 
 impl Conditions {
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
+    /// The conditions of a request.
+    pub fn of(headers: &HeaderMap) -> Self {
         Self {
             none_match: headers.get_all(IF_NONE_MATCH).iter().cloned().collect(),
             modified_since: headers.get(IF_MODIFIED_SINCE).cloned(),
@@ -32,12 +35,12 @@ impl Conditions {
     }
 
     /// The client wants something only if it has not got it.
-    pub(crate) fn are_there(&self) -> bool {
+    pub fn are_there(&self) -> bool {
         !self.none_match.is_empty() || self.modified_since.is_some()
     }
 
     /// It has it: 304 is the answer.
-    pub(crate) fn are_met(&self, head: &Head) -> bool {
+    pub fn are_met(&self, head: &Head) -> bool {
         if !self.none_match.is_empty() {
             let tag = head.headers.get(ETAG);
             return self.none_match.iter().any(|line| {
@@ -54,7 +57,7 @@ impl Conditions {
     }
 
     /// A part is wanted of this one, or the whole of another one (RFC 9110, 13.1.5).
-    pub(crate) fn want_part(&self, head: &Head) -> bool {
+    pub fn want_part(&self, head: &Head) -> bool {
         let Some(of) = &self.range else { return true };
         if of.as_bytes().starts_with(b"\"") {
             return head.strong_etag() == Some(of);
@@ -97,14 +100,14 @@ fn opaque(tag: &[u8]) -> &[u8] {
 }
 
 /// Fields that ask whether it still holds.
-pub(crate) fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
+pub fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
     let one = |from: &HeaderName, to: HeaderName| head.headers.get(from).map(|value| (to, value.clone()));
     [one(&ETAG, IF_NONE_MATCH), one(&LAST_MODIFIED, IF_MODIFIED_SINCE)].into_iter().flatten().collect()
 }
 
 /// The head as an origin says that it is now: of a 304, a 206 that completes it, or a 200 to HEAD. `None` where what it
 /// says is of another representation.
-pub(crate) fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
+pub fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     if is_of_another(&head.headers, by) {
         return None;
     }
@@ -148,7 +151,7 @@ fn is_of_another(own: &HeaderMap, by: &HeaderMap) -> bool {
 }
 
 /// What a 304 says of what the client has: which one it is, and how long it holds.
-pub(crate) fn not_modified(headers: &mut HeaderMap) {
+pub fn not_modified(headers: &mut HeaderMap) {
     let has_tag = headers.contains_key(ETAG);
     let names: Vec<HeaderName> = headers.keys().cloned().collect();
     for name in names {

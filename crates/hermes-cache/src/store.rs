@@ -18,8 +18,8 @@ use super::content::{Charge, Content, Shape, Tier};
 use super::disk::{Disk, Ended, FileId, Loaded, Place};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
-use super::look::Ask;
-use crate::error::Error;
+use super::lookup::Ask;
+use crate::error::FetchError;
 use crate::metrics::CacheMetrics;
 use http::HeaderMap;
 
@@ -29,58 +29,103 @@ const LARGEST_SHARE: u64 = 4;
 const HEADS_SHARE: u64 = 4;
 
 /// A route's cache.
-pub(crate) struct Cache {
-    pub(crate) settings: hermes_model::snapshot::Cache,
+pub struct Cache {
+    /// The settings of the route.
+    pub settings: hermes_model::snapshot::Cache,
     /// What it holds is of this; another one's answers are others.
-    pub(super) of: String,
-    pub(super) directory: Option<PathBuf>,
+    pub of: String,
+    /// The directory on disk, if there is one.
+    pub directory: Option<PathBuf>,
     tier: Arc<Tier>,
     heads: Arc<Tier>,
     state: Mutex<State>,
     disk: Option<Disk>,
-    pub(crate) metrics: CacheMetrics,
+    /// The counters of the route.
+    pub metrics: CacheMetrics,
 }
 
 /// A kept response, as a session has it.
 #[derive(Clone)]
-pub(crate) struct Stored {
-    pub(crate) id: u64,
-    pub(crate) head: Arc<Head>,
-    pub(crate) shape: Arc<Shape>,
-    pub(crate) content: Option<Arc<Content>>,
-    pub(crate) file: Option<FileId>,
+pub struct Stored {
+    /// The number of the stored response.
+    pub id: u64,
+    /// The head of the response.
+    pub head: Arc<Head>,
+    /// Which bytes are stored.
+    pub shape: Arc<Shape>,
+    /// The bytes in memory.
+    pub content: Option<Arc<Content>>,
+    /// The file on disk.
+    pub file: Option<FileId>,
 }
 
 /// Why nothing could be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Miss {
+pub enum Miss {
+    /// No response of this target is stored.
     Uri,
+    /// The stored responses depend on other request fields.
     Vary,
+    /// The stored response is stale.
     Stale,
+    /// A part of the stored response is missing.
     Partial,
+    /// The request demands the origin's answer.
     Request,
     /// It is there, and cannot be read for now.
     Busy,
 }
 
+impl Miss {
+    /// The parameter `fwd` of `Cache-Status` (RFC 9211, section 2.2).
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Miss::Uri => "uri-miss",
+            Miss::Vary => "vary-miss",
+            Miss::Stale => "stale",
+            Miss::Partial => "partial",
+            Miss::Request => "request",
+            Miss::Busy => "miss",
+        }
+    }
+}
+
 /// What a look at the store found.
-pub(crate) enum Found {
+pub enum Found {
     /// It may be given.
     Hit(Stored),
     /// It is on its way; and how long it is.
-    Join { reader: FlightReader, head: Arc<Head>, total: Option<u64>, miss: Miss },
+    Join {
+        /// Reads the fetch.
+        reader: FlightReader,
+        /// The head of the response.
+        head: Arc<Head>,
+        /// The length of the representation, if it is known.
+        total: Option<u64>,
+        /// Why the store could not serve it.
+        miss: Miss,
+    },
     /// Somebody asks for it: it may be the same.
     Wait(Arc<Flight>, Miss),
     /// Its origin has to be asked. `lead`: others may wait for the answer.
-    Ask { stored: Option<Stored>, miss: Miss, lead: Option<Lead> },
+    Ask {
+        /// A stored response that the origin may confirm.
+        stored: Option<Stored>,
+        /// Why the store could not serve it.
+        miss: Miss,
+        /// The right to fetch for others.
+        lead: Option<Lead>,
+    },
 }
 
 /// A fetch whose head is not there yet. Its drop tells those who wait.
-pub(crate) struct Lead {
+pub struct Lead {
     cache: Arc<Cache>,
     key: Arc<str>,
-    pub(crate) flight: Arc<Flight>,
-    pub(crate) is_open: bool,
+    /// The fetch.
+    pub flight: Arc<Flight>,
+    /// The head has come: the fetch goes on without this guard.
+    pub is_open: bool,
 }
 
 impl Drop for Lead {
@@ -88,14 +133,15 @@ impl Drop for Lead {
         if !self.is_open {
             self.cache.land(&self.key, &self.flight);
             // Whoever has joined meanwhile waits for nothing.
-            let gone = Error::Internal("what was read along came to nothing; ask again".to_owned());
+            let gone = FetchError::Abandoned;
             let _ = self.flight.finish(Err(gone));
         }
     }
 }
 
 impl Cache {
-    pub(super) fn new(
+    /// Creates the cache of a route, and begins to read its directory.
+    pub fn new(
         settings: hermes_model::snapshot::Cache,
         of: String,
         metrics: CacheMetrics,
@@ -118,7 +164,7 @@ impl Cache {
     }
 
     /// Its directory is for another one: from now on it has its memory alone. Returns which, and who tells when it is free.
-    pub(super) fn retire(&self) -> Option<(PathBuf, Ended)> {
+    pub fn retire(&self) -> Option<(PathBuf, Ended)> {
         let ended = self.disk.as_ref()?.retire()?;
         Some((self.directory.clone()?, ended))
     }
@@ -129,16 +175,17 @@ impl Cache {
     }
 
     /// Bytes that one object may have.
-    pub(crate) fn largest(&self) -> u64 {
+    pub fn largest(&self) -> u64 {
         self.settings.memory / LARGEST_SHARE
     }
 
-    pub(crate) fn hit_limit(&self, name: &'static str) {
-        self.metrics.limit(name);
+    /// Counts a bound that was reached.
+    pub fn hit_limit(&self, name: &'static str) {
+        (self.metrics.limit)(name);
     }
 
     /// Room in memory for a body, for which others may have to leave it. `None`: what is there is being read, or written.
-    pub(crate) fn room(&self, bytes: usize) -> Option<Charge> {
+    pub fn room(&self, bytes: usize) -> Option<Charge> {
         loop {
             if let Some(charge) = self.tier.take(bytes) {
                 return Some(charge);
@@ -176,7 +223,7 @@ impl Cache {
     }
 
     /// Looks for what a request may be given. `waits`: it may wait for what others ask for.
-    pub(crate) fn look(self: &Arc<Self>, ask: &Ask, now: Millis, waits: bool) -> Found {
+    pub fn look(self: &Arc<Self>, ask: &Ask, now: Millis, waits: bool) -> Found {
         let mut state = self.lock();
         let state = &mut *state;
         let variants = state.targets.get(&ask.key).map_or(&[][..], Vec::as_slice);
@@ -224,13 +271,13 @@ impl Cache {
     }
 
     /// A fetch is over, or will be read by those alone who read it already.
-    pub(crate) fn land(&self, key: &Arc<str>, flight: &Arc<Flight>) {
+    pub fn land(&self, key: &Arc<str>, flight: &Arc<Flight>) {
         self.lock().land(key, flight);
         flight.settle();
     }
 
     /// What it says has become so: a kept response has a newer head.
-    pub(crate) fn freshen(&self, key: &Arc<str>, id: u64, head: &Arc<Head>) {
+    pub fn freshen(&self, key: &Arc<str>, id: u64, head: &Arc<Head>) {
         let mut gone = Vec::new();
         let mut file = None;
         {
@@ -250,7 +297,7 @@ impl Cache {
     }
 
     /// Nothing that is kept of it may be given any more.
-    pub(crate) fn forget(&self, key: &Arc<str>) {
+    pub fn forget(&self, key: &Arc<str>) {
         let mut state = self.lock();
         state.ends(key);
         let ids: Vec<u64> = state.targets.get(key).into_iter().flatten().map(|variant| variant.id).collect();
@@ -266,13 +313,13 @@ impl Cache {
     }
 
     /// One of them may not be given any more.
-    pub(crate) fn drop_one(&self, key: &Arc<str>, id: u64) {
+    pub fn drop_one(&self, key: &Arc<str>, id: u64) {
         let gone = self.lock().remove(&(key.clone(), id));
         self.unlink(gone.into_iter().collect());
     }
 
     /// Its answers are for those who asked alone: nobody waits for another one's for a while.
-    pub(crate) fn is_solitary(&self, key: &Arc<str>, now: Millis) {
+    pub fn is_solitary(&self, key: &Arc<str>, now: Millis) {
         self.lock().is_solitary(key, now);
     }
 }
@@ -281,7 +328,7 @@ impl Cache {
 impl Cache {
     /// A response is in a file now. Returns its head, which may be a newer one; `None` where it is not kept any more: then
     /// nobody needs the file.
-    pub(super) fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: Shape) -> Option<Arc<Head>> {
+    pub fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: Shape) -> Option<Arc<Head>> {
         let mut gone = Vec::new();
         let mut state = self.lock();
         let place = (key.clone(), id);
@@ -307,15 +354,15 @@ impl Cache {
     }
 
     /// It could not be written.
-    pub(super) fn unwritten(&self, key: &Arc<str>, id: u64) {
+    pub fn unwritten(&self, key: &Arc<str>, id: u64) {
         if let Some(variant) = self.lock().find(&(key.clone(), id)) {
             variant.writes = variant.writes.saturating_sub(1);
-            variant.written = variant.file.as_ref().map_or(0, |file| file.shape.len());
+            variant.written = variant.file.as_ref().map_or(0, |file| file.shape.stored_bytes());
         }
     }
 
     /// A response was found in a file. False where there is no use for it.
-    pub(super) fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: Shape, file: FileId, bytes: u64) -> bool {
+    pub fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: Shape, file: FileId, bytes: u64) -> bool {
         let mut gone = Vec::new();
         let mut state = self.lock();
         let like = state.like(key, &head.vary).map(|variant| (variant.id, variant.head.times.came));
@@ -342,7 +389,7 @@ impl Cache {
     }
 
     /// All that is on disk is found.
-    pub(super) fn has_looked(&self) {
+    pub fn has_looked(&self) {
         self.lock().ended = None;
     }
 
@@ -355,7 +402,7 @@ impl Cache {
     }
 
     /// The content of a kept response; read from the disk, where it is there alone.
-    pub(crate) async fn content(&self, key: &Arc<str>, stored: &Stored) -> Loaded {
+    pub async fn content(&self, key: &Arc<str>, stored: &Stored) -> Loaded {
         if let Some(content) = &stored.content {
             return Loaded::Content(content.clone());
         }
@@ -406,7 +453,7 @@ fn same(ask: &Ask, flight: &Flight, name: &http::HeaderName) -> bool {
 }
 
 /// How long somebody waits for what another one asks for.
-pub(crate) const WAIT: Duration = Duration::from_secs(5);
+pub const WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]

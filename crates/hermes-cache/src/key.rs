@@ -11,14 +11,12 @@ use http::header::{ACCEPT_ENCODING, ACCEPT_LANGUAGE, HeaderName, VARY};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Uri};
 
-use crate::service::forward::head::Outgoing;
-
 /// A response that hangs on more fields than that would hardly be chosen twice.
 const MOST_FIELDS: usize = 16;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub struct Target {
     /// Whose part of a private cache it is in.
     user: Option<Arc<str>>,
     scheme: Scheme,
@@ -28,13 +26,12 @@ pub(crate) struct Target {
 
 impl Target {
     /// Of a request. `user` where the cache keeps users apart.
-    pub(crate) fn new(outgoing: &Outgoing, user: Option<Arc<str>>) -> Self {
-        let (scheme, authority) = (outgoing.scheme.clone(), outgoing.authority.clone());
-        Self { user, scheme, authority, path: outgoing.path.clone() }
+    pub fn new(scheme: Scheme, authority: Authority, path: PathAndQuery, user: Option<Arc<str>>) -> Self {
+        Self { user, scheme, authority, path }
     }
 
     /// No two targets have the same. A user may have any name: its length says where that ends.
-    pub(crate) fn key(&self) -> Arc<str> {
+    pub fn key(&self) -> Arc<str> {
         let mut key = String::with_capacity(64);
         if let Some(user) = &self.user {
             let _ = write!(key, "{}:{user} ", user.len());
@@ -45,7 +42,7 @@ impl Target {
 
     /// What a response to it names as another target, where that is of the same origin: of no other one may it say
     /// anything (RFC 9111, 4.4).
-    pub(crate) fn named(&self, reference: &str) -> Option<Self> {
+    pub fn named(&self, reference: &str) -> Option<Self> {
         let reference = reference.split('#').next().unwrap_or_default();
         let path = if let Some(rest) = reference.strip_prefix("//") {
             return self.named(&format!("{}://{rest}", self.scheme));
@@ -76,11 +73,11 @@ impl Target {
 
 /// The fields of a request that a response was chosen by, and what they said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Vary(pub(crate) Vec<(HeaderName, Option<String>)>);
+pub struct Vary(pub Vec<(HeaderName, Option<String>)>);
 
 impl Vary {
     /// `None` where it hangs on more than fields say, or on too many.
-    pub(crate) fn of(response: &HeaderMap, request: &HeaderMap) -> Option<Self> {
+    pub fn of(response: &HeaderMap, request: &HeaderMap) -> Option<Self> {
         let mut names = Vec::new();
         for line in response.get_all(VARY) {
             for name in line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
@@ -101,7 +98,7 @@ impl Vary {
     }
 
     /// Whether a response with these fields hangs on the same ones.
-    pub(crate) fn is_of(&self, headers: &HeaderMap) -> bool {
+    pub fn is_of(&self, headers: &HeaderMap) -> bool {
         Self::of(headers, &HeaderMap::new()).is_some_and(|other| {
             let names = |vary: &Self| vary.0.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
             names(&other) == names(self)
@@ -109,12 +106,12 @@ impl Vary {
     }
 
     /// Would this request have chosen the same?
-    pub(crate) fn is_met_by(&self, request: &HeaderMap) -> bool {
+    pub fn is_met_by(&self, request: &HeaderMap) -> bool {
         self.0.iter().all(|(name, value)| said(request, name) == *value)
     }
 
-    /// Bytes of it.
-    pub(crate) fn len(&self) -> usize {
+    /// Bytes in memory, about.
+    pub fn bytes(&self) -> usize {
         self.0.iter().map(|(name, value)| name.as_str().len() + value.as_ref().map_or(0, String::len) + 32).sum()
     }
 }

@@ -20,11 +20,11 @@ const GROWN_SHARE: u64 = 4;
 const GROWN_BYTES: u64 = 64 << 10;
 
 /// What is known of a representation already.
-pub(super) struct Known {
-    pub(super) id: u64,
+pub(crate) struct Known {
+    pub(crate) id: u64,
     /// `None`: it is on disk alone.
-    pub(super) content: Option<Arc<Content>>,
-    pub(super) length: u64,
+    pub(crate) content: Option<Arc<Content>>,
+    pub(crate) length: u64,
 }
 
 impl Known {
@@ -54,7 +54,7 @@ enum Job {
 impl Cache {
     /// Keeps a response, in the place of the one that it stands for; and lets go of the flight that brought it, so that
     /// everybody finds the one or the other.
-    pub(crate) fn keep(&self, key: &Arc<str>, head: &Arc<Head>, content: Content, flight: Option<&Arc<Flight>>) {
+    pub fn keep(&self, key: &Arc<str>, head: &Arc<Head>, content: Content, flight: Option<&Arc<Flight>>) {
         let (mut gone, content) = (Vec::new(), Arc::new(content));
         let mut tries = 0;
         let job = loop {
@@ -91,7 +91,7 @@ impl Cache {
             return Merged::Alone(content.clone());
         };
         let Some(there) = &known.content else {
-            let is_more = content.shape().len() >= known.length;
+            let is_more = content.shape().stored_bytes() >= known.length;
             return if is_more { Merged::Alone(content.clone()) } else { Merged::Not("cache-parts") };
         };
         let joined = Content::new(content.runs().iter().chain(there.runs()).cloned(), content.total());
@@ -136,7 +136,7 @@ impl Cache {
     fn job(&self, state: &mut State, key: &Arc<str>, id: u64, content: Arc<Content>) -> Job {
         let is_open = self.disk.as_ref().is_some_and(Disk::is_open);
         let Some(variant) = state.find(&(key.clone(), id)).filter(|_| is_open) else { return Job::Nothing };
-        let length = variant.shape.len();
+        let length = variant.shape.stored_bytes();
         if length + variant.head.cost() as u64 > self.settings.disk / LARGEST_SHARE {
             return Job::Nothing;
         }

@@ -5,7 +5,7 @@
 //! or not what was written, are removed and were never there.
 
 mod file;
-pub(super) mod root;
+pub mod root;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -36,11 +36,12 @@ const OBJECT: &str = "object";
 const DRAFT: &str = "draft";
 
 /// Names a file.
-pub(crate) type FileId = u64;
+pub type FileId = u64;
 
 /// What reading a file came to.
 #[derive(Clone)]
-pub(crate) enum Loaded {
+pub enum Loaded {
+    /// The bytes.
     Content(Arc<Content>),
     /// Not for now: memory is full of what is being read, or too much is to be done.
     Busy,
@@ -82,7 +83,7 @@ const RETIRED: u8 = 3;
 type Loading = Mutex<HashMap<FileId, Vec<oneshot::Sender<Loaded>>>>;
 
 /// The way to the thread, which ends with it.
-pub(crate) struct Disk {
+pub struct Disk {
     jobs: mpsc::Sender<Job>,
     pending: Arc<AtomicUsize>,
     loading: Arc<Loading>,
@@ -91,26 +92,29 @@ pub(crate) struct Disk {
 }
 
 /// Tells when a thread has ended, and its directory is free.
-pub(super) struct Ended(mpsc::Receiver<()>);
+pub struct Ended(mpsc::Receiver<()>);
 
 impl Ended {
-    pub(super) fn wait(self) {
+    /// Waits until the writer has ended.
+    pub fn wait(self) {
         // Nothing is ever sent: it ends with the thread.
         let _ = self.0.recv();
     }
 }
 
 /// Where a cache is, and who was there before it.
-pub(super) struct Place {
-    pub(super) root: Arc<Root>,
-    pub(super) directory: PathBuf,
+pub struct Place {
+    /// The directory of all caches.
+    pub root: Arc<Root>,
+    /// The directory of this cache.
+    pub directory: PathBuf,
     /// A cache of this process, which was told to let go of the same directory.
-    pub(super) former: Option<Ended>,
+    pub former: Option<Ended>,
 }
 
 impl Disk {
     /// Begins. `None` where there can be no thread. What is in the directory the cache hears as soon as it may have it.
-    pub(super) fn start(place: Place, cache: Weak<Cache>) -> Option<Self> {
+    pub fn start(place: Place, cache: Weak<Cache>) -> Option<Self> {
         let (jobs, todo) = mpsc::channel();
         let (alive, ended) = mpsc::channel::<()>();
         let pending = Arc::new(AtomicUsize::new(0));
@@ -133,12 +137,12 @@ impl Disk {
     }
 
     /// The cache is there, and hears of what is in the directory. Before all else, and once.
-    pub(super) fn begin(&self) {
+    pub fn begin(&self) {
         let _ = self.jobs.send(Job::Begin);
     }
 
     /// Has nothing more to do: the directory is for another one. Returns who tells when it is free; once.
-    pub(super) fn retire(&self) -> Option<Ended> {
+    pub fn retire(&self) -> Option<Ended> {
         self.stage.store(RETIRED, Ordering::Release);
         self.pending.fetch_add(1, Ordering::Relaxed);
         let _ = self.jobs.send(Job::Retire);
@@ -146,29 +150,29 @@ impl Disk {
     }
 
     /// Writes a content. False where too much waits already.
-    pub(super) fn keep(&self, key: &Arc<str>, id: u64, head: &Arc<Head>, content: Arc<Content>) -> bool {
+    pub fn keep(&self, key: &Arc<str>, id: u64, head: &Arc<Head>, content: Arc<Content>) -> bool {
         self.push(Job::Keep { key: key.clone(), id, head: head.clone(), content })
     }
 
     /// It is worth a job: the directory is this cache's, as far as is known.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         matches!(self.stage.load(Ordering::Acquire), OPENING | READY)
     }
 
     /// Writes a head over the one before.
-    pub(super) fn patch(&self, file: FileId, key: &Arc<str>, head: &Arc<Head>) {
+    pub fn patch(&self, file: FileId, key: &Arc<str>, head: &Arc<Head>) {
         // Without it the file has the older head, which is stale earlier.
         let _ = self.push(Job::Patch { file, key: key.clone(), head: head.clone() });
     }
 
     /// Removes a file. Never refused: what is gone must not be found again.
-    pub(super) fn remove(&self, file: FileId) {
+    pub fn remove(&self, file: FileId) {
         self.pending.fetch_add(1, Ordering::Relaxed);
         let _ = self.jobs.send(Job::Remove { file });
     }
 
     /// Reads a content into memory, once for all who ask meanwhile.
-    pub(crate) async fn load(&self, file: FileId) -> Loaded {
+    pub async fn load(&self, file: FileId) -> Loaded {
         let (reply, answer) = oneshot::channel();
         {
             let mut loading = waiting(&self.loading);

@@ -12,7 +12,7 @@ const MOST_RANGES: usize = 32;
 
 /// One range of a request, whose ends may hang on the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Piece {
+pub enum Piece {
     /// From here to there, or to the end.
     From(u64, Option<u64>),
     /// The last so many.
@@ -21,7 +21,7 @@ pub(crate) enum Piece {
 
 /// What a request asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) enum Asked {
+pub enum Asked {
     /// All of it.
     #[default]
     Whole,
@@ -31,8 +31,10 @@ pub(crate) enum Asked {
 
 /// What it asks for, of so many bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Resolved {
+pub enum Resolved {
+    /// The whole representation.
     Whole,
+    /// A part of it.
     Part(Range<u64>),
     /// Nothing of it is there.
     Unsatisfiable,
@@ -40,7 +42,7 @@ pub(crate) enum Resolved {
 
 impl Asked {
     /// What is no range of bytes is none (RFC 9110, 14.2).
-    pub(crate) fn parse(value: Option<&HeaderValue>) -> Self {
+    pub fn parse(value: Option<&HeaderValue>) -> Self {
         Self::try_parse(value).unwrap_or_default()
     }
 
@@ -59,7 +61,7 @@ impl Asked {
 
     /// Of a representation of so many bytes. Several ranges that make no single one are answered with the whole: a
     /// server may ignore `Range`, and what is given in parts costs more than it saves.
-    pub(crate) fn resolve(&self, total: u64) -> Resolved {
+    pub fn resolve(&self, total: u64) -> Resolved {
         let Asked::Parts(pieces) = self else { return Resolved::Whole };
         let mut ranges: Vec<Range<u64>> = pieces.iter().filter_map(|piece| piece.resolve(total)).collect();
         ranges.sort_by_key(|range| range.start);
@@ -108,7 +110,7 @@ fn number(text: &str) -> Option<u64> {
 }
 
 /// What a part of a representation is, and of how many bytes. `None` where that is not said: such a part fits nowhere.
-pub(crate) fn content_range(value: Option<&HeaderValue>) -> Option<(Range<u64>, u64)> {
+pub fn content_range(value: Option<&HeaderValue>) -> Option<(Range<u64>, u64)> {
     let text = value?.to_str().ok()?;
     let (unit, rest) = text.trim().split_once(' ')?;
     let (range, total) = rest.split_once('/')?;
@@ -120,17 +122,17 @@ pub(crate) fn content_range(value: Option<&HeaderValue>) -> Option<(Range<u64>, 
 }
 
 /// `Content-Range` of a part.
-pub(crate) fn to_content_range(range: &Range<u64>, total: u64) -> HeaderValue {
+pub fn to_content_range(range: &Range<u64>, total: u64) -> HeaderValue {
     value(format!("bytes {}-{}/{total}", range.start, range.end.saturating_sub(1)))
 }
 
 /// `Content-Range` where nothing can be given.
-pub(crate) fn unsatisfied(total: u64) -> HeaderValue {
+pub fn unsatisfied(total: u64) -> HeaderValue {
     value(format!("bytes */{total}"))
 }
 
 /// `Range` for this part of so many bytes. An end that is the whole's is left out: it says the same.
-pub(crate) fn to_range(range: &Range<u64>, total: u64) -> HeaderValue {
+pub fn to_range(range: &Range<u64>, total: u64) -> HeaderValue {
     if range.end == total {
         return value(format!("bytes={}-", range.start));
     }

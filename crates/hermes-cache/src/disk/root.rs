@@ -20,7 +20,7 @@ const LOCK: &str = "lock";
 const GONE: &str = "gone";
 
 /// The directory of a process's caches.
-pub(crate) struct Root {
+pub struct Root {
     path: PathBuf,
     /// As long as any cache has its directory.
     lock: Mutex<Weak<Lock>>,
@@ -28,11 +28,13 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    pub(crate) fn new(path: PathBuf) -> Arc<Self> {
+    /// Creates the handle; nothing is read yet.
+    pub fn new(path: PathBuf) -> Arc<Self> {
         Arc::new(Self { path, lock: Mutex::default(), used: Mutex::default() })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The directory.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -40,7 +42,7 @@ impl Root {
     ///
     /// # Errors
     /// Another one has it (`WouldBlock`), or there can be no such directory.
-    pub(super) fn take(&self) -> io::Result<Arc<Lock>> {
+    pub fn take(&self) -> io::Result<Arc<Lock>> {
         let mut known = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lock) = known.upgrade() {
             return Ok(lock);
@@ -56,13 +58,13 @@ impl Root {
     }
 
     /// These are in use from now on.
-    pub(crate) fn uses(&self, used: HashSet<PathBuf>) {
+    pub fn uses(&self, used: HashSet<PathBuf>) {
         *self.used() = used;
     }
 
     /// What routes have kept that are there no more goes, at leisure, once those of before have ended. Where another
     /// process has the directory it stays until the next time.
-    pub(crate) fn sweep(self: &Arc<Self>, former: Vec<Ended>) {
+    pub fn sweep(self: &Arc<Self>, former: Vec<Ended>) {
         let root = self.clone();
         let run = move || {
             former.into_iter().for_each(Ended::wait);

@@ -9,8 +9,7 @@ use super::super::content::{CHUNK_COST, MOST_RUNS, Paid, Run};
 use super::super::disk::root::Root;
 use super::super::head::Times;
 use super::*;
-use crate::metrics::Metrics;
-use crate::service::forward::head::Outgoing;
+use crate::lookup::RequestHead;
 
 const NOW: Millis = 1_700_000_000_000;
 
@@ -39,20 +38,18 @@ fn at(directory: PathBuf, memory: u64, disk: u64) -> Arc<Cache> {
     let settings = hermes_model::snapshot::Cache { memory, disk, shared: true, stale: Duration::from_secs(60) };
     let root = Root::new(directory.parent().unwrap().to_owned());
     let place = Place { root, directory, former: None };
-    Cache::new(settings, "test".to_owned(), Metrics::default().cache(&Arc::from("all")), Some(place))
+    Cache::new(settings, "test".to_owned(), CacheMetrics::default(), Some(place))
 }
 
 fn ask(path: &str) -> Ask {
-    let outgoing = Outgoing {
+    let head = RequestHead {
         method: Method::GET,
         scheme: Scheme::HTTP,
         authority: Authority::parse("web:80", None).unwrap(),
         path: PathAndQuery::try_from(path).unwrap(),
         fields: HeaderMap::new(),
-        host: HeaderValue::from_static("web"),
-        is_absolute: false,
     };
-    Ask::new(outgoing, true, None)
+    Ask::new(head, true, None)
 }
 
 fn head() -> Arc<Head> {

@@ -11,26 +11,27 @@ use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 
 /// An object that is known in more pieces is not worth them: each costs a look with each request.
-pub(crate) const MOST_RUNS: usize = 64;
+pub const MOST_RUNS: usize = 64;
 /// What a chunk costs beside its bytes, about: who asks for a byte at a time shall not hold more than is counted.
-pub(crate) const CHUNK_COST: usize = 192;
+pub const CHUNK_COST: usize = 192;
 /// Chunks that are put together have as many bytes.
 const GATHERED: usize = 64 << 10;
 
 /// Bytes that may be held together.
-pub(crate) struct Tier {
+pub struct Tier {
     used: AtomicU64,
     most: u64,
     gauge: Gauge,
 }
 
 impl Tier {
-    pub(crate) fn new(most: u64, gauge: Gauge) -> Arc<Self> {
+    /// Creates a tier for at most `most` bytes; `gauge` shows the bytes in use.
+    pub fn new(most: u64, gauge: Gauge) -> Arc<Self> {
         Arc::new(Self { used: AtomicU64::new(0), most, gauge })
     }
 
     /// Takes room for so many bytes, where there is some.
-    pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
         let bytes = bytes as u64;
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
@@ -40,7 +41,7 @@ impl Tier {
 }
 
 /// Room that is taken until this is dropped.
-pub(crate) struct Charge {
+pub struct Charge {
     tier: Arc<Tier>,
     bytes: u64,
 }
@@ -53,9 +54,11 @@ impl Drop for Charge {
 }
 
 /// Bytes that are paid for.
-pub(crate) struct Paid {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) charge: Charge,
+pub struct Paid {
+    /// The bytes, which may grow within the charge.
+    pub bytes: Vec<u8>,
+    /// The room that they take.
+    pub charge: Charge,
 }
 
 impl AsRef<[u8]> for Paid {
@@ -66,7 +69,7 @@ impl AsRef<[u8]> for Paid {
 
 impl Paid {
     /// As a chunk, which is paid for until its last slice is gone.
-    pub(crate) fn into_chunk(self) -> Bytes {
+    pub fn into_chunk(self) -> Bytes {
         debug_assert!(self.charge.bytes >= self.bytes.len() as u64, "nothing is free");
         Bytes::from_owner(self)
     }
@@ -74,7 +77,7 @@ impl Paid {
 
 /// Chunks without a gap.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Run {
+pub struct Run {
     start: u64,
     /// Where each chunk ends.
     ends: Vec<u64>,
@@ -82,19 +85,23 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn at(start: u64) -> Self {
+    /// An empty run that begins at `start`.
+    pub fn at(start: u64) -> Self {
         Self { start, ..Self::default() }
     }
 
-    pub(crate) fn range(&self) -> Range<u64> {
+    /// The bytes that it has.
+    pub fn range(&self) -> Range<u64> {
         self.start..self.end()
     }
 
-    pub(crate) fn end(&self) -> u64 {
+    /// The first byte after it.
+    pub fn end(&self) -> u64 {
         self.ends.last().copied().unwrap_or(self.start)
     }
 
-    pub(crate) fn push(&mut self, chunk: Bytes) {
+    /// Appends a chunk.
+    pub fn push(&mut self, chunk: Bytes) {
         if !chunk.is_empty() {
             self.ends.push(self.end() + chunk.len() as u64);
             self.chunks.push(chunk);
@@ -102,7 +109,7 @@ impl Run {
     }
 
     /// What lies there: the rest of one chunk.
-    pub(crate) fn slice(&self, at: u64) -> Option<Bytes> {
+    pub fn slice(&self, at: u64) -> Option<Bytes> {
         if at < self.start {
             return None;
         }
@@ -113,7 +120,7 @@ impl Run {
     }
 
     /// Forgets the chunks that end there or before.
-    pub(crate) fn forget(&mut self, before: u64) {
+    pub fn forget(&mut self, before: u64) {
         let count = self.ends.partition_point(|end| *end <= before);
         if count > 0 {
             self.start = self.ends[count - 1];
@@ -139,24 +146,26 @@ impl Run {
 
 /// Which bytes of how many.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) total: u64,
+pub struct Shape {
+    /// The length of the representation.
+    pub total: u64,
     /// In order, with gaps between them.
-    pub(crate) runs: Vec<Range<u64>>,
+    pub runs: Vec<Range<u64>>,
 }
 
 impl Shape {
-    pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
+    /// True if all bytes of `range` are present.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
         range.is_empty() || self.runs.iter().any(|run| run.start <= range.start && range.end <= run.end)
     }
 
     /// Bytes that are there.
-    pub(crate) fn len(&self) -> u64 {
+    pub fn stored_bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
     /// From the first missing byte to the last one within. One request has to do for it.
-    pub(crate) fn missing(&self, range: &Range<u64>) -> Option<Range<u64>> {
+    pub fn missing(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let holder = |at: u64| self.runs.iter().find(|run| run.contains(&at));
         let start = holder(range.start).map_or(range.start, |run| run.end);
         let end = range.end.checked_sub(1).and_then(holder).map_or(range.end, |run| run.start);
@@ -166,14 +175,14 @@ impl Shape {
 
 /// Bytes of a representation whose length is known.
 #[derive(Clone, Debug)]
-pub(crate) struct Content {
+pub struct Content {
     runs: Vec<Run>,
     total: u64,
 }
 
 impl Content {
     /// Of runs in any order; the first of two that overlap is the one that counts.
-    pub(crate) fn new(runs: impl IntoIterator<Item = Run>, total: u64) -> Self {
+    pub fn new(runs: impl IntoIterator<Item = Run>, total: u64) -> Self {
         let mut this = Self { runs: Vec::new(), total };
         runs.into_iter().for_each(|run| this.add(&run));
         this.runs.sort_by_key(|run| run.start);
@@ -197,26 +206,29 @@ impl Content {
         self.runs.extend(gaps.iter().map(|gap| run.within(gap)));
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    /// Which bytes are present.
+    pub fn shape(&self) -> Shape {
         Shape { total: self.total, runs: self.runs.iter().map(Run::range).collect() }
     }
 
-    pub(crate) fn runs(&self) -> &[Run] {
+    /// The bytes, as runs in order.
+    pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    pub(crate) fn total(&self) -> u64 {
+    /// The length of the representation.
+    pub fn total(&self) -> u64 {
         self.total
     }
 
     /// It lies in far more chunks than its bytes need.
-    pub(crate) fn is_scattered(&self) -> bool {
+    pub fn is_scattered(&self) -> bool {
         let chunks: usize = self.runs.iter().map(|run| run.chunks.len()).sum();
-        chunks > 2 * MOST_RUNS + 2 * (self.shape().len() / GATHERED as u64) as usize
+        chunks > 2 * MOST_RUNS + 2 * (self.shape().stored_bytes() / GATHERED as u64) as usize
     }
 
     /// The same in as few chunks as there may be. `None` where there is no room to put them together.
-    pub(crate) fn gathered(&self, room: impl Fn(usize) -> Option<Charge>) -> Option<Self> {
+    pub fn gathered(&self, room: impl Fn(usize) -> Option<Charge>) -> Option<Self> {
         let mut runs = Vec::with_capacity(self.runs.len());
         for scattered in &self.runs {
             let Range { start: mut at, end } = scattered.range();
@@ -239,7 +251,7 @@ impl Content {
     }
 
     /// What lies there: the rest of one chunk.
-    pub(crate) fn slice(&self, at: u64) -> Option<Bytes> {
+    pub fn slice(&self, at: u64) -> Option<Bytes> {
         let index = self.runs.partition_point(|run| run.start <= at).checked_sub(1)?;
         self.runs[index].slice(at)
     }
@@ -289,7 +301,7 @@ mod tests {
         assert_eq!(shape.missing(&(5..25)), Some(10..20));
         assert_eq!(shape.missing(&(20..30)), None);
         assert_eq!(shape.missing(&(40..50)), Some(40..50));
-        assert_eq!((shape.len(), shape.covers(&(0..100))), (30, false));
+        assert_eq!((shape.stored_bytes(), shape.covers(&(0..100))), (30, false));
         assert!(Shape { total: 0, runs: Vec::new() }.covers(&(0..0)));
     }
 

@@ -17,18 +17,19 @@ use tokio::sync::Notify;
 use super::content::{Content, Paid, Run};
 use super::head::Head;
 use super::range::Asked;
-use crate::error::Error;
+use crate::error::FetchError;
 
 /// What lies between the first and the last reader of what is not kept.
-pub(crate) const WINDOW: u64 = 512 << 10;
+pub const WINDOW: u64 = 512 << 10;
 /// A reader may join so far ahead of what has come: it waits for that long, instead of asking by itself.
 const AHEAD: u64 = 1 << 20;
 
 /// A fetch, as others see it.
-pub(crate) struct Flight {
+pub struct Flight {
     /// Of the request that began it, as it goes on.
-    pub(crate) fields: HeaderMap,
-    pub(crate) asked: Asked,
+    pub fields: HeaderMap,
+    /// The part that the request asked for.
+    pub asked: Asked,
     settled: Notify,
     state: Mutex<State>,
 }
@@ -54,7 +55,7 @@ struct Open {
     /// Where it ends, if that is known: it may be a part.
     until: Option<u64>,
     is_kept: bool,
-    ended: Option<Result<(), Error>>,
+    ended: Option<Result<(), FetchError>>,
     readers: Slab<Reader>,
     fetcher: Option<Waker>,
 }
@@ -68,17 +69,22 @@ struct Reader {
 }
 
 /// What a fetch brings.
-pub(crate) struct Opening {
-    pub(crate) head: Arc<Head>,
-    pub(crate) total: Option<u64>,
-    pub(crate) base: Option<Arc<Content>>,
+pub struct Opening {
+    /// The head of the response.
+    pub head: Arc<Head>,
+    /// The length of the representation, if it is known.
+    pub total: Option<u64>,
+    /// Stored bytes that the fetch completes.
+    pub base: Option<Arc<Content>>,
     /// From where, and to where if that is known.
-    pub(crate) start: u64,
-    pub(crate) until: Option<u64>,
+    pub start: u64,
+    /// The first byte after the fetched part, if that is known.
+    pub until: Option<u64>,
 }
 
 impl Flight {
-    pub(crate) fn new(fields: HeaderMap, asked: Asked) -> Arc<Self> {
+    /// Creates a fetch whose head has not come yet.
+    pub fn new(fields: HeaderMap, asked: Asked) -> Arc<Self> {
         Arc::new(Self { fields, asked, settled: Notify::new(), state: Mutex::default() })
     }
 
@@ -87,12 +93,12 @@ impl Flight {
     }
 
     /// Its head is not there yet.
-    pub(crate) fn is_asking(&self) -> bool {
+    pub fn is_asking(&self) -> bool {
         !self.lock().is_settled
     }
 
     /// Waits until its head is there, or there is none.
-    pub(crate) async fn settled(&self) {
+    pub async fn settled(&self) {
         loop {
             let notified = self.settled.notified();
             if !self.is_asking() {
@@ -103,13 +109,13 @@ impl Flight {
     }
 
     /// Nobody has to wait for it.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         self.lock().is_settled = true;
         self.settled.notify_waiters();
     }
 
     /// Its head is there.
-    pub(crate) fn open(&self, opening: Opening) {
+    pub fn open(&self, opening: Opening) {
         let Opening { head, total, base, start, until } = opening;
         let base = base.map_or_else(Vec::new, |base| base.runs().to_vec());
         let mut state = self.lock();
@@ -132,14 +138,14 @@ impl Flight {
 
     /// What others may know of it, while they may join: the head, and the length. So they may when all of it has come,
     /// until what it brought is found by itself: nobody is to find neither.
-    pub(crate) fn view(&self) -> Option<(Arc<Head>, Option<u64>)> {
+    pub fn view(&self) -> Option<(Arc<Head>, Option<u64>)> {
         let state = self.lock();
         let open = state.open.as_ref().filter(|open| open.may_be_joined())?;
         Some((open.head.clone(), open.total))
     }
 
     /// Begins to read this part of it, or all of it. `None` where it will not have that, or not soon.
-    pub(crate) fn join(self: &Arc<Self>, range: Option<&Range<u64>>) -> Option<FlightReader> {
+    pub fn join(self: &Arc<Self>, range: Option<&Range<u64>>) -> Option<FlightReader> {
         let mut state = self.lock();
         let open = state.open.as_mut().filter(|open| open.may_be_joined())?;
         let wanted = range.cloned().unwrap_or(0..open.total.unwrap_or(u64::MAX));
@@ -210,7 +216,7 @@ impl Open {
 /// For the task that fetches.
 impl Flight {
     /// Puts in as much as there is room for, and returns the rest, for which a new tail is needed.
-    pub(crate) fn push(&self, mut data: Bytes, room: Option<Paid>) -> Bytes {
+    pub fn push(&self, mut data: Bytes, room: Option<Paid>) -> Bytes {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Bytes::new() };
         if let Some(room) = room {
@@ -229,18 +235,18 @@ impl Flight {
     }
 
     /// What it brings may be of before something was changed.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         self.lock().is_forgotten = true;
         self.give_up();
     }
 
     /// See [`Flight::forget`].
-    pub(crate) fn is_forgotten(&self) -> bool {
+    pub fn is_forgotten(&self) -> bool {
         self.lock().is_forgotten
     }
 
     /// It is too large to be kept, or there is no room for it. Returns whether it was kept until now.
-    pub(crate) fn give_up(&self) -> bool {
+    pub fn give_up(&self) -> bool {
         let mut state = self.lock();
         state.open.as_mut().is_some_and(|open| {
             let was_kept = std::mem::replace(&mut open.is_kept, false);
@@ -250,7 +256,7 @@ impl Flight {
     }
 
     /// Ready where more may come: it is kept, or its readers are near. `Err` where nobody reads what nobody keeps.
-    pub(crate) fn poll_room(&self, cx: &Context<'_>) -> Poll<Result<(), ()>> {
+    pub fn poll_room(&self, cx: &Context<'_>) -> Poll<Result<(), ()>> {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Poll::Ready(Err(())) };
         if open.is_deserted() {
@@ -265,7 +271,7 @@ impl Flight {
     }
 
     /// Ready when nobody reads any more and it is not worth going on.
-    pub(crate) fn poll_deserted(&self, cx: &Context<'_>) -> Poll<()> {
+    pub fn poll_deserted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         let Some(open) = state.open.as_mut().filter(|open| !open.is_deserted()) else { return Poll::Ready(()) };
         // Under one lock with the look: the last reader may go at any moment, on another thread.
@@ -274,7 +280,7 @@ impl Flight {
     }
 
     /// Cuts the readers off that others wait for. Returns how many.
-    pub(crate) fn cut_laggards(&self) -> usize {
+    pub fn cut_laggards(&self) -> usize {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return 0 };
         let edge = open.edge();
@@ -295,7 +301,7 @@ impl Flight {
     }
 
     /// It is over. What came is the content, where it is kept: some of it, where the length is known.
-    pub(crate) fn finish(&self, how: Result<(), Error>) -> Option<Content> {
+    pub fn finish(&self, how: Result<(), FetchError>) -> Option<Content> {
         let mut state = self.lock();
         let open = state.open.as_mut()?;
         open.freeze();
@@ -311,7 +317,7 @@ impl Flight {
 }
 
 /// Somebody who reads it.
-pub(crate) struct FlightReader {
+pub struct FlightReader {
     flight: Arc<Flight>,
     number: usize,
     /// `None`: to its end.
@@ -320,12 +326,12 @@ pub(crate) struct FlightReader {
 
 impl FlightReader {
     /// The next bytes; `None` at the end.
-    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+    pub fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, FetchError>>> {
         let mut state = self.flight.lock();
         let Some(open) = &mut state.open else { return Poll::Ready(None) };
         let Reader { at, is_cut, .. } = open.readers[self.number];
         if is_cut {
-            let error = Error::Limit("a client that others waited for, of an answer too large to be kept");
+            let error = FetchError::TooSlow;
             return Poll::Ready(Some(Err(error)));
         }
         let end = self.end.or(open.total);

@@ -1,0 +1,51 @@
+//! What the cache of a route counts.
+
+use std::sync::Arc;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+/// Counters and gauges of one route.
+pub struct CacheMetrics {
+    /// Requests that were served from the store.
+    pub hits: Counter,
+    /// Requests whose response came from the origin.
+    pub missed: Counter,
+    /// Stored responses that the origin confirmed.
+    pub revalidated: Counter,
+    /// Stale responses that were served.
+    pub stale: Counter,
+    /// Requests that shared the fetch of another one.
+    pub collapsed: Counter,
+    /// Requests that the cache does not handle.
+    pub bypassed: Counter,
+    /// Bytes in memory.
+    pub memory: Gauge,
+    /// Bytes on disk.
+    pub disk: Gauge,
+    /// Responses that were removed from memory for want of room.
+    pub evictions_memory: Counter,
+    /// Responses that were removed from disk for want of room.
+    pub evictions_disk: Counter,
+    /// Counts a bound that was reached, by its name.
+    pub limit: Arc<dyn Fn(&'static str) + Send + Sync>,
+}
+
+#[cfg(test)]
+impl Default for CacheMetrics {
+    fn default() -> Self {
+        Self {
+            hits: Counter::default(),
+            missed: Counter::default(),
+            revalidated: Counter::default(),
+            stale: Counter::default(),
+            collapsed: Counter::default(),
+            bypassed: Counter::default(),
+            memory: Gauge::default(),
+            disk: Gauge::default(),
+            evictions_memory: Counter::default(),
+            evictions_disk: Counter::default(),
+            limit: Arc::new(|_| ()),
+        }
+    }
+}
