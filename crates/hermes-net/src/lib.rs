@@ -3,6 +3,7 @@
 //! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS
 //! configurations, proven identities. Never: HTTP, routes, or a decision.
 
+pub mod client;
 pub mod dial;
 pub mod file;
 pub mod handover;

@@ -27,7 +27,7 @@ use crate::cache::body::CachedBody;
 use crate::custody::CustodyBody;
 use crate::error::Error;
 use crate::live::{Entry, Phase, Session};
-use crate::retrieve::RetrievedBody;
+use crate::resume::RetrievedBody;
 use crate::stream::{Receiver, StreamError};
 use crate::upstream::exchange::ExchangeBody;
 use crate::worker::Worker;

@@ -24,7 +24,7 @@ use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
 use crate::upstream::UpstreamState;
 use crate::upstream::connect::Destination;
-use crate::{pace, retrieve};
+use crate::{rate_limit, resume};
 use hermes_cache::conditional::{freshened, validators};
 use hermes_cache::content::Content;
 use hermes_cache::disk::Loaded;
@@ -53,7 +53,7 @@ impl Source<'_> {
     /// As whoever is asked by.
     pub(crate) async fn fetch(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
         match forward.route.retrieve {
-            Some(retrieve) => Box::pin(retrieve::forward(forward, self, retrieve)).await,
+            Some(retrieve) => Box::pin(resume::forward(forward, self, retrieve)).await,
             None => self.ask(forward).await,
         }
     }
@@ -65,7 +65,9 @@ impl Source<'_> {
     pub(crate) async fn ask(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
         match self {
             Source::Upstream(upstream, None) => forward.to_upstream(upstream).await,
-            Source::Upstream(upstream, Some(pace)) => Box::pin(pace::forward::forward(forward, upstream, pace)).await,
+            Source::Upstream(upstream, Some(pace)) => {
+                Box::pin(rate_limit::forward::forward(forward, upstream, pace)).await
+            }
             Source::Custody(upstream, custody, arrived) => {
                 Box::pin(custody::forward::forward(forward, upstream, custody, *arrived)).await
             }

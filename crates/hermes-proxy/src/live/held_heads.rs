@@ -13,11 +13,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::facts::{Facts, Kind, Trust};
+use hermes_net::client::network;
 use http::HeaderMap;
 
 use super::{Entry, Live};
 use crate::error::Error;
-use crate::stream::unread::network;
 use crate::worker::Worker;
 
 /// The overhead of a line of a head, in two tables: the received and the forwarded head.

@@ -22,12 +22,12 @@ use crate::error::{Error, Retry};
 use crate::headers::{IDEMPOTENCY_KEY, UNSENT};
 use crate::live::Entry;
 use crate::metrics::UpstreamLabels;
-use crate::pace::hint;
 use crate::upstream::connect::Destination;
 use crate::upstream::exchange::{self, ExchangeBody, Place};
 use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
 use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
+use hermes_rate_limit::headers as rate_headers;
 
 /// How often a refused stream is opened again on a route without `retry`, after a pause that grows by
 /// [`REFUSAL_PAUSE`].
@@ -436,7 +436,7 @@ impl Forward<'_> {
 
     /// Refused for the rate, which the route keeps by itself.
     fn is_paced(&self, response: &Response<ExchangeBody>) -> bool {
-        self.route.pace.is_some() && hint::is_refusal(response.status(), response.headers())
+        self.route.pace.is_some() && rate_headers::is_refusal(response.status(), response.headers())
     }
 
     /// Its origin may have it twice.

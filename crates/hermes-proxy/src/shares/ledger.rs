@@ -13,8 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hermes_model::facts::{Facts, Trust};
-
-use crate::stream::unread::network;
+use hermes_net::client::network;
 
 /// The holder of entries in a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,7 +7,7 @@
 use std::cell::{Ref, RefCell, RefMut};
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,7 @@ use std::task::{Wake, Waker};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use hermes_net::client::network;
 use http::HeaderMap;
 use slab::Slab;
 
@@ -223,13 +224,5 @@ pub(crate) fn sweep(worker: &Worker) {
         if over == 0 {
             break;
         }
-    }
-}
-
-/// One client: an address of IPv4, or a network of IPv6, of which each has many addresses.
-pub(crate) fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
-        v4 => v4,
     }
 }

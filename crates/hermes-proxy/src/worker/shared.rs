@@ -19,7 +19,7 @@ use crate::custody::Office;
 use crate::guard::Guard;
 use crate::ip::Given;
 use crate::metrics::Metrics;
-use crate::pace::Paces;
+use crate::rate_limit::Paces;
 use crate::reverse::Presence;
 use crate::reverse::arrival::{Arrived, Question};
 use crate::seldom::Seldom;

@@ -25,9 +25,19 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-cache", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-custody", BTreeSet::from(["hermes-model", "hermes-net", "hermes-wire"])),
+        ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
+        ("hermes-resume", BTreeSet::new()),
         (
             "hermes-proxy",
-            BTreeSet::from(["hermes-cache", "hermes-custody", "hermes-model", "hermes-wire", "hermes-net"]),
+            BTreeSet::from([
+                "hermes-cache",
+                "hermes-custody",
+                "hermes-model",
+                "hermes-wire",
+                "hermes-net",
+                "hermes-rate-limit",
+                "hermes-resume",
+            ]),
         ),
         ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net"])),
         (
@@ -39,6 +49,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "hermes-wire",
                 "hermes-net",
                 "hermes-proxy",
+                "hermes-resume",
             ]),
         ),
     ])
@@ -105,7 +116,7 @@ fn every_mutant_still_applies() {
 
 /// The root file of each crate, with the size that the largest circle of its top-level modules and of its files may
 /// have. The numbers only fall: a change that makes a circle smaller lowers its number. The aim is 1 and 20.
-const CIRCLES: [(&str, usize, usize); 11] = [
+const CIRCLES: [(&str, usize, usize); 13] = [
     ("hermes/src/main.rs", 1, 24),
     ("hermes-controller/src/lib.rs", 15, 37),
     ("hermes-cache/src/lib.rs", 1, 20),
@@ -114,6 +125,8 @@ const CIRCLES: [(&str, usize, usize); 11] = [
     ("hermes-model/src/lib.rs", 7, 36),
     ("hermes-net/src/lib.rs", 2, 20),
     ("hermes-proxy/src/lib.rs", 27, 154),
+    ("hermes-rate-limit/src/lib.rs", 1, 20),
+    ("hermes-resume/src/lib.rs", 1, 20),
     ("hermes-testkit/src/lib.rs", 4, 20),
     ("hermes-testkit/src/bin/hermes-bench/main.rs", 3, 20),
     ("hermes-wire/src/lib.rs", 1, 20),

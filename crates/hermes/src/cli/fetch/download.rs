@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::answer::{Answer, Part, Validator};
 use super::digest::Digests;
 use super::remedy;
+use super::response::{Answer, Part, Validator};
 
 /// How often content may fail its digest before nobody believes in it: once may be the path's or the pieces' fault.
 const MISMATCHES: u32 = 2;

@@ -10,13 +10,13 @@ use http::{HeaderMap, HeaderName, Uri};
 use rand::Rng as _;
 use tokio::time::Instant;
 
-use super::answer::Answer;
 use super::client::{Client, Exchange, Piece, Trouble};
 use super::digest::{self, Algorithm, Digests, Hashes};
 use super::download::{Ask, Download, End, Meaning, Take, Verdict};
 use super::report::{Event, Report};
+use super::response::Answer;
 use super::sink::Sink;
-use super::{pause, redirect};
+use super::{backoff, redirect};
 
 /// Redirections in a row; more is a loop (browsers allow twenty, curl thirty).
 const REDIRECTIONS: usize = 10;
@@ -90,7 +90,7 @@ impl Effort<'_> {
 
     async fn rest(&self, fruitless: u32, after: Option<Duration>, why: &str) {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let pause = pause::pause(fruitless, after, left, LONGEST, rand::rng().random());
+        let pause = backoff::pause(fruitless, after, left, LONGEST, rand::rng().random());
         self.report.event(&Event::Waits { why, pause });
         tokio::time::sleep(pause).await;
     }

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use http::response::Parts;
 
-use super::answer::Answer;
 use super::client::Trouble;
+use super::response::Answer;
 
 /// The next step of whoever got this.
 pub(super) fn of(status: u16) -> &'static str {

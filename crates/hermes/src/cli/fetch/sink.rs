@@ -283,7 +283,7 @@ fn with_end(path: &Path, end: &str) -> PathBuf {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::cli::fetch::answer::Validator;
+    use crate::cli::fetch::response::Validator;
 
     fn known() -> Known {
         Known { validator: Some(Validator::Etag("\"a\"".into())), total: Some(9), digests: Digests::default() }

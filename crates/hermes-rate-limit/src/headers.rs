@@ -7,9 +7,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
-use http::header::{DATE, HeaderMap, RETRY_AFTER};
+use http::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 
-use crate::headers::PROXY_STATUS;
+/// RFC 9209.
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 /// A number of seconds beyond this is a point in time: it would be thirty years.
 const EPOCH_FROM: f64 = 1e9;
@@ -18,28 +19,29 @@ const MOST: f64 = 1e8;
 
 /// What a response says.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Hint {
+pub struct Hint {
     /// Come again then.
-    pub(crate) after: Option<Duration>,
+    pub after: Option<Duration>,
     /// So many in so long.
-    pub(crate) quota: Option<(f64, Duration)>,
+    pub quota: Option<(f64, Duration)>,
 }
 
 /// Whether a response refuses for the rate. A 503 that does not say when to come again is about something else, and so is
 /// one of a proxy that tells what has failed behind it.
-pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
+pub fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
     let is_503 = status == StatusCode::SERVICE_UNAVAILABLE;
     let is_asked_back = || headers.contains_key(RETRY_AFTER) && !headers.contains_key(PROXY_STATUS);
     status == StatusCode::TOO_MANY_REQUESTS || (is_503 && is_asked_back())
 }
 
 /// Whether what was refused may be sent again: with 429 nothing was done, with 503 that is not known.
-pub(crate) fn may_repeat(status: StatusCode, is_idempotent: bool) -> bool {
+pub fn may_repeat(status: StatusCode, is_idempotent: bool) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || is_idempotent
 }
 
 impl Hint {
-    pub(crate) fn read(headers: &HeaderMap, now: SystemTime) -> Self {
+    /// Reads the fields of a response that came at `now`.
+    pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let number = |name: &str| text(name).and_then(first_number);
         let current = text("ratelimit").unwrap_or_default();

@@ -1,17 +1,12 @@
-//! The retriever: requests for clients that cannot try again are asked for until they are there.
+//! Resumable downloads for clients that cannot resume: a request is tried again until its response is complete.
 //!
-//! In: a decided request of a route with `retrieve`, and how its origin is asked. Out: its response, once there is one that is
-//! worth giving; where its content breaks off it goes on at the very byte, over whatever way the route leads then.
-//! `answer`, `digest`, `pause` and `resume` are pure, and but for the last one what `hermes fetch` works with as well.
-//! Never: parts of two representations in one response; twice what must not be sent twice.
+//! In: a decided request of a route with `retrieve`, and how its origin is asked. Out: its response, once there is one that
+//! is worth giving. If its body breaks off, the rest is requested from the very byte, over the route that holds then.
+//! Never: parts of two representations in one response, or a second try of a request that must not be sent twice.
 
-mod again;
-pub mod answer;
 mod body;
-pub mod digest;
 mod forward;
-pub mod pause;
-mod resume;
+mod retry;
 
 use std::rc::Rc;
 use std::time::Duration;

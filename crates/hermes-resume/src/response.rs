@@ -12,7 +12,7 @@ use http::header::{
 use http::response::Parts;
 use serde::{Deserialize, Serialize};
 
-use super::digest::{self, Digests};
+use crate::digest::{self, Digests};
 
 /// How much older than its answer a modification has to be, for nothing to have changed unseen within the same second,
 /// by clocks that need not agree (RFC 9110, 8.8.2.2).

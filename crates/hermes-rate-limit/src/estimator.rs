@@ -11,8 +11,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::hint::Hint;
-use super::queue::{Client, Pushed, Queue, Ticket};
+use crate::fair_queue::{Client, Pushed, Queue, Ticket};
+use crate::headers::Hint;
 
 /// Of the rate that was measured: so that no more than the limit falls into any window, in spite of jitter.
 const MARGIN: f64 = 0.985;
@@ -60,8 +60,10 @@ const SLOWEST: f64 = 1.0 / 60.0;
 
 /// What becomes of a request that wants to go.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Entered {
+pub enum Entered {
+    /// It goes now.
     Goes,
+    /// It waits in the queue.
     Waits,
     /// It waits, and another one does so no more.
     InPlaceOf(Ticket),
@@ -71,7 +73,7 @@ pub(super) enum Entered {
 
 /// What is known of a service, and who waits for it.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub struct Budget {
     limit: Option<Limit>,
     /// When requests went that were not refused, as far as is known.
     went: VecDeque<Duration>,
@@ -114,22 +116,23 @@ struct Limit {
 }
 
 impl Budget {
-    pub(super) fn new(most: usize) -> Self {
+    /// Creates an estimator without a limit, for at most `most` requests that wait.
+    pub fn new(most: usize) -> Self {
         Self { limit: None, went: VecDeque::new(), queue: Queue::new(most) }
     }
 
     /// As the document says now.
-    pub(super) fn bound(&mut self, most: usize) {
+    pub fn bound(&mut self, most: usize) {
         self.queue.bound(most);
     }
 
     /// The rate a second that it has found; `None` where there is no limit.
-    pub(super) fn rate(&self) -> Option<f64> {
+    pub fn rate(&self) -> Option<f64> {
         self.limit.as_ref().map(|limit| limit.rate).filter(|rate| rate.is_finite())
     }
 
     /// A request wants to go; one that was refused, again.
-    pub(super) fn enter(&mut self, now: Duration, client: &Client, ticket: Ticket, is_again: bool) -> Entered {
+    pub fn enter(&mut self, now: Duration, client: &Client, ticket: Ticket, is_again: bool) -> Entered {
         if self.limit.as_ref().is_some_and(|limit| limit.is_forgotten(now)) && self.queue.is_empty() {
             self.limit = None;
         }
@@ -147,12 +150,12 @@ impl Budget {
     }
 
     /// It waits no more.
-    pub(super) fn leave(&mut self, client: &Client, ticket: Ticket) {
+    pub fn leave(&mut self, client: &Client, ticket: Ticket) {
         self.queue.leave(client, ticket);
     }
 
     /// The next one that goes now.
-    pub(super) fn release(&mut self, now: Duration) -> Option<Ticket> {
+    pub fn release(&mut self, now: Duration) -> Option<Ticket> {
         if self.queue.is_empty() || !self.take_slot(now, CAUGHT_UP) {
             return None;
         }
@@ -166,13 +169,13 @@ impl Budget {
     }
 
     /// When there may be somebody to release; `None` where nobody waits.
-    pub(super) fn next_at(&self) -> Option<Duration> {
+    pub fn next_at(&self) -> Option<Duration> {
         let limit = self.limit.as_ref();
         (!self.queue.is_empty()).then(|| limit.map_or(Duration::ZERO, |limit| limit.due.max(limit.closed_until)))
     }
 
     /// A request that went then was refused.
-    pub(super) fn refused(&mut self, now: Duration, went_at: Duration, hint: &Hint) {
+    pub fn refused(&mut self, now: Duration, went_at: Duration, hint: &Hint) {
         if let Ok(at) = self.went.binary_search(&went_at) {
             self.went.remove(at);
         }
@@ -188,7 +191,7 @@ impl Budget {
     }
 
     /// A request that went then passed.
-    pub(super) fn passed(&mut self, went_at: Duration, hint: impl FnOnce() -> Hint) {
+    pub fn passed(&mut self, went_at: Duration, hint: impl FnOnce() -> Hint) {
         let Some(limit) = &mut self.limit else { return };
         if went_at > limit.refused_at {
             limit.in_row = 0;

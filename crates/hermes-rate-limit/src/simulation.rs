@@ -11,15 +11,15 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::budget::{Budget, Entered};
-use super::hint::Hint;
-use super::queue::{Client, Ticket};
+use crate::estimator::{Budget, Entered};
+use crate::fair_queue::{Client, Ticket};
+use crate::headers::Hint;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A limiter as services have it.
 #[derive(Clone, Debug)]
-pub(super) enum Limiter {
+pub(crate) enum Limiter {
     /// So many in each window of the clock; `offset` is where the first one began.
     Fixed { limit: usize, window: Duration, offset: Duration, current: u128, taken: usize },
     /// So many in any window.
@@ -99,7 +99,7 @@ impl Limiter {
 
 /// What a refusal says of when to come again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Says {
+pub(crate) enum Says {
     /// `Retry-After`, in whole seconds, as it must be.
     Seconds,
     Nothing,
@@ -132,28 +132,28 @@ enum Event {
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     /// When the last one was through.
-    pub(super) ended: Duration,
+    pub ended: Duration,
     /// What the service refused.
-    pub(super) refused: usize,
+    pub refused: usize,
     /// Of them, what applications saw.
-    pub(super) seen: usize,
+    pub seen: usize,
     /// When each client was through.
-    pub(super) done: Vec<Duration>,
+    pub done: Vec<Duration>,
 }
 
-pub(super) struct Case {
-    pub(super) clients: usize,
-    pub(super) each: usize,
-    pub(super) limiter: Limiter,
-    pub(super) says: Says,
-    pub(super) seed: u64,
+pub(crate) struct Case {
+    pub clients: usize,
+    pub each: usize,
+    pub limiter: Limiter,
+    pub says: Says,
+    pub seed: u64,
 }
 
 impl Case {
     /// Plays it to its end, with the budget or without.
-    pub(super) fn play(&self, is_paced: bool) -> Outcome {
+    pub(crate) fn play(&self, is_paced: bool) -> Outcome {
         let mut random = SmallRng::seed_from_u64(self.seed);
         let mut limiter = self.limiter.clone();
         let mut budget = Budget::new(4096);

@@ -11,16 +11,17 @@ use http::{Method, Response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
-use super::again::{Manner, OfDocument, Question, ask};
-use super::answer::Answer;
 use super::body::RetrievedBody;
-use super::resume::Resumable;
-use super::{REFUSED, Waiting, is_sent, pause, rests};
+use super::retry::{Manner, OfDocument, Question, ask};
+use super::{REFUSED, Waiting, is_sent, rests};
 use crate::body::{Body, RequestBody};
 use crate::cache::Source;
 use crate::error::Error;
 use crate::live::Watched;
 use crate::service::forward::{Forward, is_idempotent};
+use hermes_resume::backoff;
+use hermes_resume::response::Answer;
+use hermes_resume::resume::Resumable;
 
 /// Asks until there is an answer.
 ///
@@ -100,7 +101,7 @@ pub(crate) async fn forward(
         // Retrieval may take long from here on: a client that half-closes counts as gone, and makes room for others.
         entry.set_ends_half_closed(true);
         metrics.retrieved(&forward.route.name, "retried");
-        tokio::time::sleep(pause::pause(fruitless, after, left(), most, rand::random())).await;
+        tokio::time::sleep(backoff::pause(fruitless, after, left(), most, rand::random())).await;
         let by = entry.route.borrow().clone();
         (fruitless, last) = (fruitless.saturating_add(1), Some((outcome, by)));
     }

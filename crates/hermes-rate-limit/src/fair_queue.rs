@@ -7,11 +7,12 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::stream::unread::network;
+use hermes_net::client::network;
 
 /// Whose request it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Client {
+pub enum Client {
+    /// A user, by name.
     User(Arc<str>),
     /// An address of IPv4, or a network of IPv6: who has one of those has as many addresses as turns are to be had.
     Network(IpAddr),
@@ -19,17 +20,17 @@ pub(crate) enum Client {
 
 impl Client {
     /// Who is treated as one: a user, however many devices she has; else a place.
-    pub(crate) fn of(user: Option<&Arc<str>>, address: IpAddr) -> Self {
+    pub fn of(user: Option<&Arc<str>>, address: IpAddr) -> Self {
         user.map_or_else(|| Self::Network(network(address)), |user| Self::User(user.clone()))
     }
 }
 
 /// A request that waits.
-pub(crate) type Ticket = u64;
+pub type Ticket = u64;
 
 /// Requests that wait.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub struct Queue {
     of: HashMap<Client, VecDeque<Ticket>>,
     /// Clients that wait, whose turn is next first.
     turns: VecDeque<Client>,
@@ -39,28 +40,33 @@ pub(super) struct Queue {
 
 /// Whether a request may wait.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Pushed {
+pub enum Pushed {
+    /// It waits.
     Waits,
     /// Another one does so no more.
     InPlaceOf(Ticket),
+    /// The queue is full, and no other client has more requests in it.
     Full,
 }
 
 impl Queue {
-    pub(super) fn new(most: usize) -> Self {
+    /// Creates a queue for at most `most` requests.
+    pub fn new(most: usize) -> Self {
         Self { of: HashMap::new(), turns: VecDeque::new(), length: 0, most }
     }
 
-    pub(super) fn bound(&mut self, most: usize) {
+    /// Changes the number of requests that may wait.
+    pub fn bound(&mut self, most: usize) {
         self.most = most;
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// True if no request waits.
+    pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
     /// One that was refused goes before what its client asked for later.
-    pub(super) fn push(&mut self, client: &Client, ticket: Ticket, is_again: bool) -> Pushed {
+    pub fn push(&mut self, client: &Client, ticket: Ticket, is_again: bool) -> Pushed {
         let mut pushed = Pushed::Waits;
         if self.length >= self.most {
             let own = self.of.get(client).map_or(0, VecDeque::len);
@@ -88,7 +94,7 @@ impl Queue {
     }
 
     /// The first of the client whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<Ticket> {
+    pub fn pop(&mut self) -> Option<Ticket> {
         let client = self.turns.pop_front()?;
         let waiting = self.of.get_mut(&client)?;
         let ticket = waiting.pop_front();
@@ -102,7 +108,7 @@ impl Queue {
     }
 
     /// It does not wait any more.
-    pub(super) fn leave(&mut self, client: &Client, ticket: Ticket) {
+    pub fn leave(&mut self, client: &Client, ticket: Ticket) {
         let Some(waiting) = self.of.get_mut(client) else { return };
         let before = waiting.len();
         waiting.retain(|other| *other != ticket);

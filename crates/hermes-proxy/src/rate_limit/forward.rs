@@ -10,8 +10,6 @@ use hermes_model::snapshot::Pace;
 use http::Response;
 use tokio::time::Instant;
 
-use super::hint::{self, Hint};
-use super::queue::Client;
 use super::{Admitted, Denied};
 use crate::body::Body;
 use crate::error::Error;
@@ -19,6 +17,8 @@ use crate::live::Held;
 use crate::metrics::RouteLabels;
 use crate::service::forward::Forward;
 use crate::upstream::UpstreamState;
+use hermes_rate_limit::fair_queue::Client;
+use hermes_rate_limit::headers::{self as rate_headers, Hint};
 
 /// Forwards it as soon as the service has room.
 ///
@@ -70,13 +70,13 @@ pub(crate) async fn forward(
         };
         let response = forward.to_upstream(upstream).await?;
         let (status, headers) = (response.status(), response.headers());
-        if !hint::is_refusal(status, headers) {
+        if !rate_headers::is_refusal(status, headers) {
             pacer.passed(went_at, || Hint::read(headers, SystemTime::now()));
             return Ok(response);
         }
         metrics.paced(route, "refused");
         pacer.refused(went_at, &Hint::read(headers, SystemTime::now()));
-        let may_repeat = hint::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
+        let may_repeat = rate_headers::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
         if !may_repeat || Instant::now() >= until {
             return Ok(response);
         }

@@ -16,16 +16,17 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::again::{Manner, Question, ask};
-use super::answer::Answer;
-use super::digest::{Digests, Hashes};
 use super::forward::FAIR;
-use super::resume::{Rest, Resumable};
-use super::{REFUSED, Waiting, pause, rests};
+use super::retry::{Manner, Question, ask};
+use super::{REFUSED, Waiting, rests};
 use crate::body::Body;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::worker::Worker;
+use hermes_resume::backoff;
+use hermes_resume::digest::{Digests, Hashes};
+use hermes_resume::response::Answer;
+use hermes_resume::resume::{Rest, Resumable};
 
 /// An origin is asked for the rest of one response no more often than this, however much it gives each time.
 const APART: Duration = Duration::from_millis(200);
@@ -266,7 +267,7 @@ impl RetrievedBody {
         let apart = self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed()));
         let pause = match self.fruitless {
             0 if after.is_none() => apart,
-            fruitless => pause::pause(fruitless, after, left, most, rand::random()).max(apart.min(left.mul_f64(0.9))),
+            fruitless => backoff::pause(fruitless, after, left, most, rand::random()).max(apart.min(left.mul_f64(0.9))),
         };
         self.fruitless += 1;
         self.last = Some(error);

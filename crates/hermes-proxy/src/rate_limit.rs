@@ -1,32 +1,26 @@
-//! Rate limits of services, kept for all clients of the node together.
+//! Rate limits of services, shared by all clients of the node.
 //!
-//! In: requests of routes with `pace`, and what their services answer. Out: the same requests, when the service has room for
-//! them: what it refused waits, and tries again in its turn, instead of each client by itself. Costs a note of the time until
-//! a service refuses for the first time.
+//! In: requests of routes with `pace`, and the responses of their services. Out: the same requests, as soon as the service
+//! has room for them. A request that was refused waits for its turn and is sent again. Until a service refuses for the
+//! first time, a request costs a note of the time.
 //!
-//! `budget` knows when who may go, and is pure; `hint` reads what responses say of a limit; `queue` is fair; `forward` is how
-//! sessions come by. Here is where workers meet: a budget a route and upstream, behind a lock that nobody holds while
-//! waiting. Who may go is released by a task of one of the workers, of any where somebody waits: where its worker ends it
-//! before the others, the first of those who wait begins it anew.
+//! `hermes-rate-limit` decides which request may go. Here is one budget for each route and upstream, which all workers
+//! share, behind a lock that nobody holds while waiting. A task of one of the workers releases the requests. If its worker
+//! ends it while requests of others wait, the first of these starts it anew.
 
-mod budget;
 pub(crate) mod forward;
-pub(crate) mod hint;
-mod queue;
-#[cfg(test)]
-mod simulation;
 
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hermes_rate_limit::estimator::{Budget, Entered};
+use hermes_rate_limit::fair_queue::{Client, Ticket};
+use hermes_rate_limit::headers::Hint;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use self::budget::{Budget, Entered};
-use self::hint::Hint;
-use self::queue::{Client, Ticket};
 use crate::worker::Worker;
 
 /// The budgets of a node, by route and upstream: what was measured of one service says nothing of another one.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use super::answer::{Answer, Part, Validator};
+use crate::response::{Answer, Part, Validator};
 
 /// A response whose content can be had from any byte on.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Resumable {
+pub struct Resumable {
     validator: Validator,
     /// The next byte of the representation.
     at: u64,
@@ -26,7 +26,7 @@ pub(super) struct Resumable {
 
 /// What an answer for the rest is worth.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub enum Rest {
     /// It goes on behind so many bytes of its content.
     Behind(u64),
     /// There is none.
@@ -39,7 +39,7 @@ pub(super) enum Rest {
 
 impl Resumable {
     /// `None` where nothing would tell that what comes later is of the same.
-    pub(super) fn of(answer: &Answer) -> Option<Self> {
+    pub fn of(answer: &Answer) -> Option<Self> {
         let validator = answer.validator.clone()?;
         match (answer.status, answer.part) {
             (200 | 203, _) => Some(Self {
@@ -58,14 +58,14 @@ impl Resumable {
     }
 
     /// The fields that ask for the rest.
-    pub(super) fn fields(&self) -> Option<(HeaderValue, HeaderValue)> {
+    pub fn fields(&self) -> Option<(HeaderValue, HeaderValue)> {
         let last = self.end.filter(|_| self.is_part).map(|end| (end - 1).to_string()).unwrap_or_default();
         let range = HeaderValue::try_from(format!("bytes={}-{last}", self.at)).ok()?;
         Some((range, HeaderValue::try_from(self.validator.text()).ok()?))
     }
 
     /// What the answer to them is worth.
-    pub(super) fn judge(&mut self, answer: &Answer) -> Rest {
+    pub fn judge(&mut self, answer: &Answer) -> Rest {
         if answer.may_pass() {
             return Rest::Later(answer.retry_after);
         }
@@ -103,7 +103,7 @@ impl Resumable {
     }
 
     /// Whether the answer, which it goes on with, brings more behind what is wanted.
-    pub(super) fn is_passed_by(&self, answer: &Answer) -> bool {
+    pub fn is_passed_by(&self, answer: &Answer) -> bool {
         let Some(end) = self.end else { return false };
         match answer.part {
             Some(Part { bytes: Some((_, last)), .. }) if answer.status == 206 => last >= end,
@@ -113,17 +113,17 @@ impl Resumable {
     }
 
     /// Whether what comes may end here.
-    pub(super) fn may_end(&self) -> bool {
+    pub fn may_end(&self) -> bool {
         self.missing().map_or(!self.is_amid, |missing| missing == 0)
     }
 
     /// Bytes that are missing, where that is known.
-    pub(super) fn missing(&self) -> Option<u64> {
+    pub fn missing(&self) -> Option<u64> {
         self.end.map(|end| end.saturating_sub(self.at))
     }
 
     /// So many came.
-    pub(super) fn took(&mut self, bytes: usize) {
+    pub fn took(&mut self, bytes: usize) {
         self.at += bytes as u64;
     }
 }
