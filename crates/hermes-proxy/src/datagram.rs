@@ -22,7 +22,7 @@ use hermes_model::facts::Kind;
 use hermes_net::udp::UdpSocket;
 use hermes_wire::{capsule, connect_ip};
 
-pub(crate) use self::inbox::{BATCH, Inbox, weight};
+pub(crate) use self::inbox::Inbox;
 pub(crate) use self::outgoing::Outgoing;
 pub(crate) use self::queue::{Flow, FlowQueue};
 pub(crate) use self::relay::{Opening, QUIET, Reopened, relay};

@@ -4,28 +4,20 @@
 //! may not pass is counted, and its sender told where the RFCs ask for that.
 //! Never: a packet of somebody else's address.
 
-mod claims;
 mod device;
 mod end;
 mod explain;
-mod given;
-mod inner;
-mod judge;
 mod link;
-mod mailbox;
 mod newcomers;
-mod owner;
-mod table;
-mod translation;
 
 pub(crate) use self::device::{Device, Devices, FAR_ENDS, Hold, LocalDevice, Share};
 pub(crate) use self::end::End;
 pub use self::explain::Packet;
-pub(crate) use self::given::Given;
-pub(crate) use self::judge::{Rules, Verdict, Way};
 pub(crate) use self::link::{Link, poll_send_into};
-pub(crate) use self::mailbox::Mailbox;
 pub(crate) use self::newcomers::Newcomers;
-pub(crate) use self::owner::Owner;
-pub(crate) use self::table::Table;
-pub(crate) use self::translation::{FlowKey, Outcome, Translation, Transport};
+pub(crate) use hermes_ip::flow_translation::{FlowKey, Outcome, Translation, Transport};
+pub(crate) use hermes_ip::leases::Given;
+pub(crate) use hermes_ip::mailbox::Mailbox;
+pub(crate) use hermes_ip::owner::Owner;
+pub(crate) use hermes_ip::packet_filter::{Rules, Verdict, Way};
+pub(crate) use hermes_ip::table::Table;

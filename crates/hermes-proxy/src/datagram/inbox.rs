@@ -9,16 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-
-/// Datagrams that one turn takes from a port before it sends them on.
-pub(crate) const BATCH: usize = 256;
-/// What a datagram that waits costs beside its bytes: empty ones are not free.
-pub(crate) const PLACE: usize = 64;
-
-/// What a datagram costs that waits.
-pub(crate) fn weight(datagram: &Bytes) -> usize {
-    datagram.len() + PLACE
-}
+use hermes_ip::mailbox::{BATCH, weight};
 
 /// Datagrams on their way to one task.
 #[derive(Default)]

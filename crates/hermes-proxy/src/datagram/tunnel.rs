@@ -15,13 +15,13 @@ use hermes_model::facts::Kind;
 use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 use hermes_wire::{connect_ip, ip};
 
-use super::inbox::BATCH;
 use super::{Batch, Other, work_of};
 use crate::h3::{Datagrams, Given};
 use crate::live::Entry;
 use crate::stream::h2::GATHER;
 use crate::stream::{ByteStream, Reset};
 use crate::worker::{Worker, go_on_later};
+use hermes_ip::mailbox::BATCH;
 
 /// Bytes of the stream that one turn reads before it sends them on, and the chunk that goes over.
 const MOST_READ: usize = 256 << 10;

@@ -24,12 +24,12 @@ use tokio::time::Instant;
 
 use self::local::Elsewhere;
 pub(crate) use self::local::{Devices, LocalDevice, Share};
-use super::claims::{Claim, Claims, Refused, Scope};
-use super::given::{Given, Wish};
-use super::mailbox::Mailbox;
-use super::owner::Owner;
-use super::table::Table;
 use crate::worker::{Shared, Worker};
+use hermes_ip::claims::{Claim, Claims, Refused, Scope};
+use hermes_ip::leases::{Given, Wish};
+use hermes_ip::mailbox::Mailbox;
+use hermes_ip::owner::Owner;
+use hermes_ip::table::Table;
 
 /// A takeover waits so long for the far ends of what it captures: packets go the old way until then.
 pub(crate) const FAR_ENDS: Duration = Duration::from_secs(5);

@@ -25,17 +25,17 @@ use hermes_wire::{capsule, ip};
 use ipnet::IpNet;
 use tokio::time::Sleep;
 
-use super::claims::{Refused, Scope};
 use super::device::{Lead, LocalDevice};
-use super::inner::Inner;
-use super::judge::Rules;
 use super::link::Link;
-use super::owner::Owner;
 use crate::budget::Budget;
 use crate::datagram::{Batch, MOST_WORK, Other};
 use crate::live::Entry;
 use crate::seldom::Seldom;
 use crate::worker::{Worker, go_on_later};
+use hermes_ip::address_translation::Inner;
+use hermes_ip::claims::{Refused, Scope};
+use hermes_ip::owner::Owner;
+use hermes_ip::packet_filter::Rules;
 
 /// Changes of a device's routes, since the tunnel's packets may be of another length.
 const CHANGES_APART: Duration = Duration::from_millis(100);

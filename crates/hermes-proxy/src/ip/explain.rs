@@ -12,8 +12,8 @@ use hermes_wire::ip::{self, Header};
 use ipnet::IpNet;
 
 use super::end::prefix_of;
-use super::given::gives;
-use super::judge::{Rules, Verdict, Way};
+use hermes_ip::leases::gives;
+use hermes_ip::packet_filter::{Rules, Verdict, Way};
 
 /// The head of a packet that somebody thinks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,9 +14,9 @@ use hermes_net::udp;
 use hermes_wire::capsule;
 
 use super::device::{Hold, LocalDevice};
-use super::mailbox::Mailbox;
 use crate::datagram::Flow;
 use crate::worker::Worker;
+use hermes_ip::mailbox::Mailbox;
 
 /// Where packets come from and go to.
 pub(crate) enum Link {

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ipnet::IpNet;
 
-use super::claims::Scope;
 use super::device::{Lead, LocalDevice};
-use super::mailbox::Mailbox;
-use super::owner::Owner;
+use hermes_ip::claims::Scope;
+use hermes_ip::mailbox::Mailbox;
+use hermes_ip::owner::Owner;
 
 /// A hold on a prefix, for what no narrower one takes.
 pub(crate) struct Newcomers {

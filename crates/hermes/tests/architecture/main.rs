@@ -25,6 +25,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-cache", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-custody", BTreeSet::from(["hermes-model", "hermes-net", "hermes-wire"])),
+        ("hermes-ip", BTreeSet::from(["hermes-model", "hermes-wire"])),
         ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
         ("hermes-resume", BTreeSet::new()),
         (
@@ -32,6 +33,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
             BTreeSet::from([
                 "hermes-cache",
                 "hermes-custody",
+                "hermes-ip",
                 "hermes-model",
                 "hermes-wire",
                 "hermes-net",
@@ -116,11 +118,12 @@ fn every_mutant_still_applies() {
 
 /// The root file of each crate, with the size that the largest circle of its top-level modules and of its files may
 /// have. The numbers only fall: a change that makes a circle smaller lowers its number. The aim is 1 and 20.
-const CIRCLES: [(&str, usize, usize); 13] = [
+const CIRCLES: [(&str, usize, usize); 14] = [
     ("hermes/src/main.rs", 1, 24),
     ("hermes-controller/src/lib.rs", 15, 37),
     ("hermes-cache/src/lib.rs", 1, 20),
     ("hermes-custody/src/lib.rs", 1, 20),
+    ("hermes-ip/src/lib.rs", 1, 20),
     ("hermes-lab/src/lib.rs", 1, 20),
     ("hermes-model/src/lib.rs", 7, 36),
     ("hermes-net/src/lib.rs", 2, 20),

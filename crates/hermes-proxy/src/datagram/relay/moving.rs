@@ -14,12 +14,12 @@ use bytes::Bytes;
 use hermes_model::snapshot::Route;
 use http::StatusCode;
 
-use super::super::inbox::{BATCH, weight};
 use super::super::{Batch, Other, Port};
 use super::QUIET;
 use super::said::{Said, Words, assigned};
 use crate::error::{Error, Side};
 use crate::worker::Worker;
+use hermes_ip::mailbox::{BATCH, weight};
 
 /// The pause before a move is tried again; doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

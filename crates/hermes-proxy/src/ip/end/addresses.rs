@@ -12,12 +12,12 @@ use hermes_wire::connect_ip::{self, Address, ConnectIpError, Prefix, Route};
 use ipnet::IpNet;
 
 use super::{End, FIRST_ASK, Side, prefix_of};
-use crate::ip::claims::Refused;
-use crate::ip::given::withheld;
-use crate::ip::inner::Inner;
 use crate::ip::link::Link;
-use crate::ip::owner::Owner;
 use crate::worker::Worker;
+use hermes_ip::address_translation::Inner;
+use hermes_ip::claims::Refused;
+use hermes_ip::leases::withheld;
+use hermes_ip::owner::Owner;
 
 /// Addresses that one session may hold.
 const MOST_ADDRESSES: usize = 64;

@@ -12,8 +12,8 @@ use hermes_wire::{capsule, ip};
 
 use super::{End, Side};
 use crate::datagram::Batch;
-use crate::ip::judge::{Verdict, Way};
 use crate::worker::Worker;
+use hermes_ip::packet_filter::{Verdict, Way};
 
 /// Packets that came before their addresses.
 const MOST_AHEAD: usize = 64;

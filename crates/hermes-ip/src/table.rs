@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 /// By prefix.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub struct Table<T> {
     entries: HashMap<IpNet, T>,
     /// How many entries there are of each length, the longest first, of IPv4 and of IPv6.
     lengths: [Vec<(u8, usize)>; 2],
@@ -22,21 +22,23 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    pub(crate) fn get(&self, prefix: IpNet) -> Option<&T> {
+    /// The value of exactly this prefix.
+    pub fn get(&self, prefix: IpNet) -> Option<&T> {
         self.entries.get(&prefix)
     }
 
     /// All of them, in no order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&IpNet, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&IpNet, &T)> {
         self.entries.iter()
     }
 
-    pub(crate) fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
+    /// The value of exactly this prefix, to change it.
+    pub fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
         self.entries.get_mut(&prefix)
     }
 
     /// What lies behind a prefix; nothing much, where there was nothing.
-    pub(crate) fn get_or_default(&mut self, prefix: IpNet) -> &mut T
+    pub fn get_or_default(&mut self, prefix: IpNet) -> &mut T
     where
         T: Default,
     {
@@ -47,7 +49,7 @@ impl<T> Table<T> {
     }
 
     /// Puts something behind a prefix. Returns what was there.
-    pub(crate) fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
+    pub fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
         let before = self.entries.insert(prefix, value);
         if before.is_none() {
             let lengths = &mut self.lengths[family(prefix.addr())];
@@ -62,7 +64,8 @@ impl<T> Table<T> {
         before
     }
 
-    pub(crate) fn remove(&mut self, prefix: IpNet) -> Option<T> {
+    /// Removes the value of exactly this prefix.
+    pub fn remove(&mut self, prefix: IpNet) -> Option<T> {
         let value = self.entries.remove(&prefix)?;
         let lengths = &mut self.lengths[family(prefix.addr())];
         if let Some(at) = lengths.iter().position(|(length, _)| *length == prefix.prefix_len()) {
@@ -75,7 +78,7 @@ impl<T> Table<T> {
     }
 
     /// What lies behind prefixes that this one holds, or that hold it.
-    pub(crate) fn overlapping(&self, prefix: IpNet) -> impl Iterator<Item = &T> {
+    pub fn overlapping(&self, prefix: IpNet) -> impl Iterator<Item = &T> {
         let around =
             self.lengths[family(prefix.addr())].iter().filter(move |(length, _)| *length <= prefix.prefix_len());
         let around = around.filter_map(move |(length, _)| IpNet::new(prefix.addr(), *length).ok());
@@ -87,7 +90,7 @@ impl<T> Table<T> {
     }
 
     /// The widest prefix around this address.
-    pub(crate) fn around(&self, address: IpAddr) -> Option<IpNet> {
+    pub fn around(&self, address: IpAddr) -> Option<IpNet> {
         self.lengths[family(address)].iter().rev().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();
             self.entries.contains_key(&prefix).then_some(prefix)
@@ -95,7 +98,7 @@ impl<T> Table<T> {
     }
 
     /// What the longest prefix around this address leads to.
-    pub(crate) fn find(&self, address: IpAddr) -> Option<&T> {
+    pub fn find(&self, address: IpAddr) -> Option<&T> {
         self.lengths[family(address)].iter().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();
             self.entries.get(&prefix)

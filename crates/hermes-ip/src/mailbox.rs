@@ -9,11 +9,14 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use crate::datagram::{BATCH, weight};
+/// Datagrams that one turn takes from a port before it sends them on.
+pub const BATCH: usize = 256;
+/// The overhead of a queued packet, in bytes: empty packets are not free.
+pub const PACKET_OVERHEAD: usize = 64;
 
 /// Packets for one session.
 #[derive(Debug, Default)]
-pub(crate) struct Mailbox(Mutex<Letters>);
+pub struct Mailbox(Mutex<Letters>);
 
 #[derive(Debug, Default)]
 struct Letters {
@@ -29,7 +32,7 @@ impl Mailbox {
     }
 
     /// Takes a batch in, and tells the session. Returns how many of the oldest were dropped for it.
-    pub(crate) fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
+    pub fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
         let mut letters = self.letters();
         for packet in packets.drain(..) {
             letters.bytes += weight(&packet);
@@ -49,7 +52,7 @@ impl Mailbox {
     }
 
     /// Its session takes nothing more. Returns what nobody has taken.
-    pub(super) fn close(&self) -> VecDeque<Bytes> {
+    pub fn close(&self) -> VecDeque<Bytes> {
         let mut letters = self.letters();
         letters.is_closed = true;
         letters.bytes = 0;
@@ -57,12 +60,12 @@ impl Mailbox {
     }
 
     /// Whether its session is over.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.letters().is_closed
     }
 
     /// Nothing will come any more: its session hears of it when it has taken what there is.
-    pub(super) fn finish(&self) {
+    pub fn finish(&self) {
         let mut letters = self.letters();
         letters.is_closed = true;
         let waker = letters.waker.take();
@@ -71,7 +74,7 @@ impl Mailbox {
     }
 
     /// Waits for that, and takes nothing.
-    pub(super) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
+    pub fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         let mut letters = self.letters();
         if letters.is_closed {
             return Poll::Ready(());
@@ -81,7 +84,7 @@ impl Mailbox {
     }
 
     /// Takes a batch, into an empty one. False where none will come any more.
-    pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
+    pub fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         let mut letters = self.letters();
         if letters.packets.is_empty() {
             if letters.is_closed {
@@ -107,4 +110,9 @@ impl Letters {
             self.waker = Some(cx.waker().clone());
         }
     }
+}
+
+/// The bytes that a queued datagram is charged for.
+pub fn weight(datagram: &Bytes) -> usize {
+    datagram.len() + PACKET_OVERHEAD
 }

@@ -31,22 +31,27 @@ const FIRST_ALIAS: u16 = 1024;
 
 /// The transport protocol of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Transport {
+pub enum Transport {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
 }
 
 /// One connection or flow, as its program sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FlowKey {
-    pub(crate) transport: Transport,
-    pub(crate) client: SocketAddr,
-    pub(crate) target: SocketAddr,
+pub struct FlowKey {
+    /// The protocol above IP.
+    pub transport: Transport,
+    /// The address and port of the client.
+    pub client: SocketAddr,
+    /// The address and port that it sent to.
+    pub target: SocketAddr,
 }
 
 /// The outcome for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// The packet was rewritten, and goes into the device.
     Rewritten,
     /// The first packet of a flow.
@@ -77,7 +82,7 @@ struct Flow {
 
 /// The flows of one prefix.
 #[derive(Debug)]
-pub(crate) struct Translation {
+pub struct Translation {
     /// The node's two sockets.
     tcp: SocketAddr,
     udp: SocketAddr,
@@ -96,7 +101,8 @@ pub(crate) struct Translation {
 }
 
 impl Translation {
-    pub(crate) fn new(tcp: SocketAddr, udp: SocketAddr) -> Self {
+    /// Creates a table without flows; `tcp` and `udp` are the local sockets that serve them.
+    pub fn new(tcp: SocketAddr, udp: SocketAddr) -> Self {
         Self {
             tcp,
             udp,
@@ -111,7 +117,7 @@ impl Translation {
     }
 
     /// Rewrites a packet of a known flow.
-    pub(crate) fn translate(&mut self, packet: &mut [u8], header: &Header, now: u64) -> Outcome {
+    pub fn translate(&mut self, packet: &mut [u8], header: &Header, now: u64) -> Outcome {
         let transport = match header.protocol {
             ip::TCP => Transport::Tcp,
             ip::UDP => Transport::Udp,
@@ -165,7 +171,7 @@ impl Translation {
 
     /// Gives a new flow its alias. `None`: there are `limit` flows, and none yields. Look at
     /// [`Translation::take_displaced`] afterwards in both cases.
-    pub(crate) fn begin(&mut self, key: FlowKey, limit: usize, now: u64) -> Option<SocketAddr> {
+    pub fn begin(&mut self, key: FlowKey, limit: usize, now: u64) -> Option<SocketAddr> {
         if self.by_alias.len() >= limit {
             self.make_room(key.target.ip(), limit, now);
         }
@@ -181,19 +187,19 @@ impl Translation {
     }
 
     /// Takes the flows that were displaced, by alias. Their connections have to end.
-    pub(crate) fn take_displaced(&mut self) -> Vec<(Transport, SocketAddr)> {
+    pub fn take_displaced(&mut self) -> Vec<(Transport, SocketAddr)> {
         std::mem::take(&mut self.displaced)
     }
 
     /// Marks the flow open: the client's SYN may go to the node's socket.
-    pub(crate) fn open(&mut self, key: &FlowKey) {
+    pub fn open(&mut self, key: &FlowKey) {
         if let Some(flow) = self.flow_mut(key).filter(|flow| flow.state == State::Opening) {
             flow.state = State::Open;
         }
     }
 
     /// Marks the flow with this alias closed: the connection at the node's socket has ended.
-    pub(crate) fn close(&mut self, transport: Transport, alias: SocketAddr, now: u64) {
+    pub fn close(&mut self, transport: Transport, alias: SocketAddr, now: u64) {
         let found = self.by_alias.get_mut(&(transport, alias));
         let Some(flow) = found.filter(|flow| !matches!(flow.state, State::Closed(_))) else { return };
         flow.state = State::Closed(now);
@@ -203,7 +209,7 @@ impl Translation {
     }
 
     /// Removes a flow.
-    pub(crate) fn forget(&mut self, key: &FlowKey) {
+    pub fn forget(&mut self, key: &FlowKey) {
         let Some(alias) = self.aliases.remove(key) else { return };
         match self.by_alias.remove(&(key.transport, alias)).map(|flow| flow.state) {
             Some(State::Closed(since)) => drop(self.closed.remove(&(since, key.transport, alias))),
@@ -222,12 +228,12 @@ impl Translation {
     }
 
     /// The flow whose alias is the peer of one of the node's sockets.
-    pub(crate) fn flow_of(&self, transport: Transport, alias: SocketAddr) -> Option<FlowKey> {
+    pub fn flow_of(&self, transport: Transport, alias: SocketAddr) -> Option<FlowKey> {
         self.by_alias.get(&(transport, alias)).map(|flow| flow.key)
     }
 
     /// True if no connection is open or opening.
-    pub(crate) fn has_no_connections(&self) -> bool {
+    pub fn has_no_connections(&self) -> bool {
         let is_over = |flow: &Flow| flow.key.transport == Transport::Udp || matches!(flow.state, State::Closed(_));
         self.by_alias.values().all(is_over)
     }

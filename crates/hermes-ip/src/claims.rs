@@ -8,28 +8,32 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::mailbox::Mailbox;
-use super::owner::Owner;
+use crate::mailbox::Mailbox;
+use crate::owner::Owner;
 
 /// Sessions that may hold one prefix.
 const MOST_CLAIMS: usize = 256;
 
 /// A session's hold on a prefix.
 #[derive(Debug)]
-pub(super) struct Claim {
-    pub(super) owner: Owner,
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) number: u64,
-    pub(super) scope: Scope,
+pub struct Claim {
+    /// The owner of the session.
+    pub owner: Owner,
+    /// Where packets for the session go.
+    pub mailbox: Arc<Mailbox>,
+    /// The number of the session at the device.
+    pub number: u64,
+    /// The prefixes of the session.
+    pub scope: Scope,
 }
 
 /// With whom a session is; `None`: with anybody.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Scope {
+pub struct Scope {
     /// As its client knows them.
-    pub(super) asked: Option<IpNet>,
+    pub asked: Option<IpNet>,
     /// As they are behind the device.
-    pub(super) here: Option<IpNet>,
+    pub here: Option<IpNet>,
 }
 
 impl Scope {
@@ -51,7 +55,7 @@ impl Scope {
 
 /// Why a session does not get a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub enum Refused {
     /// It is another's, or as much as one may have.
     Others,
     /// Another session of the same owner has it, and answers for the two could not be told apart.
@@ -60,18 +64,18 @@ pub(super) enum Refused {
 
 /// All holds on one prefix.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub struct Claims {
     /// Of one owner: a device has a session for each of the networks that it captures, all of them with its one
     /// address.
     /// The narrower ones come first, of equal ones the newer.
-    pub(super) sessions: Vec<Claim>,
+    pub sessions: Vec<Claim>,
     /// A listener captures it. What is for it is for no wider one, though there be no session just now.
-    pub(super) is_captured: bool,
+    pub is_captured: bool,
 }
 
 impl Claims {
     /// Whether this owner may not have it.
-    pub(super) fn is_anothers(&self, owner: &Owner) -> bool {
+    pub fn is_anothers(&self, owner: &Owner) -> bool {
         self.is_captured && owner.is_client() || self.sessions.iter().any(|claim| claim.owner != *owner)
     }
 
@@ -79,7 +83,7 @@ impl Claims {
     ///
     /// # Errors
     /// `Refused`: why it does not.
-    pub(super) fn enter(&mut self, claim: Claim, may_cross: bool) -> Result<(), Refused> {
+    pub fn enter(&mut self, claim: Claim, may_cross: bool) -> Result<(), Refused> {
         if self.sessions.len() >= MOST_CLAIMS || self.is_anothers(&claim.owner) {
             return Err(Refused::Others);
         }
@@ -93,7 +97,7 @@ impl Claims {
 
     /// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest, where all of them
     /// are here.
-    pub(super) fn holder(&self, from: IpAddr, are_all: bool) -> Option<&Claim> {
+    pub fn holder(&self, from: IpAddr, are_all: bool) -> Option<&Claim> {
         let newest = || self.sessions.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
         self.sessions.iter().find(|claim| claim.scope.takes(from)).or_else(newest)
     }

@@ -10,7 +10,8 @@ use hermes_wire::ip::{self, Header, Trouble};
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
+    /// The packet may go on.
     Pass,
     /// It is too long, and may be cut into packets of this length.
     Cut(usize),
@@ -20,18 +21,18 @@ pub(crate) enum Verdict {
 
 /// Where packets of a session may come from and go to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// Addresses on the device's side.
-    pub(crate) here: Vec<Route>,
+    pub here: Vec<Route>,
     /// Addresses on the tunnel's side.
-    pub(crate) there: Vec<Route>,
+    pub there: Vec<Route>,
     /// The only protocol that is carried, ICMP aside.
-    pub(crate) protocol: Option<u8>,
+    pub protocol: Option<u8>,
 }
 
 /// Which way a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub enum Way {
     /// From the device into the tunnel.
     Out,
     /// From the tunnel to the device.
@@ -40,7 +41,7 @@ pub(crate) enum Way {
 
 impl Rules {
     /// Judges a packet; `mtu` is the length of the longest that goes further.
-    pub(crate) fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
+    pub fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
         let (from, to) = match way {
             Way::Out => (&self.here, &self.there),
             Way::In => (&self.there, &self.here),

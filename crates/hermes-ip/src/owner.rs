@@ -10,7 +10,7 @@ use hermes_model::trust::HERMES_ORIGIN;
 
 /// Whose an address is. Nobody else can take it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Owner {
+pub enum Owner {
     /// A user, whichever way the session comes.
     User(Arc<str>),
     /// Without a user: where the session began, as `settle` has proven it.
@@ -21,12 +21,12 @@ pub(crate) enum Owner {
 
 impl Owner {
     /// It is not a listener of our own.
-    pub(super) fn is_client(&self) -> bool {
+    pub fn is_client(&self) -> bool {
         !matches!(self, Owner::Listener(_))
     }
 
     /// Whose session it is.
-    pub(crate) fn of(facts: &Facts) -> Self {
+    pub fn of(facts: &Facts) -> Self {
         if let Some(user) = &facts.user {
             return Owner::User(user.clone());
         }
@@ -47,7 +47,7 @@ impl fmt::Display for Owner {
 
 impl Owner {
     /// As it is written for another process.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let (kind, name) = text.split_once(' ')?;
         Some(match kind {
             "user" => Owner::User(Arc::from(name)),

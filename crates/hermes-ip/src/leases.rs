@@ -13,15 +13,15 @@ use hermes_model::snapshot::Gateway;
 use hermes_wire::ip;
 use ipnet::IpNet;
 
-use super::owner::Owner;
-use super::table::Table;
+use crate::owner::Owner;
+use crate::table::Table;
 
 /// Prefixes that one owner may have at a time: as many sessions as it likes share them. A pool is for more than one.
 const MOST_OWNED: usize = 128;
 
 /// Of the whole node. Taken where sessions begin and end, never for a packet.
 #[derive(Debug, Default)]
-pub(crate) struct Given {
+pub struct Given {
     holdings: Mutex<Holdings>,
     /// By device and pool. Locked before anything that a search looks at.
     searches: Mutex<HashMap<(Arc<str>, IpNet), Search>>,
@@ -49,7 +49,7 @@ struct Share {
 }
 
 /// A prefix that is wanted, for packets to this network.
-pub(super) type Wish = (IpNet, Option<IpNet>);
+pub type Wish = (IpNet, Option<IpNet>);
 
 /// A prefix that sessions of one owner have, or had a moment ago.
 #[derive(Debug)]
@@ -80,21 +80,21 @@ impl Given {
 
     /// One more session of this owner has it. False: a part of it, or more than it, is another's, or the owner has as
     /// much as one may have.
-    pub(super) fn take(&self, prefix: IpNet, owner: &Owner) -> bool {
+    pub fn take(&self, prefix: IpNet, owner: &Owner) -> bool {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.take(prefix, owner)
     }
 
     /// The session that is about to give it back was broken off: its owner may come again.
-    pub(super) fn breaks(&self, prefix: IpNet) {
+    pub fn breaks(&self, prefix: IpNet) {
         if let Some(holding) = self.lock().table.get_mut(prefix) {
             holding.is_broken = true;
         }
     }
 
     /// It is given in the place of what its owner wanted: whoever wants that again is to have the same.
-    pub(super) fn give_instead(&self, prefix: IpNet, wish: Wish) {
+    pub fn give_instead(&self, prefix: IpNet, wish: Wish) {
         let mut holdings = self.lock();
         let Some(holding) = holdings.table.get_mut(prefix) else { return };
         holding.wish = Some(wish);
@@ -103,14 +103,14 @@ impl Given {
     }
 
     /// What was given in the place of what is wanted.
-    pub(super) fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
+    pub fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.shares.get(owner)?.instead.get(&wish).copied()
     }
 
     /// It was given by the process before us, in the place of another one, and waits for its owner here.
-    pub(super) fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: Wish) {
+    pub fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: Wish) {
         if self.take(prefix, owner) {
             self.give_instead(prefix, wish);
             self.breaks(prefix);
@@ -119,12 +119,12 @@ impl Given {
     }
 
     /// For what it is given, if that is in the place of another one.
-    pub(super) fn wish(&self, prefix: IpNet) -> Option<Wish> {
+    pub fn wish(&self, prefix: IpNet) -> Option<Wish> {
         self.lock().table.get(prefix)?.wish
     }
 
     /// One less has it.
-    pub(super) fn give_back(&self, prefix: IpNet) {
+    pub fn give_back(&self, prefix: IpNet) {
         let mut holdings = self.lock();
         let Some(holding) = holdings.table.get_mut(prefix) else { return };
         holding.sessions = holding.sessions.saturating_sub(1);
@@ -140,7 +140,7 @@ impl Given {
     }
 
     /// What rests, for another process: a line each, with the milliseconds that are left.
-    pub(crate) fn resting(&self) -> String {
+    pub fn resting(&self) -> String {
         let mut holdings = self.lock();
         let now = Instant::now();
         holdings.forget(now);
@@ -150,7 +150,7 @@ impl Given {
     }
 
     /// Takes the word of the process before us for what rests.
-    pub(crate) fn go_on_resting(&self, resting: &str) {
+    pub fn go_on_resting(&self, resting: &str) {
         let read = |line: &str| {
             let (left, rest) = line.split_once(' ')?;
             let (prefix, owner) = rest.split_once(' ')?;
@@ -163,21 +163,21 @@ impl Given {
     }
 
     /// The widest prefix around this address that somebody has, or had a moment ago.
-    pub(super) fn around(&self, address: IpAddr) -> Option<IpNet> {
+    pub fn around(&self, address: IpAddr) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.table.around(address)
     }
 
     /// Whether this owner has as much as one may have, and none of that rests.
-    pub(super) fn is_full(&self, owner: &Owner) -> bool {
+    pub fn is_full(&self, owner: &Owner) -> bool {
         self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting.len() >= MOST_OWNED)
     }
 
     /// A free address of a device's pools, else a resting one: the owner's own, or one of the owner with the most
     /// resting addresses. `taken` says what holds an address that is not free. Repeated searches do not look at an
     /// address twice: one that was found taken counts as taken for a while, unless it is given back.
-    pub(super) fn find_free(
+    pub fn find_free(
         &self,
         device: &Arc<str>,
         pools: &[IpNet],
@@ -439,12 +439,12 @@ impl Holdings {
 }
 
 /// Whether the document gives it to clients: of the pools that it names, else any private address.
-pub(super) fn gives(gateway: &Gateway, net: IpNet) -> bool {
+pub fn gives(gateway: &Gateway, net: IpNet) -> bool {
     withheld(gateway, net).is_none()
 }
 
 /// Why the document gives it to nobody, and what to do; `None`: it does.
-pub(super) fn withheld(gateway: &Gateway, net: IpNet) -> Option<&'static str> {
+pub fn withheld(gateway: &Gateway, net: IpNet) -> Option<&'static str> {
     let address = net.addr();
     // Who may have a network may have all of a pool with a few words.
     let is_one = net.prefix_len() == net.max_prefix_len();

@@ -13,9 +13,11 @@ use ipnet::IpNet;
 
 /// Whom packets are for, and who gets them.
 #[derive(Clone, Copy)]
-pub(super) struct Inner {
-    pub(super) asked: IpAddr,
-    pub(super) inner: IpAddr,
+pub struct Inner {
+    /// The address that the session holds.
+    pub asked: IpAddr,
+    /// The address that the client uses.
+    pub inner: IpAddr,
 }
 
 impl Inner {
@@ -23,7 +25,7 @@ impl Inner {
     ///
     /// # Errors
     /// That is not one address of the same version.
-    pub(super) fn of(inner: IpAddr, network: Option<IpNet>) -> Result<Self, String> {
+    pub fn of(inner: IpAddr, network: Option<IpNet>) -> Result<Self, String> {
         let one = network.filter(|network| network.prefix_len() == network.max_prefix_len());
         match one.map(|network| network.addr()) {
             Some(asked) if asked.is_ipv4() == inner.is_ipv4() => Ok(Self { asked, inner }),
@@ -32,14 +34,14 @@ impl Inner {
     }
 
     /// What was given in the place of what was wanted; `None`: it is the same, or not for one machine.
-    pub(super) fn instead(given: &Address, wanted: &[Address]) -> Option<Self> {
+    pub fn instead(given: &Address, wanted: &[Address]) -> Option<Self> {
         let wanted = wanted.iter().find(|wanted| wanted.request == given.request)?;
         let (asked, inner) = (one_address(given.prefix)?, one_address(wanted.prefix)?);
         (asked != inner && asked.is_ipv4() == inner.is_ipv4()).then_some(Self { asked, inner })
     }
 
     /// A packet that was for the one is for the other.
-    pub(super) fn inwards(self, packet: &mut Bytes) {
+    pub fn inwards(self, packet: &mut Bytes) {
         let Ok(header) = ip::parse(packet) else { return };
         if header.destination != self.asked {
             return;
@@ -51,7 +53,7 @@ impl Inner {
     }
 
     /// A packet of the one comes from the other.
-    pub(super) fn outwards(self, packet: Bytes, header: ip::Header) -> (Bytes, ip::Header) {
+    pub fn outwards(self, packet: Bytes, header: ip::Header) -> (Bytes, ip::Header) {
         let mut changed = packet.to_vec();
         if !ip::readdress(&mut changed, &header, ip::Side::Source, self.asked) {
             return (packet, header);
@@ -60,7 +62,7 @@ impl Inner {
     }
 
     /// A router behind the device speaks of a packet to the one: its sender knows the other.
-    pub(super) fn cited_outwards(&self, packet: &[u8], header: &ip::Header) -> Bytes {
+    pub fn cited_outwards(&self, packet: &[u8], header: &ip::Header) -> Bytes {
         let mut changed = packet.to_vec();
         ip::readdress_cited(&mut changed, header, ip::Side::Destination, self.inner, self.asked);
         changed.into()
