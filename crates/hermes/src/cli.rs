@@ -28,7 +28,7 @@ use anyhow::Context as _;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// A proxy overlay: proxy on devices and servers, router in between, and command line.
+/// A proxy overlay: run nodes and controllers, and manage them from the command line.
 #[derive(Debug, Parser)]
 #[command(name = "hermes", version, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Hermes {

@@ -14,11 +14,13 @@ use super::controller::Place;
 use crate::document;
 use crate::operator::{Access, block_on};
 
-/// Writes all that the controller has to a file: documents, who has enrolled, and the authority with its key. Who has that file has
-/// the overlay; unless the key is sealed (`hermes controller --seal-file`), which needs that file too.
+/// Write a backup of the controller's state to a file.
+///
+/// The backup contains documents, enrolled nodes, and the CA with its key. Anyone with the file controls the overlay,
+/// unless the key is sealed (`hermes controller --seal-file`).
 #[derive(Debug, Parser)]
 pub(super) struct Backup {
-    /// Where to; nobody else may read it.
+    /// Write the backup to this file, readable only by you
     file: PathBuf,
     #[command(flatten)]
     access: Access,
@@ -39,23 +41,26 @@ impl Backup {
     }
 }
 
-/// Puts a backup into a store that has nothing yet: a controller that is started with that store goes on from there.
+/// Restore a backup into an empty store.
+///
+/// Start a controller with that store afterwards. Nodes receive nothing until all of them have connected, or until you
+/// confirm.
 #[derive(Debug, Parser)]
 pub(super) struct Restore {
-    /// The backup.
+    /// Restore this backup file
     #[arg(required_unless_present_any = ["confirm", "status"])]
     file: Option<PathBuf>,
-    /// Confirms, at a controller that runs, that what was restored is right although not all nodes are back, which know what was
-    /// revoked since the backup. Revoke that again first.
+    /// Confirm the restored state at a running controller. Missing nodes may know of revocations after the backup:
+    /// repeat those first
     #[arg(long, conflicts_with = "file")]
     confirm: bool,
-    /// Confirms although nodes are missing.
+    /// Confirm even if nodes are missing
     #[arg(long, requires = "confirm")]
     yes: bool,
-    /// Shows, of a controller that runs, whether it withholds documents from nodes, and which nodes are missing.
+    /// Show whether a running controller withholds documents, and which nodes are missing
     #[arg(long, conflicts_with_all = ["file", "confirm"])]
     status: bool,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long, requires = "status")]
     json: bool,
     #[command(flatten)]

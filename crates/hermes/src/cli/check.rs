@@ -18,13 +18,13 @@ use hermes_net::tls::{CertifiedKey, TlsError};
 
 use crate::document;
 
-/// Checks node documents, or overlay documents, and prints every problem with its path.
+/// Validate node documents or overlay documents, and print every problem with its path
 #[derive(Debug, Parser)]
 pub(super) struct Check {
-    /// Node documents, or the files of an overlay's documents (YAML): files, directories of them, or - for standard input.
+    /// Validate these files or directories (YAML), or - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Prints one JSON object a problem.
+    /// Print one JSON object for each problem
     #[arg(long)]
     json: bool,
 }

@@ -27,52 +27,53 @@ use crate::signals::Signals;
 /// A store that is away is asked again after this.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs a controller: keeps an overlay's documents, and gives each node what it is to run.
+/// Run a controller, which stores the overlay's documents and sends each node its configuration.
 ///
-/// The first time it makes the overlay's certificate authority, and an operator's file, with which `hermes apply` and the like
-/// may change everything. It can be stopped and started at any time; nodes go on meanwhile.
+/// The first start creates the overlay's CA and an operator's file. With that file, `hermes apply` and similar commands
+/// may change everything. Nodes keep running while the controller is stopped.
 #[derive(Debug, Parser)]
 pub(super) struct Run {
     #[command(flatten)]
     place: Place,
-    /// Where it listens for nodes and operators: ADDRESS:PORT, localhost:PORT, or :PORT for all addresses of IPv4.
+    /// Listen for nodes and operators at ADDRESS:PORT, localhost:PORT, or :PORT for all IPv4 addresses
     #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([127, 0, 0, 1], PORT))))]
     listen: Bind,
-    /// Where it answers to `/healthz` and `/metrics` without TLS. Whoever reaches that learns how many nodes there are and how
-    /// they fare. With TLS, `/healthz` is at --listen for anybody.
+    /// Serve `/healthz` and `/metrics` without TLS at this address [default: none]. Clients learn the number and status
+    /// of nodes. `/healthz` is also public at --listen, over TLS
     #[arg(long, value_name = "ADDR")]
     admin: Option<Bind>,
-    /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
+    /// Add this name or address to the controller's certificate, if nodes reach it by another one than --listen. May be
+    /// repeated
     #[arg(long = "name", value_name = "HOST")]
     names: Vec<String>,
-    /// What the authority's key is encrypted with in the store, and in backups: a file of 32 random bytes, which is made where it is
-    /// not there. A store without is encrypted from then on. Keep it elsewhere than backups, and give it to each controller of
-    /// the overlay: without it the key is lost.
+    /// Encrypt the CA's key in the store and in backups with this file of 32 random bytes. The file is created if it
+    /// does not exist, and an unencrypted store is encrypted from then on. Each controller of the overlay needs the
+    /// file. Store it apart from backups: without it the key is lost
     #[arg(long, env = "HERMES_SEAL_FILE", value_name = "FILE")]
     seal_file: Option<PathBuf>,
-    /// What is logged on standard error.
+    /// Set the log filter of standard error: error, warn, info, debug, or a filter
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
 }
 
-/// Where a controller has what is its own.
+/// The controller's directory and store.
 #[derive(Debug, Args)]
 pub(super) struct Place {
-    /// The controller's directory: the store, the operator's file, and the audit log. It is made where it is not there.
+    /// Store the database, the operator's file and the audit log in this directory. It is created if it does not exist
     #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
     pub(super) data: PathBuf,
-    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Of it the authority's
-    /// key alone is encrypted there, and that with --seal-file: else whoever reads the store is the operator.
+    /// Store the overlay's state in `sqlite`, a file in --data, or in etcd, which several controllers share. With
+    /// --seal-file the CA's key is encrypted. Without it, anyone who reads the store controls the overlay
     #[arg(long, value_name = "sqlite|etcds://HOST:PORT", default_value = "sqlite")]
     store: String,
-    /// Of etcds://: a file with the certificates of who vouches for its members (PEM). Whom this machine trusts where it is
-    /// left out. `etcd://` is spoken to in the clear: for loopback, or a network where nobody else is.
+    /// Verify the members of etcds:// with these CA certificates (PEM) [default: the system's]. `etcd://` is plaintext:
+    /// use it on loopback or an isolated network only
     #[arg(long, value_name = "FILE")]
     store_ca: Option<PathBuf>,
-    /// Of etcds://: the certificate that this controller shows to members that ask for one (PEM).
+    /// Present this client certificate to members of etcds:// (PEM)
     #[arg(long, value_name = "FILE", requires = "store_key")]
     store_cert: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// Read the private key of the client certificate from this file (PEM)
     #[arg(long, value_name = "FILE", requires = "store_cert")]
     store_key: Option<PathBuf>,
 }

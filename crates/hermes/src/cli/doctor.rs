@@ -24,14 +24,13 @@ use self::layer3::Needs;
 use self::running::Running;
 use crate::document;
 
-/// Checks this machine: descriptors, DNS and what layer 3 takes, and the addresses, access log and
-/// certificates of a document.
+/// Diagnose this machine: file descriptors, DNS, layer-3 privileges, and the needs of a node document
 #[derive(Debug, Parser)]
 pub(super) struct Doctor {
-    /// Also checks what this node document needs.
+    /// Also check the addresses, access log and certificates of this node document
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Prints one JSON object a finding.
+    /// Print one JSON object for each finding
     #[arg(long)]
     json: bool,
 }

@@ -16,28 +16,28 @@ use crate::signals::Signals;
 /// What Envoy is started with, in the directory.
 const BOOTSTRAP: &str = "envoy.json";
 
-/// Makes an Envoy on this machine a node of the overlay, whose document says `runs: envoy`.
+/// Run an Envoy on this machine as a node whose document contains `runs: envoy`.
 ///
-/// Enrols it, writes DIR/envoy.json, and then keeps its certificate renewed, which Envoy takes over by itself. Start Envoy
-/// beside it, as the same user: `envoy -c DIR/envoy.json`. Either may be stopped and started without the other.
+/// Enrols the node, writes DIR/envoy.json and renews the certificate, which Envoy reloads. Start Envoy separately as
+/// the same user: `envoy -c DIR/envoy.json`. Each may be restarted without the other.
 #[derive(Debug, Parser)]
 pub(super) struct Envoy {
-    /// The controller, by which Envoy is configured. Of several, which share one store, any will do.
+    /// Configure Envoy from this controller. Repeat or separate by commas for controllers that share a store
     #[arg(long, value_name = "URL", required = true, value_delimiter = ',')]
     controller: Vec<Place>,
-    /// Leave to enrol, the first time: from `hermes token create`.
+    /// Enrol with this token of `hermes token create`; needed once
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
-    /// A file with the token, or - for standard input.
+    /// Read the token from this file, or - for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// The directory of the node's key and certificate, and of Envoy's file.
+    /// Store the node's key, its certificate and Envoy's configuration in this directory
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Where Envoy's own admin endpoint listens: whoever reaches it may stop Envoy. By default there is none.
+    /// Listen at this address for Envoy's admin endpoint [default: none]. Its clients can stop Envoy
     #[arg(long, value_name = "ADDR")]
     admin: Option<Bind>,
-    /// What is logged on standard error.
+    /// Set the log filter of standard error: error, warn, info, debug, or a filter
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
 }

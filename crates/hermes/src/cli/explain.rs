@@ -31,64 +31,63 @@ use crate::operator::{Access, OperatorFile};
 /// The exit status of a denial, which is neither a failure nor misuse.
 const DENIED: u8 = 3;
 
-/// Explains the decision for a request, without sending it.
+/// Explain the decision for a request, without sending it.
 ///
-/// Exit status: 0 where the session is accepted, 3 where it is denied or its packet dropped, 1 where that cannot be told.
+/// Exit status: 0 if the session is accepted, 3 if it is denied or its packet dropped, 1 if the decision is unknown.
 #[derive(Debug, Parser)]
 pub(super) struct Explain {
-    /// The node document (YAML).
+    /// Decide by this node document (YAML)
     #[arg(long, value_name = "FILE", required_unless_present = "controller")]
     config: Option<PathBuf>,
-    /// Instead of a file: along every node on the way, by the documents that the controller has for them. With =URL, another
-    /// controller than the operator's file names.
+    /// Decide at every node on the path, by the controller's documents. =URL selects another controller than the
+    /// operator's file
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, conflicts_with_all = ["config", "packet"])]
     controller: Option<Option<Place>>,
-    /// With `--controller`: the node where the session begins. Default: the only node of `--user`.
+    /// Start at this node, with --controller [default: the only node of --user]
     #[arg(long, value_name = "NAME", requires = "controller")]
     node: Option<String>,
     #[command(flatten)]
     file: OperatorFile,
-    /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http, of
-    /// a socks5 listener tcp, unless said otherwise.
+    /// Set the kind of the session [default: the listener's; http for http listeners, tcp for socks5 listeners]
     #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
     kind: Option<Kind>,
-    /// The user that the client claims to be (hermes-user). It is judged as the node judges it: by the
-    /// listener, `--certificate` and `--source`. Without `--listener` the session comes in at a listener of this user.
+    /// Claim this user (hermes-user). The node validates the claim by the listener, --certificate and --source. Without
+    /// --listener, a listener of this user accepts the session
     #[arg(long)]
     user: Option<String>,
-    /// A URI of the certificate that the client shows, such as spiffe://OVERLAY/node/NAME,
-    /// .../user/NAME or .../role/standalone. May be repeated.
+    /// Present a certificate with this URI, such as spiffe://OVERLAY/node/NAME, .../user/NAME or .../role/standalone.
+    /// May be repeated
     #[arg(long = "certificate", value_name = "URI")]
     certificate: Vec<String>,
-    /// Whom the request is for: a name, host or host:port. A tcp or udp listener has one of its own; at a socks5 listener the
-    /// port is 80 where none is said.
+    /// Request this authority: a name, host or host:port. Listeners of tcp and udp have their own; socks5 listeners
+    /// assume port 80
     #[arg(long)]
     authority: Option<String>,
-    /// Method; CONNECT for tunnels.
+    /// Set the method; CONNECT for tunnels
     #[arg(long)]
     method: Option<String>,
-    /// Path with query, of an http session; / by default.
+    /// Set the path and query of an http session [default: /]
     #[arg(long)]
     path: Option<String>,
-    /// A header, NAME=VALUE. May be repeated.
+    /// Add a header. May be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
-    /// Destination of an ip session, a prefix or an address. Without `--listener` and `--kind` it comes in at the tun
-    /// listener that captures it.
+    /// Set the destination prefix or address of an ip session. Without --listener and --kind, the tun listener that
+    /// captures it accepts the session
     #[arg(long)]
     network: Option<String>,
     #[allow(rustdoc::broken_intra_doc_links, reason = "brackets as usage lines have them")]
-    /// A packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Tells whether it
-    /// passes this node, or the reason that it is dropped for.
+    /// Check a packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Prints whether
+    /// it passes, or why it is dropped
     #[arg(long, value_name = "FIELDS")]
     packet: Option<String>,
-    /// Source address.
+    /// Set the source address
     #[arg(long, default_value = "127.0.0.1")]
     source: IpAddr,
-    /// The listener that accepts it; the first one by default.
+    /// Accept at this listener [default: the first one]
     #[arg(long)]
     listener: Option<String>,
-    /// Prints JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

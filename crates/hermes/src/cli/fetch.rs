@@ -38,43 +38,43 @@ const DEADLINE: u8 = 3;
 const OWN: [HeaderName; 8] =
     [RANGE, IF_RANGE, ACCEPT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TE, UPGRADE];
 
-/// Gets an object, and does not give up before the deadline.
+/// Download an object, and retry until the deadline.
 ///
-/// It tries again whatever may pass (no connection, a transfer that breaks off, 408, 425, 429, 500, 502, 503, 504), goes on
-/// where it was as long as the origin has the same object, and verifies the object by its digest where there is one. FILE is
-/// there once it is whole; until then FILE.part is, which a later run goes on with. Exit status: 0, or 1 where no further
-/// try would help, 2 for usage, 3 where the deadline passed.
+/// Retries transient failures: no connection, interrupted transfers, and status 408, 425, 429, 500, 502, 503 or 504.
+/// Resumes as long as the origin has the same object, and verifies its digest if there is one. FILE appears once it is
+/// complete. Until then, FILE.part holds the data for a later run. Exit status: 0 for success, 1 if a retry is useless,
+/// 2 for usage, 3 for the deadline.
 #[derive(Debug, Parser)]
 pub(super) struct Fetch {
-    /// What to get: http: or https:, by a name of the overlay or of DNS.
+    /// Download this http: or https: URL. The host is an overlay name or a DNS name
     #[arg(value_parser = url)]
     url: Uri,
-    /// The file to write; `-` is standard output. By default the last part of the URL's path.
+    /// Write to this file, or - for standard output [default: last segment of the URL's path]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// A node, or another forward proxy, to go through.
+    /// Connect through this node or other forward proxy
     #[arg(long, value_name = "http://HOST:PORT", value_parser = proxy)]
     proxy: Option<Uri>,
-    /// When to give up.
+    /// Give up after this time
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = period)]
     deadline: Duration,
-    /// How long nothing may come before a try is over. A whole try may take any time.
+    /// End an attempt after this time without data. The attempt as a whole has no limit
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = period)]
     patience: Duration,
-    /// A header of the request; may be there several times. To another origin, by a redirection, go those alone that say
-    /// nothing of the user: accept, accept-language, cache-control, pragma, user-agent.
+    /// Add a request header. May be repeated. A redirect to another origin keeps only accept, accept-language,
+    /// cache-control, pragma and user-agent
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// What the object must come to, beside what the origin says: sha-256=:BASE64: or sha-256=HEX, or sha-512.
+    /// Verify this digest beside the origin's: sha-256=:BASE64: or sha-256=HEX, or sha-512
     #[arg(long, value_name = "DIGEST", value_parser = digests)]
     digest: Option<Digests>,
-    /// CA certificates (PEM) to believe, instead of this machine's.
+    /// Trust these CA certificates (PEM) [default: the system's]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Prints one JSON object an event, the last of which says how it ended.
+    /// Print one JSON object for each event; the last one is the result
     #[arg(long)]
     json: bool,
-    /// Says nothing but errors.
+    /// Print errors only
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
 }

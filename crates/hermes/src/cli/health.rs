@@ -21,21 +21,21 @@ use crate::run::ADMIN_SOCKET;
 /// The admin endpoint answers at once, or something is wrong.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Says whether a node of this machine takes sessions: exit status 0 if it does.
+/// Probe a node on this machine: exit status 0 if it accepts sessions.
 ///
-/// Asks its admin endpoint, which its document has to have. For probes of containers and the like.
+/// Requests the admin endpoint, which the document must configure. Intended for container probes.
 #[derive(Debug, Parser)]
 pub(super) struct Health {
-    /// The directory of a node under a controller.
+    /// Probe the node with this state directory, under a controller
     #[arg(long, value_name = "DIR", required_unless_present_any = ["config", "admin"])]
     state: Option<PathBuf>,
-    /// The node document of a node without one.
+    /// Probe the node with this document, without a controller
     #[arg(long, value_name = "FILE", conflicts_with = "state")]
     config: Option<PathBuf>,
-    /// The admin endpoint itself.
+    /// Probe this admin endpoint
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["state", "config"])]
     admin: Option<Bind>,
-    /// Only whether it runs: also while it drains.
+    /// Probe only that the node runs, also while it drains
     #[arg(long)]
     live: bool,
 }

@@ -21,43 +21,43 @@ use crate::kubernetes::{self, Cluster, GRACE};
 /// What a node waits for its sessions where nothing is said: as `drain` of a node document.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Prints what a service manager needs to run a node or a controller.
+/// Print the unit or manifests for a node or a controller.
 ///
-/// It changes nothing: `hermes install --print systemd ... > /etc/systemd/system/hermes.service` installs it.
+/// Changes nothing. To install: `hermes install --print systemd ... > /etc/systemd/system/hermes.service`.
 #[derive(Debug, Parser)]
 pub(super) struct Install {
-    /// For whom: a unit of systemd, a container file that builds an image from this source, or manifests of a controller.
+    /// Print a systemd unit, a container file that builds an image from this source, or manifests of a controller
     #[arg(long, value_name = "KIND")]
     print: Option<Kind>,
-    /// What runs.
+    /// Run a node (proxy) or a controller
     #[arg(value_enum, default_value_t = What::Proxy)]
     what: What,
-    /// The node's controller. Of several any will do.
+    /// Connect the node to this controller. Repeat or separate by commas for several
     #[arg(long, value_name = "URL", conflicts_with = "config", value_delimiter = ',')]
     controller: Vec<Place>,
-    /// The directory of the node, or of the controller: below /var/lib, whose last part is the unit's name. Default:
-    /// /var/lib/hermes, and /var/lib/hermes-controller of a controller.
+    /// Store state in this directory below /var/lib; its last segment names the unit [default: /var/lib/hermes, or
+    /// /var/lib/hermes-controller for a controller]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The document of a node without a controller.
+    /// Run the node from this document, without a controller
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The longest `drain` of the node's documents: it is waited for so long until it is killed.
+    /// Wait this long for a drain before the node is killed: the longest `drain` of its documents
     #[arg(long, value_name = "DURATION")]
     drain: Option<Period>,
-    /// Where the controller listens.
+    /// Listen for nodes at this address, for a controller
     #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([0, 0, 0, 0], PORT))))]
     listen: Bind,
-    /// The program, as it lies on the machine.
+    /// Start the program at this path
     #[arg(long, value_name = "FILE", default_value = "/usr/local/bin/hermes")]
     program: PathBuf,
-    /// The node may listen at ports below 1024.
+    /// Allow the node to listen on ports below 1024
     #[arg(long)]
     low_ports: bool,
-    /// The node may have devices, routes and rules (`tun` listeners, gateways).
+    /// Allow the node to create devices, routes and rules (`tun` listeners, gateways)
     #[arg(long)]
     devices: bool,
-    /// Where the manifests belong, unless `kubectl` says otherwise.
+    /// Set the namespace of the manifests [default: kubectl's]
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace, help_heading = "Kubernetes")]
     namespace: Option<String>,
     #[command(flatten)]

@@ -27,7 +27,7 @@ const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// A node that was started is looked at so often: its machine tells of nothing.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Nodes of the overlay, as the controller knows them.
+/// Manage the nodes of the overlay
 #[derive(Debug, Parser)]
 pub(super) struct Node {
     #[command(subcommand)]
@@ -36,66 +36,66 @@ pub(super) struct Node {
 
 #[derive(Debug, Subcommand)]
 enum NodeVerb {
-    /// Lists them: whether they have enrolled, are there, and run what they should.
+    /// List nodes with their enrolment, connection and revision
     List {
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         access: Access,
     },
-    /// Keeps new sessions away from a node, and waits until those that it has are over.
+    /// Drain a node: direct new sessions to other nodes, and wait until its sessions have ended.
     ///
-    /// Other nodes find other ways, and programs of its own device find nobody there any more. A service that has no other way
-    /// goes on to come by.
+    /// Other nodes use other paths, and applications on the node's own device are refused. A service without another
+    /// path keeps using the node.
     Drain(Drain),
-    /// Prints the document that a node is to run, as it was compiled from the overlay's, and whether the node runs it.
+    /// Print the compiled document of a node, and whether the node runs it
     ExecConfig {
-        /// Which one.
+        /// Name of the node
         node: Name,
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         access: Access,
     },
-    /// Starts nodes somewhere, each with a token of its own, and waits until they are under control. Of Kubernetes it prints manifests.
+    /// Deploy nodes with a token each, and wait until they have connected. For Kubernetes, print manifests
     Place {
         #[command(flatten)]
         at: At,
-        /// How nodes there reach the controller, where that is otherwise than from here.
+        /// Connect the nodes to this controller URL [default: the one this command uses]
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
         #[command(flatten)]
         placing: Placing,
     },
-    /// Drains nodes that were placed, ends them, and deletes their directories. Their documents stay.
+    /// Drain deployed nodes, stop them and delete their directories. Their documents stay
     Unplace {
         #[command(flatten)]
         at: At,
-        /// Does not drain them first: their sessions have the document's `drain` to finish.
+        /// Stop without draining first. Sessions have the document's `drain` to finish
         #[arg(long)]
         now: bool,
-        /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
+        /// Connect to this controller [default: HERMES_CONTROLLER, else the one in the operator's file]
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
     },
-    /// Believes a node's key no more: it is cut off within seconds, whatever it does. Its document stays; with a token and an empty
-    /// --state it may enrol again.
+    /// Revoke a node's key: other nodes reject it within seconds. Its document stays; with a token and an empty --state
+    /// it can enrol again
     Revoke {
-        /// Which one.
+        /// Name of the node
         node: Name,
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         access: Access,
     },
-    /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
+    /// Delete a node's document. The node stops serving, and returns only with a document and a token
     Remove {
-        /// Which one.
+        /// Name of the node
         node: Name,
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -103,22 +103,22 @@ enum NodeVerb {
     },
 }
 
-/// Which nodes, and where.
+/// Nodes, and the machine on which they run.
 #[derive(Debug, Parser)]
 struct At {
-    /// Which ones.
+    /// Names of the nodes
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<Name>,
-    /// This machine, a network namespace of it, one that ssh reaches without a question, or a cluster of Kubernetes.
+    /// Run on this machine, in one of its network namespaces, on a host over ssh without a prompt, or in Kubernetes
     #[arg(long, value_name = "process[:NETNS]|ssh:[USER@]HOST[:PORT]|kubernetes[:NAMESPACE]")]
     on: On,
-    /// A directory there, in which each node has its own.
+    /// Store each node's state below this directory on the target
     #[arg(long, value_name = "DIR", default_value = "hermes-nodes")]
     dir: String,
-    /// A configuration file of ssh, in the place of the user's.
+    /// Use this ssh configuration file [default: the user's]
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// How long each may take.
+    /// Fail after this time for each node
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     timeout: Period,
     #[command(flatten)]
@@ -131,15 +131,15 @@ impl At {
     }
 }
 
-/// `hermes node drain`.
+/// Arguments of `hermes node drain`.
 #[derive(Debug, Parser)]
 struct Drain {
-    /// Which one.
+    /// Name of the node
     node: Name,
-    /// It takes sessions again.
+    /// Undo a drain: the node accepts sessions again
     #[arg(long)]
     undo: bool,
-    /// How long it may take until its sessions are over. It drains all the same after that.
+    /// Stop waiting after this time. The node stays drained
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     timeout: Period,
     #[command(flatten)]

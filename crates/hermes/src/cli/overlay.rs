@@ -16,84 +16,84 @@ use crate::operator::{Access, block_on};
 
 /// The maximum length of a value that is shown whole.
 const MAX_SHOWN: usize = 200;
-/// How long nodes are waited for.
+/// Wait this long for the nodes
 pub(super) const WAIT: &str = "10s";
 
-/// Puts overlay documents into the controller, and says which nodes took the change.
+/// Apply overlay documents, and report which nodes accepted the change.
 ///
-/// All of them or none: a document that is wrong, or would make a node's own document wrong, changes nothing.
+/// All documents apply, or none. An invalid document, or one that makes a node's document invalid, changes nothing.
 #[derive(Debug, Parser)]
 pub(super) struct Apply {
     #[command(flatten)]
     documents: Documents,
-    /// Only says what would change.
+    /// Only print what would change
     #[arg(long)]
     dry_run: bool,
-    /// Changes nothing that somebody has changed after this revision.
+    /// Fail if a document was changed after this revision
     #[arg(long, value_name = "REVISION")]
     since: Option<u64>,
-    /// All nodes have it at once, whatever `rollout` of the overlay says.
+    /// Send the change to all nodes at once, regardless of the overlay's `rollout`
     #[arg(long)]
     now: bool,
-    /// How long nodes are waited for.
+    /// Wait this long for the nodes
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
     wait: Period,
 }
 
-/// Says what files of overlay documents would change, and at which nodes.
+/// Show what files of overlay documents would change, and on which nodes
 #[derive(Debug, Parser)]
 pub(super) struct Diff {
     #[command(flatten)]
     documents: Documents,
 }
 
-/// Which documents, and to whom.
+/// Documents, and the controller that receives them.
 #[derive(Debug, Parser)]
 struct Documents {
-    /// Files of overlay documents (YAML), directories of them, or - for standard input.
+    /// Read overlay documents (YAML) from this file or directory, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Delete documents that are not in these files: of a provider its own, else all but the Overlay document.
+    /// Delete documents that are not in these files: a provider's own, otherwise all but the Overlay document
     #[arg(long)]
     prune: bool,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     access: Access,
 }
 
-/// Prints overlay documents: all, those of a kind, or one (`hermes get services`, `hermes get Service/VIDEO`).
+/// Print overlay documents: all, those of a kind, or one (`hermes get services`, `hermes get Service/VIDEO`)
 #[derive(Debug, Parser)]
 pub(super) struct Get {
-    /// A kind, or KIND/NAME, or KIND/PROVIDER/NAME.
+    /// A kind, KIND/NAME or KIND/PROVIDER/NAME [default: all]
     what: Option<String>,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     access: Access,
 }
 
-/// Deletes an overlay document that no other one names.
+/// Delete an overlay document to which no other document refers
 #[derive(Debug, Parser)]
 pub(super) struct Delete {
     /// KIND/NAME, or KIND/PROVIDER/NAME.
     document: Key,
-    /// Only says what would change.
+    /// Only print what would change
     #[arg(long)]
     dry_run: bool,
-    /// How long nodes are waited for.
+    /// Wait this long for the nodes
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
     wait: Period,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     access: Access,
 }
 
-/// Leave for nodes to enrol.
+/// Manage enrolment tokens
 #[derive(Debug, Parser)]
 pub(super) struct Token {
     #[command(subcommand)]
@@ -102,12 +102,12 @@ pub(super) struct Token {
 
 #[derive(Debug, Subcommand)]
 enum TokenVerb {
-    /// Prints a token, with which a node enrols once.
+    /// Create a token with which a node enrols once
     Create {
-        /// Which node.
+        /// Name of the node
         #[arg(long, value_name = "NAME")]
         node: String,
-        /// How long it may be used.
+        /// Set the lifetime of the token
         #[arg(long, value_name = "DURATION", default_value = "1d")]
         life: Period,
         #[command(flatten)]
