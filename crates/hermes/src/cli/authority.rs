@@ -1,7 +1,7 @@
-//! `hermes authority`: the overlay's certificate authority, and how another one follows it without an outage.
+//! `hermes authority`: the overlay's CA, and its rotation without an outage.
 //!
-//! In: the word of the overlay's operator; for an authority of somebody else's, its certificates and key. Out: who is trusted,
-//! who signs, and how far each node is.
+//! In: requests of the overlay's operator; for an imported CA, its certificates and key. Out: the trusted CAs, the
+//! signing CA, and the progress of each node.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ enum Verb {
     Cancel(Options),
 }
 
-/// `hermes authority import`.
+/// Arguments of `hermes authority import`.
 #[derive(Debug, Args)]
 struct Import {
     /// Read the CA certificate from this file, followed by its chain up to the root that nodes will trust (PEM)
@@ -54,7 +54,7 @@ struct Import {
     options: Options,
 }
 
-/// `hermes authority finish`.
+/// Arguments of `hermes authority finish`.
 #[derive(Debug, Args)]
 struct Finish {
     /// Finish even if nodes have not renewed yet. Other nodes reject such a node until it reconnects to a controller,
@@ -131,10 +131,10 @@ fn told(answer: &Value) -> String {
     text
 }
 
-/// The last second that a certificate can name.
+/// The last second that a certificate can express.
 const LAST: u64 = 253_402_300_799;
 
-/// A second since 1970, for people.
+/// Formats a Unix time as a date.
 pub(super) fn date(second: &Value) -> String {
     let second = second.as_u64().unwrap_or_default().min(LAST);
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second))

@@ -1,4 +1,4 @@
-//! `hermes backup` and `hermes restore`: all that a controller has, as one file.
+//! `hermes backup` and `hermes restore`: the state of a controller as one file.
 
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -91,7 +91,7 @@ impl Restore {
     }
 }
 
-/// The nodes that the controller misses, as its answer names them.
+/// Formats the missing nodes of the controller's response.
 fn missing(answer: &serde_json::Value) -> String {
     let named = answer["missing"].as_array().into_iter().flatten().filter_map(|one| one.as_str());
     named.collect::<Vec<_>>().join(", ")

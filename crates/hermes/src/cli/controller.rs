@@ -24,7 +24,7 @@ use crate::log::Log;
 use crate::operator::{self, Operator};
 use crate::signals::Signals;
 
-/// A store that is away is asked again after this.
+/// Pause between two attempts to reach the store.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Run a controller, which stores the overlay's documents and sends each node its configuration.
@@ -82,7 +82,7 @@ impl Place {
     /// Opens the store.
     ///
     /// # Errors
-    /// It is none, or another controller has it.
+    /// The store is invalid, or another controller uses it.
     pub(super) fn store(&self) -> anyhow::Result<Arc<dyn Store>> {
         Ok(match &*self.store {
             "sqlite" => Arc::new(Sqlite::open(&self.data)?),
@@ -90,7 +90,8 @@ impl Place {
         })
     }
 
-    /// Does what needs the store. One that several controllers share may come later than they do, after a power cut: it is waited for.
+    /// Repeats work that needs the store until the store is reachable. A shared store may start later than its
+    /// controllers, for example after a power failure.
     async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, Refused>) -> Result<T, Refused> {
         let mut outage = OutageLog::default();
         loop {
@@ -124,12 +125,12 @@ impl Run {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Reads the store, and makes the authority where there is none.
+    /// Reads the store, and creates the CA if it has none.
     async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
         let controller = Controller::start(store).await?;
         let operator = self.place.data.join(operator::FILE);
         if controller.known().state.authority.is_none() && operator.exists() {
-            // Nodes would believe nothing of what this controller makes now.
+            // Nodes would reject everything that this controller issues now.
             return Err(Refused::Denied(format!(
                 "the store has no overlay, and {} is of one; `hermes restore` puts a backup of that into the store. To begin \
                  another overlay take the file away",
@@ -141,7 +142,7 @@ impl Run {
         Ok(controller)
     }
 
-    /// What the key in the store is, or is to be, sealed with.
+    /// Returns the key that seals the CA's key in the store, if any.
     fn seal(&self, controller: &Controller) -> Result<Option<Seal>, SealError> {
         let Some(file) = &self.seal_file else { return Ok(None) };
         if let Some(seal) = Seal::read(file)? {
@@ -218,11 +219,11 @@ impl Run {
     }
 }
 
-/// The signal that ends it.
+/// Waits for the signal that ends the controller.
 async fn end(signals: &mut Signals) -> &'static str {
     loop {
         match signals.next().await {
-            // There is nothing to be read again.
+            // A controller has no file to reload.
             "SIGHUP" | "SIGUSR1" => {}
             name => return name,
         }

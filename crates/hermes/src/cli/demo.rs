@@ -1,4 +1,4 @@
-//! `hermes demo`: a whole overlay on this machine, and what it does.
+//! `hermes demo`: a complete overlay on this machine.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

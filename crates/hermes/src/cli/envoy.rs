@@ -1,4 +1,4 @@
-//! `hermes envoy`: an Envoy's identity, and the file with which it starts as a node.
+//! `hermes envoy`: the identity of an Envoy, and its bootstrap file.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::agent::{Home, enrolled, keep_identity};
 use crate::log::Log;
 use crate::signals::Signals;
 
-/// What Envoy is started with, in the directory.
+/// The name of Envoy's bootstrap file in the state directory.
 const BOOTSTRAP: &str = "envoy.json";
 
 /// Run an Envoy on this machine as a node whose document contains `runs: envoy`.
@@ -60,14 +60,14 @@ impl Envoy {
         tokio::select! {
             () = keep_identity(&self.controller, &home) => {}
             () = async {
-                // There is nothing to be read again.
+                // Envoy's identity has no file to reload.
                 while matches!(signals.next().await, "SIGHUP" | "SIGUSR1") {}
             } => tracing::info!("stopped"),
         }
         Ok(())
     }
 
-    /// What Envoy reads. The file that it is started with comes last.
+    /// Writes the files that Envoy reads. The bootstrap file comes last.
     fn write(&self, home: &Home) -> anyhow::Result<PathBuf> {
         let absolute = |path: &Path| path.canonicalize().with_context(|| format!("--state {}", path.display()));
         let directory = absolute(&self.state)?;
@@ -75,7 +75,7 @@ impl Envoy {
         for (file, content) in xds::secrets(directory) {
             home.keep(&home.path(file), &serde_json::to_vec_pretty(&content)?)?;
         }
-        // Whatever Envoy calls itself, it is known by its certificate.
+        // The certificate identifies the Envoy, whatever name the Envoy uses.
         let uris = home.identity()?.0.uris();
         let node = uris.iter().find_map(|uri| uri.split_once("/node/")).map_or("node", |(_, node)| node);
         let bootstrap = xds::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));

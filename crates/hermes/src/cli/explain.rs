@@ -1,7 +1,7 @@
-//! `hermes explain`: what would be decided for these facts, and why, rule by rule.
+//! `hermes explain`: the decision for given facts, and the reason, rule by rule.
 //!
-//! In: a document, or those of a controller, and what the options say of a session. Out: the session as the listener would make
-//! it, explained. Never: a session that the listener cannot have; options that contradict it are errors.
+//! In: a document, or those of a controller, and options that describe a session. Out: the session as the listener
+//! would create it, explained. Never: a session that the listener cannot have; contradicting options are errors.
 
 mod packet;
 mod way;
@@ -92,7 +92,7 @@ pub(super) struct Explain {
     json: bool,
 }
 
-/// `PossibleValuesParser` lets nothing else pass.
+/// Converts a kind. `PossibleValuesParser` rejects all other values.
 fn kind_named(name: String) -> Kind {
     Kind::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Kind::Http)
 }
@@ -135,7 +135,7 @@ impl Explain {
         self.file.access(self.controller.clone().flatten())
     }
 
-    /// Along every node on the way.
+    /// Explains the decision at every node on the path.
     fn along(&self) -> anyhow::Result<ExitCode> {
         let hops = way::follow(self)?;
         let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { way::told(&hops) };
@@ -143,8 +143,8 @@ impl Explain {
         Ok(hops.last().map_or(ExitCode::SUCCESS, |last| status(&last.explanation)))
     }
 
-    /// The listener that is named; else the first one, or the one that captures what is wanted, where the first does not
-    /// fit that.
+    /// Returns the named listener. Otherwise returns the first one, or the one that captures the wanted network if the
+    /// first does not fit.
     fn listener<'s>(&self, snapshot: &'s Snapshot, wanted: Option<IpNet>) -> anyhow::Result<&'s Listener> {
         let mut listeners = snapshot.listeners.iter().map(AsRef::as_ref);
         match &self.listener {
@@ -166,7 +166,7 @@ impl Explain {
         }
     }
 
-    /// The session as it comes in, before its identity is judged.
+    /// Returns the facts of the session before its identity is validated.
     fn facts(&self, snapshot: &Snapshot, listener: &Listener, packet: Option<&Packet>) -> anyhow::Result<Facts> {
         let trust = self.trust(listener)?;
         let (kind, authority) = match &listener.protocol {
@@ -212,10 +212,10 @@ impl Explain {
         let network = capture.map(|capture| capture.network).or(self.network()?);
         let (network, authority) = match self.stands_for_a_name(snapshot, listener, packet)? {
             Some(address) => (Some(address), authority),
-            // Whom any other ip session is for is its network, where it has one.
+            // The authority of any other ip session is its network, if it has one.
             None => match network.filter(|_| self.authority.is_none()) {
                 Some(of) => (network, Authority::of_address(of.addr())),
-                // A name's session tells the address that stands for it.
+                // A session for a name carries the virtual address of that name.
                 None => (network, authority),
             },
         };
@@ -249,13 +249,13 @@ impl Explain {
         parsed.map_err(|error: String| anyhow::anyhow!("--network: {error}"))
     }
 
-    /// Where packets of the session go to, as far as that was said.
+    /// Returns the destination of the session's packets, as far as the options give it.
     fn wanted(&self, packet: Option<&Packet>) -> anyhow::Result<Option<IpNet>> {
         Ok(self.network()?.or(packet.map(|packet| packet.destination.into())))
     }
 
-    /// The address of a packet that a device takes for a name. The name is the asker's to say: which one it stands for
-    /// only a running node knows.
+    /// Returns the destination of a packet if a device maps that address to a name. The options must give the name, since
+    /// only a running node knows the mapping.
     fn stands_for_a_name(
         &self,
         snapshot: &Snapshot,
@@ -278,7 +278,7 @@ impl Explain {
         Ok(Some(packet.destination.into()))
     }
 
-    /// The prefix of a tun listener that a packet for `--network` belongs to, the first by default.
+    /// Returns the prefix of a tun listener for `--network` [default: the first prefix].
     fn capture<'l>(&self, listener: &'l Listener, packet: Option<&Packet>) -> anyhow::Result<Option<&'l Capture>> {
         let ListenerProtocol::Tun(tun) = &listener.protocol else { return Ok(None) };
         let wanted = self.wanted(packet)?;
@@ -287,7 +287,7 @@ impl Explain {
         chosen.map(Some).with_context(|| format!("listener {} takes none of that; it takes {}", listener.name, taken()))
     }
 
-    /// What a packet of a peer becomes, where `--source` is one.
+    /// Returns the capture of a peer's packet, if `--source` is a peer.
     fn carried(&self, listener: &Listener, carried: &Carried) -> anyhow::Result<Capture> {
         let name = &listener.name;
         ensure!(carried.peer(self.source).is_some(), "--source {}: no peer of listener {name} is there", self.source);
@@ -299,7 +299,7 @@ impl Explain {
         Ok(Capture { network, set_headers: Vec::new() })
     }
 
-    /// How far the connection is believed, as the listener sees it.
+    /// Returns the trust in the connection, as the listener determines it.
     fn trust(&self, listener: &Listener) -> anyhow::Result<Trust> {
         if self.certificate.is_empty() {
             let trusted = listener.trust.iter().any(|prefix| prefix.contains(&self.source.to_canonical()));
@@ -334,7 +334,7 @@ impl Explain {
         Ok(authority)
     }
 
-    /// A raw connection or flow says nothing of itself: the listener says what it is.
+    /// Returns the authority of a raw connection or flow, which only the listener defines.
     fn fixed_authority(&self, listener: &Listener, kind: Kind, authority: &Authority) -> anyhow::Result<Authority> {
         let name = &listener.name;
         if let Some(other) = self.kind.filter(|other| *other != kind) {
@@ -348,7 +348,7 @@ impl Explain {
         Ok(authority.clone())
     }
 
-    /// What a client can say over HTTP only.
+    /// Rejects options that only an HTTP client could express.
     fn refuse_unheard(&self, listener: &Listener, kind: Kind) -> anyhow::Result<()> {
         let name = &listener.name;
         let unheard = [
@@ -364,7 +364,7 @@ impl Explain {
         Ok(())
     }
 
-    /// A tunnel's path follows from what it is.
+    /// Returns the path of a tunnel, which follows from its kind and target.
     fn path(&self, kind: Kind, authority: &Authority) -> anyhow::Result<PathAndQuery> {
         if let Some(path) = &self.path {
             ensure!(
@@ -406,13 +406,13 @@ fn status(explanation: &Explanation) -> ExitCode {
     if is_denied { ExitCode::from(DENIED) } else { ExitCode::SUCCESS }
 }
 
-/// The narrowest prefix of a listener that holds it.
+/// Returns the narrowest prefix of a listener that contains the network.
 fn narrowest(tun: &Tun, wanted: IpNet) -> Option<&Capture> {
     let holding = tun.captures.iter().filter(|capture| capture.network.contains(&wanted));
     holding.max_by_key(|capture| capture.network.prefix_len())
 }
 
-/// The narrowest of all listeners: it has what is for it.
+/// Returns the listener with the narrowest prefix that contains the network; it captures its packets.
 fn holder(snapshot: &Snapshot, wanted: IpNet) -> Option<(&Listener, &Capture)> {
     let all = snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
         ListenerProtocol::Tun(tun) => Some((&**listener, narrowest(tun, wanted)?)),
@@ -421,7 +421,7 @@ fn holder(snapshot: &Snapshot, wanted: IpNet) -> Option<(&Listener, &Capture)> {
     all.max_by_key(|(_, capture)| capture.network.prefix_len())
 }
 
-/// By what a tun listener takes it, if that is one.
+/// Explains how a tun listener captures the network.
 fn captured(snapshot: &Snapshot, listener: &Listener, wanted: IpNet) -> Option<String> {
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return None };
     let (name, own, device) = (&listener.name, narrowest(tun, wanted)?.network, &tun.device);
@@ -437,8 +437,8 @@ fn requires_certificate(listener: &Listener) -> bool {
     listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required)
 }
 
-/// What a client that speaks TLS for itself asks for; a node passes on the scheme of its own client,
-/// which is http unless that one spoke TLS to it.
+/// Returns true if the request's scheme is https. A client that speaks TLS itself asks for https. A node passes on the
+/// scheme of its client, which is http unless that client used TLS.
 fn is_https(listener: &Listener, trust: &Trust) -> bool {
     listener.tls.is_some() && trust.peer().is_none()
 }

@@ -1,7 +1,7 @@
-//! `hermes fetch`: gets an object, and does not give up before its deadline.
+//! `hermes fetch`: downloads an object, and retries until its deadline.
 //!
-//! In: a URL. Out: a file that is whole and verified, or standard output written once. `download` knows what is held and what
-//! an answer means; `client` asks; `sink` keeps; `effort` puts them together.
+//! In: a URL. Out: a complete and verified file, or standard output written once. `download` holds the state and
+//! interprets responses; `client` sends requests; `sink` stores content; `effort` combines them.
 
 mod client;
 mod download;
@@ -32,9 +32,9 @@ use self::effort::Effort;
 use self::report::{Mode, Report};
 use self::sink::{Part, Pipe, Sink};
 
-/// The exit status where the deadline passed: a later run may do better, which of 1 nobody can say.
+/// The exit status after the deadline: a later run may succeed. Status 1 does not promise that.
 const DEADLINE: u8 = 3;
-/// What fetch writes itself.
+/// Header fields that fetch sets itself.
 const OWN: [HeaderName; 8] =
     [RANGE, IF_RANGE, ACCEPT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TE, UPGRADE];
 
@@ -81,10 +81,10 @@ pub(super) struct Fetch {
 
 impl Fetch {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        // Two threads: one may be held up by a disk or a pipe while the other draws.
+        // Two threads: a disk or a pipe may block one while the other draws.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let ended = runtime.block_on(self.fetch());
-        // A write to a pipe that nobody reads has no end to wait for.
+        // A write to a pipe without a reader never ends.
         runtime.shutdown_background();
         ended
     }
@@ -96,7 +96,7 @@ impl Fetch {
             .or_else(|| named_by(&self.url))
             .unwrap_or_else(|| usage("the URL's path names no file; write -o FILE, or -o - for standard output"));
         let started = Instant::now();
-        // A deadline beyond what a clock can count is none.
+        // A deadline that the clock cannot express counts as no deadline.
         let deadline = started.checked_add(self.deadline).unwrap_or(started + Duration::from_secs(u32::MAX.into()));
         let to_stdout = output.as_os_str() == "-";
         let (mut sink, earlier) = open(&output, &self.url).await?;
@@ -146,7 +146,7 @@ impl Fetch {
                 Err(error)
             }
             Err(_) => {
-                // What the last try brought is to survive like that of all before.
+                // Data of the last attempt must survive, like that of all earlier attempts.
                 let _ = sink.settle(download.known());
                 let (kept, why) = (sink.kept(), report.reason());
                 let value = json!({"event": "deadline", "held": held, "total": download.known().total,
@@ -170,7 +170,7 @@ impl Fetch {
     }
 }
 
-/// A regular file becomes one by its part; anything else is written as it comes.
+/// Opens the sink. A regular file is written through its part file, anything else directly.
 async fn open(output: &Path, url: &Uri) -> anyhow::Result<(Sink, Option<(u64, download::Known)>)> {
     if output.as_os_str() == "-" {
         return Ok((Sink::Pipe(Pipe::new(Box::new(tokio::io::stdout()))), None));
@@ -189,7 +189,7 @@ async fn open(output: &Path, url: &Uri) -> anyhow::Result<(Sink, Option<(u64, do
     }
 }
 
-/// The last part of the path, where it is a name.
+/// Returns the last segment of the path, if it is a file name.
 fn named_by(url: &Uri) -> Option<PathBuf> {
     let last = url.path().rsplit('/').next()?;
     (!last.is_empty() && last != "." && last != "..").then(|| last.into())
@@ -199,7 +199,7 @@ fn usage(text: &str) -> ! {
     super::misuse("fetch", ErrorKind::MissingRequiredArgument, text)
 }
 
-/// Host, without the brackets of an address, and port.
+/// Returns the host, without the brackets of an IPv6 address, and the port.
 fn authority(url: &Uri) -> (&str, u16) {
     let host = url.host().unwrap_or_default();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);

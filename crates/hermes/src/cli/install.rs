@@ -1,7 +1,7 @@
-//! `hermes install --print`: what a machine needs to run a node or a controller as a service.
+//! `hermes install --print`: service files for a node or a controller.
 //!
-//! In: what is to run. Out: a systemd unit, a container file, or manifests of a controller, on standard output.
-//! Never: a change of this machine. Whoever installs it reads it first.
+//! In: options. Out: a systemd unit, a container file, or manifests of a controller, on standard output. Never: a
+//! change of this machine; the administrator reviews and installs the output.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use hermes_model::document::scalar::Period;
 use crate::document;
 use crate::kubernetes::{self, Cluster, GRACE};
 
-/// What a node waits for its sessions where nothing is said: as `drain` of a node document.
+/// The default drain of a node, as in a node document.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Print the unit or manifests for a node or a controller.
@@ -113,7 +113,7 @@ impl Install {
         self.state.as_deref().unwrap_or(Path::new(default))
     }
 
-    /// What is run, behind the program.
+    /// Returns the arguments of the program.
     fn arguments(&self, state: &str) -> anyhow::Result<Vec<String>> {
         Ok(match (self.what, &self.config) {
             (What::Controller, _) => {
@@ -128,7 +128,7 @@ impl Install {
         })
     }
 
-    /// How long it has to end.
+    /// Returns the time that the service has to stop.
     fn stop_within(&self) -> anyhow::Result<Duration> {
         let drain = match (self.what, self.drain, &self.config) {
             (What::Controller, ..) => Duration::ZERO,
@@ -228,7 +228,7 @@ impl Install {
         ))
     }
 
-    /// The capabilities of a node that needs some.
+    /// Returns the capabilities of a node that needs some.
     fn capabilities(&self) -> String {
         let is_node = self.what == What::Proxy;
         let low = (self.low_ports && is_node).then_some("CAP_NET_BIND_SERVICE");
@@ -236,12 +236,12 @@ impl Install {
         low.into_iter().chain(devices).collect::<Vec<_>>().join(" ")
     }
 
-    /// The unit's privileges: none, unless options ask for them.
+    /// Returns the unit's privileges: none, unless options ask for them.
     fn privileges(&self) -> String {
         let all = self.capabilities();
         let mut text = format!("CapabilityBoundingSet={all}\nAmbientCapabilities={all}\n");
         if all.contains("CAP_NET_ADMIN") {
-            // Also its own part of /proc/sys: forwarding, and what a route carries.
+            // Devices also need their part of /proc/sys: forwarding, and the MTU of routes.
             text.push_str("DevicePolicy=closed\nDeviceAllow=/dev/net/tun rw\nProtectKernelTunables=no\n");
         } else {
             text.push_str("PrivateDevices=yes\nProtectKernelTunables=yes\n");
@@ -282,7 +282,7 @@ impl Install {
     }
 }
 
-/// A path that needs no quotes in a unit or a container file, whose rules of quoting differ.
+/// Returns a path that needs no quotes. Units and container files quote differently.
 fn plain(path: &Path) -> anyhow::Result<&str> {
     let text = path.to_str().filter(|text| {
         text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+@,:".contains(&byte)) && !text.is_empty()
@@ -290,7 +290,7 @@ fn plain(path: &Path) -> anyhow::Result<&str> {
     text.with_context(|| format!("{}: choose a path of letters, digits and . _ - + @ , : /", path.display()))
 }
 
-/// What a process that only has sockets, a directory and threads does without.
+/// Restrictions for a process that needs only sockets, a directory and threads.
 const HARDENED: &str = "\
 NoNewPrivileges=yes
 ProtectSystem=strict

@@ -1,7 +1,7 @@
-//! `hermes operator`: who may change documents, beside whoever has the controller's directory.
+//! `hermes operator`: operators beside the owner of the controller's directory.
 //!
-//! In: names, and an operator's file. Out: files for others, and their end.
-//! Never: a key that leaves this machine but in the file that was asked for.
+//! In: names, and an operator's file. Out: files for other operators, and their removal. Never: a key that leaves this
+//! machine other than in the requested file.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -87,14 +87,14 @@ impl Operator {
     }
 }
 
-/// True if only this machine reaches a controller at this URL.
+/// Returns true if only this machine reaches a controller at this URL.
 fn is_local(controller: &str) -> bool {
     let host = controller.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// One line each.
+/// Formats one line for each operator.
 fn told(answer: &Value) -> String {
     let line = |operator: &Value| {
         let name = operator["name"].as_str().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `hermes apply`, `diff`, `get`, `delete` and `token`: the overlay's documents, at the controller.
+//! `hermes apply`, `diff`, `get`, `delete` and `token`: the overlay's documents at the controller.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use crate::document;
 use crate::operator::{Access, block_on};
 
-/// The maximum length of a value that is shown whole.
+/// Maximum length of a value that is printed completely.
 const MAX_SHOWN: usize = 200;
-/// Wait this long for the nodes
+/// The default time to wait for nodes.
 pub(super) const WAIT: &str = "10s";
 
 /// Apply overlay documents, and report which nodes accepted the change.
@@ -78,7 +78,7 @@ pub(super) struct Get {
 /// Delete an overlay document to which no other document refers
 #[derive(Debug, Parser)]
 pub(super) struct Delete {
-    /// KIND/NAME, or KIND/PROVIDER/NAME.
+    /// KIND/NAME or KIND/PROVIDER/NAME
     document: Key,
     /// Only print what would change
     #[arg(long)]
@@ -125,9 +125,9 @@ impl Texts {
         read.collect::<anyhow::Result<Vec<_>>>().map(Self)
     }
 
-    /// All texts as one stream.
+    /// Joins all texts to one stream.
     fn joined(&self) -> String {
-        // Whether or not a file ends with its last line.
+        // The separator works whether or not a file ends with a newline.
         self.0.iter().map(|(_, text)| format!("{text}\n---\n")).collect()
     }
 
@@ -165,7 +165,7 @@ impl Documents {
     }
 }
 
-/// The fields in which changed documents differ from the controller's.
+/// Returns the fields in which changed documents differ from the controller's.
 fn fields(access: &Access, answer: &Value, stream: &str) -> anyhow::Result<Value> {
     let new = overlay::read(stream).unwrap_or_default();
     let old = block_on(access.get(Method::GET, "/v1/documents", Vec::new()))?;
@@ -188,7 +188,7 @@ fn fields(access: &Access, answer: &Value, stream: &str) -> anyhow::Result<Value
     Ok(fields.into())
 }
 
-/// `KIND/NAME`, or `KIND/PROVIDER/NAME`.
+/// Returns `KIND/NAME`, or `KIND/PROVIDER/NAME`.
 fn key_of(document: &Value) -> Option<String> {
     let text = |key: &str| document[key].as_str();
     let provider = text("provider").map(|provider| format!("{provider}/")).unwrap_or_default();
@@ -248,7 +248,7 @@ impl Delete {
     }
 }
 
-/// Asks for a change, and says what became of it. Fails where a node refuses it.
+/// Requests a change, and reports the outcome. Fails if a node rejects it.
 pub(super) fn change(
     access: &Access,
     method: Method,
@@ -269,7 +269,7 @@ fn outcome(answer: &Value, is_dry: bool, json: bool) -> anyhow::Result<ExitCode>
     Ok(if has_refused || is_taken_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What a change came to, for people.
+/// Formats the outcome of a change.
 pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     let mut text = String::new();
     let mut count = 0;
@@ -329,7 +329,7 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     text
 }
 
-/// A value of a document, on one line.
+/// Formats a value of a document on one line.
 fn shown(value: &Value) -> String {
     if value.is_null() {
         return "(not set)".to_owned();
@@ -360,7 +360,7 @@ impl Get {
         let listed = answer["documents"].as_array().map_or(one, Vec::as_slice);
         let mut text = String::new();
         for listed in listed {
-            // One line a document, which is YAML too: what comes out can go in again.
+            // One JSON document on each line is valid YAML, so the output can be applied again.
             let _ = writeln!(text, "---\n# revision {}\n{}", listed["revision"], listed["document"]);
         }
         super::print(&text)?;

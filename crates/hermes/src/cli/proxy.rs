@@ -35,7 +35,7 @@ pub(super) struct Proxy {
     /// Store the node's key, certificate and document in this directory
     #[arg(long, value_name = "DIR", requires = "controller")]
     state: Option<PathBuf>,
-    /// Where `check` has its files: told of, and not taken, since a second one would have no meaning.
+    /// Catches the positional files that `check` accepts, to report them. A second document would have no meaning.
     #[arg(hide = true)]
     stray: Option<PathBuf>,
     /// Hand listeners to a successor through this Unix socket. If another process listens there, take over its
@@ -68,7 +68,7 @@ impl Proxy {
     }
 }
 
-/// The token, from wherever it is. Who has enrolled needs none: its file may be gone.
+/// Returns the token, wherever it is. An enrolled node needs none, and its file may be deleted.
 pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> anyhow::Result<Option<Ticket>> {
     let text = match (token, file) {
         (Some(token), _) => Some(token.to_owned()),

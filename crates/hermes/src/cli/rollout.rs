@@ -1,4 +1,4 @@
-//! `hermes rollout`: what goes out to nodes in waves.
+//! `hermes rollout`: the current rollout in waves.
 
 use std::process::ExitCode;
 

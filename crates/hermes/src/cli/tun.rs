@@ -49,7 +49,7 @@ impl Tun {
     }
 }
 
-/// As a document has it.
+/// Parses an address as documents do.
 fn address(text: &str) -> Result<IpAddr, String> {
     text.parse().map(|HostAddress(address)| address)
 }

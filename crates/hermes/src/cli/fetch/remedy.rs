@@ -1,6 +1,6 @@
-//! What may be done about answers that will not change.
+//! Remedies for permanent failures.
 //!
-//! In: a status, or the head with which a proxy refuses a tunnel. Out: words.
+//! In: a status, or the head with which a proxy refuses a tunnel. Out: text.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use http::response::Parts;
 use super::answer::Answer;
 use super::client::Trouble;
 
-/// The next step of whoever got this.
+/// Returns the user's next step for a status.
 pub(super) fn of(status: u16) -> &'static str {
     match status {
         401 => "it asks who you are: write --header 'authorization: ...'",
@@ -23,7 +23,7 @@ pub(super) fn of(status: u16) -> &'static str {
     }
 }
 
-/// What an answer says, in a line.
+/// Formats a response as one line.
 pub(super) fn said(answer: &Answer) -> String {
     let status = http::StatusCode::from_u16(answer.status).unwrap_or_default();
     let mut text = format!("{} {}", answer.status, status.canonical_reason().unwrap_or_default()).trim_end().to_owned();
@@ -33,7 +33,7 @@ pub(super) fn said(answer: &Answer) -> String {
     text
 }
 
-/// A proxy that opens no tunnel.
+/// Describes a proxy that refuses a tunnel.
 pub(super) fn of_proxy(head: &Parts) -> Trouble {
     let answer = Answer::read(head, SystemTime::now());
     let why = format!("the proxy opens no tunnel: {}", said(&answer));
