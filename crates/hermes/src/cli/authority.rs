@@ -72,7 +72,7 @@ impl Authority {
             Verb::Show(options) => (Method::GET, PATH, Vec::new(), options),
             Verb::Rotate(options) => (Method::POST, PATH, Vec::new(), options),
             Verb::Import(Import { certificate, key, options }) => {
-                let text = |file| document::text(file).with_context(|| "what is to be imported");
+                let text = |file| document::text(file).with_context(|| "cannot import the CA");
                 let asked = json!({ "certificates": text(&certificate)?, "key": text(&key)? });
                 (Method::POST, PATH, asked.to_string().into_bytes(), options)
             }

@@ -35,7 +35,7 @@ impl Backup {
             file.write_all(answer.to_string().as_bytes())?;
             file.sync_all()
         };
-        written().with_context(|| format!("cannot write {file}; name a file that is not there yet"))?;
+        written().with_context(|| format!("cannot write {file}; name a file that does not exist"))?;
         super::print(&format!("revision {} is in {file}\n", answer["revision"]))?;
         Ok(ExitCode::SUCCESS)
     }

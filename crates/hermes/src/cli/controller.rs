@@ -149,8 +149,8 @@ impl Run {
             return Ok(Some(seal));
         }
         if controller.known().state.authorities().any(Authority::is_sealed) {
-            let why = "it is not there, and the authority's key in the store is sealed; bring the file with which it was, from where \
-                       the controller ran before, or from another controller of this overlay";
+            let why = "file not found, and the CA's key in the store is sealed with it; copy the file from where the \
+                       controller ran before, or from another controller of this overlay";
             return Err(SealError::File { file: file.clone(), why: why.to_owned() });
         }
         let seal = Seal::create(file)?;

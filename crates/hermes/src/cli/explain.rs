@@ -254,8 +254,8 @@ impl Explain {
         Ok(self.network()?.or(packet.map(|packet| packet.destination.into())))
     }
 
-    /// Returns the destination of a packet if a device maps that address to a name. The options must give the name, since
-    /// only a running node knows the mapping.
+    /// Returns the destination of a packet if a device maps that address to a name. The options must give the name,
+    /// since only a running node knows the mapping.
     fn stands_for_a_name(
         &self,
         snapshot: &Snapshot,

@@ -191,9 +191,10 @@ impl Install {
         let _ = write!(
             unit,
             "Restart=always\nRestartSec=1\n\
-             # SIGTERM lets sessions finish; what is left after that is killed.\n\
+             # SIGTERM lets live sessions finish; systemd kills the process after the stop timeout.\n\
              KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={stop}\nTimeoutStartSec=60\n\n\
-             # A user {name} that exists is used, else one is made while it runs. It has to be able to read what a document names.\n\
+             # The unit runs as user {name} if it exists, else as a dynamic user. That user must be able to read the files that\n\
+             # a document names.\n\
              User={name}\nDynamicUser=yes\nStateDirectory={name}\nStateDirectoryMode=0700\nLogsDirectory={name}\nUMask=0077\n\
              LimitNOFILE=1048576\n\n"
         );
@@ -221,10 +222,11 @@ impl Install {
         let ambient =
             if capabilities.is_empty() { String::new() } else { format!(" -p AmbientCapabilities=\"{capabilities}\"") };
         Ok(format!(
-            "# A new version takes over while this one runs, and no connection is refused: replace {program}, then run\n\
+            "# To upgrade without a refused connection, replace {program}, then run:\n\
              # systemd-run --unit={name}-next -p Type=notify -p User={name} -p DynamicUser=yes -p StateDirectory={name} \
              -p RuntimeDirectory={name} -p RuntimeDirectoryPreserve=yes{ambient} {program} {command}\n\
-             # The process of this unit ends once its sessions have; systemd starts it anew, and it takes over from that one.\n"
+             # The new process takes over. The old one exits after its last session, and systemd restarts this unit, which\n\
+             # takes over in turn.\n"
         ))
     }
 
@@ -261,7 +263,7 @@ impl Install {
         let list = |words: &[String]| serde_json::to_string(words).unwrap_or_default();
         let mut text = format!(
             "# A Hermes image, built from this source: docker build -f THIS-FILE -t hermes .\n\
-             # Stopped by SIGTERM it lets sessions finish: docker stop --time {}\n\
+             # SIGTERM lets live sessions finish: docker stop --time {}\n\
              FROM rust:{rust}-slim-bookworm AS build\nWORKDIR /source\n\
              RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*\n\
              COPY . .\nRUN cargo build --release --locked -p hermes\n\n\
@@ -274,7 +276,7 @@ impl Install {
         if let Some(health) = health {
             let health = ["/usr/local/bin/hermes", "health"].iter().chain(&health).map(ToString::to_string);
             let health: Vec<String> = health.collect();
-            let _ = writeln!(text, "# The node's document has to have `admin`.");
+            let _ = writeln!(text, "# The node's document must contain `admin`.");
             let _ = writeln!(text, "HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD {}", list(&health));
         }
         let _ = write!(text, "ENTRYPOINT [\"/usr/local/bin/hermes\"]\nCMD {}\n", list(&arguments));

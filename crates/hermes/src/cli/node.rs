@@ -398,7 +398,7 @@ fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> 
         }
         let refused = answer["refused"].as_str().filter(|reason| !reason.is_empty());
         if let Some(reason) = refused {
-            anyhow::bail!("node {node} refuses its document, and goes on with the one before: {reason}");
+            anyhow::bail!("node {node} rejects its document; still running the previous one: {reason}");
         }
         let needed = answer["needed-by"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let needed = needed.collect::<Vec<_>>().join(", ");
