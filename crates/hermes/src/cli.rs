@@ -1,6 +1,7 @@
-//! The command line: a file a verb.
+//! The command line: one file for each command.
 //!
-//! In: arguments. Out: a verb run. Exit status 2 for usage is clap's, 1 for failure is `main`'s, 3 a denial of `explain`.
+//! In: arguments. Out: a command that ran. Exit status 1 is a failure (`main`), 2 wrong usage (clap), 3 a denial of
+//! `explain`.
 
 mod authority;
 mod backup;
@@ -28,7 +29,7 @@ use anyhow::Context as _;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// A proxy overlay: proxy on devices and servers, router in between, and command line.
+/// A proxy overlay: run nodes and controllers, and manage them from the command line.
 #[derive(Debug, Parser)]
 #[command(name = "hermes", version, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Hermes {
@@ -64,7 +65,7 @@ enum Verb {
 }
 
 impl Hermes {
-    /// Runs the verb.
+    /// Runs the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.verb {
             Verb::Proxy(verb) => verb.run(),
@@ -94,19 +95,19 @@ impl Hermes {
     }
 }
 
-/// Ends the program where a verb was used as it cannot be: its usage, and status 2.
+/// Exits with the usage of a command and status 2.
 fn misuse(verb: &str, kind: ErrorKind, text: &str) -> ! {
     let mut whole = Hermes::command();
-    // Names the verb by its whole name.
+    // Gives the subcommand its full name.
     whole.build();
     let verb = whole.find_subcommand(verb).cloned();
     verb.unwrap_or(whole).error(kind, text).exit()
 }
 
-/// Prints what a verb found, at once.
+/// Prints the output of a command in one write.
 ///
 /// # Errors
-/// Standard output takes it not: a full disk, or a reader that went away.
+/// Standard output rejects it: the disk is full, or the reader has closed.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")

@@ -128,12 +128,12 @@ impl Operator {
 /// The environment variable with the URL of the controller.
 const CONTROLLER: &str = "HERMES_CONTROLLER";
 
-/// How a controller is asked.
+/// Access to a controller.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Access {
     #[command(flatten)]
     file: OperatorFile,
-    /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
+    /// Connect to this controller [default: HERMES_CONTROLLER, else the one in the operator's file]
     #[arg(long, value_name = "URL")]
     controller: Option<Place>,
 }
@@ -150,7 +150,7 @@ fn of_environment() -> anyhow::Result<Option<Place>> {
 /// The operator's file, for commands with a `--controller` of their own.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct OperatorFile {
-    /// The operator's file: `operator.json` in the controller's directory.
+    /// Authenticate with this operator's file: `operator.json` in the controller's directory
     #[arg(long, env = "HERMES_OPERATOR", value_name = "FILE", default_value = "hermes-controller/operator.json")]
     operator: PathBuf,
 }
@@ -166,10 +166,10 @@ impl OperatorFile {
     }
 }
 
-/// How it is asked for what a script may read.
+/// Access to a controller, for commands with output for scripts.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]

@@ -1,7 +1,7 @@
-//! `hermes authority`: the overlay's certificate authority, and how another one follows it without an outage.
+//! `hermes authority`: the overlay's CA, and its rotation without an outage.
 //!
-//! In: the word of the overlay's operator; for an authority of somebody else's, its certificates and key. Out: who is trusted,
-//! who signs, and how far each node is.
+//! In: requests of the overlay's operator; for an imported CA, its certificates and key. Out: the trusted CAs, the
+//! signing CA, and the progress of each node.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 use crate::document;
 use crate::operator::{Options, block_on};
 
-/// The overlay's certificate authority: which one it is, and how another one follows it.
+/// Show and rotate the overlay's certificate authority (CA).
 ///
-/// Two steps, with no outage: `rotate` (or `import`) has all nodes trust the new one beside the old one; when those that are connected
-/// do, it signs, and they get certificates of it. `finish` ends the trust in the old one.
+/// A rotation has two steps and causes no outage. `rotate` (or `import`) distributes the new CA beside the old one. As
+/// soon as all connected nodes trust it, the new CA signs and nodes renew their certificates. `finish` ends the trust
+/// in the old CA.
 #[derive(Debug, Parser)]
 pub(super) struct Authority {
     #[command(subcommand)]
@@ -28,36 +29,36 @@ pub(super) struct Authority {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Who is trusted, who signs, and how far each node is.
+    /// Show the trusted CAs, the signing CA and the progress of each node
     Show(Options),
-    /// The first step, to a new authority.
+    /// Start a rotation to a new CA
     Rotate(Options),
-    /// The first step, to an authority of somebody else's.
+    /// Start a rotation to an existing CA of your organisation
     Import(Import),
-    /// The second step: the old authority is trusted no more. Refused while a node needs it.
+    /// Finish a rotation: end the trust in the old CA. Fails while a node still needs it
     Finish(Finish),
-    /// The old authority is the one that signs. What the new one has signed is good until `finish`.
+    /// Cancel a rotation: the old CA signs again. Certificates of the new CA stay valid until `finish`
     Cancel(Options),
 }
 
-/// `hermes authority import`.
+/// Arguments of `hermes authority import`.
 #[derive(Debug, Args)]
 struct Import {
-    /// Its certificate, and behind it those above up to the root, which nodes are to trust (PEM).
+    /// Read the CA certificate from this file, followed by its chain up to the root that nodes will trust (PEM)
     #[arg(long, value_name = "FILE")]
     certificate: PathBuf,
-    /// Its key, without a password (PEM). The controller signs with it.
+    /// Read the CA key from this file, without a password (PEM). The controller signs with it
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
     #[command(flatten)]
     options: Options,
 }
 
-/// `hermes authority finish`.
+/// Arguments of `hermes authority finish`.
 #[derive(Debug, Args)]
 struct Finish {
-    /// Whoever is not there yet. Others believe such a node only when it has been at a controller again, as it can while its
-    /// certificate lives.
+    /// Finish even if nodes have not renewed yet. Other nodes reject such a node until it reconnects to a controller,
+    /// which it can do while its certificate is valid
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -71,7 +72,7 @@ impl Authority {
             Verb::Show(options) => (Method::GET, PATH, Vec::new(), options),
             Verb::Rotate(options) => (Method::POST, PATH, Vec::new(), options),
             Verb::Import(Import { certificate, key, options }) => {
-                let text = |file| document::text(file).with_context(|| "what is to be imported");
+                let text = |file| document::text(file).with_context(|| "cannot import the CA");
                 let asked = json!({ "certificates": text(&certificate)?, "key": text(&key)? });
                 (Method::POST, PATH, asked.to_string().into_bytes(), options)
             }
@@ -130,10 +131,10 @@ fn told(answer: &Value) -> String {
     text
 }
 
-/// The last second that a certificate can name.
+/// The last second that a certificate can express.
 const LAST: u64 = 253_402_300_799;
 
-/// A second since 1970, for people.
+/// Formats a Unix time as a date.
 pub(super) fn date(second: &Value) -> String {
     let second = second.as_u64().unwrap_or_default().min(LAST);
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second))

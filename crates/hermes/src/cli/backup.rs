@@ -1,4 +1,4 @@
-//! `hermes backup` and `hermes restore`: all that a controller has, as one file.
+//! `hermes backup` and `hermes restore`: the state of a controller as one file.
 
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -14,11 +14,13 @@ use super::controller::Place;
 use crate::document;
 use crate::operator::{Access, block_on};
 
-/// Writes all that the controller has to a file: documents, who has enrolled, and the authority with its key. Who has that file has
-/// the overlay; unless the key is sealed (`hermes controller --seal-file`), which needs that file too.
+/// Write a backup of the controller's state to a file.
+///
+/// The backup contains documents, enrolled nodes, and the CA with its key. Anyone with the file controls the overlay,
+/// unless the key is sealed (`hermes controller --seal-file`).
 #[derive(Debug, Parser)]
 pub(super) struct Backup {
-    /// Where to; nobody else may read it.
+    /// Write the backup to this file, readable only by you
     file: PathBuf,
     #[command(flatten)]
     access: Access,
@@ -33,29 +35,32 @@ impl Backup {
             file.write_all(answer.to_string().as_bytes())?;
             file.sync_all()
         };
-        written().with_context(|| format!("cannot write {file}; name a file that is not there yet"))?;
+        written().with_context(|| format!("cannot write {file}; name a file that does not exist"))?;
         super::print(&format!("revision {} is in {file}\n", answer["revision"]))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Puts a backup into a store that has nothing yet: a controller that is started with that store goes on from there.
+/// Restore a backup into an empty store.
+///
+/// Start a controller with that store afterwards. Nodes receive nothing until all of them have connected, or until you
+/// confirm.
 #[derive(Debug, Parser)]
 pub(super) struct Restore {
-    /// The backup.
+    /// Restore this backup file
     #[arg(required_unless_present_any = ["confirm", "status"])]
     file: Option<PathBuf>,
-    /// Confirms, at a controller that runs, that what was restored is right although not all nodes are back, which know what was
-    /// revoked since the backup. Revoke that again first.
+    /// Confirm the restored state at a running controller. Missing nodes may know of revocations after the backup:
+    /// repeat those first
     #[arg(long, conflicts_with = "file")]
     confirm: bool,
-    /// Confirms although nodes are missing.
+    /// Confirm even if nodes are missing
     #[arg(long, requires = "confirm")]
     yes: bool,
-    /// Shows, of a controller that runs, whether it withholds documents from nodes, and which nodes are missing.
+    /// Show whether a running controller withholds documents, and which nodes are missing
     #[arg(long, conflicts_with_all = ["file", "confirm"])]
     status: bool,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long, requires = "status")]
     json: bool,
     #[command(flatten)]
@@ -86,7 +91,7 @@ impl Restore {
     }
 }
 
-/// The nodes that the controller misses, as its answer names them.
+/// Formats the missing nodes of the controller's response.
 fn missing(answer: &serde_json::Value) -> String {
     let named = answer["missing"].as_array().into_iter().flatten().filter_map(|one| one.as_str());
     named.collect::<Vec<_>>().join(", ")

@@ -1,7 +1,7 @@
-//! `hermes check`: every problem of a document, with its place and the remedy.
+//! `hermes check`: every problem of a document, with its position and the remedy.
 //!
-//! In: node documents, each for itself; and overlay documents, which belong together whatever files they stand in. Out: what is
-//! wrong with them, with file, line and column; and of overlay documents also what would be wrong with what nodes get of them.
+//! In: node documents, each on its own; overlay documents, which form one set whatever their files. Out: their
+//! problems, with file, line and column; for overlay documents also the problems of the compiled node documents.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -18,13 +18,13 @@ use hermes_net::tls::{CertifiedKey, TlsError};
 
 use crate::document;
 
-/// Checks node documents, or overlay documents, and prints every problem with its path.
+/// Validate node documents or overlay documents, and print every problem with its path
 #[derive(Debug, Parser)]
 pub(super) struct Check {
-    /// Node documents, or the files of an overlay's documents (YAML): files, directories of them, or - for standard input.
+    /// Validate these files or directories (YAML), or - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Prints one JSON object a problem.
+    /// Print one JSON object for each problem
     #[arg(long)]
     json: bool,
 }
@@ -60,7 +60,7 @@ impl Check {
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// True where the overlay can be run.
+    /// Returns true if the overlay is valid.
     fn check_overlay(&self, whole: Whole, text: &mut String) -> bool {
         let Whole { catalog, files, mut faults, texts } = whole;
         let mut positions: HashMap<&Path, Positions> = HashMap::new();
@@ -103,7 +103,7 @@ impl Check {
         is_good
     }
 
-    /// True where the file can be run.
+    /// Returns true if the file is valid.
     fn check(&self, file: &Path, document: &str, text: &mut String) -> bool {
         let (problems, warnings, summary) = match document::check(file, document) {
             Err(problems) => (problems, Vec::new(), None),
@@ -143,14 +143,14 @@ impl Check {
             writeln!(text, "{line}")
         } else {
             let document = document.map(|document| format!("{document}: ")).unwrap_or_default();
-            // The form of compilers, which editors can jump to.
+            // Compilers print this form, and editors jump to it.
             let position = position.map(|position| format!(":{position}")).unwrap_or_default();
             writeln!(text, "{}{position}: {level}: {document}{problem}", file.display())
         };
     }
 }
 
-/// Overlay documents of all files.
+/// The overlay documents of all files.
 #[derive(Default)]
 struct Whole {
     catalog: Catalog,
@@ -160,7 +160,7 @@ struct Whole {
 }
 
 impl Whole {
-    /// False where something is wrong with this file for itself.
+    /// Returns false if the file is invalid on its own.
     fn add(&mut self, file: &Path, text: String) -> bool {
         let read = overlay::read(&text);
         self.texts.insert(file.to_owned(), text);
@@ -193,7 +193,7 @@ fn unreadable(error: &anyhow::Error) -> Located {
     Located { position: None, problem: Problem { path: String::new(), message: format!("{error:#}") } }
 }
 
-/// The problem, with the number of a document that has no name that could be read.
+/// Converts a fault to a problem. A document without a readable name is identified by its number.
 fn said(fault: &Fault) -> Problem {
     match (&fault.key, fault.number) {
         (None, Some(number)) => {

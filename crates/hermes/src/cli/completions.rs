@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-/// Prints completions for a shell, to be sourced by it.
+/// Print shell completions
 #[derive(Debug, Parser)]
 pub(super) struct Completions {
-    /// The shell.
+    /// Print completions for this shell
     #[arg(value_enum)]
     shell: clap_complete::Shell,
 }

@@ -24,55 +24,56 @@ use crate::log::Log;
 use crate::operator::{self, Operator};
 use crate::signals::Signals;
 
-/// A store that is away is asked again after this.
+/// Pause between two attempts to reach the store.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs a controller: keeps an overlay's documents, and gives each node what it is to run.
+/// Run a controller, which stores the overlay's documents and sends each node its configuration.
 ///
-/// The first time it makes the overlay's certificate authority, and an operator's file, with which `hermes apply` and the like
-/// may change everything. It can be stopped and started at any time; nodes go on meanwhile.
+/// The first start creates the overlay's CA and an operator's file. With that file, `hermes apply` and similar commands
+/// may change everything. Nodes keep running while the controller is stopped.
 #[derive(Debug, Parser)]
 pub(super) struct Run {
     #[command(flatten)]
     place: Place,
-    /// Where it listens for nodes and operators: ADDRESS:PORT, localhost:PORT, or :PORT for all addresses of IPv4.
+    /// Listen for nodes and operators at ADDRESS:PORT, localhost:PORT, or :PORT for all IPv4 addresses
     #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([127, 0, 0, 1], PORT))))]
     listen: Bind,
-    /// Where it answers to `/healthz` and `/metrics` without TLS. Whoever reaches that learns how many nodes there are and how
-    /// they fare. With TLS, `/healthz` is at --listen for anybody.
+    /// Serve `/healthz` and `/metrics` without TLS at this address [default: none]. Clients learn the number and status
+    /// of nodes. `/healthz` is also public at --listen, over TLS
     #[arg(long, value_name = "ADDR")]
     admin: Option<Bind>,
-    /// Names and addresses by which it is reached, where they are others than that of --listen; for its certificate.
+    /// Add this name or address to the controller's certificate, if nodes reach it by another one than --listen. May be
+    /// repeated
     #[arg(long = "name", value_name = "HOST")]
     names: Vec<String>,
-    /// What the authority's key is encrypted with in the store, and in backups: a file of 32 random bytes, which is made where it is
-    /// not there. A store without is encrypted from then on. Keep it elsewhere than backups, and give it to each controller of
-    /// the overlay: without it the key is lost.
+    /// Encrypt the CA's key in the store and in backups with this file of 32 random bytes. The file is created if it
+    /// does not exist, and an unencrypted store is encrypted from then on. Each controller of the overlay needs the
+    /// file. Store it apart from backups: without it the key is lost
     #[arg(long, env = "HERMES_SEAL_FILE", value_name = "FILE")]
     seal_file: Option<PathBuf>,
-    /// What is logged on standard error.
+    /// Set the log filter of standard error: error, warn, info, debug, or a filter
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
 }
 
-/// Where a controller has what is its own.
+/// The controller's directory and store.
 #[derive(Debug, Args)]
 pub(super) struct Place {
-    /// The controller's directory: the store, the operator's file, and the audit log. It is made where it is not there.
+    /// Store the database, the operator's file and the audit log in this directory. It is created if it does not exist
     #[arg(long, value_name = "DIR", default_value = "hermes-controller")]
     pub(super) data: PathBuf,
-    /// Where the overlay's state is: `sqlite`, a file in --data; or etcd, which several controllers share. Of it the authority's
-    /// key alone is encrypted there, and that with --seal-file: else whoever reads the store is the operator.
+    /// Store the overlay's state in `sqlite`, a file in --data, or in etcd, which several controllers share. With
+    /// --seal-file the CA's key is encrypted. Without it, anyone who reads the store controls the overlay
     #[arg(long, value_name = "sqlite|etcds://HOST:PORT", default_value = "sqlite")]
     store: String,
-    /// Of etcds://: a file with the certificates of who vouches for its members (PEM). Whom this machine trusts where it is
-    /// left out. `etcd://` is spoken to in the clear: for loopback, or a network where nobody else is.
+    /// Verify the members of etcds:// with these CA certificates (PEM) [default: the system's]. `etcd://` is plaintext:
+    /// use it on loopback or an isolated network only
     #[arg(long, value_name = "FILE")]
     store_ca: Option<PathBuf>,
-    /// Of etcds://: the certificate that this controller shows to members that ask for one (PEM).
+    /// Present this client certificate to members of etcds:// (PEM)
     #[arg(long, value_name = "FILE", requires = "store_key")]
     store_cert: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// Read the private key of the client certificate from this file (PEM)
     #[arg(long, value_name = "FILE", requires = "store_cert")]
     store_key: Option<PathBuf>,
 }
@@ -81,7 +82,7 @@ impl Place {
     /// Opens the store.
     ///
     /// # Errors
-    /// It is none, or another controller has it.
+    /// The store is invalid, or another controller uses it.
     pub(super) fn store(&self) -> anyhow::Result<Arc<dyn Store>> {
         Ok(match &*self.store {
             "sqlite" => Arc::new(Sqlite::open(&self.data)?),
@@ -89,7 +90,8 @@ impl Place {
         })
     }
 
-    /// Does what needs the store. One that several controllers share may come later than they do, after a power cut: it is waited for.
+    /// Repeats work that needs the store until the store is reachable. A shared store may start later than its
+    /// controllers, for example after a power failure.
     async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, Refused>) -> Result<T, Refused> {
         let mut outage = OutageLog::default();
         loop {
@@ -123,12 +125,12 @@ impl Run {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Reads the store, and makes the authority where there is none.
+    /// Reads the store, and creates the CA if it has none.
     async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
         let controller = Controller::start(store).await?;
         let operator = self.place.data.join(operator::FILE);
         if controller.known().state.authority.is_none() && operator.exists() {
-            // Nodes would believe nothing of what this controller makes now.
+            // Nodes would reject everything that this controller issues now.
             return Err(Refused::Denied(format!(
                 "the store has no overlay, and {} is of one; `hermes restore` puts a backup of that into the store. To begin \
                  another overlay take the file away",
@@ -140,15 +142,15 @@ impl Run {
         Ok(controller)
     }
 
-    /// What the key in the store is, or is to be, sealed with.
+    /// Returns the key that seals the CA's key in the store, if any.
     fn seal(&self, controller: &Controller) -> Result<Option<Seal>, SealError> {
         let Some(file) = &self.seal_file else { return Ok(None) };
         if let Some(seal) = Seal::read(file)? {
             return Ok(Some(seal));
         }
         if controller.known().state.authorities().any(Authority::is_sealed) {
-            let why = "it is not there, and the authority's key in the store is sealed; bring the file with which it was, from where \
-                       the controller ran before, or from another controller of this overlay";
+            let why = "file not found, and the CA's key in the store is sealed with it; copy the file from where the \
+                       controller ran before, or from another controller of this overlay";
             return Err(SealError::File { file: file.clone(), why: why.to_owned() });
         }
         let seal = Seal::create(file)?;
@@ -217,11 +219,11 @@ impl Run {
     }
 }
 
-/// The signal that ends it.
+/// Waits for the signal that ends the controller.
 async fn end(signals: &mut Signals) -> &'static str {
     loop {
         match signals.next().await {
-            // There is nothing to be read again.
+            // A controller has no file to reload.
             "SIGHUP" | "SIGUSR1" => {}
             name => return name,
         }

@@ -1,4 +1,4 @@
-//! `hermes demo`: a whole overlay on this machine, and what it does.
+//! `hermes demo`: a complete overlay on this machine.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,78 +11,77 @@ use crate::demo::unstable::Extent;
 use crate::demo::unstable::way::{Way, parse_size};
 use crate::demo::{self, Options, ip, unstable, video};
 
-/// Runs an overlay on this machine and shows what it does.
+/// Run an overlay on this machine and show what it does.
 ///
-/// A controller and three nodes start on loopback, real traffic of all four kinds (HTTP, HTTPS through
-/// CONNECT, TCP, UDP) goes through them, `hermes apply` changes the overlay under load, and a table
-/// tells what happened. It ends by itself after some seconds; the exit status is 0 only if everything
-/// arrived intact.
+/// A controller and three nodes start on loopback. Traffic of four kinds passes through them: HTTP, HTTPS through
+/// CONNECT, TCP and UDP. `hermes apply` changes the overlay under load, and a table shows the result. The demo ends
+/// after some seconds. The exit status is 0 only if everything arrived intact.
 #[derive(Debug, Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Demo {
     #[command(subcommand)]
     case: Option<Case>,
-    /// Leaves the overlay up and prints commands to try by hand, until Ctrl-C.
+    /// Keep the overlay running until Ctrl-C, and print commands to try
     #[arg(long)]
     keep: bool,
-    /// Prints the result as JSON.
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Case {
-    /// Streams video along a path that loses packets: over an overlay, and directly.
+    /// Stream video over a path that loses packets, through an overlay and directly.
     ///
-    /// The paper's video case in network namespaces of its own; takes root, ffmpeg, iproute2 and
-    /// nftables, and two and a half minutes.
+    /// Runs the paper's video case in network namespaces. Needs root, ffmpeg, iproute2, nftables, and two and a half
+    /// minutes.
     Video {
-        /// Length of the shorter of two clips; the other is twice as long.
+        /// Set the length of the shorter clip in seconds; the other is twice as long
         #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..=1800))]
         seconds: u64,
-        /// Repeats it; the result is means and standard deviations.
+        /// Repeat the case, and report means and standard deviations
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
         runs: u16,
-        /// Runs side by side, each in namespaces of its own; by default one a core.
+        /// Run this many repetitions in parallel [default: one for each core]
         #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
         at_once: Option<u16>,
-        /// Prints the result as JSON.
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Keeps clips, streams, documents and logs in this empty directory.
+        /// Keep clips, streams, documents and logs in this empty directory
         #[arg(long, value_name = "DIRECTORY")]
         files: Option<PathBuf>,
     },
-    /// Moves a user's ingress and then her server to another continent, under her pings.
+    /// Move a user's ingress and server to another continent while pings continue.
     ///
-    /// The paper's IP case in network namespaces of its own, with a path Poland - United States that takes as long as
-    /// the paper's; takes root, TUN devices and iproute2, and half a minute.
+    /// Runs the paper's IP case in network namespaces, with the paper's latency between Poland and the United States.
+    /// Needs root, TUN devices, iproute2, and half a minute.
     Ip {
-        /// What the hops speak.
+        /// Set the protocol between nodes
         #[arg(long, value_enum, default_value = "h3")]
         protocol: ip::Protocol,
-        /// Seconds of each of three phases.
+        /// Set the length of each of three phases in seconds
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
         seconds: u64,
-        /// Runs, one after the other; in the first nobody has spoken to the new hops before.
+        /// Set the number of consecutive runs. Connections to the new hops are cold in the first run
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
         runs: u16,
-        /// Prints the result as JSON.
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Writes the round trips over time as a picture (SVG).
+        /// Write the round-trip times as a picture (SVG)
         #[arg(long, value_name = "FILE")]
         picture: Option<PathBuf>,
-        /// Keeps documents, logs and a list of all echoes in this empty directory.
+        /// Keep documents, logs and a list of all echoes in this empty directory
         #[arg(long, value_name = "DIRECTORY")]
         files: Option<PathBuf>,
     },
-    /// Downloads over three links of which one is up at a time: directly, by Envoy, by Hermes.
+    /// Download over three links, one of which is up at a time: directly, with Envoy, with Hermes.
     ///
-    /// The papers' intermittent case in network namespaces of its own, beside their figures and what physics allows; takes
-    /// root, TUN/TAP devices, iproute2 and curl, and some four minutes. Envoy takes part where it is installed.
+    /// Runs the papers' intermittent case in network namespaces, beside their figures and the physical limit. Needs
+    /// root, TUN/TAP devices, iproute2, curl, and about four minutes. Envoy is included if it is installed.
     Unstable(Unstable),
-    /// Runs a command that ends with its parent.
+    /// Run a command that ends with its parent
     #[command(name = demo::leash::VERB, hide = true)]
     Leash {
         parent: i32,
@@ -93,37 +92,38 @@ enum Case {
 
 #[derive(Debug, Args)]
 struct Unstable {
-    /// What nodes of Hermes speak to each other.
+    /// Set the protocol between nodes of Hermes
     #[arg(long, value_enum, default_value = "h2")]
     protocol: unstable::Protocol,
-    /// What is downloaded, up to 8M; binary. [default: 45K,500K,1M]
+    /// Set the download sizes, at most 8M, in binary units [default: 45K,500K,1M]
     #[arg(long, value_delimiter = ',', value_name = "SIZES", value_parser = parse_size)]
     sizes: Option<Vec<u64>>,
-    /// Downloads of each size, spread over the links' turns; once where nothing is expected to arrive. [default: 3]
+    /// Set the number of downloads for each size, spread over the links' phases [default: 3]. Cases that are expected
+    /// to fail run once
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     phases: Option<u32>,
-    /// Seconds that a client waits for what does not come by Hermes. [default: 60]
+    /// Set the client timeout in seconds for downloads without Hermes [default: 60]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: Option<u64>,
-    /// Which ways are gone; by default all.
+    /// Run only these cases [default: all]
     #[arg(long, value_delimiter = ',', value_enum)]
     cases: Option<Vec<Way>>,
-    /// Envoy's binary, where it is not on the path.
+    /// Use this Envoy binary [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     envoy: Option<PathBuf>,
-    /// 45 KB once, and 10 seconds of patience.
+    /// Run one download of 45 KB, with a client timeout of 10 seconds
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// All four sizes, 10 phases, 300 seconds of patience: up to an hour.
+    /// Run all four sizes in 10 phases, with a client timeout of 300 seconds: up to an hour
     #[arg(long)]
     full: bool,
-    /// Prints the result as JSON.
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
-    /// Writes the bytes at each hop over time as a picture (SVG).
+    /// Write the bytes at each hop over time as a picture (SVG)
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// Keeps documents and logs in this empty directory.
+    /// Keep documents and logs in this empty directory
     #[arg(long, value_name = "DIRECTORY")]
     files: Option<PathBuf>,
 }

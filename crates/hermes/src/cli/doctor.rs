@@ -1,7 +1,7 @@
-//! `hermes doctor`: what this machine lacks, and what to do about it.
+//! `hermes doctor`: diagnoses this machine, with remedies.
 //!
-//! In: this machine, and a document. Out: each finding, with a remedy where one is needed. Never: a
-//! change: nothing is created, written or bound for longer than a look takes.
+//! In: this machine, and a document. Out: findings, each with a remedy if one is needed. Never: a change. Nothing is
+//! created or written, and a port is bound only for the check.
 
 mod layer3;
 mod running;
@@ -24,14 +24,13 @@ use self::layer3::Needs;
 use self::running::Running;
 use crate::document;
 
-/// Checks this machine: descriptors, DNS and what layer 3 takes, and the addresses, access log and
-/// certificates of a document.
+/// Diagnose this machine: file descriptors, DNS, layer-3 privileges, and the needs of a node document
 #[derive(Debug, Parser)]
 pub(super) struct Doctor {
-    /// Also checks what this node document needs.
+    /// Also check the addresses, access log and certificates of this node document
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Prints one JSON object a finding.
+    /// Print one JSON object for each finding
     #[arg(long)]
     json: bool,
 }
@@ -59,7 +58,7 @@ impl Report {
         self.lacking("FAIL", "error", what, found, remedy);
     }
 
-    /// Something is missing that is not asked for.
+    /// Adds a finding about something missing that the document does not need.
     fn note(&mut self, what: &str, found: &str, remedy: &str) {
         self.lacking("note", "note", what, found, remedy);
     }
@@ -115,7 +114,7 @@ fn resolver(report: &mut Report) {
     }
 }
 
-/// Returns what else the document needs.
+/// Checks the document, and returns its other needs.
 fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<Needs> {
     let snapshot = match document::read(config)? {
         Ok(checked) => Arc::new(checked.snapshot),
@@ -133,7 +132,7 @@ fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<Needs> {
     Ok(Needs::of(&snapshot, running.as_ref()))
 }
 
-/// Where the document's own node runs, addresses in use are its own.
+/// Checks the addresses. If the document's own node is running, addresses in use belong to it.
 fn addresses(report: &mut Report, snapshot: &Snapshot, running: Option<&Running>) {
     if let Some(admin) = snapshot.admin {
         let has = running.is_some_and(|node| node.has_admin(admin));
@@ -170,9 +169,9 @@ fn access_log(report: &mut Report, log: &AccessLog) {
     }
 }
 
-/// What the node would find, without making anything that is not there; else the fault and its remedy.
+/// Checks what the node would find, without creating the file. Otherwise returns the fault and its remedy.
 fn can_append(path: &Path) -> Result<&'static str, (String, String)> {
-    // A pipe without a reader must not hold us.
+    // A pipe without a reader must not block the check.
     let append = |path| std::fs::OpenOptions::new().append(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
     let error = match append(path) {
         Ok(_) => return Ok("can be written"),
@@ -224,7 +223,7 @@ fn time_left(report: &mut Report, certificate: &Certificate) {
     }
 }
 
-/// What helps against a fault: of the file that it names, or of what the files say together.
+/// Returns the remedy for a fault of the named file, or of the files together.
 fn remedy(reason: &str, files: &[(String, &Path)]) -> &'static str {
     let file = files.iter().map(|(_, file)| *file).find(|file| reason.contains(&*file.to_string_lossy()));
     match file.map(std::fs::File::open) {

@@ -1,4 +1,4 @@
-//! `hermes envoy`: an Envoy's identity, and the file with which it starts as a node.
+//! `hermes envoy`: the identity of an Envoy, and its bootstrap file.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,31 +13,31 @@ use crate::agent::{Home, enrolled, keep_identity};
 use crate::log::Log;
 use crate::signals::Signals;
 
-/// What Envoy is started with, in the directory.
+/// The name of Envoy's bootstrap file in the state directory.
 const BOOTSTRAP: &str = "envoy.json";
 
-/// Makes an Envoy on this machine a node of the overlay, whose document says `runs: envoy`.
+/// Run an Envoy on this machine as a node whose document contains `runs: envoy`.
 ///
-/// Enrols it, writes DIR/envoy.json, and then keeps its certificate renewed, which Envoy takes over by itself. Start Envoy
-/// beside it, as the same user: `envoy -c DIR/envoy.json`. Either may be stopped and started without the other.
+/// Enrols the node, writes DIR/envoy.json and renews the certificate, which Envoy reloads. Start Envoy separately as
+/// the same user: `envoy -c DIR/envoy.json`. Each may be restarted without the other.
 #[derive(Debug, Parser)]
 pub(super) struct Envoy {
-    /// The controller, by which Envoy is configured. Of several, which share one store, any will do.
+    /// Configure Envoy from this controller. Repeat or separate by commas for controllers that share a store
     #[arg(long, value_name = "URL", required = true, value_delimiter = ',')]
     controller: Vec<Place>,
-    /// Leave to enrol, the first time: from `hermes token create`.
+    /// Enrol with this token of `hermes token create`; needed once
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
-    /// A file with the token, or - for standard input.
+    /// Read the token from this file, or - for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// The directory of the node's key and certificate, and of Envoy's file.
+    /// Store the node's key, its certificate and Envoy's configuration in this directory
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// Where Envoy's own admin endpoint listens: whoever reaches it may stop Envoy. By default there is none.
+    /// Listen at this address for Envoy's admin endpoint [default: none]. Its clients can stop Envoy
     #[arg(long, value_name = "ADDR")]
     admin: Option<Bind>,
-    /// What is logged on standard error.
+    /// Set the log filter of standard error: error, warn, info, debug, or a filter
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
 }
@@ -60,14 +60,14 @@ impl Envoy {
         tokio::select! {
             () = keep_identity(&self.controller, &home) => {}
             () = async {
-                // There is nothing to be read again.
+                // Envoy's identity has no file to reload.
                 while matches!(signals.next().await, "SIGHUP" | "SIGUSR1") {}
             } => tracing::info!("stopped"),
         }
         Ok(())
     }
 
-    /// What Envoy reads. The file that it is started with comes last.
+    /// Writes the files that Envoy reads. The bootstrap file comes last.
     fn write(&self, home: &Home) -> anyhow::Result<PathBuf> {
         let absolute = |path: &Path| path.canonicalize().with_context(|| format!("--state {}", path.display()));
         let directory = absolute(&self.state)?;
@@ -75,7 +75,7 @@ impl Envoy {
         for (file, content) in xds::secrets(directory) {
             home.keep(&home.path(file), &serde_json::to_vec_pretty(&content)?)?;
         }
-        // Whatever Envoy calls itself, it is known by its certificate.
+        // The certificate identifies the Envoy, whatever name the Envoy uses.
         let uris = home.identity()?.0.uris();
         let node = uris.iter().find_map(|uri| uri.split_once("/node/")).map_or("node", |(_, node)| node);
         let bootstrap = xds::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));

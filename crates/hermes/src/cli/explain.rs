@@ -1,7 +1,7 @@
-//! `hermes explain`: what would be decided for these facts, and why, rule by rule.
+//! `hermes explain`: the decision for given facts, and the reason, rule by rule.
 //!
-//! In: a document, or those of a controller, and what the options say of a session. Out: the session as the listener would make
-//! it, explained. Never: a session that the listener cannot have; options that contradict it are errors.
+//! In: a document, or those of a controller, and options that describe a session. Out: the session as the listener
+//! would create it, explained. Never: a session that the listener cannot have; contradicting options are errors.
 
 mod packet;
 mod way;
@@ -31,69 +31,68 @@ use crate::operator::{Access, OperatorFile};
 /// The exit status of a denial, which is neither a failure nor misuse.
 const DENIED: u8 = 3;
 
-/// Explains the decision for a request, without sending it.
+/// Explain the decision for a request, without sending it.
 ///
-/// Exit status: 0 where the session is accepted, 3 where it is denied or its packet dropped, 1 where that cannot be told.
+/// Exit status: 0 if the session is accepted, 3 if it is denied or its packet dropped, 1 if the decision is unknown.
 #[derive(Debug, Parser)]
 pub(super) struct Explain {
-    /// The node document (YAML).
+    /// Decide by this node document (YAML)
     #[arg(long, value_name = "FILE", required_unless_present = "controller")]
     config: Option<PathBuf>,
-    /// Instead of a file: along every node on the way, by the documents that the controller has for them. With =URL, another
-    /// controller than the operator's file names.
+    /// Decide at every node on the path, by the controller's documents. =URL selects another controller than the
+    /// operator's file
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, conflicts_with_all = ["config", "packet"])]
     controller: Option<Option<Place>>,
-    /// With `--controller`: the node where the session begins. Default: the only node of `--user`.
+    /// Start at this node, with --controller [default: the only node of --user]
     #[arg(long, value_name = "NAME", requires = "controller")]
     node: Option<String>,
     #[command(flatten)]
     file: OperatorFile,
-    /// What the session carries. A tcp or udp listener has one kind; of an http listener it is http, of
-    /// a socks5 listener tcp, unless said otherwise.
+    /// Set the kind of the session [default: the listener's; http for http listeners, tcp for socks5 listeners]
     #[arg(long, value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::as_str)).map(kind_named))]
     kind: Option<Kind>,
-    /// The user that the client claims to be (hermes-user). It is judged as the node judges it: by the
-    /// listener, `--certificate` and `--source`. Without `--listener` the session comes in at a listener of this user.
+    /// Claim this user (hermes-user). The node validates the claim by the listener, --certificate and --source. Without
+    /// --listener, a listener of this user accepts the session
     #[arg(long)]
     user: Option<String>,
-    /// A URI of the certificate that the client shows, such as spiffe://OVERLAY/node/NAME,
-    /// .../user/NAME or .../role/standalone. May be repeated.
+    /// Present a certificate with this URI, such as spiffe://OVERLAY/node/NAME, .../user/NAME or .../role/standalone.
+    /// May be repeated
     #[arg(long = "certificate", value_name = "URI")]
     certificate: Vec<String>,
-    /// Whom the request is for: a name, host or host:port. A tcp or udp listener has one of its own; at a socks5 listener the
-    /// port is 80 where none is said.
+    /// Request this authority: a name, host or host:port. Listeners of tcp and udp have their own; socks5 listeners
+    /// assume port 80
     #[arg(long)]
     authority: Option<String>,
-    /// Method; CONNECT for tunnels.
+    /// Set the method; CONNECT for tunnels
     #[arg(long)]
     method: Option<String>,
-    /// Path with query, of an http session; / by default.
+    /// Set the path and query of an http session [default: /]
     #[arg(long)]
     path: Option<String>,
-    /// A header, NAME=VALUE. May be repeated.
+    /// Add a header. May be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
-    /// Destination of an ip session, a prefix or an address. Without `--listener` and `--kind` it comes in at the tun
-    /// listener that captures it.
+    /// Set the destination prefix or address of an ip session. Without --listener and --kind, the tun listener that
+    /// captures it accepts the session
     #[arg(long)]
     network: Option<String>,
     #[allow(rustdoc::broken_intra_doc_links, reason = "brackets as usage lines have them")]
-    /// A packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Tells whether it
-    /// passes this node, or the reason that it is dropped for.
+    /// Check a packet of an ip session: src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]. Prints whether
+    /// it passes, or why it is dropped
     #[arg(long, value_name = "FIELDS")]
     packet: Option<String>,
-    /// Source address.
+    /// Set the source address
     #[arg(long, default_value = "127.0.0.1")]
     source: IpAddr,
-    /// The listener that accepts it; the first one by default.
+    /// Accept at this listener [default: the first one]
     #[arg(long)]
     listener: Option<String>,
-    /// Prints JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// `PossibleValuesParser` lets nothing else pass.
+/// Converts a kind. `PossibleValuesParser` rejects all other values.
 fn kind_named(name: String) -> Kind {
     Kind::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Kind::Http)
 }
@@ -136,7 +135,7 @@ impl Explain {
         self.file.access(self.controller.clone().flatten())
     }
 
-    /// Along every node on the way.
+    /// Explains the decision at every node on the path.
     fn along(&self) -> anyhow::Result<ExitCode> {
         let hops = way::follow(self)?;
         let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { way::told(&hops) };
@@ -144,8 +143,8 @@ impl Explain {
         Ok(hops.last().map_or(ExitCode::SUCCESS, |last| status(&last.explanation)))
     }
 
-    /// The listener that is named; else the first one, or the one that captures what is wanted, where the first does not
-    /// fit that.
+    /// Returns the named listener. Otherwise returns the first one, or the one that captures the wanted network if the
+    /// first does not fit.
     fn listener<'s>(&self, snapshot: &'s Snapshot, wanted: Option<IpNet>) -> anyhow::Result<&'s Listener> {
         let mut listeners = snapshot.listeners.iter().map(AsRef::as_ref);
         match &self.listener {
@@ -167,7 +166,7 @@ impl Explain {
         }
     }
 
-    /// The session as it comes in, before its identity is judged.
+    /// Returns the facts of the session before its identity is validated.
     fn facts(&self, snapshot: &Snapshot, listener: &Listener, packet: Option<&Packet>) -> anyhow::Result<Facts> {
         let trust = self.trust(listener)?;
         let (kind, authority) = match &listener.protocol {
@@ -213,10 +212,10 @@ impl Explain {
         let network = capture.map(|capture| capture.network).or(self.network()?);
         let (network, authority) = match self.stands_for_a_name(snapshot, listener, packet)? {
             Some(address) => (Some(address), authority),
-            // Whom any other ip session is for is its network, where it has one.
+            // The authority of any other ip session is its network, if it has one.
             None => match network.filter(|_| self.authority.is_none()) {
                 Some(of) => (network, Authority::of_address(of.addr())),
-                // A name's session tells the address that stands for it.
+                // A session for a name carries the virtual address of that name.
                 None => (network, authority),
             },
         };
@@ -250,13 +249,13 @@ impl Explain {
         parsed.map_err(|error: String| anyhow::anyhow!("--network: {error}"))
     }
 
-    /// Where packets of the session go to, as far as that was said.
+    /// Returns the destination of the session's packets, as far as the options give it.
     fn wanted(&self, packet: Option<&Packet>) -> anyhow::Result<Option<IpNet>> {
         Ok(self.network()?.or(packet.map(|packet| packet.destination.into())))
     }
 
-    /// The address of a packet that a device takes for a name. The name is the asker's to say: which one it stands for
-    /// only a running node knows.
+    /// Returns the destination of a packet if a device maps that address to a name. The options must give the name,
+    /// since only a running node knows the mapping.
     fn stands_for_a_name(
         &self,
         snapshot: &Snapshot,
@@ -279,7 +278,7 @@ impl Explain {
         Ok(Some(packet.destination.into()))
     }
 
-    /// The prefix of a tun listener that a packet for `--network` belongs to, the first by default.
+    /// Returns the prefix of a tun listener for `--network` [default: the first prefix].
     fn capture<'l>(&self, listener: &'l Listener, packet: Option<&Packet>) -> anyhow::Result<Option<&'l Capture>> {
         let ListenerProtocol::Tun(tun) = &listener.protocol else { return Ok(None) };
         let wanted = self.wanted(packet)?;
@@ -288,7 +287,7 @@ impl Explain {
         chosen.map(Some).with_context(|| format!("listener {} takes none of that; it takes {}", listener.name, taken()))
     }
 
-    /// What a packet of a peer becomes, where `--source` is one.
+    /// Returns the capture of a peer's packet, if `--source` is a peer.
     fn carried(&self, listener: &Listener, carried: &Carried) -> anyhow::Result<Capture> {
         let name = &listener.name;
         ensure!(carried.peer(self.source).is_some(), "--source {}: no peer of listener {name} is there", self.source);
@@ -300,7 +299,7 @@ impl Explain {
         Ok(Capture { network, set_headers: Vec::new() })
     }
 
-    /// How far the connection is believed, as the listener sees it.
+    /// Returns the trust in the connection, as the listener determines it.
     fn trust(&self, listener: &Listener) -> anyhow::Result<Trust> {
         if self.certificate.is_empty() {
             let trusted = listener.trust.iter().any(|prefix| prefix.contains(&self.source.to_canonical()));
@@ -335,7 +334,7 @@ impl Explain {
         Ok(authority)
     }
 
-    /// A raw connection or flow says nothing of itself: the listener says what it is.
+    /// Returns the authority of a raw connection or flow, which only the listener defines.
     fn fixed_authority(&self, listener: &Listener, kind: Kind, authority: &Authority) -> anyhow::Result<Authority> {
         let name = &listener.name;
         if let Some(other) = self.kind.filter(|other| *other != kind) {
@@ -349,7 +348,7 @@ impl Explain {
         Ok(authority.clone())
     }
 
-    /// What a client can say over HTTP only.
+    /// Rejects options that only an HTTP client could express.
     fn refuse_unheard(&self, listener: &Listener, kind: Kind) -> anyhow::Result<()> {
         let name = &listener.name;
         let unheard = [
@@ -365,7 +364,7 @@ impl Explain {
         Ok(())
     }
 
-    /// A tunnel's path follows from what it is.
+    /// Returns the path of a tunnel, which follows from its kind and target.
     fn path(&self, kind: Kind, authority: &Authority) -> anyhow::Result<PathAndQuery> {
         if let Some(path) = &self.path {
             ensure!(
@@ -407,13 +406,13 @@ fn status(explanation: &Explanation) -> ExitCode {
     if is_denied { ExitCode::from(DENIED) } else { ExitCode::SUCCESS }
 }
 
-/// The narrowest prefix of a listener that holds it.
+/// Returns the narrowest prefix of a listener that contains the network.
 fn narrowest(tun: &Tun, wanted: IpNet) -> Option<&Capture> {
     let holding = tun.captures.iter().filter(|capture| capture.network.contains(&wanted));
     holding.max_by_key(|capture| capture.network.prefix_len())
 }
 
-/// The narrowest of all listeners: it has what is for it.
+/// Returns the listener with the narrowest prefix that contains the network; it captures its packets.
 fn holder(snapshot: &Snapshot, wanted: IpNet) -> Option<(&Listener, &Capture)> {
     let all = snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
         ListenerProtocol::Tun(tun) => Some((&**listener, narrowest(tun, wanted)?)),
@@ -422,7 +421,7 @@ fn holder(snapshot: &Snapshot, wanted: IpNet) -> Option<(&Listener, &Capture)> {
     all.max_by_key(|(_, capture)| capture.network.prefix_len())
 }
 
-/// By what a tun listener takes it, if that is one.
+/// Explains how a tun listener captures the network.
 fn captured(snapshot: &Snapshot, listener: &Listener, wanted: IpNet) -> Option<String> {
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return None };
     let (name, own, device) = (&listener.name, narrowest(tun, wanted)?.network, &tun.device);
@@ -438,8 +437,8 @@ fn requires_certificate(listener: &Listener) -> bool {
     listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required)
 }
 
-/// What a client that speaks TLS for itself asks for; a node passes on the scheme of its own client,
-/// which is http unless that one spoke TLS to it.
+/// Returns true if the request's scheme is https. A client that speaks TLS itself asks for https. A node passes on the
+/// scheme of its client, which is http unless that client used TLS.
 fn is_https(listener: &Listener, trust: &Trust) -> bool {
     listener.tls.is_some() && trust.peer().is_none()
 }

@@ -1,7 +1,7 @@
-//! `hermes fetch`: gets an object, and does not give up before its deadline.
+//! `hermes fetch`: downloads an object, and retries until its deadline.
 //!
-//! In: a URL. Out: a file that is whole and verified, or standard output written once. `download` knows what is held and what
-//! an answer means; `client` asks; `sink` keeps; `effort` puts them together.
+//! In: a URL. Out: a complete and verified file, or standard output written once. `download` holds the state and
+//! interprets responses; `client` sends requests; `sink` stores content; `effort` combines them.
 
 mod client;
 mod download;
@@ -32,59 +32,59 @@ use self::effort::Effort;
 use self::report::{Mode, Report};
 use self::sink::{Part, Pipe, Sink};
 
-/// The exit status where the deadline passed: a later run may do better, which of 1 nobody can say.
+/// The exit status after the deadline: a later run may succeed. Status 1 does not promise that.
 const DEADLINE: u8 = 3;
-/// What fetch writes itself.
+/// Header fields that fetch sets itself.
 const OWN: [HeaderName; 8] =
     [RANGE, IF_RANGE, ACCEPT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TE, UPGRADE];
 
-/// Gets an object, and does not give up before the deadline.
+/// Download an object, and retry until the deadline.
 ///
-/// It tries again whatever may pass (no connection, a transfer that breaks off, 408, 425, 429, 500, 502, 503, 504), goes on
-/// where it was as long as the origin has the same object, and verifies the object by its digest where there is one. FILE is
-/// there once it is whole; until then FILE.part is, which a later run goes on with. Exit status: 0, or 1 where no further
-/// try would help, 2 for usage, 3 where the deadline passed.
+/// Retries transient failures: no connection, interrupted transfers, and status 408, 425, 429, 500, 502, 503 or 504.
+/// Resumes as long as the origin has the same object, and verifies its digest if there is one. FILE appears once it is
+/// complete. Until then, FILE.part holds the data for a later run. Exit status: 0 for success, 1 if a retry is useless,
+/// 2 for usage, 3 for the deadline.
 #[derive(Debug, Parser)]
 pub(super) struct Fetch {
-    /// What to get: http: or https:, by a name of the overlay or of DNS.
+    /// Download this http: or https: URL. The host is an overlay name or a DNS name
     #[arg(value_parser = url)]
     url: Uri,
-    /// The file to write; `-` is standard output. By default the last part of the URL's path.
+    /// Write to this file, or - for standard output [default: last segment of the URL's path]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// A node, or another forward proxy, to go through.
+    /// Connect through this node or other forward proxy
     #[arg(long, value_name = "http://HOST:PORT", value_parser = proxy)]
     proxy: Option<Uri>,
-    /// When to give up.
+    /// Give up after this time
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = period)]
     deadline: Duration,
-    /// How long nothing may come before a try is over. A whole try may take any time.
+    /// End an attempt after this time without data. The attempt as a whole has no limit
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = period)]
     patience: Duration,
-    /// A header of the request; may be there several times. To another origin, by a redirection, go those alone that say
-    /// nothing of the user: accept, accept-language, cache-control, pragma, user-agent.
+    /// Add a request header. May be repeated. A redirect to another origin keeps only accept, accept-language,
+    /// cache-control, pragma and user-agent
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// What the object must come to, beside what the origin says: sha-256=:BASE64: or sha-256=HEX, or sha-512.
+    /// Verify this digest beside the origin's: sha-256=:BASE64: or sha-256=HEX, or sha-512
     #[arg(long, value_name = "DIGEST", value_parser = digests)]
     digest: Option<Digests>,
-    /// CA certificates (PEM) to believe, instead of this machine's.
+    /// Trust these CA certificates (PEM) [default: the system's]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Prints one JSON object an event, the last of which says how it ended.
+    /// Print one JSON object for each event; the last one is the result
     #[arg(long)]
     json: bool,
-    /// Says nothing but errors.
+    /// Print errors only
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
 }
 
 impl Fetch {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        // Two threads: one may be held up by a disk or a pipe while the other draws.
+        // Two threads: a disk or a pipe may block one while the other draws.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let ended = runtime.block_on(self.fetch());
-        // A write to a pipe that nobody reads has no end to wait for.
+        // A write to a pipe without a reader never ends.
         runtime.shutdown_background();
         ended
     }
@@ -96,7 +96,7 @@ impl Fetch {
             .or_else(|| named_by(&self.url))
             .unwrap_or_else(|| usage("the URL's path names no file; write -o FILE, or -o - for standard output"));
         let started = Instant::now();
-        // A deadline beyond what a clock can count is none.
+        // A deadline that the clock cannot express counts as no deadline.
         let deadline = started.checked_add(self.deadline).unwrap_or(started + Duration::from_secs(u32::MAX.into()));
         let to_stdout = output.as_os_str() == "-";
         let (mut sink, earlier) = open(&output, &self.url).await?;
@@ -146,7 +146,7 @@ impl Fetch {
                 Err(error)
             }
             Err(_) => {
-                // What the last try brought is to survive like that of all before.
+                // Data of the last attempt must survive, like that of all earlier attempts.
                 let _ = sink.settle(download.known());
                 let (kept, why) = (sink.kept(), report.reason());
                 let value = json!({"event": "deadline", "held": held, "total": download.known().total,
@@ -170,7 +170,7 @@ impl Fetch {
     }
 }
 
-/// A regular file becomes one by its part; anything else is written as it comes.
+/// Opens the sink. A regular file is written through its part file, anything else directly.
 async fn open(output: &Path, url: &Uri) -> anyhow::Result<(Sink, Option<(u64, download::Known)>)> {
     if output.as_os_str() == "-" {
         return Ok((Sink::Pipe(Pipe::new(Box::new(tokio::io::stdout()))), None));
@@ -189,7 +189,7 @@ async fn open(output: &Path, url: &Uri) -> anyhow::Result<(Sink, Option<(u64, do
     }
 }
 
-/// The last part of the path, where it is a name.
+/// Returns the last segment of the path, if it is a file name.
 fn named_by(url: &Uri) -> Option<PathBuf> {
     let last = url.path().rsplit('/').next()?;
     (!last.is_empty() && last != "." && last != "..").then(|| last.into())
@@ -199,7 +199,7 @@ fn usage(text: &str) -> ! {
     super::misuse("fetch", ErrorKind::MissingRequiredArgument, text)
 }
 
-/// Host, without the brackets of an address, and port.
+/// Returns the host, without the brackets of an IPv6 address, and the port.
 fn authority(url: &Uri) -> (&str, u16) {
     let host = url.host().unwrap_or_default();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);

@@ -1,7 +1,7 @@
-//! `hermes health`: whether the node on this machine takes sessions, by its exit status.
+//! `hermes health`: reports by its exit status whether the node on this machine accepts sessions.
 //!
-//! In: the document that the node runs, for its admin endpoint. Out: status 0 or 1, and a word.
-//! Never: longer than a few seconds. It is for probes: of containers, and of whoever balances over nodes.
+//! In: the node's document, for its admin endpoint. Out: status 0 or 1, and a line. Never: longer than a few seconds.
+//! Containers and load balancers use it as a probe.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,24 +18,24 @@ use crate::agent::Home;
 use crate::document;
 use crate::run::ADMIN_SOCKET;
 
-/// The admin endpoint answers at once, or something is wrong.
+/// Timeout of the admin endpoint, which answers at once if it is healthy.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Says whether a node of this machine takes sessions: exit status 0 if it does.
+/// Probe a node on this machine: exit status 0 if it accepts sessions.
 ///
-/// Asks its admin endpoint, which its document has to have. For probes of containers and the like.
+/// Requests the admin endpoint, which the document must configure. Intended for container probes.
 #[derive(Debug, Parser)]
 pub(super) struct Health {
-    /// The directory of a node under a controller.
+    /// Probe the node with this state directory, under a controller
     #[arg(long, value_name = "DIR", required_unless_present_any = ["config", "admin"])]
     state: Option<PathBuf>,
-    /// The node document of a node without one.
+    /// Probe the node with this document, without a controller
     #[arg(long, value_name = "FILE", conflicts_with = "state")]
     config: Option<PathBuf>,
-    /// The admin endpoint itself.
+    /// Probe this admin endpoint
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["state", "config"])]
     admin: Option<Bind>,
-    /// Only whether it runs: also while it drains.
+    /// Probe only that the node runs, also while it drains
     #[arg(long)]
     live: bool,
 }
@@ -43,7 +43,7 @@ pub(super) struct Health {
 impl Health {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let path = if self.live { "/healthz" } else { "/readyz" };
-        // A node under a controller serves a socket in its directory, whatever its document says.
+        // A node under a controller serves a socket in its directory, whatever its document contains.
         let socket = self.state.as_ref().map(|state| Home::at(state).path(ADMIN_SOCKET));
         if let Some(stream) = socket.and_then(|socket| UnixStream::connect(socket).ok()) {
             let answered = stream
@@ -61,7 +61,7 @@ impl Health {
         };
         let address = match file {
             None => self.admin.map(|admin| admin.0),
-            // It has nothing to serve yet, and is well.
+            // The node has no document yet, and is healthy.
             Some(file) if self.live && std::fs::metadata(&file).map_or(true, |file| file.len() == 0) => {
                 super::print("no document yet\n")?;
                 return Ok(ExitCode::SUCCESS);
@@ -86,9 +86,9 @@ impl Health {
     }
 }
 
-/// Whether the answer is 200, and what it says.
+/// Requests a path, and returns whether the status is 200, with the body.
 fn ask(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
-    // Where it listens everywhere, it is here.
+    // A node that listens on all addresses is reached on loopback.
     let address = match address.ip() {
         ip if !ip.is_unspecified() => address,
         ip if ip.is_ipv4() => SocketAddr::from(([127, 0, 0, 1], address.port())),
@@ -103,7 +103,7 @@ fn ask(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
 fn converse(mut stream: impl Read + Write, host: &str, path: &str) -> anyhow::Result<(bool, String)> {
     write!(stream, "GET {path} HTTP/1.0\r\nhost: {host}\r\n\r\n")?;
     let mut text = String::new();
-    // What answers is some process on this machine.
+    // The peer may be any process on this machine, so its response is bounded.
     stream.take(4096).read_to_string(&mut text)?;
     let status = text.split(' ').nth(1).unwrap_or_default();
     anyhow::ensure!(text.starts_with("HTTP/1."), "it does not speak HTTP");

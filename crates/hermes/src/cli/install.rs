@@ -1,7 +1,7 @@
-//! `hermes install --print`: what a machine needs to run a node or a controller as a service.
+//! `hermes install --print`: service files for a node or a controller.
 //!
-//! In: what is to run. Out: a systemd unit, a container file, or manifests of a controller, on standard output.
-//! Never: a change of this machine. Whoever installs it reads it first.
+//! In: options. Out: a systemd unit, a container file, or manifests of a controller, on standard output. Never: a
+//! change of this machine; the administrator reviews and installs the output.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -18,46 +18,46 @@ use hermes_model::document::scalar::Period;
 use crate::document;
 use crate::kubernetes::{self, Cluster, GRACE};
 
-/// What a node waits for its sessions where nothing is said: as `drain` of a node document.
+/// The default drain of a node, as in a node document.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Prints what a service manager needs to run a node or a controller.
+/// Print the unit or manifests for a node or a controller.
 ///
-/// It changes nothing: `hermes install --print systemd ... > /etc/systemd/system/hermes.service` installs it.
+/// Changes nothing. To install: `hermes install --print systemd ... > /etc/systemd/system/hermes.service`.
 #[derive(Debug, Parser)]
 pub(super) struct Install {
-    /// For whom: a unit of systemd, a container file that builds an image from this source, or manifests of a controller.
+    /// Print a systemd unit, a container file that builds an image from this source, or manifests of a controller
     #[arg(long, value_name = "KIND")]
     print: Option<Kind>,
-    /// What runs.
+    /// Run a node (proxy) or a controller
     #[arg(value_enum, default_value_t = What::Proxy)]
     what: What,
-    /// The node's controller. Of several any will do.
+    /// Connect the node to this controller. Repeat or separate by commas for several
     #[arg(long, value_name = "URL", conflicts_with = "config", value_delimiter = ',')]
     controller: Vec<Place>,
-    /// The directory of the node, or of the controller: below /var/lib, whose last part is the unit's name. Default:
-    /// /var/lib/hermes, and /var/lib/hermes-controller of a controller.
+    /// Store state in this directory below /var/lib; its last segment names the unit [default: /var/lib/hermes, or
+    /// /var/lib/hermes-controller for a controller]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The document of a node without a controller.
+    /// Run the node from this document, without a controller
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The longest `drain` of the node's documents: it is waited for so long until it is killed.
+    /// Wait this long for a drain before the node is killed: the longest `drain` of its documents
     #[arg(long, value_name = "DURATION")]
     drain: Option<Period>,
-    /// Where the controller listens.
+    /// Listen for nodes at this address, for a controller
     #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([0, 0, 0, 0], PORT))))]
     listen: Bind,
-    /// The program, as it lies on the machine.
+    /// Start the program at this path
     #[arg(long, value_name = "FILE", default_value = "/usr/local/bin/hermes")]
     program: PathBuf,
-    /// The node may listen at ports below 1024.
+    /// Allow the node to listen on ports below 1024
     #[arg(long)]
     low_ports: bool,
-    /// The node may have devices, routes and rules (`tun` listeners, gateways).
+    /// Allow the node to create devices, routes and rules (`tun` listeners, gateways)
     #[arg(long)]
     devices: bool,
-    /// Where the manifests belong, unless `kubectl` says otherwise.
+    /// Set the namespace of the manifests [default: kubectl's]
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace, help_heading = "Kubernetes")]
     namespace: Option<String>,
     #[command(flatten)]
@@ -113,7 +113,7 @@ impl Install {
         self.state.as_deref().unwrap_or(Path::new(default))
     }
 
-    /// What is run, behind the program.
+    /// Returns the arguments of the program.
     fn arguments(&self, state: &str) -> anyhow::Result<Vec<String>> {
         Ok(match (self.what, &self.config) {
             (What::Controller, _) => {
@@ -128,7 +128,7 @@ impl Install {
         })
     }
 
-    /// How long it has to end.
+    /// Returns the time that the service has to stop.
     fn stop_within(&self) -> anyhow::Result<Duration> {
         let drain = match (self.what, self.drain, &self.config) {
             (What::Controller, ..) => Duration::ZERO,
@@ -191,9 +191,10 @@ impl Install {
         let _ = write!(
             unit,
             "Restart=always\nRestartSec=1\n\
-             # SIGTERM lets sessions finish; what is left after that is killed.\n\
+             # SIGTERM lets live sessions finish; systemd kills the process after the stop timeout.\n\
              KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={stop}\nTimeoutStartSec=60\n\n\
-             # A user {name} that exists is used, else one is made while it runs. It has to be able to read what a document names.\n\
+             # The unit runs as user {name} if it exists, else as a dynamic user. That user must be able to read the files that\n\
+             # a document names.\n\
              User={name}\nDynamicUser=yes\nStateDirectory={name}\nStateDirectoryMode=0700\nLogsDirectory={name}\nUMask=0077\n\
              LimitNOFILE=1048576\n\n"
         );
@@ -221,14 +222,15 @@ impl Install {
         let ambient =
             if capabilities.is_empty() { String::new() } else { format!(" -p AmbientCapabilities=\"{capabilities}\"") };
         Ok(format!(
-            "# A new version takes over while this one runs, and no connection is refused: replace {program}, then run\n\
+            "# To upgrade without a refused connection, replace {program}, then run:\n\
              # systemd-run --unit={name}-next -p Type=notify -p User={name} -p DynamicUser=yes -p StateDirectory={name} \
              -p RuntimeDirectory={name} -p RuntimeDirectoryPreserve=yes{ambient} {program} {command}\n\
-             # The process of this unit ends once its sessions have; systemd starts it anew, and it takes over from that one.\n"
+             # The new process takes over. The old one exits after its last session, and systemd restarts this unit, which\n\
+             # takes over in turn.\n"
         ))
     }
 
-    /// The capabilities of a node that needs some.
+    /// Returns the capabilities of a node that needs some.
     fn capabilities(&self) -> String {
         let is_node = self.what == What::Proxy;
         let low = (self.low_ports && is_node).then_some("CAP_NET_BIND_SERVICE");
@@ -236,12 +238,12 @@ impl Install {
         low.into_iter().chain(devices).collect::<Vec<_>>().join(" ")
     }
 
-    /// The unit's privileges: none, unless options ask for them.
+    /// Returns the unit's privileges: none, unless options ask for them.
     fn privileges(&self) -> String {
         let all = self.capabilities();
         let mut text = format!("CapabilityBoundingSet={all}\nAmbientCapabilities={all}\n");
         if all.contains("CAP_NET_ADMIN") {
-            // Also its own part of /proc/sys: forwarding, and what a route carries.
+            // Devices also need their part of /proc/sys: forwarding, and the MTU of routes.
             text.push_str("DevicePolicy=closed\nDeviceAllow=/dev/net/tun rw\nProtectKernelTunables=no\n");
         } else {
             text.push_str("PrivateDevices=yes\nProtectKernelTunables=yes\n");
@@ -261,7 +263,7 @@ impl Install {
         let list = |words: &[String]| serde_json::to_string(words).unwrap_or_default();
         let mut text = format!(
             "# A Hermes image, built from this source: docker build -f THIS-FILE -t hermes .\n\
-             # Stopped by SIGTERM it lets sessions finish: docker stop --time {}\n\
+             # SIGTERM lets live sessions finish: docker stop --time {}\n\
              FROM rust:{rust}-slim-bookworm AS build\nWORKDIR /source\n\
              RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*\n\
              COPY . .\nRUN cargo build --release --locked -p hermes\n\n\
@@ -274,7 +276,7 @@ impl Install {
         if let Some(health) = health {
             let health = ["/usr/local/bin/hermes", "health"].iter().chain(&health).map(ToString::to_string);
             let health: Vec<String> = health.collect();
-            let _ = writeln!(text, "# The node's document has to have `admin`.");
+            let _ = writeln!(text, "# The node's document must contain `admin`.");
             let _ = writeln!(text, "HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD {}", list(&health));
         }
         let _ = write!(text, "ENTRYPOINT [\"/usr/local/bin/hermes\"]\nCMD {}\n", list(&arguments));
@@ -282,7 +284,7 @@ impl Install {
     }
 }
 
-/// A path that needs no quotes in a unit or a container file, whose rules of quoting differ.
+/// Returns a path that needs no quotes. Units and container files quote differently.
 fn plain(path: &Path) -> anyhow::Result<&str> {
     let text = path.to_str().filter(|text| {
         text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+@,:".contains(&byte)) && !text.is_empty()
@@ -290,7 +292,7 @@ fn plain(path: &Path) -> anyhow::Result<&str> {
     text.with_context(|| format!("{}: choose a path of letters, digits and . _ - + @ , : /", path.display()))
 }
 
-/// What a process that only has sockets, a directory and threads does without.
+/// Restrictions for a process that needs only sockets, a directory and threads.
 const HARDENED: &str = "\
 NoNewPrivileges=yes
 ProtectSystem=strict

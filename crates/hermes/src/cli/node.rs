@@ -1,7 +1,6 @@
-//! `hermes node`: the overlay's nodes, as the controller knows them.
+//! `hermes node`: the overlay's nodes, as the controller reports them.
 //!
-//! In: the name of a node. Out: how it stands and what it is to run; or that nothing new comes to it, and when it has no
-//! sessions any more.
+//! In: the name of a node. Out: its status and compiled document; or a drain, and the end of its sessions.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,16 +17,16 @@ use crate::kubernetes::{self, Placing};
 use crate::operator::{Access, OperatorFile, block_on};
 use crate::place::{Infrastructure as _, Machine, On, Placement};
 
-/// How long a question to the controller waits for something new.
+/// Timeout of a long poll for changes at the controller.
 const NEWS: Duration = Duration::from_secs(5);
 
-/// A token that is printed for a cluster may be used for so long: as `hermes token create` says it.
+/// Lifetime of a token in printed manifests, equal to the default of `hermes token create`.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// A node that was started is looked at so often: its machine tells of nothing.
+/// Interval between checks of a started node, which its machine does not report.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Nodes of the overlay, as the controller knows them.
+/// Manage the nodes of the overlay
 #[derive(Debug, Parser)]
 pub(super) struct Node {
     #[command(subcommand)]
@@ -36,66 +35,66 @@ pub(super) struct Node {
 
 #[derive(Debug, Subcommand)]
 enum NodeVerb {
-    /// Lists them: whether they have enrolled, are there, and run what they should.
+    /// List nodes with their enrolment, connection and revision
     List {
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         access: Access,
     },
-    /// Keeps new sessions away from a node, and waits until those that it has are over.
+    /// Drain a node: direct new sessions to other nodes, and wait until its sessions have ended.
     ///
-    /// Other nodes find other ways, and programs of its own device find nobody there any more. A service that has no other way
-    /// goes on to come by.
+    /// Other nodes use other paths, and applications on the node's own device are refused. A service without another
+    /// path keeps using the node.
     Drain(Drain),
-    /// Prints the document that a node is to run, as it was compiled from the overlay's, and whether the node runs it.
+    /// Print the compiled document of a node, and whether the node runs it
     ExecConfig {
-        /// Which one.
+        /// Name of the node
         node: Name,
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         access: Access,
     },
-    /// Starts nodes somewhere, each with a token of its own, and waits until they are under control. Of Kubernetes it prints manifests.
+    /// Deploy nodes with a token each, and wait until they have connected. For Kubernetes, print manifests
     Place {
         #[command(flatten)]
         at: At,
-        /// How nodes there reach the controller, where that is otherwise than from here.
+        /// Connect the nodes to this controller URL [default: the one this command uses]
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
         #[command(flatten)]
         placing: Placing,
     },
-    /// Drains nodes that were placed, ends them, and deletes their directories. Their documents stay.
+    /// Drain deployed nodes, stop them and delete their directories. Their documents stay
     Unplace {
         #[command(flatten)]
         at: At,
-        /// Does not drain them first: their sessions have the document's `drain` to finish.
+        /// Stop without draining first. Sessions have the document's `drain` to finish
         #[arg(long)]
         now: bool,
-        /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
+        /// Connect to this controller [default: HERMES_CONTROLLER, else the one in the operator's file]
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::Place>,
     },
-    /// Believes a node's key no more: it is cut off within seconds, whatever it does. Its document stays; with a token and an empty
-    /// --state it may enrol again.
+    /// Revoke a node's key: other nodes reject it within seconds. Its document stays; with a token and an empty --state
+    /// it can enrol again
     Revoke {
-        /// Which one.
+        /// Name of the node
         node: Name,
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         access: Access,
     },
-    /// Deletes a node's document: it serves nobody from then on, and comes back only with a document and a token.
+    /// Delete a node's document. The node stops serving, and returns only with a document and a token
     Remove {
-        /// Which one.
+        /// Name of the node
         node: Name,
-        /// Prints the controller's answer.
+        /// Print the controller's response as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -103,22 +102,22 @@ enum NodeVerb {
     },
 }
 
-/// Which nodes, and where.
+/// Nodes, and the machine on which they run.
 #[derive(Debug, Parser)]
 struct At {
-    /// Which ones.
+    /// Names of the nodes
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<Name>,
-    /// This machine, a network namespace of it, one that ssh reaches without a question, or a cluster of Kubernetes.
+    /// Run on this machine, in one of its network namespaces, on a host over ssh without a prompt, or in Kubernetes
     #[arg(long, value_name = "process[:NETNS]|ssh:[USER@]HOST[:PORT]|kubernetes[:NAMESPACE]")]
     on: On,
-    /// A directory there, in which each node has its own.
+    /// Store each node's state below this directory on the target
     #[arg(long, value_name = "DIR", default_value = "hermes-nodes")]
     dir: String,
-    /// A configuration file of ssh, in the place of the user's.
+    /// Use this ssh configuration file [default: the user's]
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// How long each may take.
+    /// Fail after this time for each node
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     timeout: Period,
     #[command(flatten)]
@@ -131,15 +130,15 @@ impl At {
     }
 }
 
-/// `hermes node drain`.
+/// Arguments of `hermes node drain`.
 #[derive(Debug, Parser)]
 struct Drain {
-    /// Which one.
+    /// Name of the node
     node: Name,
-    /// It takes sessions again.
+    /// Undo a drain: the node accepts sessions again
     #[arg(long)]
     undo: bool,
-    /// How long it may take until its sessions are over. It drains all the same after that.
+    /// Stop waiting after this time. The node stays drained
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     timeout: Period,
     #[command(flatten)]
@@ -181,7 +180,7 @@ impl Node {
     }
 }
 
-/// Whether the controller says so of a node.
+/// Returns a boolean of the controller's report on a node.
 fn is(node: &Value, key: &str) -> bool {
     node[key].as_bool().unwrap_or_default()
 }
@@ -201,7 +200,7 @@ fn list(access: &Access, json: bool) -> anyhow::Result<ExitCode> {
 const COLUMNS: [&str; 9] =
     ["NODE", "ROLE", "VERSION", "ADDRESS", "REVISION", "SESSIONS", "CERTIFICATE", "LAST SEEN", "STATE"];
 
-/// A row of the table of nodes.
+/// Formats a row of the node table.
 fn row(node: &Value) -> [String; 9] {
     let text = |key: &str| node[key].as_str().filter(|text| !text.is_empty()).unwrap_or("-").to_owned();
     let is_connected = is(node, "connected");
@@ -223,7 +222,7 @@ fn row(node: &Value) -> [String; 9] {
     [text("name"), text("role"), text("version"), address, revision, sessions, certificate, seen, state(node)]
 }
 
-/// A duration in its largest unit: `3d`, `5h`.
+/// Formats a duration in its largest unit: `3d`, `5h`.
 fn rounded(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "m")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or((1, "s"));
@@ -264,7 +263,7 @@ fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitC
         super::print(&format!("{answer}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // It is JSON, which is YAML too: `hermes check` and `hermes explain` take it.
+    // JSON is valid YAML, so `hermes check` and `hermes explain` accept it.
     let document = serde_json::to_string_pretty(&answer["document"])?;
     super::print(&format!("# revision {}: {}\n{document}\n", answer["revision"], state(&answer)))?;
     Ok(ExitCode::SUCCESS)
@@ -317,14 +316,14 @@ fn start(at: &At, access: &Access, node: &Name, machine: &Machine, controller: &
     }
 }
 
-/// Leave for a node to enrol, for so many seconds.
+/// Creates an enrolment token for a node, with a lifetime in seconds.
 fn token(access: &Access, node: &Name, life: u64) -> anyhow::Result<String> {
     let asked = json!({ "node": node, "life": life }).to_string();
     let made = block_on(access.get(Method::POST, "/v1/tokens", asked.into_bytes()))?;
     Ok(made["token"].as_str().unwrap_or_default().to_owned())
 }
 
-/// What manifests say of a node: what it is to run, and how others dial it.
+/// Returns the manifest's view of a node: its document, and how others dial it.
 fn for_kubernetes(access: &Access, node: &Name, with_token: bool) -> anyhow::Result<kubernetes::Node> {
     let mut answer = look(access, node, "")?;
     let document = serde_json::from_value(answer["document"].take())?;
@@ -363,12 +362,12 @@ fn unplace(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How a node stands.
+/// Returns the status of a node.
 fn look(access: &Access, node: &Name, query: &str) -> anyhow::Result<Value> {
     block_on(access.get(Method::GET, &format!("/v1/nodes/{node}{query}"), Vec::new()))
 }
 
-/// Says in a node's document whether it drains. Nothing of it is lost that somebody else changes at the same time.
+/// Sets `draining` in a node's document. Concurrent changes of the document are preserved.
 fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<Value> {
     let key = Key::node(node);
     let mut found = block_on(access.get(Method::GET, &format!("/v1/documents/{key}"), Vec::new()))?;
@@ -378,10 +377,10 @@ fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<
     block_on(access.get(Method::POST, &path, found["document"].to_string().into_bytes()))
 }
 
-/// Keeps new sessions away from a node, and waits until it has none.
+/// Drains a node, and waits until its sessions have ended.
 ///
 /// # Errors
-/// It still has some after this time, or is away.
+/// The node still has sessions after the timeout, or is unreachable.
 fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> {
     let started = Instant::now();
     super::print(&told(&set_draining(access, node, true)?, false))?;
@@ -399,12 +398,12 @@ fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> 
         }
         let refused = answer["refused"].as_str().filter(|reason| !reason.is_empty());
         if let Some(reason) = refused {
-            anyhow::bail!("node {node} refuses its document, and goes on with the one before: {reason}");
+            anyhow::bail!("node {node} rejects its document; still running the previous one: {reason}");
         }
         let needed = answer["needed-by"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let needed = needed.collect::<Vec<_>>().join(", ");
         if !has_warned && !needed.is_empty() {
-            // Also for an idle node: stopping it ends these services.
+            // An idle node gets the warning too: stopping it ends these services.
             has_warned = true;
             super::print(&format!(
                 "warning: node {node} is the only path to {needed}: new sessions still come to it, and fail once it stops; add a \

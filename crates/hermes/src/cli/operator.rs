@@ -1,7 +1,7 @@
-//! `hermes operator`: who may change documents, beside whoever has the controller's directory.
+//! `hermes operator`: operators beside the owner of the controller's directory.
 //!
-//! In: names, and an operator's file. Out: files for others, and their end.
-//! Never: a key that leaves this machine but in the file that was asked for.
+//! In: names, and an operator's file. Out: files for other operators, and their removal. Never: a key that leaves this
+//! machine other than in the requested file.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::authority::date;
 use crate::operator::{Access, Options, block_on};
 
-/// Others who may change documents.
+/// Manage operators, who may change documents
 #[derive(Debug, Parser)]
 pub(super) struct Operator {
     #[command(subcommand)]
@@ -25,31 +25,31 @@ pub(super) struct Operator {
 
 #[derive(Debug, Subcommand)]
 enum OperatorVerb {
-    /// Makes an operator's file for somebody else: of the whole overlay, or of one provider, who then sees and changes only what
-    /// is that provider's.
+    /// Create an operator's file, for the whole overlay or for the documents of one provider
     Create {
-        /// Under which name it stands in the log.
+        /// Name of the operator in the audit log
         #[arg(long)]
         name: Name,
-        /// Whose documents.
+        /// Limit the operator to the documents of this provider
         #[arg(long, value_name = "NAME")]
         provider: Option<Name>,
-        /// How long it may be used.
+        /// Set the lifetime of the file
         #[arg(long, value_name = "DURATION", default_value = "30d")]
         life: Period,
-        /// Where it is written. Whoever has it may use it. It names --controller, else the controller's public name.
+        /// Write the operator's file here. Anyone with the file can use it. It names --controller, else the
+        /// controller's public name
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         #[command(flatten)]
         access: Access,
     },
-    /// Tells who may change documents, and until when.
+    /// List operators, and when their files expire
     List(Options),
-    /// Takes all files of somebody back: what they are used for from now on is refused.
+    /// Remove an operator: all files of that name stop working
     Remove {
-        /// Under which name it stands in the log.
+        /// Name of the operator in the audit log
         name: Name,
-        /// Whose documents it may change, where those are a provider's.
+        /// Remove the operator of this provider
         #[arg(long, value_name = "NAME")]
         provider: Option<Name>,
         #[command(flatten)]
@@ -87,14 +87,14 @@ impl Operator {
     }
 }
 
-/// True if only this machine reaches a controller at this URL.
+/// Returns true if only this machine reaches a controller at this URL.
 fn is_local(controller: &str) -> bool {
     let host = controller.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// One line each.
+/// Formats one line for each operator.
 fn told(answer: &Value) -> String {
     let line = |operator: &Value| {
         let name = operator["name"].as_str().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `hermes apply`, `diff`, `get`, `delete` and `token`: the overlay's documents, at the controller.
+//! `hermes apply`, `diff`, `get`, `delete` and `token`: the overlay's documents at the controller.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,86 +14,86 @@ use serde_json::{Value, json};
 use crate::document;
 use crate::operator::{Access, block_on};
 
-/// The maximum length of a value that is shown whole.
+/// Maximum length of a value that is printed completely.
 const MAX_SHOWN: usize = 200;
-/// How long nodes are waited for.
+/// The default time to wait for nodes.
 pub(super) const WAIT: &str = "10s";
 
-/// Puts overlay documents into the controller, and says which nodes took the change.
+/// Apply overlay documents, and report which nodes accepted the change.
 ///
-/// All of them or none: a document that is wrong, or would make a node's own document wrong, changes nothing.
+/// All documents apply, or none. An invalid document, or one that makes a node's document invalid, changes nothing.
 #[derive(Debug, Parser)]
 pub(super) struct Apply {
     #[command(flatten)]
     documents: Documents,
-    /// Only says what would change.
+    /// Only print what would change
     #[arg(long)]
     dry_run: bool,
-    /// Changes nothing that somebody has changed after this revision.
+    /// Fail if a document was changed after this revision
     #[arg(long, value_name = "REVISION")]
     since: Option<u64>,
-    /// All nodes have it at once, whatever `rollout` of the overlay says.
+    /// Send the change to all nodes at once, regardless of the overlay's `rollout`
     #[arg(long)]
     now: bool,
-    /// How long nodes are waited for.
+    /// Wait this long for the nodes
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
     wait: Period,
 }
 
-/// Says what files of overlay documents would change, and at which nodes.
+/// Show what files of overlay documents would change, and on which nodes
 #[derive(Debug, Parser)]
 pub(super) struct Diff {
     #[command(flatten)]
     documents: Documents,
 }
 
-/// Which documents, and to whom.
+/// Documents, and the controller that receives them.
 #[derive(Debug, Parser)]
 struct Documents {
-    /// Files of overlay documents (YAML), directories of them, or - for standard input.
+    /// Read overlay documents (YAML) from this file or directory, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Delete documents that are not in these files: of a provider its own, else all but the Overlay document.
+    /// Delete documents that are not in these files: a provider's own, otherwise all but the Overlay document
     #[arg(long)]
     prune: bool,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     access: Access,
 }
 
-/// Prints overlay documents: all, those of a kind, or one (`hermes get services`, `hermes get Service/VIDEO`).
+/// Print overlay documents: all, those of a kind, or one (`hermes get services`, `hermes get Service/VIDEO`)
 #[derive(Debug, Parser)]
 pub(super) struct Get {
-    /// A kind, or KIND/NAME, or KIND/PROVIDER/NAME.
+    /// A kind, KIND/NAME or KIND/PROVIDER/NAME [default: all]
     what: Option<String>,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     access: Access,
 }
 
-/// Deletes an overlay document that no other one names.
+/// Delete an overlay document to which no other document refers
 #[derive(Debug, Parser)]
 pub(super) struct Delete {
-    /// KIND/NAME, or KIND/PROVIDER/NAME.
+    /// KIND/NAME or KIND/PROVIDER/NAME
     document: Key,
-    /// Only says what would change.
+    /// Only print what would change
     #[arg(long)]
     dry_run: bool,
-    /// How long nodes are waited for.
+    /// Wait this long for the nodes
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
     wait: Period,
-    /// Prints the controller's answer.
+    /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     access: Access,
 }
 
-/// Leave for nodes to enrol.
+/// Manage enrolment tokens
 #[derive(Debug, Parser)]
 pub(super) struct Token {
     #[command(subcommand)]
@@ -102,12 +102,12 @@ pub(super) struct Token {
 
 #[derive(Debug, Subcommand)]
 enum TokenVerb {
-    /// Prints a token, with which a node enrols once.
+    /// Create a token with which a node enrols once
     Create {
-        /// Which node.
+        /// Name of the node
         #[arg(long, value_name = "NAME")]
         node: String,
-        /// How long it may be used.
+        /// Set the lifetime of the token
         #[arg(long, value_name = "DURATION", default_value = "1d")]
         life: Period,
         #[command(flatten)]
@@ -125,9 +125,9 @@ impl Texts {
         read.collect::<anyhow::Result<Vec<_>>>().map(Self)
     }
 
-    /// All texts as one stream.
+    /// Joins all texts to one stream.
     fn joined(&self) -> String {
-        // Whether or not a file ends with its last line.
+        // The separator works whether or not a file ends with a newline.
         self.0.iter().map(|(_, text)| format!("{text}\n---\n")).collect()
     }
 
@@ -165,7 +165,7 @@ impl Documents {
     }
 }
 
-/// The fields in which changed documents differ from the controller's.
+/// Returns the fields in which changed documents differ from the controller's.
 fn fields(access: &Access, answer: &Value, stream: &str) -> anyhow::Result<Value> {
     let new = overlay::read(stream).unwrap_or_default();
     let old = block_on(access.get(Method::GET, "/v1/documents", Vec::new()))?;
@@ -188,7 +188,7 @@ fn fields(access: &Access, answer: &Value, stream: &str) -> anyhow::Result<Value
     Ok(fields.into())
 }
 
-/// `KIND/NAME`, or `KIND/PROVIDER/NAME`.
+/// Returns `KIND/NAME`, or `KIND/PROVIDER/NAME`.
 fn key_of(document: &Value) -> Option<String> {
     let text = |key: &str| document[key].as_str();
     let provider = text("provider").map(|provider| format!("{provider}/")).unwrap_or_default();
@@ -248,7 +248,7 @@ impl Delete {
     }
 }
 
-/// Asks for a change, and says what became of it. Fails where a node refuses it.
+/// Requests a change, and reports the outcome. Fails if a node rejects it.
 pub(super) fn change(
     access: &Access,
     method: Method,
@@ -269,7 +269,7 @@ fn outcome(answer: &Value, is_dry: bool, json: bool) -> anyhow::Result<ExitCode>
     Ok(if has_refused || is_taken_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What a change came to, for people.
+/// Formats the outcome of a change.
 pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     let mut text = String::new();
     let mut count = 0;
@@ -329,7 +329,7 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     text
 }
 
-/// A value of a document, on one line.
+/// Formats a value of a document on one line.
 fn shown(value: &Value) -> String {
     if value.is_null() {
         return "(not set)".to_owned();
@@ -360,7 +360,7 @@ impl Get {
         let listed = answer["documents"].as_array().map_or(one, Vec::as_slice);
         let mut text = String::new();
         for listed in listed {
-            // One line a document, which is YAML too: what comes out can go in again.
+            // One JSON document on each line is valid YAML, so the output can be applied again.
             let _ = writeln!(text, "---\n# revision {}\n{}", listed["revision"], listed["document"]);
         }
         super::print(&text)?;

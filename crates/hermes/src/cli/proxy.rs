@@ -11,39 +11,38 @@ use hermes_controller::token::Ticket;
 use crate::agent::Home;
 use crate::run::Source;
 
-/// Runs a node from a document, or under a controller.
+/// Run a node from a document, or under a controller.
 ///
-/// SIGHUP, or a change of the document or of a certificate that it names, reloads it. SIGTERM and
-/// SIGINT drain it: no new connection, what runs may finish within the document's `drain`.
+/// SIGHUP reloads the document, and so does a change of the document or of a certificate that it names. SIGTERM and
+/// SIGINT drain the node: it accepts no connection, and live sessions may finish within the document's `drain`.
 #[derive(Debug, Parser)]
 #[command(override_usage = "hermes proxy --config <FILE> [OPTIONS]\n       \
                             hermes proxy --controller <URL> --state <DIR> [--token-file <FILE>] [OPTIONS]")]
 pub(super) struct Proxy {
-    /// The node document (YAML).
+    /// Run this node document (YAML)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The controller that gives this node its identity and its document. What it gave last is kept in --state, and the node
-    /// runs from that while the controller is away. Of several, which share one store, any will do.
+    /// Get the identity and document from this controller. The node runs from --state while the controller is
+    /// unreachable. Repeat or separate by commas for controllers that share a store
     #[arg(long, value_name = "URL", requires = "state", conflicts_with = "config", value_delimiter = ',')]
     controller: Vec<Place>,
-    /// Leave to enrol, the first time: from `hermes token create`.
+    /// Enrol with this token of `hermes token create`; needed once
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
-    /// A file with the token, or - for standard input. It may be gone where the node has enrolled.
+    /// Read the token from this file, or - for standard input. The file is not needed after enrolment
     #[arg(long, value_name = "FILE", requires = "controller", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// The directory of this node's key, certificate and document.
+    /// Store the node's key, certificate and document in this directory
     #[arg(long, value_name = "DIR", requires = "controller")]
     state: Option<PathBuf>,
-    /// Where `check` has its files: told of, and not taken, since a second one would have no meaning.
+    /// Catches the positional files that `check` accepts, to report them. A second document would have no meaning.
     #[arg(hide = true)]
     stray: Option<PathBuf>,
-    /// A Unix socket through which a successor takes the running listeners over. A process that
-    /// already listens there is the one that is taken over from.
+    /// Hand listeners to a successor through this Unix socket. If another process listens there, take over its
+    /// listeners first
     #[arg(long, value_name = "SOCKET")]
     takeover: Option<PathBuf>,
-    /// What is logged on standard error: error, warn, info, debug, or a filter such as
-    /// `info,hermes_proxy=debug`.
+    /// Set the log filter of standard error: error, warn, info, debug, or a filter such as `info,hermes_proxy=debug`
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
 }
@@ -69,7 +68,7 @@ impl Proxy {
     }
 }
 
-/// The token, from wherever it is. Who has enrolled needs none: its file may be gone.
+/// Returns the token, wherever it is. An enrolled node needs none, and its file may be deleted.
 pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> anyhow::Result<Option<Ticket>> {
     let text = match (token, file) {
         (Some(token), _) => Some(token.to_owned()),

@@ -1,4 +1,4 @@
-//! `hermes rollout`: what goes out to nodes in waves.
+//! `hermes rollout`: the current rollout in waves.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::operator::{Options, block_on};
 
-/// What goes out to nodes in waves, where the overlay has `rollout:`.
+/// Manage the current rollout in waves, for overlays with `rollout`
 #[derive(Debug, Parser)]
 pub(super) struct Rollout {
     #[command(subcommand)]
@@ -17,11 +17,11 @@ pub(super) struct Rollout {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// How far it is.
+    /// Show the progress of the rollout
     Show(Options),
-    /// All nodes have it at once.
+    /// Finish the rollout: send the change to all nodes at once
     Finish(Options),
-    /// It is taken back: documents are as they were before it.
+    /// Cancel the rollout: restore the documents from before it
     Cancel(Options),
 }
 

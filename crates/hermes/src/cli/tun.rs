@@ -9,27 +9,25 @@ use hermes_model::document::scalar::{HostAddress, Prefix};
 use hermes_model::unrouted;
 use hermes_proxy::assist::Target;
 
-/// Makes a device and takes the packets to some prefixes for nodes that carry them: each packet goes in one UDP
-/// datagram to the port of an `ip` listener, and answers come back so.
+/// Create a device without a node, and send its packets to `ip` listeners of nodes, one in each UDP datagram.
 ///
-/// It runs without a node, on this machine or another one than theirs, needs CAP_NET_ADMIN, and gives up all other
-/// privileges. The datagrams are neither encrypted nor authenticated: let them pass over this machine, or a
-/// network that you trust.
+/// The nodes may run on this machine or another one. Needs CAP_NET_ADMIN, and drops all other privileges. The datagrams
+/// are neither encrypted nor authenticated: use loopback or a trusted network.
 #[derive(Debug, Parser)]
 pub(super) struct Tun {
-    /// The device's name; it is made, and goes with this program.
+    /// Create a device with this name; it is removed when this program ends
     #[arg(long, value_name = "NAME", default_value = "hermes0")]
     device: String,
-    /// An address of the device, as the listener's `peers` have it; one for each version of IP.
+    /// Assign this address to the device, as in the listener's `peers`; one for each IP version
     #[arg(long, value_name = "ADDRESS", required = true, value_parser = address)]
     address: Vec<IpAddr>,
-    /// A prefix, and the address of the `ip` listener that takes packets to it.
+    /// Send packets for PREFIX to the `ip` listener at ADDRESS:PORT. May be repeated
     #[arg(long, value_name = "PREFIX=ADDRESS:PORT", required = true, value_parser = target)]
     to: Vec<Target>,
-    /// Who it runs as when it was started as root, once the device is made.
+    /// Run as this user after the device is created, if started as root
     #[arg(long, value_name = "NAME", default_value = "nobody")]
     user: String,
-    /// What is logged on standard error: error, warn, info, debug, or a filter.
+    /// Set the log filter of standard error: error, warn, info, debug, or a filter
     #[arg(long, env = "HERMES_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
 }
@@ -51,7 +49,7 @@ impl Tun {
     }
 }
 
-/// As a document has it.
+/// Parses an address as documents do.
 fn address(text: &str) -> Result<IpAddr, String> {
     text.parse().map(|HostAddress(address)| address)
 }

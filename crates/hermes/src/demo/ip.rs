@@ -58,7 +58,7 @@ pub(crate) enum Protocol {
     H3,
     /// HTTP/2 on every hop: packets as capsules.
     H2,
-    /// HTTP/3 from the users, HTTP/2 behind the ingress.
+    /// HTTP/3 from the users to the ingress, HTTP/2 after it.
     Mixed,
 }
 

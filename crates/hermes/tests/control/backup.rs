@@ -17,7 +17,7 @@ async fn what_was_backed_up_goes_on_elsewhere() {
     let said = bed.told(&["backup", path], "");
     assert!(said.starts_with("revision "), "{said}");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(bed.refused(&["backup", path], "").contains("not there yet"), "no backup is written over");
+    assert!(bed.refused(&["backup", path], "").contains("does not exist"), "no backup is written over");
     let data = bed.state("controller");
     let said = bed.refused(&["restore", path, "--data", data.to_str().unwrap()], "");
     assert!(said.contains("in use by another controller"), "{said}");

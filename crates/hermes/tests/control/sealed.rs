@@ -36,7 +36,7 @@ async fn a_key_that_is_sealed_needs_its_seal() {
     bed.kill_controller();
     assert!(!has_key(&bed));
     std::fs::write(bed.state("other"), [7; 32]).unwrap();
-    for (seal, words) in [(None, "--seal-file"), (Some("other"), "another file"), (Some("absent"), "it is not there")] {
+    for (seal, words) in [(None, "--seal-file"), (Some("other"), "another file"), (Some("absent"), "file not found")] {
         let output = started(&bed, seal);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && said.contains(words), "{seal:?}: {said}");

@@ -1,6 +1,7 @@
-//! What this machine has for layer 3: the privilege, the driver of TUN devices, nftables, forwarding.
+//! Checks of layer 3: the privilege, the TUN driver, nftables, forwarding.
 //!
-//! In: what a document needs of it. Out: a finding each; what is missing and not needed is a note. Never: a device.
+//! In: the needs of a document. Out: one finding for each. A missing feature that the document does not need is a note.
+//! Never: a device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use ipnet::IpNet;
 use super::Report;
 use super::running::Running;
 
-/// What a document needs of it. The default: nothing.
+/// Layer-3 needs of a document [default: none].
 #[derive(Default)]
 pub(super) struct Needs {
-    /// Each with whether the running node has it already.
+    /// Devices, and whether the running node has each already.
     devices: BTreeMap<Arc<str>, bool>,
     nat: bool,
     captures: Vec<(String, IpNet)>,
@@ -67,7 +68,7 @@ impl Needs {
     }
 }
 
-/// How the devices are made whose packets come to a listener; `None`: none do.
+/// Returns how the devices are created whose packets reach a listener; `None` if the listener has none.
 fn waits_for(listener: &Listener) -> Option<Vec<String>> {
     let ListenerProtocol::Ip(carried) = &listener.protocol else { return None };
     let bind = listener.bind?;

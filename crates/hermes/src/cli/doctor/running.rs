@@ -1,7 +1,7 @@
-//! What a node that runs already has of a document's addresses.
+//! The addresses that a running node of the document already uses.
 //!
-//! In: the admin address and the node's name. Out: where a node of that name listens, if one answers
-//! there. Never: waits long, or asks for anything but `/config`.
+//! In: the admin address and the node's name. Out: the addresses of the node, if it answers there. Never: a long wait,
+//! or a request other than `/config`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::task::JoinSet;
 
-/// A node on this machine answers at once.
+/// Timeout; a node on this machine answers at once.
 const WITHIN: Duration = Duration::from_secs(2);
-/// As much as the largest document may have.
+/// Maximum size of the response: that of the largest document.
 const MAX_ANSWER: usize = 256 << 20;
 
-/// What `/config` tells.
+/// The response of `/config`.
 #[derive(Deserialize)]
 struct Config {
     document: Running,
@@ -68,14 +68,14 @@ impl Listening {
 }
 
 impl Running {
-    /// Whether it has a device of this name.
+    /// Returns true if the node has a device of this name.
     pub(super) fn has_device(&self, name: &str) -> bool {
         let listeners = self.listeners.iter().filter_map(|listener| listener.device.as_deref());
         let routes = self.routes.iter().filter_map(|route| route.terminate.as_ref()?.tun.as_deref());
         listeners.chain(routes).any(|device| device == name)
     }
 
-    /// The node of this name that answers at this admin address.
+    /// Finds the node of this name at this admin address.
     pub(super) fn find(admin: SocketAddr, node: &str) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         let asked = runtime.block_on(async { tokio::time::timeout(WITHIN, ask(admin)).await });

@@ -1,4 +1,4 @@
-//! `--packet`: the head of a packet, as somebody writes it.
+//! `--packet`: the head of a packet, as options describe it.
 //!
 //! In: `src=10.20.0.2,dst=10.0.0.1,proto=tcp,length=1400,mtu=1280`. Out: the packet. Never: a verdict on it.
 
@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use anyhow::{Context, bail, ensure};
 use hermes_proxy::Packet;
 
-/// Of a packet whose length nobody said: it fits everywhere.
+/// The length of a packet if the option omits it; it fits every MTU.
 const SHORT: usize = 60;
-/// The longest of all packets: where no MTU is said, none is too long.
+/// The maximum packet length. Without an MTU, no packet is too long.
 const LONGEST: usize = 65_535;
 const FORM: &str = "write src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]";
 

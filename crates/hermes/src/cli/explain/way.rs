@@ -1,7 +1,8 @@
-//! The same along a whole overlay: what each node on the way decides, as the controller has its document.
+//! `hermes explain --controller`: the decision of each node on a path, by the controller's documents.
 //!
-//! In: where a session begins, and what it is there. Out: each node's explanation, to the one where it ends or is denied.
-//! Never: what nodes see of each other now. Of several next nodes the first is followed, and the others are named.
+//! In: the first node of a session, and its facts there. Out: each node's explanation, up to the node that ends or
+//! denies the session. Never: the live state of nodes. The first of several next nodes is followed, and the others are
+//! listed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,25 +25,25 @@ use serde_json::Value;
 use super::Explain;
 use crate::operator::{Access, block_on};
 
-/// Proxies of a way; a session that has been by more is in a loop.
+/// Maximum number of nodes on a path; a longer path is a loop.
 const MOST: usize = 32;
 
-/// What one node says.
+/// The explanation of one node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Hop {
     node: String,
     #[serde(flatten)]
     pub(super) explanation: Explanation,
-    /// Nodes that it may go to from there, the first of which is followed.
+    /// Next nodes, the first of which is followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     next: Vec<String>,
-    /// Nodes that it goes to while none of these is up.
+    /// Next nodes while none of `next` is up.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     backup: Vec<String>,
 }
 
-/// A node's document, as it is and as it is run.
+/// A node's document, and its snapshot.
 struct Place {
     document: Document,
     snapshot: Snapshot,
@@ -62,7 +63,7 @@ impl Place {
         Ok(Self { document, snapshot: snapshot.snapshot })
     }
 
-    /// Nodes that an upstream leads to, and those that it leads to while none of them is up.
+    /// Returns the nodes of an upstream, and its backup nodes.
     fn next(&self, upstream: &str) -> (Vec<String>, Vec<String>) {
         let Some(upstream) = self.document.upstreams.iter().find(|one| one.name == upstream) else {
             return Default::default();
@@ -75,7 +76,7 @@ impl Place {
             endpoints.iter().filter_map(node).collect()
         };
         match &upstream.tls {
-            // Where some are dialled all of them are named, in their order.
+            // An upstream with TLS lists the names of its nodes in the order of its endpoints.
             Some(tls) => {
                 let (next, backup) = tls.node.0.split_at(tls.node.0.len().saturating_sub(upstream.backup.0.len()));
                 (next.to_vec(), backup.to_vec())
@@ -84,7 +85,7 @@ impl Place {
         }
     }
 
-    /// What others are told by a certificate of this node.
+    /// Returns the identity that this node's certificate proves.
     fn peer(&self, overlay: &Arc<str>) -> Peer {
         Peer {
             overlay: overlay.clone(),
@@ -94,11 +95,11 @@ impl Place {
         }
     }
 
-    /// Where other nodes come in.
+    /// Returns the listener for other nodes.
     fn overlay_listener(&self) -> anyhow::Result<&Listener> {
         let mut listeners = self.snapshot.listeners.iter();
         let found = listeners.find(|listener| &*listener.name == hermes_controller::compile::OVERLAY);
-        // Who keeps a connection to its neighbour is served over that one.
+        // A node with reverse connections is reached over those.
         let found = found.or_else(|| self.snapshot.listeners.iter().find(|listener| listener.dial.is_some()));
         found
             .map(|listener| &**listener)
@@ -106,7 +107,7 @@ impl Place {
     }
 }
 
-/// Where a session begins: the node that is named, or the only one of its user.
+/// Returns the first node: the named one, or the only one of the user.
 fn first(explain: &Explain) -> anyhow::Result<String> {
     if let Some(node) = &explain.node {
         return Ok(node.clone());
@@ -122,10 +123,10 @@ fn first(explain: &Explain) -> anyhow::Result<String> {
     }
 }
 
-/// Follows a session from where it begins.
+/// Follows a session from its first node.
 ///
 /// # Errors
-/// There is no such node, or the session cannot begin there.
+/// The node does not exist, or the session cannot start there.
 pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
     let wanted = explain.wanted(None)?;
     let mut node = first(explain)?;
@@ -152,7 +153,7 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
         if hops.len() == MOST {
             bail!("the session has been at {MOST} nodes, and goes on; `hermes check` your overlay documents");
         }
-        // What is written anew is so where a session ends, and not between nodes.
+        // Rewrites apply at the end of a session, not between nodes.
         settle(&mut facts, &listener, &place.snapshot).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
         facts.user = None;
         facts.trust = Trust::Certified(Arc::new(place.peer(&overlay)));
@@ -163,7 +164,7 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
     }
 }
 
-/// One after the other, for people.
+/// Formats the hops as text.
 pub(super) fn told(hops: &[Hop]) -> String {
     let one = |hop: &Hop| {
         let lines: String = hop.explanation.to_string().lines().map(|line| format!("  {line}\n")).collect();

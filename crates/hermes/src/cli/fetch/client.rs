@@ -1,7 +1,7 @@
-//! One request and its response over HTTP/1.1: directly or through a forward proxy, in the clear or by TLS.
+//! A request and its response over HTTP/1.1: directly or through a forward proxy, in plaintext or over TLS.
 //!
-//! In: a URL and fields. Out: a head, then content piece by piece, or what went wrong and whether that may pass. Bounded:
-//! nothing is waited for longer than the patience, and no time is set for all of it.
+//! In: a URL and fields. Out: a head, then content in chunks; or an error, and whether it is transient. Bounded: each
+//! wait has a timeout, the whole transfer has none.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,17 +29,17 @@ use tokio::task::JoinSet;
 use super::download::Ask;
 use super::{authority, digest, remedy};
 
-/// What the user writes in these is for whoever has the object. All else may be a secret between the user and the origin
-/// that the user has named, whatever its name (`x-api-key`), or name that origin (`host`): curl, which keeps back
-/// `authorization` and `cookie` alone, cannot know either.
+/// Header fields that are sent to any origin after a redirect. Every other field may be a secret between the user and
+/// the named origin, whatever its name (`x-api-key`), or may name that origin (`host`). curl withholds only
+/// `authorization` and `cookie`.
 const FOR_ANYBODY: [HeaderName; 5] = [ACCEPT, ACCEPT_LANGUAGE, CACHE_CONTROL, PRAGMA, USER_AGENT];
 
-/// What went wrong.
+/// A failed request.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// Another time it may go well.
+    /// A transient failure; a retry may succeed.
     Passing { why: String, after: Option<Duration> },
-    /// It will not.
+    /// A permanent failure.
     Lasting { why: String, remedy: &'static str },
 }
 
@@ -49,7 +49,7 @@ impl Trouble {
     }
 }
 
-/// Who asks.
+/// The client that sends requests.
 pub(super) struct Client {
     resolver: Resolver,
     tls: OnceLock<Arc<RustlsClientConfig>>,
@@ -59,16 +59,16 @@ pub(super) struct Client {
     pub(super) patience: Duration,
 }
 
-/// A response on its way.
+/// A response in progress.
 pub(super) struct Exchange {
     pub(super) head: Parts,
     body: Incoming,
     patience: Duration,
-    /// Drives the connection, and ends with this.
+    /// Drives the connection; ends with this value.
     _connection: JoinSet<()>,
 }
 
-/// A piece of a response's content.
+/// A chunk of a response's content.
 pub(super) enum Piece {
     Data(Bytes),
     Trailers(HeaderMap),
@@ -79,10 +79,10 @@ impl Client {
         Self { resolver: Resolver::from_system(), tls: OnceLock::new(), proxy, ca, headers, patience }
     }
 
-    /// Asks. To an origin that the user has not named go no fields that may be meant for the other one.
+    /// Sends a request. An origin that the user has not named receives no fields meant for the named one.
     ///
     /// # Errors
-    /// There is no response.
+    /// No response arrived.
     pub(super) async fn send(&self, url: &Uri, ask: &Ask, is_named: bool) -> Result<Exchange, Trouble> {
         let is_tls = url.scheme_str() == Some("https");
         let tcp = self.dial(self.proxy.as_ref().unwrap_or(url)).await?;
@@ -107,7 +107,7 @@ impl Client {
         dialled.map_err(|error| Trouble::passing(format!("{host}:{port} cannot be connected: {error}")))
     }
 
-    /// A tunnel through the proxy.
+    /// Opens a tunnel through the proxy.
     async fn tunnel(&self, tcp: TcpStream, url: &Uri) -> Result<TcpStream, Trouble> {
         let (host, port) = authority(url);
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
@@ -128,7 +128,7 @@ impl Client {
         let upgraded = hyper::upgrade::on(response).await.map_err(|error| broken(&error))?;
         let parts = upgraded.downcast::<TokioIo<Io>>().map_err(|_| broken(&"it is no stream of ours"))?;
         match parts.io.into_inner() {
-            // In TLS it is the client who speaks first.
+            // A TLS client speaks first, so bytes from the server are an error.
             Io::Plain(tcp) if parts.read_buf.is_empty() => Ok(tcp),
             _ => Err(broken(&"it brings bytes that nobody asked for")),
         }
@@ -172,7 +172,7 @@ impl Client {
         let (sender, connection) =
             http1::handshake(TokioIo::new(io)).await.map_err(|error| Trouble::passing(error.to_string()))?;
         driver.spawn(async move {
-            // What goes wrong with it the exchange hears of.
+            // The exchange reports errors of the connection.
             let _ = connection.with_upgrades().await;
         });
         Ok(sender)
@@ -187,14 +187,14 @@ impl Client {
         let own = [
             (HOST, url.authority().and_then(|authority| text(authority.as_str()))),
             (USER_AGENT, text(concat!("hermes/", env!("CARGO_PKG_VERSION")))),
-            // What is stored is the representation itself: ranges of an encoding made on the way fit no other one's.
+            // The file holds the representation itself; ranges of a content-encoded response would not match.
             (ACCEPT_ENCODING, text("identity")),
             (HeaderName::from_static(digest::WANT.0), text(digest::WANT.1)),
         ];
         headers.extend(own.into_iter().filter_map(|(name, value)| Some((name, value?))));
         for name in self.headers.keys() {
             let is_for_it = match name {
-                // A tunnel was asked for with it; behind that it is nobody's.
+                // The proxy has received this field with CONNECT; the origin must not.
                 name if name == PROXY_AUTHORIZATION => absolute,
                 name => is_named || FOR_ANYBODY.contains(name),
             };
@@ -229,10 +229,10 @@ impl Client {
 }
 
 impl Exchange {
-    /// The next piece; `None` at the orderly end.
+    /// Returns the next chunk, or `None` at the orderly end.
     ///
     /// # Errors
-    /// It broke off, or nothing came for too long.
+    /// The response was interrupted, or no data arrived in time.
     pub(super) async fn next(&mut self) -> Result<Option<Piece>, Trouble> {
         match patiently(self.patience, "more of it", self.body.frame()).await? {
             None => Ok(None),
@@ -250,7 +250,7 @@ async fn patiently<F: Future>(patience: Duration, what: &str, future: F) -> Resu
     waited.map_err(|_| Trouble::passing(format!("waited {} s for {what}", patience.as_secs_f32())))
 }
 
-/// hyper's words for what is behind it are general.
+/// Describes a broken response; hyper's own text omits the cause.
 fn broken(what: &str, error: &hyper::Error) -> Trouble {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {

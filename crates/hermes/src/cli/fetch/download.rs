@@ -1,7 +1,8 @@
-//! The state of a download: what is held of which representation, what to ask next, what an answer means.
+//! The state of a download: the bytes held, the representation they belong to, the next request, and the meaning of a
+//! response.
 //!
-//! In: heads of responses, counts of bytes, digests. Out: the next request's range, and what to do with what comes. Pure:
-//! neither sockets, nor files, nor time.
+//! In: heads of responses, numbers of bytes, digests. Out: the next request's range, and how to handle the content.
+//! Pure: no sockets, no files, no clock.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -15,67 +16,67 @@ use super::digest::Digests;
 use super::remedy;
 use super::response::{Answer, Part, Validator};
 
-/// How often content may fail its digest before nobody believes in it: once may be the path's or the pieces' fault.
+/// Maximum number of digest mismatches. A first mismatch may be the fault of the path or of combined ranges.
 const MISMATCHES: u32 = 2;
 
-/// What is to be asked.
+/// The next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     Whole,
-    /// From this byte on; if the representation is still this one, where that can be said.
+    /// A range from this byte, conditional on the representation if a validator exists.
     From(u64, Option<Validator>),
 }
 
-/// What a response means.
+/// The meaning of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// Its content is to be taken.
+    /// The response's content is new data.
     Content(Take),
-    /// All was held already.
+    /// All data is already held.
     Whole,
-    /// Another time the answer may be another.
+    /// A retry may give another response.
     Later { why: String, after: Option<Duration> },
-    /// What is held is worth nothing; ask again at once.
+    /// The data held is useless; request all of it at once.
     Anew(&'static str),
-    /// It is to be had there.
+    /// The object is at another URL.
     Elsewhere(String),
-    /// It will not change by itself.
+    /// A retry cannot help.
     Never { why: String, remedy: &'static str },
 }
 
-/// How to take a response's content.
+/// Handling of a response's content.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Take {
-    /// What is held goes first, for this reason.
+    /// Discard the data held first, for this reason.
     pub(super) anew: Option<&'static str>,
-    /// So many bytes are held already.
+    /// Number of bytes at the beginning that are already held.
     pub(super) skip: u64,
-    /// Nothing proves that those are the same: compare.
+    /// Compare those bytes, since nothing proves that they are equal.
     pub(super) compare: bool,
-    /// So many come, with those.
+    /// Length of the content, including those bytes.
     pub(super) length: Option<u64>,
 }
 
-/// What the orderly end of a content means.
+/// The meaning of an orderly end of content.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Nothing is missing.
+    /// The object is complete.
     Whole,
-    /// It was a part.
+    /// The content was a range; more follows.
     More,
 }
 
-/// What a finished download is worth.
+/// The verdict on a complete download.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Good,
-    /// Begin anew.
+    /// Start again.
     Again,
-    /// It is not what it should be.
+    /// The content does not match its digest.
     Bad,
 }
 
-/// What is known of what is held: what a later run has to know as well.
+/// State of a download that a later run needs too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct Known {
@@ -83,7 +84,7 @@ pub(super) struct Known {
     pub(super) validator: Option<Validator>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) total: Option<u64>,
-    /// What the origin says that all must come to.
+    /// Digests of the object that the origin announced.
     #[serde(default, skip_serializing_if = "Digests::is_empty")]
     pub(super) digests: Digests,
 }
@@ -93,17 +94,17 @@ pub(super) struct Known {
 pub(super) struct Download {
     held: u64,
     known: Known,
-    /// What the user says that all must come to.
+    /// Digests that the user demands.
     demanded: Digests,
-    /// What was held cannot be taken back: it was written to a pipe.
+    /// True for a pipe: written data cannot be taken back.
     is_final: bool,
-    /// Ask for no ranges, until a whole answer has broken off too.
+    /// Request no ranges until a complete response was interrupted too.
     whole_only: bool,
-    /// What is held came in more than one answer.
+    /// True if the data held came from several responses.
     is_pieced: bool,
-    /// Only the connection's end says where the content that comes ends.
+    /// True if only the end of the connection delimits the current content.
     is_endless: bool,
-    /// So much was held when such a content ended, and whether there is more was asked for.
+    /// Number of bytes held when such a content ended and a further range was requested.
     doubted: Option<u64>,
     mismatches: u32,
 }
@@ -124,7 +125,7 @@ impl Download {
         }
     }
 
-    /// Goes on where an earlier run was.
+    /// Continues an earlier run.
     pub(super) fn resume(&mut self, held: u64, known: Known) {
         self.held = held;
         self.known = known;
@@ -139,29 +140,29 @@ impl Download {
         &self.known
     }
 
-    /// All that it must come to.
+    /// Returns all expected digests.
     pub(super) fn expected(&self) -> Digests {
         let mut all = self.demanded.clone();
         all.join(&self.known.digests);
         all
     }
 
-    /// The next request.
+    /// Returns the next request.
     pub(super) fn ask(&self) -> Ask {
         if self.held == 0 || self.whole_only {
             return Ask::Whole;
         }
-        // A range behind the last byte would be refused with 416, which does not say whether the rest is still the same.
+        // A range after the last byte yields 416, which does not tell whether the representation is still the same.
         let from = if self.known.total == Some(self.held) { self.held - 1 } else { self.held };
         match &self.known.validator {
             Some(validator) => Ask::From(from, Some(validator.clone())),
-            // Pieces of two representations would be found out in the end.
+            // The digest detects ranges of two different representations.
             None if !self.expected().is_empty() => Ask::From(from, None),
             None => Ask::Whole,
         }
     }
 
-    /// What the answer to that request means. Of what is held it forgets what the answer proves wrong.
+    /// Interprets the response to a request. Discards data that the response proves wrong.
     pub(super) fn read(&mut self, ask: &Ask, answer: &Answer) -> Meaning {
         match answer.status {
             200 | 203 => Meaning::Content(self.whole(answer)),
@@ -178,7 +179,7 @@ impl Download {
         }
     }
 
-    /// All of it.
+    /// Handles a complete response.
     fn whole(&mut self, answer: &Answer) -> Take {
         self.is_endless = answer.is_endless;
         let is_same = self.held > 0
@@ -187,7 +188,7 @@ impl Download {
             && !self.known.digests.contradicts(&answer.digests)
             && answer.length.is_none_or(|length| self.known.total.map_or(length >= self.held, |total| total == length));
         if is_same {
-            // Ranges are ignored, and what is held remains what it is should this break off earlier.
+            // The origin ignores ranges. The data held stays valid if this response is interrupted earlier.
             self.known.total = self.known.total.or(answer.length);
             self.is_pieced = true;
             return Take { skip: self.held, length: answer.length, ..Take::default() };
@@ -200,14 +201,14 @@ impl Download {
         self.known =
             Known { validator: answer.validator.clone(), total: answer.length, digests: answer.digests.clone() };
         if self.is_final {
-            // Whether the reader has got the same is found by comparing it.
+            // A comparison shows whether the pipe's reader received the same data.
             return Take { skip: self.held, compare: self.held > 0, length: answer.length, anew: None };
         }
         self.forget();
         Take { anew, length: answer.length, ..Take::default() }
     }
 
-    /// A part that was asked for.
+    /// Handles a requested range.
     fn part(&mut self, answer: &Answer) -> Meaning {
         let Some(Part { bytes: Some((first, last)), of }) = answer.part.filter(|_| !answer.is_multipart) else {
             return self.lied("it answers with a part, and does not say which");
@@ -235,7 +236,7 @@ impl Download {
         Meaning::Content(Take { skip: self.held - first, length: Some(length), ..Take::default() })
     }
 
-    /// A part that nobody asked for: fine where it is all.
+    /// Handles a range that was not requested; it is valid if it covers the whole object.
     fn unasked(&mut self, answer: &Answer) -> Meaning {
         match answer.part {
             Some(Part { bytes: Some((0, last)), of: Some(of) }) if last + 1 == of && !answer.is_multipart => {
@@ -246,7 +247,7 @@ impl Download {
         }
     }
 
-    /// The range that was asked for is not there.
+    /// Handles a range that does not exist.
     fn beyond(&mut self, answer: &Answer) -> Meaning {
         let of = answer.part.and_then(|part| part.of);
         let is_other = self.known.validator.as_ref().is_some_and(|ours| answer.contradicts(ours));
@@ -262,28 +263,28 @@ impl Download {
         Meaning::Anew("it changed at the origin")
     }
 
-    /// It is asked for all the next time: what is held may be right.
+    /// Requests the whole object next time: the data held may be right.
     fn lied(&mut self, why: &str) -> Meaning {
         self.whole_only = true;
         Meaning::Later { why: why.to_owned(), after: None }
     }
 
-    /// So many bytes came, and are held.
+    /// Counts bytes that were stored.
     pub(super) fn took(&mut self, bytes: usize) {
         self.held += bytes as u64;
     }
 
-    /// A content came to its orderly end.
+    /// Handles the orderly end of content.
     ///
     /// # Errors
-    /// It was shorter than the whole.
+    /// The content was shorter than announced.
     pub(super) fn ended(&mut self, status: u16) -> Result<End, String> {
         match self.known.total {
             Some(total) if self.held == total => Ok(End::Whole),
             Some(total) if status == 206 && self.held < total => Ok(End::More),
             Some(total) => Err(format!("it ended after {} of {total} bytes", self.held)),
             None if status == 206 => Ok(End::More),
-            // It may have been cut. Where the origin can be asked for what is behind that, it says so; once for each end.
+            // The content may have been truncated. A request for the next byte tells, once for each end.
             None if self.is_endless && self.known.validator.is_some() && self.doubted != Some(self.held) => {
                 self.doubted = Some(self.held);
                 Ok(End::More)
@@ -295,12 +296,12 @@ impl Download {
         }
     }
 
-    /// A content broke off.
+    /// Handles interrupted content.
     pub(super) fn broke(&mut self) {
         self.whole_only = false;
     }
 
-    /// Judges all of it. After [`Verdict::Again`] nothing is held.
+    /// Verifies the complete object. After [`Verdict::Again`] no data is held.
     pub(super) fn judge(&mut self, found: &Digests) -> Verdict {
         if !self.expected().contradicts(found) {
             return Verdict::Good;
@@ -308,7 +309,7 @@ impl Download {
         self.failed_digest()
     }
 
-    /// The content of one answer was not what the answer said.
+    /// Handles a response whose content does not match its digest.
     pub(super) fn failed_digest(&mut self) -> Verdict {
         self.mismatches += 1;
         if self.is_final || self.mismatches >= MISMATCHES {
@@ -316,12 +317,12 @@ impl Download {
         }
         let was_pieced = self.is_pieced;
         self.give_up();
-        // It may be that the pieces do not fit together.
+        // The ranges may not belong together.
         self.whole_only = was_pieced;
         Verdict::Again
     }
 
-    /// Nothing is held any more, and nothing known, but for what cannot be taken back.
+    /// Discards all data and state, except for what a pipe has received.
     fn give_up(&mut self) {
         self.known = Known::default();
         if self.is_final {

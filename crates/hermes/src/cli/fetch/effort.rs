@@ -1,7 +1,7 @@
-//! The effort: try, wait, try again, until all is there and verified.
+//! The retry loop: request, pause, and retry until the object is complete and verified.
 //!
-//! In: a URL, a client, a sink. Out: what it came to. It ends by itself only where no further try can help; the deadline is
-//! its caller's, who ends it between any two bytes.
+//! In: a URL, a client, a sink. Out: the result. The loop ends by itself only if no retry can help. Its caller enforces
+//! the deadline, and may end it between any two bytes.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,14 +18,14 @@ use super::response::Answer;
 use super::sink::Sink;
 use super::{backoff, redirect};
 
-/// Redirections in a row; more is a loop (browsers allow twenty, curl thirty).
+/// Maximum number of consecutive redirects; more is a loop (browsers allow twenty, curl thirty).
 const REDIRECTIONS: usize = 10;
-/// The longest pause between two tries, where the origin asks for none that is longer.
+/// Maximum pause between two attempts, unless the origin asks for a longer one.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Said of content that has another digest than it should have.
+/// The message for content that does not match its digest.
 const MISMATCH: &str = "what came is not what its digest says";
 
-/// All that a fetch has.
+/// The state of one fetch.
 pub(super) struct Effort<'a> {
     pub(super) url: Uri,
     pub(super) client: &'a Client,
@@ -35,23 +35,23 @@ pub(super) struct Effort<'a> {
     pub(super) deadline: Instant,
 }
 
-/// What a try came to, where it brought no error that lasts.
+/// The outcome of an attempt without a permanent error.
 enum Tried {
-    /// Nothing is missing.
+    /// The object is complete.
     Whole,
-    /// A part came as it should; there is more.
+    /// A range arrived as expected; more follows.
     More,
-    /// Ask again, without what was held.
+    /// Request again, without the data held.
     Anew(&'static str),
-    /// Another time.
+    /// Retry later.
     Later { why: String, after: Option<Duration> },
 }
 
 impl Effort<'_> {
-    /// Gets all of it. What it returns is what was verified.
+    /// Downloads the object, and returns its verified digests.
     ///
     /// # Errors
-    /// What no further try would change, with the next step.
+    /// A permanent failure, with the next step.
     pub(super) async fn get(&mut self) -> anyhow::Result<Digests> {
         let mut fruitless = 0;
         loop {
@@ -68,7 +68,8 @@ impl Effort<'_> {
                 Tried::Anew(why) => {
                     self.report.event(&Event::Anew { why });
                     self.sink.restart()?;
-                    // It is asked again at once where that is new: an origin that says so each time is to be spared.
+                    // The first fruitless attempt is repeated at once. An origin that answers so each time gets a
+                    // pause.
                     if fruitless == 0 {
                         fruitless = 1;
                         continue;
@@ -95,7 +96,7 @@ impl Effort<'_> {
         tokio::time::sleep(pause).await;
     }
 
-    /// One request, with what it is redirected to, and its answer.
+    /// Sends one request, follows redirects and handles the response.
     async fn attempt(&mut self) -> anyhow::Result<Tried> {
         let ask = self.download.ask();
         let from = match &ask {
@@ -133,7 +134,7 @@ impl Effort<'_> {
         }
     }
 
-    /// Takes a response's content.
+    /// Stores a response's content.
     async fn take(&mut self, exchange: &mut Exchange, status: u16, take: &Take) -> anyhow::Result<Tried> {
         if let Some(why) = take.anew {
             self.report.event(&Event::Anew { why });
@@ -202,7 +203,7 @@ impl Effort<'_> {
         self.report.counts(self.download.held(), self.download.known().total);
     }
 
-    /// What a pipe's reader has got must be how this begins.
+    /// Compares the data that a pipe's reader received with the beginning of this content.
     async fn compare(&mut self, prefix: Option<Hashes>) -> anyhow::Result<()> {
         let Some(prefix) = prefix else { return Ok(()) };
         let written = self.sink.digests(&Digests::default())?;
@@ -227,7 +228,7 @@ impl Effort<'_> {
         bail!("{MISMATCH}, and what was held is gone; look whether --digest, the origin or something between is wrong")
     }
 
-    /// `None` where it has to begin anew.
+    /// Verifies the object; `None` if the download must start again.
     async fn verify(&mut self) -> anyhow::Result<Option<Digests>> {
         if !self.download.expected().is_empty() {
             self.report.event(&Event::Verifies);
@@ -249,24 +250,24 @@ impl Effort<'_> {
     }
 }
 
-/// What is to be left out of a content, and how much may come.
+/// The part of a content to skip, and its announced length.
 struct Skipping {
     left: u64,
-    /// What is left out, where it has to be compared.
+    /// Hashes of the skipped part, if it must be compared.
     prefix: Option<Hashes>,
-    /// So many bytes are still to come.
+    /// Number of bytes still expected.
     announced: Option<u64>,
 }
 
 impl Skipping {
     fn new(take: &Take, status: u16) -> Self {
         let prefix = take.compare.then(|| Hashes::start([Algorithm::Sha256]));
-        // Of a whole answer hyper sees to its length.
+        // hyper checks the length of complete responses.
         let announced = take.length.filter(|_| status == 206);
         Self { left: take.skip, prefix, announced }
     }
 
-    /// False where more came than was announced.
+    /// Returns false if more bytes arrived than were announced.
     fn counts(&mut self, bytes: usize) -> bool {
         match self.announced.as_mut() {
             None => true,
@@ -280,7 +281,7 @@ impl Skipping {
         }
     }
 
-    /// What of it is new.
+    /// Returns the new part of the data.
     fn pass<'d>(&mut self, data: &'d [u8]) -> &'d [u8] {
         let skip = usize::try_from(self.left).unwrap_or(usize::MAX).min(data.len());
         let (known, new) = data.split_at(skip);
@@ -300,7 +301,7 @@ impl Skipping {
     }
 }
 
-/// A response's content, and what it must come to (`Content-Digest`).
+/// A response's content, and its expected digest (`Content-Digest`).
 struct Content {
     expected: Digests,
     hashes: Hashes,
@@ -309,7 +310,7 @@ struct Content {
 impl Content {
     fn new(head: &HeaderMap) -> Self {
         let expected = Digests::of(head, &digest::CONTENT);
-        // It may be that trailers say it, of an algorithm that nobody knows before.
+        // Trailers may announce a digest, with an algorithm that is unknown until then.
         let later = head.get(HeaderName::from_static("trailer"));
         let comes_later = later.and_then(|names| names.to_str().ok()).is_some_and(|names| {
             names.split(',').any(|name| name.trim().eq_ignore_ascii_case(digest::CONTENT.as_str()))

@@ -1,6 +1,7 @@
-//! Where a redirection leads (RFC 9110, 10.2.2; RFC 3986, 5).
+//! The target of a redirect (RFC 9110, section 10.2.2; RFC 3986, section 5).
 //!
-//! In: the URL that was asked, and a `Location`. Out: the next URL. Never: from TLS to the clear, nor to anything but HTTP.
+//! In: the requested URL, and a `Location`. Out: the next URL. Never: from TLS to plaintext, nor to another scheme than
+//! HTTP.
 
 use anyhow::{Context as _, ensure};
 use http::Uri;
@@ -8,16 +9,16 @@ use http::uri::PathAndQuery;
 
 use super::authority;
 
-/// Whether both are one origin: what proves who the user is goes to that alone.
+/// Returns true if both URLs have one origin. Credentials go to that origin only.
 pub(super) fn same_origin(one: &Uri, other: &Uri) -> bool {
     let ((host, port), (other_host, other_port)) = (authority(one), authority(other));
     one.scheme() == other.scheme() && host.eq_ignore_ascii_case(other_host) && port == other_port
 }
 
-/// The URL that a location means, seen from another one.
+/// Resolves a location against a URL.
 pub(super) fn resolve(from: &Uri, location: &str) -> anyhow::Result<Uri> {
     let wrong = || format!("redirected to {location:?}, which is no URL that can be fetched; look at the origin");
-    // A fragment is for who shows it.
+    // A fragment is only for display.
     let location = location.split('#').next().unwrap_or_default();
     let absolute = if location.starts_with("//") {
         format!("{}:{location}", from.scheme_str().unwrap_or("http"))
@@ -39,7 +40,7 @@ fn has_scheme(text: &str) -> bool {
     scheme.is_some_and(|(name, _)| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
-/// A path, absolute or beside the one that was asked, and a query.
+/// Resolves an absolute or relative path, and a query.
 fn reference(from: &Uri, location: &str) -> String {
     let base = from.path_and_query().map_or("/", PathAndQuery::path);
     let (path, query) = match location.split_once('?') {
@@ -58,7 +59,7 @@ fn reference(from: &Uri, location: &str) -> String {
     }
 }
 
-/// RFC 3986, 5.2.4.
+/// Removes dot segments (RFC 3986, section 5.2.4).
 fn without_dots(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let segments: Vec<&str> = path.split('/').skip(1).collect();

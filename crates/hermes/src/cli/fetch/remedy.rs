@@ -1,6 +1,6 @@
-//! What may be done about answers that will not change.
+//! Remedies for permanent failures.
 //!
-//! In: a status, or the head with which a proxy refuses a tunnel. Out: words.
+//! In: a status, or the head with which a proxy refuses a tunnel. Out: text.
 
 use std::time::SystemTime;
 
@@ -9,21 +9,21 @@ use http::response::Parts;
 use super::client::Trouble;
 use super::response::Answer;
 
-/// The next step of whoever got this.
+/// Returns the user's next step for a status.
 pub(super) fn of(status: u16) -> &'static str {
     match status {
-        401 => "it asks who you are: write --header 'authorization: ...'",
-        403 => "whoever answered does not let you have it: `hermes explain` says what a node of yours decides",
-        404 | 410 => "nothing is there: look at the URL, and whether --proxy is missing",
-        407 => "the proxy asks who you are: write --header 'proxy-authorization: ...'",
-        204 | 205 => "there is no content to hold: look at the URL",
-        300..=399 => "it is to be had somewhere else, and the answer does not say where: look at the URL",
-        501 | 505 => "the origin cannot do this, now or later: look at the URL and at --proxy",
-        _ => "the same request will have the same answer: look at the URL and at --header",
+        401 => "authentication required: write --header 'authorization: ...'",
+        403 => "access denied: `hermes explain` shows what a node of yours decides",
+        404 | 410 => "not found: look at the URL, and whether --proxy is missing",
+        407 => "proxy authentication required: write --header 'proxy-authorization: ...'",
+        204 | 205 => "the response has no content: look at the URL",
+        300..=399 => "the redirect has no usable location: look at the URL",
+        501 | 505 => "not supported by the origin: look at the URL and at --proxy",
+        _ => "a retry would get the same response: look at the URL and at --header",
     }
 }
 
-/// What an answer says, in a line.
+/// Formats a response as one line.
 pub(super) fn said(answer: &Answer) -> String {
     let status = http::StatusCode::from_u16(answer.status).unwrap_or_default();
     let mut text = format!("{} {}", answer.status, status.canonical_reason().unwrap_or_default()).trim_end().to_owned();
@@ -33,7 +33,7 @@ pub(super) fn said(answer: &Answer) -> String {
     text
 }
 
-/// A proxy that opens no tunnel.
+/// Describes a proxy that refuses a tunnel.
 pub(super) fn of_proxy(head: &Parts) -> Trouble {
     let answer = Answer::read(head, SystemTime::now());
     let why = format!("the proxy opens no tunnel: {}", said(&answer));

@@ -1,7 +1,7 @@
-//! What people and programs see of a download.
+//! The progress report of a download, for people and programs.
 //!
-//! In: events, and counts. Out: on a terminal a line that is drawn anew, elsewhere a line an event, both on standard error;
-//! or JSON, an object a line. Never: an escape sequence where no terminal reads it.
+//! In: events and counters. Out: on standard error, a line that is redrawn on terminals, or one line for each event; or
+//! JSON, one object on each line. Never: an escape sequence without a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,69 +12,69 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 const REDRAW: Duration = Duration::from_millis(100);
-/// Between two objects of progress, and between two lines of it.
+/// Interval between two progress objects or lines.
 const TELL: Duration = Duration::from_secs(1);
 const SAY: Duration = Duration::from_secs(10);
-/// How much of the past the rate is of.
+/// Time constant of the rate, in seconds.
 const MEMORY: f64 = 3.0;
 const CLEAR: &str = "\r\x1b[2K";
-/// A terminal has so many columns at least; what is longer is cut.
+/// Minimum width of a terminal; longer lines are cut.
 const COLUMNS: usize = 79;
 const BAR: usize = 10;
 
-/// How it is told.
+/// The form of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Nothing before the end.
+    /// No output before the end.
     Quiet,
-    /// For programs; on standard error where standard output has the content.
+    /// JSON; on standard error if standard output carries the content.
     Json { on_stderr: bool },
-    /// A line an event, and now and then how far it is.
+    /// A line for each event, and progress now and then.
     Lines,
-    /// A bar.
+    /// A progress bar.
     Bar,
 }
 
 impl Mode {
-    /// As standard error can show it.
+    /// Returns the form that fits standard error.
     pub(super) fn for_stderr() -> Self {
         let able = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         if able && std::io::stderr().is_terminal() { Self::Bar } else { Self::Lines }
     }
 }
 
-/// Something happened.
+/// An event of the download.
 #[derive(Debug)]
 pub(super) enum Event<'a> {
-    /// A request goes out.
+    /// A request was sent.
     Asks { from: u64 },
-    /// Content comes.
+    /// Content arrives.
     Answers { status: u16 },
-    /// What was held is worth nothing.
+    /// The data held was discarded.
     Anew { why: &'a str },
-    /// It was not to be had this time.
+    /// The attempt failed, and a pause follows.
     Waits { why: &'a str, pause: Duration },
-    /// All is held, and compared with what it should be.
+    /// The object is complete and is being verified.
     Verifies,
 }
 
-/// What is drawn.
+/// The state of the progress bar.
 #[derive(Debug, Default)]
 struct Picture {
     held: u64,
     total: Option<u64>,
     attempt: u32,
-    /// Nothing has come of the last request.
+    /// No response to the last request yet.
     is_asking: bool,
-    /// Why the last try that failed did.
+    /// The reason of the last failed attempt.
     why: Option<String>,
     until: Option<Instant>,
     deadline: Option<Instant>,
-    /// How it ended was said, and nothing comes after that.
+    /// The result was printed; no output follows.
     is_over: bool,
 }
 
-/// Tells what happens. Its drop clears the line.
+/// Reports events. Dropping it clears the line.
 pub(super) struct Report {
     mode: Mode,
     picture: Arc<Mutex<Picture>>,
@@ -83,7 +83,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Begins. Inside of a runtime.
+    /// Starts the report. Must run inside a runtime.
     pub(super) fn begin(mode: Mode, deadline: Instant) -> Self {
         let picture = Picture { deadline: Some(deadline), is_asking: true, ..Picture::default() };
         let picture = Arc::new(Mutex::new(picture));
@@ -101,18 +101,18 @@ impl Report {
         self.picture.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far it is.
+    /// Updates the progress.
     pub(super) fn counts(&self, held: u64, total: Option<u64>) {
         let mut picture = self.picture();
         (picture.held, picture.total) = (held, total);
     }
 
-    /// How many requests there were.
+    /// Returns the number of requests.
     pub(super) fn attempts(&self) -> u32 {
         self.picture().attempt
     }
 
-    /// What kept the last try from bringing all.
+    /// Returns why the last attempt was incomplete.
     pub(super) fn reason(&self) -> Option<String> {
         let picture = self.picture();
         let silence = || picture.is_asking.then(|| "there was no answer".to_owned());
@@ -141,7 +141,7 @@ impl Report {
         }
     }
 
-    /// How it ended. The line for people is said by whoever ends the program where it failed.
+    /// Reports the result. On failure, the program prints the line for people as it exits.
     pub(super) fn end(&self, text: Option<&str>, value: &Value) {
         self.picture().is_over = true;
         match (self.mode, text) {
@@ -185,7 +185,7 @@ fn words(event: &Event<'_>, picture: &Picture) -> (String, Value) {
     }
 }
 
-// Who closed standard error does not want to know.
+// A closed standard error is not reported.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -217,7 +217,7 @@ async fn say_progress(picture: Arc<Mutex<Picture>>) {
     let mut said = Instant::now();
     loop {
         let now = ticks.tick().await;
-        // Said while it is locked: how it ended comes last.
+        // The lock is held while printing, so that the result comes last.
         let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
         rate.look(picture.held, now);
         if now - said >= SAY && !picture.is_over {
@@ -233,7 +233,7 @@ async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
     ticks.tick().await;
     loop {
         let now = ticks.tick().await;
-        // Said while it is locked: how it ended comes last.
+        // The lock is held while printing, so that the result comes last.
         let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
         rate.look(picture.held, now);
         let value = json!({"event": "progress", "attempt": picture.attempt, "held": picture.held, "total": picture.total,
@@ -244,7 +244,7 @@ async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
     }
 }
 
-/// Bytes a second, of the last few of them.
+/// Recent transfer rate in bytes a second.
 #[derive(Default)]
 struct Rate {
     per_second: f64,
@@ -257,7 +257,7 @@ impl Rate {
         if let Some((before, then)) = self.last {
             let passed = (now - then).as_secs_f64().max(1e-3);
             let current = held.saturating_sub(before) as f64 / passed;
-            // In the beginning it is the mean, and not what nothing has grown to.
+            // The mean seeds the rate, which would otherwise start at zero.
             self.looks += 1;
             let share = (passed / MEMORY).max(f64::from(self.looks).recip()).min(1.0);
             self.per_second += share * (current - self.per_second);
@@ -276,7 +276,7 @@ fn line(picture: &Picture, per_second: f64, now: Instant) -> String {
     text.chars().take(COLUMNS).collect()
 }
 
-/// How far it is, what it does, and until when. What may be cut comes last.
+/// Formats progress, activity and deadline. The parts that may be cut come last.
 fn standing(picture: &Picture, per_second: f64, now: Instant) -> String {
     let Picture { held, total, attempt, .. } = picture;
     let until = |at: Instant| span(at.saturating_duration_since(now));
@@ -286,10 +286,10 @@ fn standing(picture: &Picture, per_second: f64, now: Instant) -> String {
         None if per_second < 1.0 => (format!("{}  nothing comes", size(*held)), None),
         None => (format!("{}  {}/s", progress(*held, *total), size(per_second as u64)), None),
     };
-    // It is no estimate: of that it is for whoever reads a bar.
+    // The deadline is no estimate, so the text names it as such.
     let end = picture.deadline.map(|at| format!(", gives up in {}", until(at).trim_end_matches(" min")));
     let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
-    // Before the first request goes out it is that one.
+    // Before the first request, the attempt number is that of the first.
     format!("{doing}  try {}{}{why}", (*attempt).max(1), end.unwrap_or_default())
 }
 
@@ -300,7 +300,7 @@ fn progress(held: u64, total: Option<u64>) -> String {
     }
 }
 
-/// As people say it.
+/// Formats a size for people.
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
     if bytes < 1000 {
@@ -308,7 +308,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
     let mut value = bytes as f64 / 1000.0;
     let mut unit = 0;
-    // What would be written as a thousand is one of the next.
+    // A value that would round to 1000 uses the next unit.
     while value >= 999.95 && unit + 1 < UNITS.len() {
         value /= 1000.0;
         unit += 1;
@@ -316,7 +316,7 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// A time, as people say it.
+/// Formats a duration for people.
 pub(super) fn span(time: Duration) -> String {
     match time.as_secs() {
         0..10 => format!("{:.1} s", time.as_secs_f64()),

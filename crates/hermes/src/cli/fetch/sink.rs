@@ -1,7 +1,7 @@
-//! Where content goes: a file that gets its name when it is whole, or a pipe that keeps nothing back.
+//! Destinations of content: a file that gets its name once it is complete, or a pipe.
 //!
-//! In: bytes in their order. Out: `FILE.part`, beside it `FILE.part.json` that tells a later run what that is, and in the end
-//! `FILE`. Never: a `FILE` that is not whole, or two runs that write to one part.
+//! In: bytes in order. Out: `FILE.part`, with `FILE.part.json` that describes it for a later run, and finally `FILE`.
+//! Never: an incomplete `FILE`, or two runs that write to one part.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -16,20 +16,20 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use super::digest::{Algorithm, Digests, Hashes};
 use super::download::Known;
 
-/// Read at once where a file is hashed.
+/// Block size for hashing a file.
 const BLOCK: usize = 256 << 10;
-/// A sidecar is a few lines; what is larger is none of ours.
+/// Maximum size of a sidecar file; a larger file is not the program's own.
 const SIDECAR: u64 = 64 << 10;
-/// Changes with each start of the system.
+/// An ID that changes with each boot.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where content goes.
+/// The destination of content.
 pub(super) enum Sink {
     Part(Part),
     Pipe(Pipe),
 }
 
-/// A file that is not whole yet.
+/// An incomplete file.
 pub(super) struct Part {
     file: File,
     target: PathBuf,
@@ -37,10 +37,10 @@ pub(super) struct Part {
     sidecar: PathBuf,
     url: String,
     held: u64,
-    /// So many of them are on the disk.
+    /// Number of bytes that are synced to disk.
     synced: u64,
     hashes: Hashes,
-    /// The hashes are of all that is held.
+    /// True if the hashes cover all data held.
     is_hashed: bool,
     boot: String,
 }
@@ -51,30 +51,30 @@ pub(super) struct Pipe {
     hashes: Hashes,
 }
 
-/// What the sidecar has.
+/// The content of the sidecar file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Record {
     url: String,
     known: Known,
-    /// So many bytes are on the disk, whatever becomes of the system.
+    /// Number of bytes on disk, which survive a crash of the system.
     synced: u64,
-    /// The system's run in which all others are in its memory at least.
+    /// Boot ID of the system whose page cache holds the other bytes.
     boot: String,
 }
 
 impl Pipe {
     pub(super) fn new(out: Box<dyn AsyncWrite + Send + Unpin>) -> Self {
-        // There is no second look at what is gone.
+        // A pipe cannot be read again, so all algorithms hash from the start.
         Self { out, hashes: Hashes::start(Algorithm::ALL) }
     }
 }
 
 impl Part {
-    /// Opens what an earlier run left, or begins.
+    /// Opens the part of an earlier run, or starts a new one.
     ///
     /// # Errors
-    /// It cannot be written, or another run does.
+    /// The file cannot be written, or another run writes to it.
     pub(super) fn open(target: &Path, url: &str) -> anyhow::Result<(Self, Option<(u64, Known)>)> {
         let (path, sidecar) = (with_end(target, ".part"), with_end(target, ".part.json"));
         let mut options = OpenOptions::new();
@@ -100,7 +100,7 @@ impl Part {
         match &earlier {
             Some((held, _)) => {
                 (part.held, part.synced, part.is_hashed) = (*held, 0, false);
-                // What lies behind is not to be relied on.
+                // Data after this offset is unreliable.
                 part.file.set_len(*held).with_context(|| part.path.display().to_string())?;
             }
             None => part.restart()?,
@@ -108,13 +108,13 @@ impl Part {
         Ok((part, earlier))
     }
 
-    /// What an earlier run left of the same URL, as far as that can be relied on.
+    /// Returns the reliable part that an earlier run left for the same URL.
     fn earlier(&self) -> Option<(u64, Known)> {
         let mut text = String::new();
         open_own(OpenOptions::new().read(true), &self.sidecar).ok()?.take(SIDECAR).read_to_string(&mut text).ok()?;
         let record: Record = serde_json::from_str(&text).ok()?;
         let length = self.file.metadata().ok()?.len();
-        // Of what the system had in memory when it died a file may have the length alone.
+        // After a crash, unsynced data may be lost although the file has its length.
         let same_boot = !self.boot.is_empty() && record.boot == self.boot;
         let held = if same_boot { length } else { length.min(record.synced) };
         (record.url == self.url && held > 0).then_some((held, record.known))
@@ -139,13 +139,13 @@ impl Part {
         Ok(())
     }
 
-    /// Lets a later run know what this is.
+    /// Describes the part for a later run.
     fn remember(&self, known: &Known) -> anyhow::Result<()> {
         let (url, known, boot) = (self.url.clone(), known.clone(), self.boot.clone());
         let record = Record { url, known, synced: self.synced, boot };
         let next = with_end(&self.sidecar, ".next");
         let write = || -> io::Result<()> {
-            // A URL may have secrets in it.
+            // A URL may contain secrets.
             let mut options = OpenOptions::new();
             let mut file = open_own(options.write(true).create(true).truncate(true).mode(0o600), &next)?;
             file.write_all(serde_json::to_string(&record).unwrap_or_default().as_bytes())?;
@@ -185,18 +185,18 @@ impl Part {
             fs::rename(&self.path, &self.target)
         };
         publish().with_context(|| format!("{} cannot be made of its part", self.target.display()))?;
-        // It is there and whole. A folder that may be written and not read, or a file system that syncs no folders, costs
-        // at most its name, should the machine fail now: then the part is there.
+        // The file is complete. If its directory cannot be synced, a crash now costs at most the new name, and the part
+        // remains.
         let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
-        // Of no use to anybody, and of no harm.
+        // A leftover sidecar file is harmless.
         let _ = fs::remove_file(&self.sidecar);
         Ok(())
     }
 }
 
 impl Sink {
-    /// Forgets what is held, which a pipe cannot.
+    /// Discards the data held; a pipe cannot do that.
     pub(super) fn restart(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Part(part) => part.restart(),
@@ -208,7 +208,7 @@ impl Sink {
         match self {
             Self::Part(part) => part.write(data),
             Self::Pipe(pipe) => {
-                // In words: who takes no more of it has not all of it, and that is a failure here.
+                // A reader that stops early does not have the whole object, which is a failure.
                 let broken = |error: io::Error| anyhow::anyhow!("writing to standard output: {error}");
                 pipe.out.write_all(data).await.map_err(broken)?;
                 pipe.out.flush().await.map_err(broken)?;
@@ -218,7 +218,8 @@ impl Sink {
         }
     }
 
-    /// A new representation, or one of which more is known. Before its content, so that no run takes it for another's.
+    /// Records a new representation, or new knowledge of one. This happens before its content is stored, so that no run
+    /// mistakes it.
     pub(super) fn remember(&self, known: &Known) -> anyhow::Result<()> {
         match self {
             Self::Part(part) => part.remember(known),
@@ -226,7 +227,7 @@ impl Sink {
         }
     }
 
-    /// A try is over: what it brought shall survive the system too.
+    /// Syncs the data of a finished attempt.
     pub(super) fn settle(&mut self, known: &Known) -> anyhow::Result<()> {
         match self {
             Self::Part(part) if part.held > 0 => {
@@ -238,7 +239,7 @@ impl Sink {
         }
     }
 
-    /// The digests of all that is held, those that are wanted among them.
+    /// Returns the digests of all data held, including the wanted ones.
     pub(super) fn digests(&mut self, wanted: &Digests) -> anyhow::Result<Digests> {
         match self {
             Self::Part(part) => part.digests(wanted),
@@ -246,7 +247,7 @@ impl Sink {
         }
     }
 
-    /// All is there.
+    /// Completes the file.
     pub(super) fn finish(&self) -> anyhow::Result<()> {
         match self {
             Self::Part(part) => part.finish(),
@@ -254,16 +255,16 @@ impl Sink {
         }
     }
 
-    /// Nothing of it is of use.
+    /// Discards the part.
     pub(super) fn discard(&self) {
         if let Self::Part(part) = self {
-            // What cannot be removed has a sidecar no more, and will not be taken for anything.
+            // Without its sidecar file, a part that cannot be removed is ignored by later runs.
             let _ = fs::remove_file(&part.sidecar);
             let _ = fs::remove_file(&part.path);
         }
     }
 
-    /// Where a later run finds what is held.
+    /// Returns where a later run finds the part.
     pub(super) fn kept(&self) -> Option<&Path> {
         match self {
             Self::Part(part) => (part.held > 0).then_some(&part.path),
@@ -272,7 +273,7 @@ impl Sink {
     }
 }
 
-/// Behind the whole name: `with_extension` would take `a.tar` and `a.txt` for one.
+/// Appends to the whole name: `with_extension` would map `a.tar` and `a.txt` to one name.
 fn with_end(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);

@@ -16,15 +16,15 @@ pub(super) const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
 pub(crate) enum Way {
     /// TCP from end to end, forwarded as IP packets.
     Direct,
-    /// An Envoy a node, hop by hop over TLS, with retries, as in the papers.
+    /// One Envoy for each node, hop by hop over TLS, with retries, as in the papers.
     Envoy,
-    /// The same, where the kernel's retransmissions are never more than a second apart.
+    /// Envoy with kernel retransmission timeouts of at most one second.
     EnvoyTuned,
     /// HTTP in custody of Hermes, hop by hop over TLS.
     Hermes,
-    /// The same with a cache at each node, and a second client who asks for the same.
+    /// Custody with a cache at each node, and a second client that requests the same object.
     HermesCache,
-    /// TLS 1.3 with the server itself by CONNECT, in custody of Hermes.
+    /// TLS 1.3 end to end through CONNECT, in custody of Hermes.
     HermesConnect,
 }
 
