@@ -38,11 +38,11 @@ struct OfRoute {
 impl CacheRegistry {
     /// The one of a route. A session may go by a route of an earlier document, or of one that is about to hold: it has
     /// the cache only where both mean the same, or its answer would be given to those who are led elsewhere.
-    pub fn of(&self, route: &Arc<Route>) -> Option<Arc<Cache>> {
+    pub fn of(&self, route: &Route) -> Option<Arc<Cache>> {
         route.cache.as_ref()?;
         let routes = self.0.load();
         let OfRoute { cache, route: current } = routes.by_route.get(&route.name)?;
-        let is_same = Arc::ptr_eq(current, route) || cache.of == identity(route);
+        let is_same = std::ptr::eq(&**current, route) || cache.of == identity(route);
         is_same.then(|| cache.clone())
     }
 

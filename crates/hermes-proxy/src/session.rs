@@ -20,6 +20,7 @@ use crate::body::{Body, Interim, RequestBody, ResponseBody};
 use crate::datagram::{self, Opening, Port, Reopened};
 use crate::early::{Early, Source, Words};
 use crate::error::{Error, LOOP};
+use crate::filters::NextHop;
 use crate::generation::Generation;
 use crate::live::{Entry, Session};
 use crate::request::{Ask, Rejected, Request};
@@ -29,7 +30,7 @@ use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{cache, copy, custody, headers, upgrade};
+use crate::{copy, custody, filters, headers, upgrade};
 
 /// What became of a request.
 pub(crate) enum Served {
@@ -242,22 +243,12 @@ async fn to_upstream(
     let state = generation.state_of(upstream)?;
     let interim = interim(&mut request);
     let early = request.early.take();
-    if route.custody.is_none() {
-        custody::forward::intend(worker, &session.entry, route, &request).await?;
+    if let (None, Some(arrived)) = (&route.custody, request.arrived) {
+        Box::pin(custody::forward::intend(worker, &session.entry, route, &request, arrived)).await?;
     }
-    let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
-        let cache = worker.shared.caches.of(route);
-        // What is to be kept has to come by here: it arrives, and another exchange brings it.
-        let is_kept = cache.is_some() && matches!(session.entry.facts.method, Method::GET | Method::HEAD);
-        let source = match &route.custody {
-            Some(custody) => cache::Source::Custody(state, custody, request.arrived.filter(|_| !is_kept)),
-            None => cache::Source::Upstream(state, route.pace.as_ref()),
-        };
-        let mut response = match cache {
-            Some(cache) => Box::pin(cache::serve(&cache, &mut forward, &source)).await?,
-            None => source.fetch(&forward).await?,
-        };
+        let mut response = filters::send(&forward, NextHop::Upstream(state), request.arrived).await?;
         // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
         // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
         if !leads_to_others(&route.action) {
@@ -267,7 +258,7 @@ async fn to_upstream(
     }
     if let (Some(custody), Kind::Tcp) = (&route.custody, session.entry.facts.kind) {
         if request.arrived.is_some() {
-            let response = Box::pin(custody::forward::forward(&forward, state, custody, request.arrived)).await?;
+            let response = Box::pin(custody::forward::handle(custody, state, request.arrived, &forward)).await?;
             return respond_with(generation, session, route, response);
         }
         // What the client sent ahead is read from its stream, which is in custody from here on.
@@ -315,9 +306,11 @@ async fn to_origin(
     mut request: Request<'_>,
 ) -> Result<Acted, Error> {
     let place = terminate::origin(generation, terminate, &session.entry.facts, route, &request.scheme)?;
-    custody::forward::intend(worker, &session.entry, route, &request).await?;
+    if let Some(arrived) = request.arrived {
+        custody::forward::intend(worker, &session.entry, route, &request, arrived).await?;
+    }
     let interim = interim(&mut request);
-    let mut forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let forward = forward(worker, generation, &session.entry, route, &request, interim);
     let destination = place.destination(terminate, None);
     if request.ask != Ask::Response {
         let owner = generation.route_owner(route);
@@ -325,11 +318,8 @@ async fn to_origin(
         drop(forward);
         return tunnel_on(generation, session, route, request, opened);
     }
-    let source = cache::Source::Origin(&destination, generation.route_owner(route));
-    let response = match worker.shared.caches.of(route) {
-        Some(cache) => cache::serve(&cache, &mut forward, &source).await?,
-        None => source.fetch(&forward).await?,
-    };
+    let hop = NextHop::Origin { destination: &destination, owner: generation.route_owner(route) };
+    let response = filters::send(&forward, hop, None).await?;
     respond_with(generation, session, route, response)
 }
 

@@ -83,15 +83,15 @@ fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     Some([who.into_bytes(), lines.concat()].concat().into())
 }
 
-/// Has the exchange carried in custody, to one endpoint of the upstream.
+/// The filter of custody: has the exchange carried to one endpoint of the upstream, whatever bounds a session else.
 ///
 /// # Errors
 /// No room for it here; or why it came to nothing, here or further on.
-pub(crate) async fn forward(
-    forward: &Forward<'_>,
-    upstream: &UpstreamState,
+pub(crate) async fn handle(
     custody: &Custody,
+    upstream: &UpstreamState,
     arrived: Option<Arrived>,
+    forward: &Forward<'_>,
 ) -> Result<Response<Body>, Error> {
     let (worker, entry) = (forward.worker, forward.entry);
     let office = &worker.shared.custody;
@@ -238,12 +238,11 @@ pub(crate) async fn intend(
     entry: &Rc<Entry>,
     route: &Route,
     request: &Request<'_>,
+    Arrived { id, .. }: Arrived,
 ) -> Result<(), Error> {
-    let Some(Arrived { id, .. }) =
-        request.arrived.filter(|_| request.ask == Ask::Response && !is_idempotent(entry, route))
-    else {
+    if request.ask != Ask::Response || is_idempotent(entry, route) {
         return Ok(());
-    };
+    }
     let office = &worker.shared.custody;
     entry.set_held(true);
     office.take_in(id, false);

@@ -16,7 +16,7 @@ use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Retry as RetryPolicy, Route, UpstreamProtocol};
 use http::{HeaderMap, Method, Response, StatusCode};
 
-use self::head::{Dress, Outgoing};
+use self::head::{Amend, Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::{Error, Retry};
 use crate::headers::{IDEMPOTENCY_KEY, UNSENT};
@@ -135,6 +135,20 @@ impl Drop for Debt<'_> {
         };
         if !self.is_settled && starved() && !forward.body.waits_for_client() {
             forward.blame(self.upstream, self.index);
+        }
+    }
+}
+
+impl<'a> Forward<'a> {
+    /// The same request with other fields: those that a cache asks with.
+    pub(crate) fn amended(&self, amend: Amend) -> Self {
+        Self {
+            worker: self.worker,
+            entry: self.entry,
+            route: self.route,
+            dress: Dress { amend: Some(amend), ..self.dress.clone() },
+            body: self.body.clone(),
+            interim: self.interim.clone(),
         }
     }
 }

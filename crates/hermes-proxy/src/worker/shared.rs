@@ -16,10 +16,10 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::Command;
 use crate::custody::Office;
+use crate::filters::rate_limit::Paces;
 use crate::guard::Guard;
 use crate::ip::Given;
 use crate::metrics::Metrics;
-use crate::rate_limit::Paces;
 use crate::reverse::Presence;
 use crate::reverse::arrival::{Arrived, Question};
 use crate::seldom::Seldom;

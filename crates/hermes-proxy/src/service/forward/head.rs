@@ -25,6 +25,7 @@ use crate::upstream::UpstreamState;
 use crate::upstream::pool::{H1Connection, Leased};
 
 /// What heads of a session are made with, beside its facts.
+#[derive(Clone)]
 pub(crate) struct Dress<'a> {
     pub(crate) node: &'a str,
     pub(crate) via: &'a Via,

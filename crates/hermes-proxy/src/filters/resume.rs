@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub(crate) use self::body::RetrievedBody;
-pub(crate) use self::forward::forward;
+pub(crate) use self::forward::handle;
 use crate::error::Error;
 use crate::live::Entry;
 use crate::shares::{Bound, Owner, Share};

@@ -15,8 +15,8 @@ use super::body::RetrievedBody;
 use super::retry::{Manner, OfDocument, Question, ask};
 use super::{REFUSED, Waiting, is_sent, rests};
 use crate::body::{Body, RequestBody};
-use crate::cache::Source;
 use crate::error::Error;
+use crate::filters::Next;
 use crate::live::Watched;
 use crate::service::forward::{Forward, is_idempotent};
 use hermes_resume::backoff;
@@ -27,11 +27,7 @@ use hermes_resume::resume::Resumable;
 ///
 /// # Errors
 /// The last try's, where no other one can help, or as many wait as may, or its time is over.
-pub(crate) async fn forward(
-    forward: &Forward<'_>,
-    source: &Source<'_>,
-    retrieve: Retrieve,
-) -> Result<Response<Body>, Error> {
+pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let (worker, entry, metrics) = (forward.worker, forward.entry, &forward.worker.shared.metrics);
     let until = Instant::now() + retrieve.deadline;
     let left = || until.saturating_duration_since(Instant::now());
@@ -43,7 +39,7 @@ pub(crate) async fn forward(
     loop {
         let asking = async {
             match fruitless {
-                0 => source.ask(forward).await,
+                0 => next.run(forward).await,
                 // The document may have changed, and most of all because nobody could be reached by the one before.
                 _ => Box::pin(ask(worker, entry, Question::of(forward))).await,
             }

@@ -14,8 +14,8 @@ use http::uri::Scheme;
 use http::{HeaderValue, Response, Version};
 
 use crate::body::{Body, Interim, RequestBody};
-use crate::cache::Source;
 use crate::error::Error;
+use crate::filters::{self, NextHop};
 use crate::live::Entry;
 use crate::request::Request;
 use crate::service::forward::head::{Amend, Dress};
@@ -112,19 +112,16 @@ pub(super) async fn ask(
     match &route.action {
         Action::Upstream(upstream) => {
             let state = generation.state_of(upstream)?;
-            let source = match &route.custody {
-                Some(custody) => {
-                    entry.was_sent.set(true);
-                    Source::Custody(state, custody, None)
-                }
-                None => Source::Upstream(state, route.pace.as_ref()),
-            };
-            source.ask(&forward).await
+            if route.custody.is_some() {
+                entry.was_sent.set(true);
+            }
+            filters::send_again(&forward, NextHop::Upstream(state)).await
         }
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }) => {
             let place = terminate::origin(&generation, terminate, &entry.facts, &route, &request.scheme)?;
             let destination = place.destination(terminate, None);
-            Source::Origin(&destination, generation.route_owner(&route)).ask(&forward).await
+            let hop = NextHop::Origin { destination: &destination, owner: generation.route_owner(&route) };
+            filters::send_again(&forward, hop).await
         }
         _ => Err(Error::Unsuitable { route: route.name.clone(), kind: entry.facts.kind.as_str() }),
     }

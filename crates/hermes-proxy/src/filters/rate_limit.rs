@@ -8,7 +8,9 @@
 //! share, behind a lock that nobody holds while waiting. A task of one of the workers releases the requests. If its worker
 //! ends it while requests of others wait, the first of these starts it anew.
 
-pub(crate) mod forward;
+mod forward;
+
+pub(crate) use self::forward::handle;
 
 use std::collections::HashMap;
 use std::rc::Rc;

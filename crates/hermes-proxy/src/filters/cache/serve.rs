@@ -8,7 +8,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use hermes_model::snapshot::{Custody, Pace};
 use http::header::{CONTENT_LENGTH, CONTENT_LOCATION, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LOCATION, RANGE};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::time::Instant;
@@ -16,15 +15,11 @@ use tokio::time::Instant;
 use super::answer::{Note, Supply, answer};
 use super::take::Unfit;
 use crate::body::{Body, RequestBody};
-use crate::custody;
-use crate::custody::forward::Arrived;
 use crate::error::{Error, Side};
+use crate::filters::Next;
 use crate::headers::{PROXY_STATUS, strip_hop_by_hop};
 use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
-use crate::upstream::UpstreamState;
-use crate::upstream::connect::Destination;
-use crate::{rate_limit, resume};
 use hermes_cache::conditional::{freshened, validators};
 use hermes_cache::content::Content;
 use hermes_cache::disk::Loaded;
@@ -39,57 +34,11 @@ const MOST_WAITS: u32 = 3;
 /// Where something may stand in, its origin has this share of the time that a session has, so that it still can.
 const SHARE: f64 = 0.75;
 
-/// How an origin is asked.
-pub(crate) enum Source<'a> {
-    Upstream(&'a Arc<UpstreamState>, Option<&'a Pace>),
-    Custody(&'a Arc<UpstreamState>, &'a Custody, Option<Arrived>),
-    Origin(&'a Destination<'a>, u64),
-}
-
-impl Source<'_> {
-    /// Asks it, until there is an answer where the route says so.
-    ///
-    /// # Errors
-    /// As whoever is asked by.
-    pub(crate) async fn fetch(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
-        match forward.route.retrieve {
-            Some(retrieve) => Box::pin(resume::forward(forward, self, retrieve)).await,
-            None => self.ask(forward).await,
-        }
-    }
-
-    /// Asks it once.
-    ///
-    /// # Errors
-    /// As whoever is asked by.
-    pub(crate) async fn ask(&self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
-        match self {
-            Source::Upstream(upstream, None) => forward.to_upstream(upstream).await,
-            Source::Upstream(upstream, Some(pace)) => {
-                Box::pin(rate_limit::forward::forward(forward, upstream, pace)).await
-            }
-            Source::Custody(upstream, custody, arrived) => {
-                Box::pin(custody::forward::forward(forward, upstream, custody, *arrived)).await
-            }
-            Source::Origin(destination, owner) => forward.to_origin(destination, *owner).await,
-        }
-    }
-
-    /// What comes goes on by itself, and nothing of it comes by here.
-    fn is_led(&self) -> bool {
-        matches!(self, Source::Custody(_, _, Some(_)))
-    }
-}
-
 /// Serves a request of a route with a cache.
 ///
 /// # Errors
-/// As whoever asks the origin.
-pub(crate) async fn serve(
-    cache: &Arc<Cache>,
-    forward: &mut Forward<'_>,
-    source: &Source<'_>,
-) -> Result<Response<Body>, Error> {
+/// Those of the rest of the chain.
+pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let facts = &forward.entry.facts;
     let user = facts.user.clone();
     let ask = Ask::new(request_head(Outgoing::new(forward.entry, &forward.dress, true)?), cache.settings.shared, user);
@@ -97,9 +46,9 @@ pub(crate) async fn serve(
     let is_bare = matches!(forward.body, RequestBody::Empty);
     let visit = Visit { cache, ask, node: forward.dress.node };
     if !is_read || !is_bare || visit.ask.is_for_the_origin() {
-        return visit.pass(forward, source, if is_read { "bypass" } else { "method" }).await;
+        return visit.pass(forward, next, if is_read { "bypass" } else { "method" }).await;
     }
-    visit.read(forward, source).await
+    visit.read(forward, next).await
 }
 
 /// One request at the cache.
@@ -134,9 +83,9 @@ impl Visit<'_> {
     }
 
     /// Past the cache. What changes something at its origin ends what is kept of it (RFC 9111, 4.4).
-    async fn pass(&self, forward: &Forward<'_>, source: &Source<'_>, why: &str) -> Result<Response<Body>, Error> {
+    async fn pass(&self, forward: &Forward<'_>, next: Next<'_>, why: &str) -> Result<Response<Body>, Error> {
         self.cache.metrics.bypassed.inc();
-        let mut response = source.fetch(forward).await?;
+        let mut response = next.run(forward).await?;
         let method = &forward.entry.facts.method;
         let status = response.status();
         if !method.is_safe() && (status.is_success() || status.is_redirection()) {
@@ -152,11 +101,11 @@ impl Visit<'_> {
         Ok(response)
     }
 
-    async fn read(&self, forward: &mut Forward<'_>, source: &Source<'_>) -> Result<Response<Body>, Error> {
+    async fn read(&self, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
         // Its own question has to be answered within what is left of the session's time.
-        let deadline = match source {
+        let deadline = match next.custody() {
             // A path may be dark for long, to everybody.
-            Source::Custody(_, custody, _) => {
+            Some(custody) => {
                 forward.entry.set_held(true);
                 Instant::now() + custody.deadline
             }
@@ -166,7 +115,7 @@ impl Visit<'_> {
         let mut first = None;
         loop {
             let now = millis();
-            let may_wait = waits < MOST_WAITS && !source.is_led();
+            let may_wait = waits < MOST_WAITS && !next.bypasses_session();
             let found = self.cache.look(&self.ask, now, may_wait);
             if self.ask.says.only_if_cached && !matches!(found, Found::Hit(_)) {
                 return Ok(self.not_there());
@@ -180,7 +129,7 @@ impl Visit<'_> {
                         // It stays for those who come later; who comes now is not kept waiting for room.
                         Supplied::Busy if self.ask.says.only_if_cached => return Ok(self.not_there()),
                         Supplied::Busy => {
-                            return self.ask_origin(forward, source, None, first.unwrap_or(Miss::Busy), None).await;
+                            return self.ask_origin(forward, next, None, first.unwrap_or(Miss::Busy), None).await;
                         }
                     };
                     let mut response = answer(&stored.head, Some(stored.shape.total), &self.ask, supply, now);
@@ -209,7 +158,7 @@ impl Visit<'_> {
                     }
                 }
                 Found::Ask { stored, miss, lead } => {
-                    return self.ask_origin(forward, source, stored, miss, lead).await;
+                    return self.ask_origin(forward, next, stored, miss, lead).await;
                 }
             }
         }
@@ -259,18 +208,25 @@ impl Visit<'_> {
 
     async fn ask_origin(
         &self,
-        forward: &mut Forward<'_>,
-        source: &Source<'_>,
+        forward: &Forward<'_>,
+        next: Next<'_>,
         stored: Option<Stored>,
         miss: Miss,
         mut lead: Option<Lead>,
     ) -> Result<Response<Body>, Error> {
         let leads = lead.is_some();
-        let mut plan = if source.is_led() { Plan::Plain } else { self.plan(stored.as_ref(), leads).await };
+        let mut plan = if next.bypasses_session() { Plan::Plain } else { self.plan(stored.as_ref(), leads).await };
         loop {
-            forward.dress.amend = stored.as_ref().and_then(|stored| amend(&plan, stored));
+            let amended;
+            let asking = match stored.as_ref().and_then(|stored| amend(&plan, stored)) {
+                None => forward,
+                Some(amend) => {
+                    amended = forward.amended(amend);
+                    &amended
+                }
+            };
             let asked = millis();
-            let fetched = self.fetch(forward, source, stored.as_ref()).await;
+            let fetched = self.fetch(asking, next, stored.as_ref()).await;
             let times = Times { asked, came: millis() };
             if is_elsewhere(forward) {
                 // Who waits for it hears nothing, as the lead ends, and asks where its own route leads.
@@ -306,7 +262,7 @@ impl Visit<'_> {
                 (Plan::Complete { missing, content }, Some(stored))
                     if status == StatusCode::PARTIAL_CONTENT || status == StatusCode::RANGE_NOT_SATISFIABLE =>
                 {
-                    match self.complete(forward, response, stored, (missing, content), times, &mut lead) {
+                    match self.complete(asking, response, stored, (missing, content), times, &mut lead) {
                         Ok((mut response, ttl)) => {
                             let note = self.note().forwarded(miss.as_str()).status(status).stored().ttl(ttl);
                             note.write(response.headers_mut());
@@ -317,7 +273,7 @@ impl Visit<'_> {
                         Err(Unfit::ForOne) => {}
                     }
                 }
-                _ => return Ok(self.take_in(forward, response, stored.as_ref(), times, miss, lead)),
+                _ => return Ok(self.take_in(asking, response, stored.as_ref(), times, miss, lead)),
             }
             // What is kept is of another one, or gone: the client's own question is left.
             plan = Plan::Plain;
@@ -328,7 +284,7 @@ impl Visit<'_> {
     async fn fetch(
         &self,
         forward: &Forward<'_>,
-        source: &Source<'_>,
+        next: Next<'_>,
         stored: Option<&Stored>,
     ) -> Result<Response<Body>, Error> {
         let stale = self.cache.settings.stale;
@@ -337,11 +293,11 @@ impl Visit<'_> {
             let head = &stored.head;
             self.ask.is_served_by(head, &stored.shape) && head.may_stand_in(&self.ask.says, Some(stale), now)
         });
-        if !has_other || matches!(source, Source::Custody(..)) {
-            return source.fetch(forward).await;
+        if !has_other || next.custody().is_some() {
+            return next.run(forward).await;
         }
         let within = forward.route.timeout.progress.mul_f64(SHARE);
-        let mut fetching = pin!(source.fetch(forward));
+        let mut fetching = pin!(next.run(forward));
         match tokio::time::timeout(within, &mut fetching).await {
             Ok(fetched) => fetched,
             // Nothing that is kept here stands in for it.

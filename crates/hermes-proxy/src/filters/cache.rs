@@ -10,4 +10,4 @@ mod fetch;
 mod serve;
 mod take;
 
-pub(crate) use self::serve::{Source, serve};
+pub(crate) use self::serve::handle;

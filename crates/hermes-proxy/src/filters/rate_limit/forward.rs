@@ -3,7 +3,6 @@
 //! In: a decided request. Out: its response. What the service refuses for the rate is asked for again in its turn, where it
 //! may be and can be, until the route's `deadline`; then the client gets the last answer. Holds of that answer what is small.
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use hermes_model::snapshot::Pace;
@@ -13,6 +12,7 @@ use tokio::time::Instant;
 use super::{Admitted, Denied};
 use crate::body::Body;
 use crate::error::Error;
+use crate::filters::Next;
 use crate::live::Held;
 use crate::metrics::RouteLabels;
 use crate::service::forward::Forward;
@@ -24,10 +24,11 @@ use hermes_rate_limit::headers::{self as rate_headers, Hint};
 ///
 /// # Errors
 /// The last attempt's; or it was never sent, since too many wait, or for too long.
-pub(crate) async fn forward(
-    forward: &Forward<'_>,
-    upstream: &Arc<UpstreamState>,
+pub(crate) async fn handle(
     pace: &Pace,
+    upstream: &UpstreamState,
+    forward: &Forward<'_>,
+    next: Next<'_>,
 ) -> Result<Response<Body>, Error> {
     let (worker, entry, route) = (forward.worker, forward.entry, &forward.route.name);
     let metrics = &worker.shared.metrics;
@@ -68,7 +69,7 @@ pub(crate) async fn forward(
                 return last.ok_or_else(|| Error::Paced { route: route.clone(), why });
             }
         };
-        let response = forward.to_upstream(upstream).await?;
+        let response = next.run(forward).await?;
         let (status, headers) = (response.status(), response.headers());
         if !rate_headers::is_refusal(status, headers) {
             pacer.passed(went_at, || Hint::read(headers, SystemTime::now()));

@@ -1,0 +1,138 @@
+//! The filters of a request: what a route does between its decision and the exchange with the next hop.
+//!
+//! In: a decided request, and the filters that its route configures. Out: its response. A filter may answer by itself, run
+//! the rest of the chain once or several times, or change the response. The order is fixed: cache, resume, rate limit,
+//! custody. A route without filters sends its requests straight to the next hop.
+//! Never: a choice among endpoints, or a decision about routes; `service` and `session` have these.
+
+pub(crate) mod cache;
+pub(crate) mod rate_limit;
+pub(crate) mod resume;
+
+use std::sync::Arc;
+
+use hermes_cache::store::Cache;
+use hermes_model::snapshot::{Custody, Pace, Retrieve, Route};
+use http::{Method, Response};
+use smallvec::SmallVec;
+
+use crate::body::Body;
+use crate::custody::forward::{self as custody, Arrived};
+use crate::error::Error;
+use crate::service::forward::Forward;
+use crate::upstream::UpstreamState;
+use crate::upstream::connect::Destination;
+
+/// Where the chain ends.
+#[derive(Clone, Copy)]
+pub(crate) enum NextHop<'a> {
+    /// An endpoint of this upstream.
+    Upstream(&'a Arc<UpstreamState>),
+    /// The origin that the request names. `owner` keeps the connections of routes apart.
+    Origin { destination: &'a Destination<'a>, owner: u64 },
+}
+
+impl NextHop<'_> {
+    async fn send(self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
+        match self {
+            Self::Upstream(upstream) => forward.to_upstream(upstream).await,
+            Self::Origin { destination, owner } => forward.to_origin(destination, owner).await,
+        }
+    }
+}
+
+/// One filter, with what its route says of it.
+enum Filter<'a> {
+    Cache(Arc<Cache>),
+    Resume(Retrieve),
+    RateLimit { pace: &'a Pace, upstream: &'a Arc<UpstreamState> },
+    Custody { custody: &'a Custody, upstream: &'a UpstreamState, arrived: Option<Arrived> },
+}
+
+/// The rest of the chain, as a filter sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<'a> {
+    filters: &'a [Filter<'a>],
+    hop: NextHop<'a>,
+}
+
+impl Next<'_> {
+    /// Runs the rest of the chain.
+    ///
+    /// # Errors
+    /// Those of the filters and of the next hop.
+    pub(crate) async fn run(self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
+        let Some((filter, filters)) = self.filters.split_first() else { return self.hop.send(forward).await };
+        let next = Next { filters, hop: self.hop };
+        // Boxed, since a filter's future contains that of the rest of the chain.
+        match filter {
+            Filter::Cache(cache) => Box::pin(cache::handle(cache, forward, next)).await,
+            Filter::Resume(retrieve) => Box::pin(resume::handle(*retrieve, forward, next)).await,
+            Filter::RateLimit { pace, upstream } => Box::pin(rate_limit::handle(pace, upstream, forward, next)).await,
+            Filter::Custody { custody, upstream, arrived } => {
+                Box::pin(custody::handle(custody, upstream, *arrived, forward)).await
+            }
+        }
+    }
+
+    /// The settings of custody, if the chain ends with it.
+    fn custody(&self) -> Option<&Custody> {
+        self.filters.iter().find_map(|filter| match filter {
+            Filter::Custody { custody, .. } => Some(*custody),
+            _ => None,
+        })
+    }
+
+    /// True if the body goes from one neighbour to the next within custody, so that no filter sees a byte of it.
+    fn bypasses_session(self) -> bool {
+        self.filters.iter().any(|filter| matches!(filter, Filter::Custody { arrived: Some(_), .. }))
+    }
+}
+
+/// Sends a request through the filters of its route, and to the next hop. `arrived`: a neighbour brought it in custody.
+///
+/// # Errors
+/// Those of the filters and of the next hop.
+pub(crate) async fn send(
+    forward: &Forward<'_>,
+    hop: NextHop<'_>,
+    arrived: Option<Arrived>,
+) -> Result<Response<Body>, Error> {
+    if !has_filters(forward.route) {
+        return hop.send(forward).await;
+    }
+    Box::pin(async move {
+        let mut filters = SmallVec::<[Filter<'_>; 4]>::new();
+        let cache = forward.worker.shared.caches.of(forward.route);
+        // A response that is to be stored has to pass this node: another exchange brings it.
+        let is_stored = cache.is_some() && matches!(forward.entry.facts.method, Method::GET | Method::HEAD);
+        filters.extend(cache.map(Filter::Cache));
+        filters.extend(forward.route.retrieve.map(Filter::Resume));
+        filters.extend(last_filter(forward.route, hop, arrived.filter(|_| !is_stored)));
+        Next { filters: &filters, hop }.run(forward).await
+    })
+    .await
+}
+
+/// Sends a request that is retried: the filters before the one that retries have run.
+///
+/// # Errors
+/// Those of the filters and of the next hop.
+async fn send_again(forward: &Forward<'_>, hop: NextHop<'_>) -> Result<Response<Body>, Error> {
+    let filter = last_filter(forward.route, hop, None);
+    Next { filters: filter.as_slice(), hop }.run(forward).await
+}
+
+fn has_filters(route: &Route) -> bool {
+    route.cache.is_some() || route.retrieve.is_some() || route.pace.is_some() || route.custody.is_some()
+}
+
+/// Custody waits for as long as it takes, so that it needs no rate limit.
+fn last_filter<'a>(route: &'a Route, hop: NextHop<'a>, arrived: Option<Arrived>) -> Option<Filter<'a>> {
+    let NextHop::Upstream(upstream) = hop else { return None };
+    match (&route.custody, &route.pace) {
+        (Some(custody), _) => Some(Filter::Custody { custody, upstream, arrived }),
+        (None, Some(pace)) => Some(Filter::RateLimit { pace, upstream }),
+        (None, None) => None,
+    }
+}
