@@ -205,6 +205,37 @@ fn constants_have_names_that_say_what_they_bound() {
     }
 }
 
+/// A path in backticks that ends in `.rs` names a file, from the root, from `crates/`, or from the source of its crate;
+/// without a crate it is one of the data plane.
+#[test]
+fn files_that_documents_name_exist() {
+    let mut documents = vec![root().join("ARCHITECTURE.md")];
+    documents.extend(std::fs::read_dir(root().join("docs/design")).unwrap().map(|entry| entry.unwrap().path()));
+    let exists = |path: &str| {
+        let (crate_, rest) = path.split_once('/').unwrap_or((path, ""));
+        let candidates = [
+            path.to_owned(),
+            format!("crates/{path}"),
+            format!("crates/{crate_}/src/{rest}"),
+            format!("crates/hermes-proxy/src/{path}"),
+        ];
+        candidates.iter().any(|candidate| root().join(candidate).is_file())
+    };
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for document in documents {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for path in text.split('`').skip(1).step_by(2).filter(|path| path.ends_with(".rs") && !path.contains(' ')) {
+            named += 1;
+            if !exists(path) {
+                missing.push(format!("{}: {path}", document.display()));
+            }
+        }
+    }
+    assert!(named > 50, "the documents name only {named} files");
+    assert!(missing.is_empty(), "documents name files that do not exist:\n{}", missing.join("\n"));
+}
+
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
