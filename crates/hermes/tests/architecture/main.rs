@@ -127,7 +127,7 @@ const CIRCLES: [(&str, usize, usize); 14] = [
     ("hermes-lab/src/lib.rs", 1, 20),
     ("hermes-model/src/lib.rs", 7, 36),
     ("hermes-net/src/lib.rs", 2, 20),
-    ("hermes-proxy/src/lib.rs", 27, 154),
+    ("hermes-proxy/src/lib.rs", 25, 128),
     ("hermes-rate-limit/src/lib.rs", 1, 20),
     ("hermes-resume/src/lib.rs", 1, 20),
     ("hermes-testkit/src/lib.rs", 4, 20),
@@ -158,7 +158,7 @@ fn modules_import_each_other_in_no_larger_circle() {
 }
 
 /// Product lines that a crate may have, tests apart. The numbers only fall; the aim is 20,000.
-const LARGE_CRATES: [(&str, usize); 1] = [("hermes-proxy", 44_800)];
+const LARGE_CRATES: [(&str, usize); 1] = [("hermes-proxy", 33_500)];
 
 #[test]
 fn no_crate_is_too_large() {

@@ -22,11 +22,11 @@ use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
 use hermes_cache::conditional::{freshened, validators};
 use hermes_cache::content::Content;
-use hermes_cache::disk::Loaded;
 use hermes_cache::head::{Head, Millis, Times};
 use hermes_cache::lookup::{Ask, RequestHead};
 use hermes_cache::range::to_range;
 use hermes_cache::registry::is_one;
+use hermes_cache::store::disk::Loaded;
 use hermes_cache::store::{Cache, Found, Lead, Miss, Stored, WAIT};
 
 /// Others' answers that are waited for before one asks by oneself.

@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 
-use super::super::super::content::Tier;
 use super::*;
+use crate::content::Tier;
 
 fn written(path: &Path) -> (Layout, Head) {
     let mut headers = HeaderMap::new();

@@ -23,9 +23,9 @@ use tokio::sync::oneshot;
 
 use self::file::Layout;
 use self::root::Root;
-use super::content::Content;
-use super::head::Head;
-use super::store::Cache;
+use super::Cache;
+use crate::content::Content;
+use crate::head::Head;
 
 /// Jobs that hold a content, or whose answer somebody waits for; more are refused.
 const MOST_JOBS: usize = 1024;

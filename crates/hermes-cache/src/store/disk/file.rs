@@ -18,9 +18,9 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use serde::{Deserialize, Serialize};
 
-use super::super::content::{CHUNK_COST, Charge, Content, Paid, Run, Shape};
-use super::super::head::{Head, Times};
-use super::super::key::Vary;
+use crate::content::{CHUNK_COST, Charge, Content, Paid, Run, Shape};
+use crate::head::{Head, Times};
+use crate::key::Vary;
 
 /// Changes with the form: files of another one are dropped.
 const MAGIC: &[u8; 8] = b"HERMESC1";
