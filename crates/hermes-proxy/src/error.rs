@@ -14,8 +14,7 @@ use hermes_net::tls::Fault;
 use http::StatusCode;
 
 use crate::custody::{Failure, NO_CHANNEL, OUTCOME_UNKNOWN};
-use crate::h3::fields::Oversize;
-use crate::worker::Worker;
+use crate::metrics::Metrics;
 
 /// Who is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +38,14 @@ pub(crate) enum Retry {
     IfNothingWasSent,
     /// Nothing was sent for sure.
     Always,
+}
+
+/// A field section that the peer does not accept, as its settings say (RFC 9114, section 4.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{size} bytes, 32 counted for each line; {most} are taken")]
+pub(crate) struct Oversize {
+    pub(crate) size: u64,
+    pub(crate) most: u64,
 }
 
 /// Why a session failed.
@@ -203,9 +210,9 @@ pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
 
 impl Error {
     /// There is no connection to a peer: its fault, or that of no descriptor being left here.
-    pub(crate) fn no_connection(worker: &Worker, peer: &Arc<str>, source: io::Error) -> Self {
+    pub(crate) fn no_connection(metrics: &Metrics, peer: &Arc<str>, source: io::Error) -> Self {
         if own::is_lack(&source) {
-            worker.shared.metrics.limit("descriptors");
+            metrics.limit("descriptors");
             return Error::Limit("open files: `ulimit -n`, LimitNOFILE= of systemd");
         }
         Error::Connect { peer: peer.clone(), source: Arc::new(source) }

@@ -46,6 +46,9 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
+/// The number of header lines that hyper takes by default. To name it would cost an allocation a request.
+pub(crate) const HYPER_HEADERS: usize = 100;
+
 /// All but `Proxy-Authorization`: only the code that forwards a request knows whether that is for the next proxy (RFC
 /// 9110, 11.7.2).
 const HOP_BY_HOP: [HeaderName; 7] =

@@ -5,7 +5,6 @@
 //! Never: a decision, or a byte of the body.
 
 mod capture;
-pub(crate) mod escape;
 mod target;
 
 use std::net::SocketAddr;

@@ -22,15 +22,13 @@ use hyper_util::rt::TokioIo;
 use super::http::{Client, Watched};
 use crate::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
 use crate::error::{Error, Side};
-use crate::headers;
+use crate::headers::{self, HYPER_HEADERS};
 use crate::live::{Connection, Drain};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
-/// hyper's own default; naming it would cost an allocation a request.
-pub(crate) const HYPER_HEADERS: usize = 100;
 /// hyper takes no smaller buffer.
 const HYPER_BUFFER: usize = 8192;
 

@@ -19,9 +19,9 @@ use super::linger::Linger;
 use super::{Ready, h1, h2};
 use crate::body::TrailerSlot;
 use crate::live::{Connection, Stage};
-use crate::request::escape::Requests;
 use crate::reverse::Line;
 use crate::worker::Worker;
+use hermes_wire::request_target::RequestTargetEscaper;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Read at first, in bytes: the head of most requests.
@@ -120,7 +120,7 @@ pub(crate) struct Watched {
     linger: Linger,
     trailers: TrailerSlot,
     /// The requests of an HTTP/1.1 connection.
-    requests: Option<Rc<Requests>>,
+    requests: Option<Rc<RequestTargetEscaper>>,
 }
 
 impl Watched {
@@ -175,7 +175,7 @@ impl Watched {
     }
 
     /// Treats the bytes as HTTP/1.1 requests, whose targets may have to be escaped.
-    pub(super) fn follow_requests(&mut self) -> Rc<Requests> {
+    pub(super) fn follow_requests(&mut self) -> Rc<RequestTargetEscaper> {
         let requests = self.requests.insert(Rc::default());
         if let Some(escaped) = requests.read(&self.ahead) {
             self.ahead = escaped.into();

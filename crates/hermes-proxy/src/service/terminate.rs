@@ -247,7 +247,7 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
             if late.is_empty() { Err(error) } else { first_socket(&late, place.port) }
         }
     };
-    connected.map_err(|source| Error::no_connection(worker, &place.label, source))
+    connected.map_err(|source| Error::no_connection(&worker.shared.metrics, &place.label, source))
 }
 
 /// A socket that is connected to the first of these addresses that has a route.

@@ -74,7 +74,7 @@ pub(crate) async fn guard(
     (host, port): (&str, u16),
     addresses: Addresses,
 ) -> Result<Addresses, Error> {
-    let controllers = worker.shared.guard.controllers(worker, port).await;
+    let controllers = worker.shared.guard.controllers(&worker.resolver, port).await;
     let (shared, own) = (worker.shared.clone(), worker.shared.own_addresses());
     let forbids = move |address| shared.guard.forbids((address, port).into(), &controllers, &|ip| own.contains(&ip));
     permitted(host, addresses, forbids)
@@ -106,7 +106,7 @@ pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
 }
 
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
-    let fault = |source: io::Error| Error::no_connection(worker, to.label, source);
+    let fault = |source: io::Error| Error::no_connection(&worker.shared.metrics, to.label, source);
     let mut addresses = addresses(worker, to.host, to.reach).await?;
     if to.guarded {
         addresses = guard(worker, (to.host, to.port), addresses).await?;

@@ -19,7 +19,7 @@ use super::queue::Permit;
 use super::{Leased, Pool, Wish};
 use crate::body::{Attempt, TrailerSlot};
 use crate::error::Error;
-use crate::listener::h1::HYPER_HEADERS;
+use crate::headers::HYPER_HEADERS;
 use crate::live::Connection;
 use crate::upstream::ClientTls;
 use crate::upstream::connect::{Destination, connect};

@@ -14,7 +14,7 @@ fn is_bare(byte: u8) -> bool {
 }
 
 /// The target with such characters escaped; `None` where it has none.
-pub(crate) fn escaped(target: &[u8]) -> Option<Vec<u8>> {
+pub fn escaped(target: &[u8]) -> Option<Vec<u8>> {
     if !target.iter().any(|byte| is_bare(*byte)) {
         return None;
     }
@@ -42,17 +42,17 @@ enum At {
 
 /// Follows the requests of an HTTP/1.1 connection, as long as none has a body or is pipelined.
 #[derive(Debug)]
-pub(crate) struct Requests(Cell<At>);
+pub struct RequestTargetEscaper(Cell<At>);
 
-impl Default for Requests {
+impl Default for RequestTargetEscaper {
     fn default() -> Self {
         Self(Cell::new(At::Request))
     }
 }
 
-impl Requests {
+impl RequestTargetEscaper {
     /// The bytes with an escaped request line. `None` if nothing has to be changed.
-    pub(crate) fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         if bytes.is_empty() {
             return None;
         }
@@ -71,7 +71,7 @@ impl Requests {
     }
 
     /// Records that the request is being served, with a body or without.
-    pub(crate) fn is_served(&self, has_body: bool) {
+    pub fn is_served(&self, has_body: bool) {
         let next = if self.0.get() == At::BehindHead && !has_body { At::Request } else { At::Unknown };
         self.0.set(next);
     }
@@ -104,18 +104,18 @@ mod tests {
 
     #[test]
     fn only_the_target_is_changed_whenever_it_comes() {
-        let requests = Requests::default();
+        let requests = RequestTargetEscaper::default();
         assert_eq!(requests.read(b""), None, "nothing was read yet");
         let changed = requests.read(b"GE\x80T /\" x HTTP/1.1\"\r\n\r\n");
         assert_eq!(changed.as_deref(), Some(&b"GE\x80T /%22 x HTTP/1.1\"\r\n\r\n"[..]));
-        assert_eq!(Requests::default().read(b"GET\"\r\n\r\n"), None);
+        assert_eq!(RequestTargetEscaper::default().read(b"GET\"\r\n\r\n"), None);
     }
 
     #[test]
     fn only_what_begins_a_request_for_certain_is_changed() {
         let get = b"GET /\" HTTP/1.1\r\nx: \"\r\n\r\n";
         let changed = &b"GET /%22 HTTP/1.1\r\nx: \"\r\n\r\n"[..];
-        let requests = Requests::default();
+        let requests = RequestTargetEscaper::default();
         assert_eq!(requests.read(get).as_deref(), Some(changed));
         requests.is_served(false);
         assert_eq!(requests.read(get).as_deref(), Some(changed), "the next one");
@@ -128,7 +128,7 @@ mod tests {
             (b"\r\n\r\n", false),
             (b"GET / HTTP/1.1\n\nx\r\n\r\n", false),
         ] {
-            let requests = Requests::default();
+            let requests = RequestTargetEscaper::default();
             requests.read(first);
             requests.is_served(has_body);
             assert_eq!(requests.read(get), None, "{first:?}");
