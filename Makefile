@@ -36,7 +36,7 @@ lint: ## format and lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
 test: setup lint ## everything: units, properties, golden files, real peers, corpora of the fuzzers
-	$(CARGO) test --workspace --no-fail-fast
+	HERMES_BIN=$(abspath $(TARGET))/debug/hermes $(CARGO) test --workspace --no-fail-fast
 	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) test --manifest-path fuzz/Cargo.toml
 	$(CARGO) doc --workspace --no-deps --quiet
 

@@ -4,6 +4,7 @@
 //! they are dropped. It never fakes a peer: every origin listens on a socket and every client opens one.
 //! Not published; nothing of the product depends on it.
 
+pub mod binary;
 pub mod ca;
 
 pub mod dialog;
