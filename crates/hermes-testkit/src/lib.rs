@@ -6,7 +6,7 @@
 
 pub mod binary;
 pub mod ca;
-
+pub mod control;
 pub mod dialog;
 pub mod dns;
 pub mod door;

@@ -2,9 +2,7 @@
 
 mod applied;
 mod backup;
-pub(crate) mod bed;
 mod changing;
-mod desk;
 mod envoy;
 mod failover;
 mod hostile;
@@ -15,7 +13,6 @@ mod openapi;
 mod outcome;
 mod path;
 mod providers;
-mod random;
 mod refused;
 mod renewal;
 mod restored;
@@ -24,6 +21,4 @@ mod rotation;
 mod sealed;
 mod services;
 mod several;
-mod slow;
-mod steady;
 mod waves;

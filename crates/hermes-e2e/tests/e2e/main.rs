@@ -16,7 +16,6 @@ mod h3;
 mod hostile;
 mod http;
 mod identity;
-mod lifecycle;
 mod pace;
 mod quic;
 mod reload;

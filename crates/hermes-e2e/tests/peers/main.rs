@@ -4,3 +4,4 @@
 
 mod envoy;
 mod h2spec;
+mod lifecycle;

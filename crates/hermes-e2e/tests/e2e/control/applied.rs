@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// Writes a file of documents below the fixture's directory.
 fn write(bed: &Bed, file: &str, text: &str) -> String {
@@ -183,7 +183,7 @@ async fn the_list_of_nodes_tells_how_each_stands() {
     let now = of("server");
     assert_eq!((&*now[0], &*now[1], &*now[5]), (version, &*address, seen), "{now:?}");
     assert!(now[4].ends_with(['d', 'h', 'm', 's']), "a life of the certificate: {now:?}");
-    crate::control::bed::sigkill(server);
+    hermes_testkit::control::sigkill(server);
     until("it is unreachable", || row("server").last().is_some_and(|state| state == "unreachable")).await;
     let gone = of("server");
     assert!(gone[5].ends_with('s') && gone[6] == "ago" && gone[0] == version, "{gone:?}");

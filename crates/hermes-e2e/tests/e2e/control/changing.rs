@@ -10,8 +10,8 @@ use hermes_testkit::origin::{self, Origin, http, stream};
 use hermes_testkit::process::Running;
 use hermes_testkit::traffic::{Report, Traffic, Way};
 
-use crate::control::bed::{Bed, until};
-use crate::control::desk::Desk;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::{Bed, until};
 
 /// Milliseconds that nodes have to run a change.
 const WAIT: u64 = 20_000;

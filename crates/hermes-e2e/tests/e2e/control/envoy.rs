@@ -17,7 +17,7 @@ use hermes_testkit::transfer;
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 
-use crate::control::bed::{Bed, sigkill, until};
+use hermes_testkit::control::{Bed, sigkill, until};
 
 const MIB: usize = 1 << 20;
 

@@ -16,7 +16,7 @@ use hermes_testkit::origin::{self, Origin, http, stream};
 use hermes_testkit::process::Running;
 use hermes_testkit::traffic::Traffic;
 
-use crate::control::bed::{Bed, sigkill, until};
+use hermes_testkit::control::{Bed, sigkill, until};
 
 /// Clients under load, each of which has one request under way.
 const CLIENTS: usize = 4;

@@ -11,7 +11,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::rustls;
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// What curl gets: the status, or how it ended.
 fn curl(bed: &Bed, identity: Option<(&Path, &Path)>, args: &[&str], path: &str) -> Result<u16, i32> {
@@ -68,7 +68,7 @@ async fn who_must_not_ask_learns_nothing() {
     std::fs::write(&cert, foreign.cert_pem).unwrap();
     std::fs::write(&key, foreign.key_pem).unwrap();
     assert!(curl(&bed, Some((&*cert, &*key)), &[], "/v1/documents").is_err());
-    let audit = crate::control::bed::audit(&directory.join("controller"));
+    let audit = hermes_testkit::control::audit(&directory.join("controller"));
     for words in [
         "\"what\":\"apply\",\"by\":\"operator/root\"",
         "\"about\":\"spiffe://test/node/laptop\",\"refused\"",
@@ -77,7 +77,7 @@ async fn who_must_not_ask_learns_nothing() {
         assert!(audit.contains(words), "{words} is not in {audit}");
     }
     let secret = bed.token("server");
-    let audit = crate::control::bed::audit(&directory.join("controller"));
+    let audit = hermes_testkit::control::audit(&directory.join("controller"));
     let parts: Vec<_> = secret.split('.').collect();
     assert!(audit.contains(parts[1]) && !audit.contains(parts[2]), "the id is there, and not the secret");
     assert_eq!(bed.told(&["get", "users"], "").matches("\"kind\":\"User\"").count(), 1, "nothing was changed");
@@ -129,7 +129,7 @@ async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
     // Its certificate is worth nothing, to the node of this name that comes later too.
     bed.told(&["apply", "-f", "-"], &bed.documents(7001));
     until("it is told", || bed.log("server").contains("no member any more")).await;
-    crate::control::bed::sigkill(server);
+    hermes_testkit::control::sigkill(server);
     let _server = bed.node("server", None);
     until("it is told again", || bed.log("server").contains("no member any more")).await;
     assert!(bed.get("APP").is_none_or(|(status, _)| status != 200));
@@ -216,7 +216,7 @@ async fn a_thousand_connections_that_ask_nothing_are_closed_and_keep_nobody_out(
 async fn who_is_refused_is_named_in_the_audit_log() {
     let bed = Bed::new().await;
     bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    let audit = || crate::control::bed::audit(&bed.state("controller"));
+    let audit = || hermes_testkit::control::audit(&bed.state("controller"));
     let token = bed.token("laptop");
     let mut laptop = bed.node("laptop", Some(&token));
     until("it has enrolled", || bed.log("laptop").contains("under control")).await;
@@ -240,7 +240,7 @@ async fn who_is_refused_is_named_in_the_audit_log() {
     std::fs::rename(&before, &after).unwrap();
     std::fs::remove_file(after.join("document.json")).unwrap();
     let _ = laptop.exited();
-    crate::control::bed::sigkill(laptop);
+    hermes_testkit::control::sigkill(laptop);
     let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
     until("it has enrolled anew", || bed.state("laptop/document.json").exists()).await;
     let _moved = bed.node("moved", None);
@@ -256,7 +256,7 @@ async fn a_certificate_that_is_over_or_foreign_is_refused_and_named_in_the_audit
     bed.told(&["apply", "-f", "-"], &brief);
     let laptop = bed.node("laptop", Some(&bed.token("laptop")));
     until("it has enrolled", || bed.log("laptop").contains("under control")).await;
-    crate::control::bed::sigkill(laptop);
+    hermes_testkit::control::sigkill(laptop);
     operator(&bed);
     let directory = bed.directory.path();
     let (cert, key) = (directory.join("laptop/node.pem"), directory.join("laptop/node.key"));
@@ -264,7 +264,7 @@ async fn a_certificate_that_is_over_or_foreign_is_refused_and_named_in_the_audit
     assert_eq!(asked(), Ok(401), "while it lives it is a node's, and no operator's");
     until("it is over", || asked().is_err()).await;
     // Each time: of those of one second there are fifty lines at most, and it has asked often until now.
-    let audit = || crate::control::bed::audit(&directory.join("controller"));
+    let audit = || hermes_testkit::control::audit(&directory.join("controller"));
     let refused = |why: &str| {
         let is_it = |line: &str| line.contains("\"what\":\"connect\"") && line.contains("127.") && line.contains(why);
         audit().lines().any(is_it)

@@ -9,9 +9,9 @@ use rcgen::{
     SanType, date_time_ymd,
 };
 
-use crate::control::bed::{Bed, until};
-use crate::control::desk::Desk;
 use crate::control::rotation::trusted;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::{Bed, until};
 
 /// What an organisation has.
 struct Organisation {
@@ -130,7 +130,7 @@ async fn what_could_not_sign_is_refused() {
     }
     let shown = bed.told(&["authority", "show"], "");
     assert!(!shown.contains("is to sign"), "{shown}");
-    let audit = crate::control::bed::audit(&bed.state("controller"));
+    let audit = hermes_testkit::control::audit(&bed.state("controller"));
     assert!(audit.contains("\"what\":\"authority-import\"") && !audit.contains("PRIVATE"), "{audit}");
 }
 

@@ -13,7 +13,7 @@ use hermes_testkit::process::Program;
 use hermes_testkit::skip::needs_root;
 use hermes_testkit::sshd::Sshd;
 
-use super::bed::Bed;
+use hermes_testkit::control::Bed;
 
 /// The address of the controller and the ingress.
 const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);

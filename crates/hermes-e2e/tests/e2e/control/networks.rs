@@ -8,7 +8,7 @@ use hermes_testkit::process::{Program, Running};
 use hermes_testkit::skip::needs_root;
 use serde_json::Value;
 
-use super::bed::Bed;
+use hermes_testkit::control::Bed;
 
 /// Where everybody finds the hub.
 const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
@@ -88,7 +88,7 @@ impl Pings {
             nix::sys::signal::Signal::SIGINT,
         )
         .unwrap();
-        drop(self.0.wait_output(super::bed::PATIENCE));
+        drop(self.0.wait_output(hermes_testkit::control::PATIENCE));
         let said = std::fs::read_to_string(said).unwrap();
         let line = said.lines().find(|line| line.contains("packets transmitted")).unwrap().to_owned();
         let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();

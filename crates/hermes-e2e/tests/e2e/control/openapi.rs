@@ -6,8 +6,8 @@ use std::path::Path;
 use http::Method;
 use serde_json::Value;
 
-use crate::control::bed::{Bed, until};
-use crate::control::desk::Desk;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::{Bed, until};
 
 /// Read when the test runs, so that a change of it compiles no test anew.
 fn text(path: &str) -> String {

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::control::bed::{Bed, audit, until};
+use hermes_testkit::control::{Bed, audit, until};
 
 #[tokio::test]
 async fn a_change_whose_outcome_is_unknown_is_no_refusal_and_is_settled() {

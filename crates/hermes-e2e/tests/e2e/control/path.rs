@@ -1,6 +1,6 @@
 //! An operator's path, and what becomes of it when processes are killed.
 
-use crate::control::bed::{Bed, sigkill, until};
+use hermes_testkit::control::{Bed, sigkill, until};
 
 #[tokio::test]
 async fn from_nothing_to_traffic_and_changed_while_it_runs() {

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use crate::control::bed::{Bed, PATIENCE, until};
+use hermes_testkit::control::{Bed, PATIENCE, until};
 
 #[tokio::test]
 async fn a_providers_administrator_has_what_is_its_own() {

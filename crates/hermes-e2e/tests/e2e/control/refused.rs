@@ -1,7 +1,7 @@
 //! What is refused, and said: wrong documents, and tokens that are none, used or another overlay's.
 
-use crate::control::bed::{Bed, until};
 use hermes_testkit::binary::hermes;
+use hermes_testkit::control::{Bed, until};
 
 #[tokio::test]
 async fn a_wrong_document_changes_nothing_and_all_of_it_is_told() {
@@ -89,7 +89,7 @@ async fn a_program_that_the_overlay_does_not_list_gets_nothing_new() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("node server refuses it: its program (") && !output.status.success(), "{said}");
     assert_eq!(bed.get("APP"), Some((200, "one".to_owned())), "it goes on with what it has");
-    let audit = crate::control::bed::audit(&bed.state("controller"));
+    let audit = hermes_testkit::control::audit(&bed.state("controller"));
     assert!(audit.contains("is none of `programs` of the overlay"), "{audit}");
     // What is listed gets what it has missed, at once.
     let own = sha256_of(hermes());

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use hermes_testkit::origin::{self, stream};
 use hermes_testkit::traffic::{Traffic, Way};
 
-use crate::control::bed::{Bed, until};
-use crate::control::steady::Steady;
+use hermes_testkit::control::Steady;
+use hermes_testkit::control::{Bed, until};
 
 /// Between two requests: what is tested is time, and not the rate.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -11,8 +11,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
-use crate::control::bed::{Bed, PATIENCE, audit, sigkill, until};
-use crate::control::desk::Desk;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::{Bed, PATIENCE, audit, sigkill, until};
 
 /// Devices, and the ports of their applications.
 const DEVICES: [(&str, u16); 2] = [("d0", 8080), ("d1", 8081)];

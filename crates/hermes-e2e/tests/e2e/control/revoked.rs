@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hermes_testkit::process::Program;
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// An origin that begins an answer and never ends it.
 fn endless(bed: &Bed, port: u16) {

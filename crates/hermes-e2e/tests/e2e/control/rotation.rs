@@ -10,8 +10,8 @@ use hermes_testkit::process::{Program, Running};
 use hermes_testkit::traffic::{Traffic, Way};
 use serde_json::Value;
 
-use crate::control::bed::{Bed, sigkill, until};
-use crate::control::steady::Steady;
+use hermes_testkit::control::Steady;
+use hermes_testkit::control::{Bed, sigkill, until};
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -149,7 +149,7 @@ async fn an_authority_is_rotated_under_traffic() {
     assert!(bed.hermes(&list, "").status.success());
     assert_ne!(std::fs::read_to_string(&idle).unwrap(), stale, "it was written anew");
     assert!(used(&idle) > 1 && bed.hermes(&list, "").status.success());
-    let audit = crate::control::bed::audit(&bed.state("controller"));
+    let audit = hermes_testkit::control::audit(&bed.state("controller"));
     for what in ["authority-rotate", "authority-switch", "authority-finish", "operator-renew"] {
         assert!(audit.contains(&format!("\"what\":\"{what}\"")), "{what}: {audit}");
     }
@@ -227,6 +227,6 @@ async fn an_administrator_of_a_provider_rotates_nothing() {
     until("the new one signs", || show(&bed)["stage"] == "leaving").await;
     bed.told(&["authority", "finish"], "");
     assert!(acme(&["get"]).status.success() && acme(&["get"]).status.success());
-    let audit = crate::control::bed::audit(&bed.state("controller"));
+    let audit = hermes_testkit::control::audit(&bed.state("controller"));
     assert!(audit.contains("\"what\":\"authority-rotate\",\"by\":\"provider/acme/joe\""), "{audit}");
 }

@@ -3,7 +3,7 @@
 use hermes_testkit::binary::hermes;
 use std::process::{Command, Output};
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// Whether a file of the controller's directory has a key in it that is no operator's.
 fn has_key(bed: &Bed) -> bool {

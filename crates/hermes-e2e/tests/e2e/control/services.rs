@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use crate::control::bed::{Bed, PATIENCE};
+use hermes_testkit::control::{Bed, PATIENCE};
 
 /// The response to an application at a port of the laptop.
 fn get(at: SocketAddr, request: &str) -> String {
@@ -95,7 +95,7 @@ async fn a_tcp_service_is_reached_at_its_targets_port() {
     let _server = bed.node("server", Some(&bed.token("server")));
     let connect = |port: u16| get(bed.socket(8080), &format!("CONNECT DB:{port} HTTP/1.1\r\nhost: DB:{port}"));
     let is_there = || TcpStream::connect(bed.socket(8080)).is_ok() && connect(443).starts_with("HTTP/1.1 200");
-    crate::control::bed::until("the nodes run it", is_there).await;
+    hermes_testkit::control::until("the nodes run it", is_there).await;
     assert!(connect(7432).starts_with("HTTP/1.1 200"), "{}", connect(7432));
     assert!(connect(7433).starts_with("HTTP/1.1 404"));
 }
@@ -107,7 +107,7 @@ async fn a_node_under_a_controller_and_the_controller_tell_how_they_are() {
     let _server = bed.node("server", Some(&bed.token("server")));
     let state = bed.state("server");
     let health = || bed.hermes(&["health", "--state", state.to_str().unwrap()], "").status.success();
-    crate::control::bed::until("the node is healthy", health).await;
+    hermes_testkit::control::until("the node is healthy", health).await;
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&state).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o700, "nobody else reaches the socket");
     let said = get(bed.socket(9490), "GET /metrics HTTP/1.1\r\nhost: x");

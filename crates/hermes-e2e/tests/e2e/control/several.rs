@@ -1,6 +1,6 @@
 //! Several controllers at one etcd, of which any may be killed, and the store too: nothing that was applied is lost.
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 #[tokio::test]
 async fn any_controller_may_die_and_the_store_may() {

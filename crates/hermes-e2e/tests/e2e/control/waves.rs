@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// Three servers that nothing leads to yet, and one wave for each of them.
 fn documents(bed: &Bed, timeout: &str, settle: &str) -> String {
@@ -120,7 +120,7 @@ async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
     until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
     let get = bed.told(&["get", "Node/b"], "");
     assert!(get.contains(":9444") && !get.contains(":9999"), "{get}");
-    let audit = crate::control::bed::audit(&bed.state("controller"));
+    let audit = hermes_testkit::control::audit(&bed.state("controller"));
     assert!(audit.contains("take-back"), "{audit}");
 }
 

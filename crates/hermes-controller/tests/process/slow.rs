@@ -7,8 +7,8 @@ use hermes_controller::control::Report;
 use hermes_net::tls::CertifiedKey;
 use http::Method;
 
-use crate::control::bed::{Bed, sigkill, until};
-use crate::control::desk::Desk;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::{Bed, sigkill, until};
 
 /// Users, each of whom stands in the documents of both nodes.
 const USERS: usize = 5000;

@@ -22,9 +22,9 @@ use tokio::task::JoinSet;
 
 use self::model::Half;
 use self::writer::{Told, Writer};
-use crate::control::bed::{Bed, sigkill, until};
-use crate::control::desk::Desk;
-use crate::control::steady::Steady;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::Steady;
+use hermes_testkit::control::{Bed, sigkill, until};
 
 /// Between two requests of a client, and two looks at what nodes keep.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -1,23 +1,42 @@
 //! A controller, nodes and origins, on a loopback address of their own.
+//!
+//! In: overlay documents, and verbs of the operator. Out: running processes, and what they print.
+//! Never: an error value. A fixture that cannot be had fails the test.
 
-use hermes_testkit::binary::hermes;
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure of the fixture is a failure of the test")]
+#![allow(clippy::missing_panics_doc, reason = "all of them panic when the process does")]
+
+mod desk;
+mod steady;
+
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use hermes_testkit::netns::Namespace;
-use hermes_testkit::patience;
-use hermes_testkit::process::{Program, Running};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub use desk::Desk;
+pub use steady::Steady;
 
-pub(crate) struct Bed {
-    pub(crate) directory: tempfile::TempDir,
-    pub(crate) address: Ipv4Addr,
+use crate::{
+    binary::hermes,
+    netns::Namespace,
+    patience,
+    process::{Program, Running},
+};
+
+/// How long a test waits for an effect of the controller.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A controller, and the nodes that follow it. Dropping it ends the controller.
+pub struct Bed {
+    /// Where all processes keep their state and logs.
+    pub directory: tempfile::TempDir,
+    /// The loopback address of this test.
+    pub address: Ipv4Addr,
     controller: Option<Running>,
     /// Whether the store is an etcd, be it alive or not.
     has_etcd: bool,
@@ -25,17 +44,17 @@ pub(crate) struct Bed {
     /// A second one, at the same etcd.
     second: Option<Running>,
     /// What the controllers seal the authority's key with.
-    pub(crate) seal: Option<PathBuf>,
+    pub seal: Option<PathBuf>,
 }
 
 /// Waits until this holds.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     patience::until(what, || std::future::ready(holds())).await;
 }
 
 impl Bed {
     /// With two controllers at an etcd.
-    pub(crate) async fn with_etcd() -> Self {
+    pub async fn with_etcd() -> Self {
         let mut this = Self::nothing();
         this.start_etcd().await;
         this.start_controller().await;
@@ -43,11 +62,13 @@ impl Bed {
         this
     }
 
-    pub(crate) async fn start_second(&mut self) {
+    /// Starts a second controller at the same etcd.
+    pub async fn start_second(&mut self) {
         self.second = Some(self.started("second", 9401).await);
     }
 
-    pub(crate) fn kill_second(&mut self) {
+    /// Kills the second controller with SIGKILL.
+    pub fn kill_second(&mut self) {
         sigkill(self.second.take().unwrap());
     }
 
@@ -60,7 +81,8 @@ impl Bed {
         running
     }
 
-    pub(crate) async fn start_etcd(&mut self) {
+    /// Starts the etcd.
+    pub async fn start_etcd(&mut self) {
         let (client, peer) = (format!("http://{}", self.socket(2379)), format!("http://{}", self.socket(2380)));
         self.has_etcd = true;
         let program = Program::new("etcd", "etcd", self.directory.path());
@@ -72,11 +94,13 @@ impl Bed {
         until("etcd listens", || TcpStream::connect(self.socket(2379)).is_ok()).await;
     }
 
-    pub(crate) fn etcd(&self) -> Pid {
+    /// The process id of the etcd.
+    pub fn etcd(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.etcd.as_ref().unwrap().pid()).unwrap())
     }
 
-    pub(crate) fn kill_etcd(&mut self) {
+    /// Kills the etcd with SIGKILL.
+    pub fn kill_etcd(&mut self) {
         sigkill(self.etcd.take().unwrap());
     }
 
@@ -108,7 +132,7 @@ impl Bed {
     }
 
     /// With a controller that seals the authority's key.
-    pub(crate) async fn sealed(seal: &str) -> Self {
+    pub async fn sealed(seal: &str) -> Self {
         let mut this = Self::nothing();
         this.seal = Some(this.state(seal));
         this.start_controller().await;
@@ -116,59 +140,63 @@ impl Bed {
     }
 
     /// With a controller that has nothing yet.
-    pub(crate) async fn new() -> Self {
+    pub async fn new() -> Self {
         let mut this = Self::nothing();
         this.start_controller().await;
         this
     }
 
     /// The same at an address that other namespaces reach.
-    pub(crate) async fn at(address: Ipv4Addr) -> Self {
+    pub async fn at(address: Ipv4Addr) -> Self {
         let mut this = Self::nothing_at(address);
         this.start_controller().await;
         this
     }
 
-    pub(crate) fn socket(&self, port: u16) -> SocketAddr {
+    /// A port of this test.
+    pub fn socket(&self, port: u16) -> SocketAddr {
         (self.address, port).into()
     }
 
-    pub(crate) fn state(&self, name: &str) -> PathBuf {
+    /// The directory or file of this name in the directory of the test.
+    pub fn state(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    pub(crate) async fn start_controller(&mut self) {
+    /// Starts the controller and waits until it listens.
+    pub async fn start_controller(&mut self) {
         self.controller = Some(self.started("controller", 9400).await);
     }
 
     /// Starts the controller with a public name.
-    pub(crate) async fn start_controller_as(&mut self, name: &str) {
+    pub async fn start_controller_as(&mut self, name: &str) {
         let launched = self.launch_with("controller", self.state("controller"), 9400, &["--name", name]);
         until("it listens", || TcpStream::connect(self.socket(9400)).is_ok()).await;
         self.controller = Some(launched);
     }
 
     /// One that does not listen as long as its store is away.
-    pub(crate) fn launch_controller(&mut self) {
+    pub fn launch_controller(&mut self) {
         self.controller = Some(self.launch("controller", self.state("controller"), 9400));
     }
 
     /// Bytes that the controller has in memory.
-    pub(crate) fn weight(&self) -> u64 {
+    pub fn weight(&self) -> u64 {
         self.controller.as_ref().unwrap().usage().unwrap().memory.rss
     }
 
-    pub(crate) fn kill_controller(&mut self) {
+    /// Kills the controller with SIGKILL.
+    pub fn kill_controller(&mut self) {
         sigkill(self.controller.take().unwrap());
     }
 
     /// A verb of the operator, at a controller that lives.
-    pub(crate) fn hermes(&self, args: &[&str], input: &str) -> Output {
+    pub fn hermes(&self, args: &[&str], input: &str) -> Output {
         self.hermes_at(if self.controller.is_some() { "controller" } else { "second" }, args, input)
     }
 
     /// A verb of the operator at this controller.
-    pub(crate) fn hermes_at(&self, controller: &str, args: &[&str], input: &str) -> Output {
+    pub fn hermes_at(&self, controller: &str, args: &[&str], input: &str) -> Output {
         let mut child = Command::new(hermes())
             .args(args)
             .env("HERMES_OPERATOR", self.state(controller).join("operator.json"))
@@ -183,7 +211,7 @@ impl Bed {
     }
 
     /// The same, which succeeds.
-    pub(crate) fn told(&self, args: &[&str], input: &str) -> String {
+    pub fn told(&self, args: &[&str], input: &str) -> String {
         let output = self.hermes(args, input);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{args:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
@@ -191,23 +219,24 @@ impl Bed {
     }
 
     /// What it says on standard error, where it fails.
-    pub(crate) fn refused(&self, args: &[&str], input: &str) -> String {
+    pub fn refused(&self, args: &[&str], input: &str) -> String {
         let output = self.hermes(args, input);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
         String::from_utf8(output.stderr).unwrap()
     }
 
-    pub(crate) fn token(&self, node: &str) -> String {
+    /// Creates a token for a node.
+    pub fn token(&self, node: &str) -> String {
         self.told(&["token", "create", "--node", node], "").trim().to_owned()
     }
 
     /// A node, with a token where it has none of before.
-    pub(crate) fn node(&self, name: &str, token: Option<&str>) -> Running {
+    pub fn node(&self, name: &str, token: Option<&str>) -> Running {
         self.node_within(None, name, token)
     }
 
     /// The same in a namespace.
-    pub(crate) fn node_within(&self, place: Option<&Namespace>, name: &str, token: Option<&str>) -> Running {
+    pub fn node_within(&self, place: Option<&Namespace>, name: &str, token: Option<&str>) -> Running {
         let second = self.second.as_ref().map(|_| format!(",https://{}", self.socket(9401))).unwrap_or_default();
         let url = format!("https://{}{second}", self.socket(9400));
         let program = Program::new(name, hermes(), self.directory.path()).within(place);
@@ -219,17 +248,17 @@ impl Bed {
     }
 
     /// What the node has said so far.
-    pub(crate) fn log(&self, node: &str) -> String {
+    pub fn log(&self, node: &str) -> String {
         std::fs::read_to_string(self.state(&format!("{node}.err"))).unwrap_or_default()
     }
 
     /// An origin that says its name.
-    pub(crate) fn origin(&self, port: u16, name: &'static str) {
+    pub fn origin(&self, port: u16, name: &'static str) {
         origin(self.socket(port), name);
     }
 
     /// What an application gets from a name: status and body; nothing where nobody listens.
-    pub(crate) fn get(&self, authority: &str) -> Option<(u16, String)> {
+    pub fn get(&self, authority: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.socket(8080)).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         write!(stream, "GET / HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n").ok()?;
@@ -239,13 +268,14 @@ impl Bed {
         Some((status, text.split("\r\n\r\n").nth(1)?.to_owned()))
     }
 
-    pub(crate) async fn until_answers(&self, authority: &str, wanted: &str) {
+    /// Waits until an application gets this body.
+    pub async fn until_answers(&self, authority: &str, wanted: &str) {
         let answers = || self.get(authority) == Some((200, wanted.to_owned()));
         until(&format!("{authority} answers {wanted}"), answers).await;
     }
 
     /// Two nodes, and a service at the one that the other one's user may use.
-    pub(crate) fn documents(&self, port: u16) -> String {
+    pub fn documents(&self, port: u16) -> String {
         let (overlay, apps, origin) = (self.socket(9443), self.socket(8080), self.socket(port));
         format!(
             "kind: Overlay\nname: test\n---\n\
@@ -258,7 +288,7 @@ impl Bed {
 }
 
 /// An origin that says its name, in the namespace that this thread is in.
-pub(crate) fn origin(address: SocketAddr, name: &'static str) {
+pub fn origin(address: SocketAddr, name: &'static str) {
     let listener = TcpListener::bind(address).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
@@ -272,7 +302,7 @@ pub(crate) fn origin(address: SocketAddr, name: &'static str) {
 }
 
 /// All audit files of a controller's directory, the lines of each in their order.
-pub(crate) fn audit(directory: &std::path::Path) -> String {
+pub fn audit(directory: &std::path::Path) -> String {
     let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let is_audit = |path: &PathBuf| {
         path.extension().is_some_and(|end| end == "jsonl")
@@ -281,7 +311,8 @@ pub(crate) fn audit(directory: &std::path::Path) -> String {
     files.filter(is_audit).map(|path| std::fs::read_to_string(path).unwrap()).collect()
 }
 
-pub(crate) fn sigkill(node: Running) {
+/// Kills a process with SIGKILL.
+pub fn sigkill(node: Running) {
     kill(Pid::from_raw(i32::try_from(node.pid()).unwrap()), Signal::SIGKILL).unwrap();
     let _ = node.end(Duration::from_secs(5));
 }

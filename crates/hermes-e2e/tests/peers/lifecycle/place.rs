@@ -10,7 +10,7 @@ use hermes_testkit::sshd::Sshd;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::control::bed::{Bed, origin, until};
+use hermes_testkit::control::{Bed, origin, until};
 
 /// Ends what a test that failed has left: placed nodes are nobody's children.
 struct Left<'a>(&'a Bed);

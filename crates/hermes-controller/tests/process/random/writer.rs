@@ -14,8 +14,8 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
 use super::model::Half;
-use crate::control::desk::Desk;
-use crate::control::steady::Steady;
+use hermes_testkit::control::Desk;
+use hermes_testkit::control::Steady;
 
 /// What is to be so in the end is so by then.
 const PATIENCE: Duration = Duration::from_secs(30);

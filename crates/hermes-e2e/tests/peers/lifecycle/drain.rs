@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// A laptop, two routers, and a server with an echo.
 fn documents(bed: &Bed) -> String {

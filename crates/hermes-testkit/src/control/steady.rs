@@ -7,25 +7,30 @@
 use std::io;
 use std::net::SocketAddr;
 
-use hermes_testkit::dialog::{Dialog, Head};
+use crate::dialog::{Dialog, Head};
 use tokio::net::TcpStream;
 
 /// Requests on one connection before it is left.
 const KEPT: usize = 8;
 
-pub(crate) struct Steady {
+/// A client of one service, with one connection that is kept.
+pub struct Steady {
     to: SocketAddr,
     authority: &'static str,
     kept: Option<(Dialog<TcpStream>, usize)>,
 }
 
 impl Steady {
-    pub(crate) fn new(to: SocketAddr, authority: &'static str) -> Self {
+    /// A client that asks for `authority` at an address.
+    pub fn new(to: SocketAddr, authority: &'static str) -> Self {
         Self { to, authority, kept: None }
     }
 
-    /// One request. What is not answered with 200 is an error, in the words of the answer.
-    pub(crate) async fn ask(&mut self) -> io::Result<Head> {
+    /// Sends one request.
+    ///
+    /// # Errors
+    /// When the answer is not 200, in the words of the answer.
+    pub async fn ask(&mut self) -> io::Result<Head> {
         let (mut dialog, count) = match self.kept.take() {
             Some((dialog, count)) if count < KEPT => (dialog, count),
             _ => (Dialog::connect(self.to).await?, 0),

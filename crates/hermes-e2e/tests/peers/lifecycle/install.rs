@@ -11,7 +11,7 @@ use hermes_testkit::skip::skip;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::control::bed::until;
+use hermes_testkit::control::until;
 
 const NODE: [&str; 2] = ["--controller", "https://127.0.0.1:9400"];
 

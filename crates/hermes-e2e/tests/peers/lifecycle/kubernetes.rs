@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::control::bed::{Bed, until};
+use hermes_testkit::control::{Bed, until};
 
 /// What was printed, by its kinds: there is one of each at most.
 struct Manifests {
