@@ -41,10 +41,10 @@ test: setup lint ## everything: units, properties, golden files, real peers, cor
 	$(CARGO) doc --workspace --no-deps --quiet
 
 bench: release setup ## all benchmarks, side by side with Envoy, HAProxy, nginx and wireguard-go: bench/results
-	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --out bench/results --hermes $(TARGET)/release/hermes
+	$(CARGO) run --release -p hermes-bench -- all --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-quick: release setup ## the same in five minutes, noisier
-	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
+	$(CARGO) run --release -p hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

@@ -25,7 +25,6 @@ pub mod netns;
 pub mod origin;
 pub mod overlay;
 pub mod patience;
-pub mod pattern;
 pub mod process;
 pub mod proxy_header;
 pub mod python;
@@ -40,3 +39,4 @@ pub mod tunnel;
 pub mod unstable;
 
 pub use error::{Error, Result};
+pub use hermes_pattern as pattern;

@@ -22,13 +22,16 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-lab", BTreeSet::new()),
         ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
         ("hermes-proxy", BTreeSet::from(["hermes-model", "hermes-wire", "hermes-net"])),
-        ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net"])),
+        ("hermes-pattern", BTreeSet::new()),
+        ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern"])),
+        ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-testkit"])),
+        ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-net"])),
         ("hermes-e2e", BTreeSet::new()),
         (
             "hermes",
             BTreeSet::from([
                 "hermes-controller",
-                "hermes-lab",
+                "hermes-demo",
                 "hermes-model",
                 "hermes-wire",
                 "hermes-net",
@@ -99,7 +102,7 @@ fn every_mutant_still_applies() {
 
 /// The root file of each crate, with the size that the largest circle of its top-level modules and of its files may
 /// have. The numbers only fall: a change that makes a circle smaller lowers its number. The aim is 1 and 20.
-const CIRCLES: [(&str, usize, usize); 9] = [
+const CIRCLES: [(&str, usize, usize); 11] = [
     ("hermes/src/main.rs", 1, 24),
     ("hermes-controller/src/lib.rs", 15, 37),
     ("hermes-lab/src/lib.rs", 1, 20),
@@ -107,7 +110,9 @@ const CIRCLES: [(&str, usize, usize); 9] = [
     ("hermes-net/src/lib.rs", 2, 20),
     ("hermes-proxy/src/lib.rs", 27, 154),
     ("hermes-testkit/src/lib.rs", 4, 20),
-    ("hermes-testkit/src/bin/hermes-bench/main.rs", 3, 20),
+    ("hermes-bench/src/main.rs", 3, 20),
+    ("hermes-demo/src/lib.rs", 1, 24),
+    ("hermes-pattern/src/lib.rs", 1, 20),
     ("hermes-wire/src/lib.rs", 1, 20),
 ];
 
