@@ -35,7 +35,7 @@ use std::sync::Arc;
 use crate::document::nearest::did_you_mean;
 use crate::document::{Document, redact};
 use crate::facts::Kind;
-use crate::index::RouteIndex;
+use crate::snapshot::RouteIndex;
 use crate::snapshot::{Action, Listener, Route, Snapshot, Upstream};
 use read::Draft;
 

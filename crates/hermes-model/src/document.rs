@@ -10,7 +10,6 @@ pub mod listener;
 pub mod nearest;
 pub mod redact;
 pub mod route;
-pub mod scalar;
 pub mod treatment;
 pub mod upstream;
 pub mod word;
@@ -24,8 +23,10 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::LimitsSection;
+use crate::scalar::{Many, Period, text_scalar};
 use crate::snapshot::{Dispatch, Role};
-use scalar::{Many, Period, text_scalar};
+
+pub use crate::scalar;
 
 /// Helper for `skip_serializing_if`: the value is its type's default.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -12,11 +12,11 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use crate::decide::{Decision, decide};
-use crate::document::scalar::Period;
 use crate::facts::{Facts, Kind, Trust};
 use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::reach::Reach;
+use crate::scalar::Period;
 use crate::snapshot::{
     Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, Route, Snapshot, Target, Terminate,
     Timeouts,

@@ -12,16 +12,17 @@ pub mod document;
 pub mod explain;
 pub mod facts;
 pub mod guard;
-pub mod index;
 pub mod limits;
 pub mod matcher;
 mod path;
 pub mod pattern;
 pub mod reach;
 pub mod rewrite;
+pub mod scalar;
 pub mod snapshot;
 #[cfg(test)]
 mod specimen;
+pub mod spiffe;
 pub mod trust;
 pub mod via;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::document::scalar::{Period, Size};
+use crate::scalar::{Period, Size};
 
 /// A limit as the reference lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
-use crate::trust::is_user_name;
+use crate::spiffe::is_user_name;
 
 pub use authority::{AuthorityPattern, HostPattern, PortPattern};
 pub use path::PathPattern;

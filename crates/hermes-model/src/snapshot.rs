@@ -4,6 +4,7 @@
 //! Out: parsed types, resolved references, compiled matchers. Invalid states cannot be written.
 //! Never: partly built, changed after it was built, or aware of sockets, health or time.
 
+mod index;
 mod upstream;
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,13 +18,14 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::facts::Kind;
-use crate::index::RouteIndex;
 use crate::limits::Limits;
 use crate::matcher::Matcher;
 use crate::pattern::HostPattern;
 use crate::reach::Reach;
 use crate::rewrite::{Rewrite, Template};
 
+pub use crate::scalar::HostPort;
+pub use index::RouteIndex;
 pub use upstream::{
     Balance, Contact, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls,
 };
@@ -528,15 +530,6 @@ pub enum Target {
     Authority,
     /// This one; a name is resolved by DNS when it is dialled.
     Fixed(HostPort),
-}
-
-/// A host (name or address, no brackets) and a port.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HostPort {
-    /// DNS name or IP address.
-    pub host: Arc<str>,
-    /// Port, never 0.
-    pub port: u16,
 }
 
 /// An answer made here.

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use http::{HeaderName, HeaderValue};
 
 use super::Report;
-use crate::document::scalar::Many;
 use crate::rewrite::{HeaderRewrite, Template};
+use crate::scalar::Many;
 
 /// Fields of one connection (RFC 9110, 7.6.1; RFC 9113, 8.2.2), which every node makes anew.
 const HOP_BY_HOP: [&str; 8] =

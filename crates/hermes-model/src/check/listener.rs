@@ -9,10 +9,11 @@ use ipnet::IpNet;
 use super::{Context, Report, carried, dns, header, packets};
 use crate::authority::Authority;
 use crate::document::listener as section;
-use crate::document::scalar::{Many, Prefix};
 use crate::document::word::Protocol;
+use crate::scalar::{Many, Prefix};
 use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
-use crate::trust::{HERMES_USER, is_user_name};
+use crate::spiffe::is_user_name;
+use crate::trust::HERMES_USER;
 
 /// A listener; `None` where something is missing without which it is none.
 pub(super) fn build(

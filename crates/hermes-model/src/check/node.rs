@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Context, Report};
-use crate::document::scalar::Period;
 use crate::document::{self, AccessLog, Document, Workers};
-use crate::index::RouteIndex;
 use crate::limits::Limits;
+use crate::scalar::Period;
+use crate::snapshot::RouteIndex;
 use crate::snapshot::{self, IdentityFiles, Snapshot};
-use crate::trust::{KEY, is_spiffe_segment, is_user_name};
+use crate::spiffe::{KEY, is_spiffe_segment, is_user_name};
 
 /// How long a drain waits where the document says nothing.
 const DRAIN: Duration = Duration::from_secs(10);

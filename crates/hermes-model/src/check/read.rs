@@ -8,8 +8,8 @@ use crate::document::Document;
 use crate::document::listener::Listener;
 use crate::document::nearest::nearest;
 use crate::document::route::Route;
-use crate::document::scalar::EMPTY_LIST;
 use crate::document::upstream::Upstream;
+use crate::scalar::EMPTY_LIST;
 
 /// The longest document, in bytes. 10,000 routes have two or three million.
 const MAX_DOCUMENT: usize = 64 * 1024 * 1024;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::node::duration;
 use super::{Names, Report, header};
 use crate::authority::Authority;
-use crate::document::scalar::Size;
 use crate::document::treatment as section;
 use crate::document::treatment::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
+use crate::scalar::Size;
 use crate::snapshot::{Cache, Custody, Durable, Pace, Retrieve, Retry, Timeouts};
 
 const MS: Duration = Duration::from_millis(1);

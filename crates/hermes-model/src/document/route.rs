@@ -9,13 +9,13 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
 use super::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
 use super::word::ProxyVersion;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::reach::Reach;
 use crate::rewrite::Template;
+use crate::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
 /// One route.

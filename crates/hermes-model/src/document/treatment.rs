@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::nearest::did_you_mean;
-use super::scalar::{Many, Period, Share, Size};
 use crate::rewrite::Template;
+use crate::scalar::{Many, Period, Share, Size};
 use crate::snapshot::Durable;
 
 /// `rewrite`

@@ -7,8 +7,8 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::scalar::{Many, Period};
 use super::word::ProxyVersion;
+use crate::scalar::{Many, Period};
 use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
 
 /// One upstream.

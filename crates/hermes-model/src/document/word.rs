@@ -8,9 +8,9 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::nearest::did_you_mean;
-use super::scalar::TextVisitor;
 use crate::facts::Kind;
 use crate::reach::Reach;
+use crate::scalar::TextVisitor;
 use crate::snapshot::{CarryNames, ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
 
 /// A type with a fixed set of names.

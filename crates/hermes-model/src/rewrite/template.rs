@@ -198,7 +198,7 @@ impl std::str::FromStr for Template {
         Template::parse(text)
     }
 }
-crate::document::scalar::text_scalar!(Template, "a text");
+crate::scalar::text_scalar!(Template, "a text");
 
 /// Escapes everything but unreserved characters.
 pub(super) fn encode_component(text: &str) -> String {

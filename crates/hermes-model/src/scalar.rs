@@ -15,7 +15,6 @@ use serde::de::{self, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::authority::{Authority, AuthorityError};
-use crate::snapshot::HostPort;
 
 /// Derives serde from `FromStr` and `Display`: the scalar is a string in the document.
 #[macro_export]
@@ -29,7 +28,7 @@ macro_rules! text_scalar {
 
         impl<'de> ::serde::Deserialize<'de> for $type {
             fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str($crate::document::scalar::TextVisitor::new($expecting))
+                deserializer.deserialize_str($crate::scalar::TextVisitor::new($expecting))
             }
         }
     };
@@ -253,6 +252,15 @@ impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// A host (name or address, no brackets) and a port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// DNS name or IP address.
+    pub host: Arc<str>,
+    /// Port, never 0.
+    pub port: u16,
 }
 
 impl FromStr for HostPort {
