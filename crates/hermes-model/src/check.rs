@@ -9,6 +9,7 @@
 //! What they say about something that `read` complained of already is left out.
 
 mod carried;
+mod context;
 mod dns;
 mod exposure;
 mod header;
@@ -18,6 +19,7 @@ pub(crate) mod packets;
 pub mod position;
 pub(crate) mod proof;
 mod read;
+mod report;
 mod route;
 pub mod section;
 mod shadow;
@@ -26,21 +28,18 @@ mod tree;
 mod uplink;
 mod upstream;
 
-use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::document::nearest::did_you_mean;
 use crate::document::{Document, redact};
 use crate::facts::Kind;
-use crate::snapshot::RouteIndex;
-use crate::snapshot::{Action, Listener, Route, Snapshot, Upstream};
+use crate::snapshot::{Action, Listener, Route, RouteIndex, Snapshot, Upstream};
+use context::{Context, Names};
 use read::Draft;
+use report::{Report, by_place};
 
-/// No more problems than this are told at once.
-pub const MAX_PROBLEMS: usize = 100;
+pub use report::{MAX_PROBLEMS, Problem};
 
 /// A document without problems.
 #[derive(Debug)]
@@ -49,21 +48,6 @@ pub struct Checked {
     pub snapshot: Snapshot,
     /// What is legal, and probably not meant.
     pub warnings: Vec<Problem>,
-}
-
-/// Something that is wrong at a place of the document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// Such as `routes[3].match.network`; empty for the document as a whole.
-    pub path: String,
-    /// What is wrong, and what to do about it.
-    pub message: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.path.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.path, self.message) }
-    }
 }
 
 /// Checks the text of a node document. Relative paths of files in it are taken from `base`.
@@ -105,103 +89,6 @@ fn finish(draft: Option<Draft>, base: &Path, mut report: Report) -> Result<Check
             Ok(Checked { snapshot, warnings: report.warnings })
         }
         _ => Err(report.into_problems()),
-    }
-}
-
-/// What is found on the way.
-#[derive(Debug, Default)]
-struct Report {
-    problems: Vec<Problem>,
-    warnings: Vec<Problem>,
-    /// Paths whose values did not fit and were taken out.
-    broken: Vec<String>,
-}
-
-impl Report {
-    fn problem(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        let path = path.into();
-        if !self.is_full() && !self.is_broken(&path) {
-            self.problems.push(Problem { path, message: message.into() });
-        }
-    }
-
-    /// There are more problems than anybody reads: what follows is not looked into, so that a
-    /// hostile document costs no more than its length.
-    fn is_full(&self) -> bool {
-        self.problems.len() > MAX_PROBLEMS
-    }
-
-    fn warning(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.warnings.push(Problem { path: path.into(), message: message.into() });
-    }
-
-    /// A value that did not fit. What is missing only because it was taken out is no new problem.
-    fn misfit(&mut self, path: String, message: String) {
-        if !self.is_full() && !self.is_broken(&path) {
-            self.broken.push(path.clone());
-            self.problems.push(Problem { path, message });
-        }
-    }
-
-    /// Something at or below this path was taken out, so that what is said of it would mislead.
-    fn is_broken(&self, path: &str) -> bool {
-        !path.is_empty()
-            && self.broken.iter().any(|broken| {
-                broken.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-            })
-    }
-
-    /// The value of a result, or its sentence as a problem.
-    fn take<T>(&mut self, path: impl FnOnce() -> String, result: Result<T, String>) -> Option<T> {
-        result.map_err(|message| self.problem(path(), message)).ok()
-    }
-
-    fn into_problems(mut self) -> Vec<Problem> {
-        self.problems.sort_by(by_place);
-        self.problems.dedup();
-        if self.is_full() {
-            self.problems.truncate(MAX_PROBLEMS);
-            let message = "there are more problems; mend these first".to_owned();
-            self.problems.push(Problem { path: String::new(), message });
-        }
-        self.problems
-    }
-}
-
-/// Sections in their usual order, elements by number; within one, the order of being found, which
-/// is the document's.
-fn by_place(a: &Problem, b: &Problem) -> Ordering {
-    fn place(path: &str) -> (usize, usize) {
-        let sections = ["listeners", "routes", "upstreams", "policies"];
-        let section = sections.iter().position(|name| path.starts_with(name)).map_or(0, |at| at + 1);
-        let element = path.split(['[', ']']).nth(1).and_then(|at| at.parse().ok()).unwrap_or(0);
-        (section, element)
-    }
-    place(&a.path).cmp(&place(&b.path))
-}
-
-/// What sections are built with.
-struct Context<'a> {
-    base: &'a Path,
-    /// The document names a CA of the overlay.
-    has_identity: bool,
-}
-
-impl Context<'_> {
-    /// A path of a file, taken from the document's directory.
-    fn file(&self, path: &str) -> PathBuf {
-        self.base.join(path)
-    }
-
-    /// An optional path of a file; empty ones are problems.
-    fn optional_file(&self, at: &str, path: Option<&String>, report: &mut Report) -> Option<PathBuf> {
-        match path {
-            Some(path) if path.is_empty() => {
-                report.problem(at, "the path is empty; name a file, or leave the key out");
-                None
-            }
-            other => other.map(|path| self.file(path)),
-        }
     }
 }
 
@@ -254,18 +141,6 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
 /// Builds each section; those with problems are left out, and the others keep their positions.
 fn built<S, T>(sections: &[(usize, S)], mut build: impl FnMut(usize, &S) -> Option<T>) -> Vec<(usize, T)> {
     sections.iter().filter_map(|(at, section)| Some((*at, build(*at, section)?))).collect()
-}
-
-/// What references are resolved in.
-struct Names<'a> {
-    /// Of all listeners, those with problems included.
-    listeners: &'a [String],
-    upstreams: HashMap<&'a str, &'a Arc<Upstream>>,
-    /// Of all upstreams, those with problems included.
-    upstream_names: &'a [String],
-    /// The document names a directory for what outlives the process.
-    has_state: bool,
-    context: &'a Context<'a>,
 }
 
 fn unique_names(draft: &Draft, report: &mut Report) {
@@ -383,16 +258,4 @@ fn shown(section: &impl serde::Serialize) -> String {
     let mut shown = serde_json::to_value(section).unwrap_or_default();
     redact::redact(&mut shown);
     shown.to_string()
-}
-
-/// A sentence about a name that refers to nothing.
-fn unresolved(what: &str, name: &str, known: &[String]) -> String {
-    let hint = did_you_mean(name, known.iter().map(String::as_str));
-    match known {
-        [] => format!("there is no {what} {name:?}, nor any other; add it under {what}s"),
-        _ if hint.is_empty() && known.len() <= 10 => {
-            format!("there is no {what} {name:?}; there is {}", known.join(", "))
-        }
-        _ => format!("there is no {what} {name:?}{hint}"),
-    }
 }

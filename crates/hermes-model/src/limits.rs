@@ -129,7 +129,7 @@ macro_rules! limits {
         impl LimitsSection {
             /// Checks every range; `report` gets the limit's name and a sentence for each that is
             /// out of it, and the default stands in.
-            pub(crate) fn build(&self, report: &mut dyn FnMut(&'static str, String)) -> Limits {
+            pub fn build(&self, report: &mut dyn FnMut(&'static str, String)) -> Limits {
                 Limits { $($field: {
                     let default: $measure = $default;
                     let value = match self.$field {

@@ -8,7 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::listener::prefixes;
-use super::{Report, packets};
+use super::packets;
+use super::report::Report;
 use crate::document::listener as section;
 use crate::snapshot::{Carried, Peer};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::Report;
+use super::report::Report;
 use crate::document::listener as section;
 use crate::pattern::{AuthorityPattern, HostPattern, PortPattern};
 use crate::reach::Reach;

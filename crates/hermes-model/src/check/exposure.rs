@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::Report;
+use super::report::Report;
 use crate::document::Document;
 use crate::matcher::Matcher;
 use crate::pattern::ValuePattern;

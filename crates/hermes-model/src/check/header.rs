@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use http::{HeaderName, HeaderValue};
 
-use super::Report;
+use super::report::Report;
 use crate::rewrite::{HeaderRewrite, Template};
 use crate::scalar::Many;
 

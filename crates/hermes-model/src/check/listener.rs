@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{Context, Report, carried, dns, header, packets};
+use super::context::Context;
+use super::report::Report;
+use super::{carried, dns, header, packets};
 use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::word::Protocol;

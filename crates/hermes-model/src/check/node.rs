@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Context, Report};
+use super::context::Context;
+use super::report::Report;
 use crate::document::{self, AccessLog, Document, Workers};
 use crate::limits::Limits;
 use crate::scalar::Period;

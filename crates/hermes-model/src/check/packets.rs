@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::Report;
+use super::report::Report;
 use crate::snapshot::{Action, Gateway, Listener, ListenerProtocol, Route, Tun};
 
 /// What a node drops, whatever a session is for: it is for one machine, for one link, or for many (RFC 1122, 3.2.1.3;

@@ -8,8 +8,8 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::Problem;
 use super::read::stream_options;
+use super::report::Problem;
 
 /// A position in a text. Both numbers begin with 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

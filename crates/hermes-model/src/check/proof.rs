@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::Problem;
+use super::report::Problem;
 use crate::facts::Peer;
 use crate::snapshot::{Action, Listener, ListenerProtocol, Route, Snapshot, Upstream};
 use crate::trust::{peer, user_of};

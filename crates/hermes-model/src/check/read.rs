@@ -2,8 +2,8 @@
 
 use serde::de::DeserializeOwned;
 
+use super::report::{MAX_PROBLEMS, Problem, Report};
 use super::tree::{Fault, Misfit, Step, Tree, read};
-use super::{MAX_PROBLEMS, Problem, Report};
 use crate::document::Document;
 use crate::document::listener::Listener;
 use crate::document::nearest::nearest;

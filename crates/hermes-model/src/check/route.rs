@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use super::{Names, Report, header, treatment, unresolved};
+use super::context::{Names, unresolved};
+use super::report::Report;
+use super::{header, treatment};
 use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};

@@ -7,8 +7,8 @@
 use serde::de::DeserializeOwned;
 
 use super::read::{Entries, fit, stream};
+use super::report::{MAX_PROBLEMS, Problem, Report};
 use super::tree::Tree;
-use super::{MAX_PROBLEMS, Problem, Report};
 
 /// One document of a stream, or what is left of it.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Report;
+use super::report::Report;
 use crate::matcher::Matcher;
 use crate::pattern::{HostPattern, UserPattern, ValuePattern};
 use crate::snapshot::Route;

@@ -3,8 +3,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::context::Names;
+use super::header;
 use super::node::duration;
-use super::{Names, Report, header};
+use super::report::Report;
 use crate::authority::Authority;
 use crate::document::treatment as section;
 use crate::document::treatment::RetryOn;

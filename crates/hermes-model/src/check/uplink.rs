@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use super::{Names, Report, unresolved};
+use super::context::{Names, unresolved};
+use super::report::Report;
 use crate::snapshot::{ClientAuth, Listener, ListenerProtocol, Upstream, UpstreamProtocol};
 
 /// What a listener dials is an upstream of this document at which this node shows who it is, and

@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::context::Context;
+use super::header;
 use super::node::{duration, node_name};
-use super::{Context, Report, header};
+use super::report::Report;
 use crate::authority::Authority;
 use crate::document::upstream as section;
 use crate::pattern::PathPattern;
