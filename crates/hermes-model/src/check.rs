@@ -8,24 +8,24 @@
 //! the value out and goes on. The other modules turn sections into parsed types, a section each.
 //! What they say about something that `read` complained of already is left out.
 
-mod carried;
 mod context;
 mod dns;
-mod exposure;
 mod header;
+pub(crate) mod identity_claims;
+mod ip_listener;
 mod listener;
 mod node;
+mod open_proxy;
 pub(crate) mod packets;
+mod policy;
 pub mod position;
-pub(crate) mod proof;
 mod read;
 mod report;
+mod reverse_listener;
 mod route;
 pub mod section;
-mod shadow;
-mod treatment;
 mod tree;
-mod uplink;
+mod unreachable_routes;
 mod upstream;
 
 use std::collections::{HashMap, HashSet};
@@ -113,17 +113,17 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
         route::build(section, &format!("routes[{at}]"), &names, report).map(Arc::new)
     });
     unique_names(draft, report);
-    exposure::binds(head, &listeners, report);
+    open_proxy::binds(head, &listeners, report);
     dns::among(&listeners, report);
     packets::among(&listeners, report);
     packets::pools(&routes, report);
     packets::own_addresses(&listeners, &routes, report);
-    exposure::open_proxies(&listeners, &routes, report);
-    uplink::dials(&listeners, &names, report);
-    uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
+    open_proxy::open_proxies(&listeners, &routes, report);
+    reverse_listener::dials(&listeners, &names, report);
+    reverse_listener::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
     unused_upstreams(draft, &upstreams, &routes, report);
     unserved_listeners(draft, &listeners, &routes, report);
-    shadow::unreachable_routes(&routes, report);
+    unreachable_routes::unreachable_routes(&routes, report);
     if draft.routes.is_empty() && !report.is_broken("routes") {
         report.warning("routes", "there is no route; every session is denied with 404");
     }

@@ -20,16 +20,16 @@ pub mod reach;
 pub mod rewrite;
 pub mod scalar;
 pub mod snapshot;
-#[cfg(test)]
-mod specimen;
 pub mod spiffe;
+#[cfg(test)]
+mod test_fixtures;
 pub mod trust;
 pub mod via;
 
 pub use authority::Authority;
+pub use check::identity_claims::unproven;
 pub use check::packets::unrouted;
 pub use check::position::{Located, Position, Positions};
-pub use check::proof::unproven;
 pub use check::{Checked, Problem, check, check_json};
 pub use decide::{Decision, Deny, DenyReason, decide};
 pub use explain::{Explanation, explain, explain_arrival};

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::context::Context;
 use super::report::Report;
-use super::{carried, dns, header, packets};
+use super::{dns, header, ip_listener, packets};
 use crate::authority::Authority;
 use crate::document::listener as section;
 use crate::document::word::Protocol;
@@ -129,7 +129,7 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
         Protocol::Socks5 => return Some(ListenerProtocol::Socks5),
         Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
-        Protocol::Ip => return carried::build(section, at, report).map(ListenerProtocol::Ip),
+        Protocol::Ip => return ip_listener::build(section, at, report).map(ListenerProtocol::Ip),
         Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");

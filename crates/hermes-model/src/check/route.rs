@@ -6,7 +6,7 @@ use http::StatusCode;
 
 use super::context::{Names, unresolved};
 use super::report::Report;
-use super::{header, treatment};
+use super::{header, policy};
 use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
@@ -23,13 +23,13 @@ const MAX_BODY: usize = 1024 * 1024;
 /// A route; `None` where something is missing without which it is none.
 pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Route> {
     let mut matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
-    let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
-    let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
-    let cache = section.cache.map(|cache| treatment::cache(cache, &format!("{at}.cache"), names, report));
-    let pace = section.pace.map(|pace| treatment::pace(pace, &format!("{at}.pace"), report));
-    let retrieve = section.retrieve.map(|retrieve| treatment::retrieve(retrieve, &format!("{at}.retrieve"), report));
-    let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
-    let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
+    let retry = section.retry.as_ref().map(|retry| policy::retry(retry, &format!("{at}.retry"), report));
+    let custody = section.custody.map(|custody| policy::custody(custody, &format!("{at}.custody"), names, report));
+    let cache = section.cache.map(|cache| policy::cache(cache, &format!("{at}.cache"), names, report));
+    let pace = section.pace.map(|pace| policy::pace(pace, &format!("{at}.pace"), report));
+    let retrieve = section.retrieve.map(|retrieve| policy::retrieve(retrieve, &format!("{at}.retrieve"), report));
+    let rewrite = section.rewrite.as_ref().map(|rewrite| policy::rewrite(rewrite, &format!("{at}.rewrite"), report));
+    let timeout = policy::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
     let action = action(section, at, names, report)?;
     // Upstreams are asked for what the URI says, whatever else was told.

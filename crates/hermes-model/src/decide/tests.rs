@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::specimen::{certified, connect, get, packets, session, snapshot};
+use crate::test_fixtures::{certified, connect, get, packets, session, snapshot};
 use http::Method;
 
 /// The name of the route that acts, or the status and the sentence of the denial.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::specimen::{certified, connect, get, packets, snapshot};
+use crate::test_fixtures::{certified, connect, get, packets, snapshot};
 
 const DOCUMENT: &str = "
 node: edge

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::*;
 use crate::facts::Facts;
 use crate::snapshot::{Action, Redirect};
-use crate::specimen::{get, snapshot};
+use crate::test_fixtures::{get, snapshot};
 
 fn rewrite(section: &str) -> Rewrite {
     let text = format!(

@@ -5,29 +5,29 @@
 //! tested in full.
 //!
 //! Every route is filed under one field of its match, under each value that the field has there:
-//! the field whose fullest drawer holds the fewest routes. Facts open one drawer a value that they
-//! have (each suffix of the host, each beginning of the path ...). A drawer with many routes is an
+//! the field whose fullest bucket holds the fewest routes. Facts open one bucket a value that they
+//! have (each suffix of the host, each beginning of the path ...). A bucket with many routes is an
 //! index itself, over the fields that are left. Routes without a usable field are always tested.
 
+mod buckets;
 mod build;
-mod drawers;
 
 use std::sync::Arc;
 
 use crate::facts::Facts;
 use crate::snapshot::Route;
-use drawers::Drawers;
+use buckets::Buckets;
 
 /// Finds the routes that may match.
 #[derive(Debug)]
 pub struct RouteIndex {
-    root: Drawers,
+    root: Buckets,
 }
 
 impl RouteIndex {
     /// Files every route.
     pub fn build(routes: &[Arc<Route>]) -> Self {
-        Self { root: build::drawers(routes) }
+        Self { root: build::buckets(routes) }
     }
 
     /// The position of the first route that matches the facts with this reading of their path.

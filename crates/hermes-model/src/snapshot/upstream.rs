@@ -215,7 +215,7 @@ pub struct UpstreamTls {
 
 #[cfg(test)]
 mod tests {
-    use crate::specimen::snapshot;
+    use crate::test_fixtures::snapshot;
 
     /// Of a session that lasts: whether it may stay where it is.
     #[test]

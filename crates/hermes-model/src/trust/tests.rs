@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::specimen::{certified, packets, snapshot};
+use crate::test_fixtures::{certified, packets, snapshot};
 
 const DOCUMENT: &str = "{node: edge, users: {laptop: [alice], shared: [dave, erin], relay: ['*']}}";
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue};
 use ipnet::IpNet;
 
-use super::drawers::{Drawer, Drawers, Map};
+use super::buckets::{Bucket, Buckets, Map};
 use crate::matcher::Matcher;
 use crate::pattern::{HostPattern, PortPattern, Skeleton, UserPattern, ValuePattern};
 use crate::snapshot::Route;
 
-/// A drawer's label.
+/// A bucket's label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Authority(HostPattern, PortPattern),
@@ -35,7 +35,7 @@ enum Field {
     Listener,
 }
 
-/// Walking up to this many candidates is as fast as opening one more drawer.
+/// Walking up to this many candidates is as fast as opening one more bucket.
 const FEW: usize = 8;
 
 /// Fields have at most this many levels: six, and a second header. More would tell little apart.
@@ -45,16 +45,16 @@ const DEPTH: usize = 7;
 type Filed<'a> = (u32, &'a Matcher);
 
 /// Files all routes.
-pub(super) fn drawers(routes: &[Arc<Route>]) -> Drawers {
+pub(super) fn buckets(routes: &[Arc<Route>]) -> Buckets {
     let filed: Vec<Filed<'_>> =
         routes.iter().enumerate().filter_map(|(at, route)| Some((u32::try_from(at).ok()?, &route.matcher))).collect();
     file(&filed, &mut Vec::new())
 }
 
 /// Files `routes` by the fields that are not `used` yet.
-fn file(routes: &[Filed<'_>], used: &mut Vec<Used>) -> Drawers {
+fn file(routes: &[Filed<'_>], used: &mut Vec<Used>) -> Buckets {
     let counts = count(routes, used);
-    let mut drawers = Drawers::default();
+    let mut buckets = Buckets::default();
     let mut groups: Map<Key, Vec<Filed<'_>>> = Map::default();
     for route in routes {
         match best_keys(route.1, used, &counts) {
@@ -65,32 +65,32 @@ fn file(routes: &[Filed<'_>], used: &mut Vec<Used>) -> Drawers {
                     group.push(*route);
                 }
             }),
-            None => drawers.rest.push(route.0),
+            None => buckets.rest.push(route.0),
         }
     }
     for (key, group) in groups {
-        let drawer = nest(&key, &group, routes.len(), used);
+        let bucket = nest(&key, &group, routes.len(), used);
         let first = group.first().map_or(u32::MAX, |route| route.0);
-        drawers.insert(key, drawer, first);
+        buckets.insert(key, bucket, first);
     }
-    drawers
+    buckets
 }
 
-/// A drawer for a group: nested where there are many routes, and another field tells them apart.
-fn nest(key: &Key, group: &[Filed<'_>], of: usize, used: &mut Vec<Used>) -> Drawer {
+/// A bucket for a group: nested where there are many routes, and another field tells them apart.
+fn nest(key: &Key, group: &[Filed<'_>], of: usize, used: &mut Vec<Used>) -> Bucket {
     if group.len() > FEW && used.len() < DEPTH {
         used.push(Used::by(key));
         let tells = group.len() < of || group.iter().any(|route| fields(route.1, used).next().is_some());
         let nested = tells.then(|| file(group, used));
         used.pop();
         if let Some(nested) = nested.filter(|nested| nested.rest.len() < group.len()) {
-            return Drawer::Nested(Box::new(nested));
+            return Bucket::Nested(Box::new(nested));
         }
     }
-    Drawer::Routes(group.iter().map(|route| route.0).collect())
+    Bucket::Routes(group.iter().map(|route| route.0).collect())
 }
 
-/// A field that the way to this drawer went by. Headers are told by name: another one may
+/// A field that the way to this bucket went by. Headers are told by name: another one may
 /// still tell routes apart.
 #[derive(Clone, PartialEq, Eq)]
 enum Used {
@@ -132,7 +132,7 @@ fn fields<'m>(matcher: &'m Matcher, used: &'m [Used]) -> impl Iterator<Item = Ve
     all.filter(move |field| !used.contains(&Used::of(*field, matcher))).filter_map(|field| keys(field, matcher))
 }
 
-/// How many routes would lie in each drawer, if every route lay in all of its drawers.
+/// How many routes would lie in each bucket, if every route lay in all of its buckets.
 fn count(routes: &[Filed<'_>], used: &[Used]) -> Map<Key, u32> {
     let mut counts: Map<Key, u32> = Map::default();
     for route in routes {
@@ -143,12 +143,12 @@ fn count(routes: &[Filed<'_>], used: &[Used]) -> Map<Key, u32> {
     counts
 }
 
-/// The keys of the field whose fullest drawer is the emptiest.
+/// The keys of the field whose fullest bucket is the emptiest.
 fn best_keys(matcher: &Matcher, used: &[Used], counts: &Map<Key, u32>) -> Option<Vec<Key>> {
     fields(matcher, used).min_by_key(|keys| keys.iter().filter_map(|key| counts.get(key)).max().copied())
 }
 
-/// The keys of a field; `None` where it is absent, or where one of its values opens no drawer.
+/// The keys of a field; `None` where it is absent, or where one of its values opens no bucket.
 fn keys(field: Field, matcher: &Matcher) -> Option<Vec<Key>> {
     match field {
         Field::Authority => some(matcher.authorities.iter(), |p| Some(Key::Authority(p.host.clone(), p.port))),

@@ -10,7 +10,7 @@ use crate::facts::Kind;
 use crate::matcher::Matcher;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::snapshot::{Action, OnChange, Respond, Timeouts};
-use crate::specimen::session;
+use crate::test_fixtures::session;
 
 fn route(at: usize, matcher: Matcher) -> Arc<Route> {
     let respond = Respond { status: StatusCode::NOT_FOUND, headers: Vec::new(), body: Vec::new().into() };
@@ -242,7 +242,7 @@ fn few_routes_are_tested_however_many_there_are() {
                 networks: vec![format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap()],
                 ..Matcher::default()
             }),
-            crate::specimen::packets("10.0.7.1/32", 6),
+            crate::test_fixtures::packets("10.0.7.1/32", 6),
         ),
     ];
     for (name, routes, facts) in shapes {

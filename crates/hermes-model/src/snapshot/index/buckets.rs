@@ -1,4 +1,4 @@
-//! Drawers: routes filed by the values of one field each, and how facts open them.
+//! Buckets: routes filed by the values of one field each, and how facts open them.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -20,67 +20,67 @@ pub(super) type Map<K, V> = HashMap<K, V, FixedState>;
 
 /// What lies under one value.
 #[derive(Debug)]
-pub(super) enum Drawer {
+pub(super) enum Bucket {
     /// Positions of routes, ascending.
     Routes(Vec<u32>),
     /// Too many to walk: filed once more, by other fields.
-    Nested(Box<Drawers>),
+    Nested(Box<Buckets>),
 }
 
-impl Default for Drawer {
+impl Default for Bucket {
     fn default() -> Self {
-        Drawer::Routes(Vec::new())
+        Bucket::Routes(Vec::new())
     }
 }
 
-impl Drawer {
+impl Bucket {
     fn search(&self, search: &mut Search<'_>) {
         match self {
-            Drawer::Routes(routes) => search.test(routes),
-            Drawer::Nested(drawers) => drawers.search(search),
+            Bucket::Routes(routes) => search.test(routes),
+            Bucket::Nested(buckets) => buckets.search(search),
         }
     }
 }
 
 fn open<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
-    map: &Map<K, Drawer>,
+    map: &Map<K, Bucket>,
     key: &Q,
     search: &mut Search<'_>,
 ) {
-    if let Some(drawer) = map.get(key) {
-        drawer.search(search);
+    if let Some(bucket) = map.get(key) {
+        bucket.search(search);
     }
 }
 
 /// Routes filed by field and value.
 #[derive(Debug, Default)]
-pub(super) struct Drawers {
+pub(super) struct Buckets {
     hosts: Map<Arc<str>, Ports>,
     suffixes: Suffixes,
     any_host: Ports,
-    ports: Map<u16, Drawer>,
+    ports: Map<u16, Bucket>,
     paths: PathTree,
-    users: Map<Arc<str>, Drawer>,
-    headers: Map<HeaderName, Map<HeaderValue, Drawer>>,
+    users: Map<Arc<str>, Bucket>,
+    headers: Map<HeaderName, Map<HeaderValue, Bucket>>,
     networks: Networks,
-    listeners: Map<Arc<str>, Drawer>,
+    listeners: Map<Arc<str>, Bucket>,
     /// Always tested.
     pub(super) rest: Vec<u32>,
 }
 
-impl Drawers {
-    /// `first` is the first route of the drawer.
-    pub(super) fn insert(&mut self, key: Key, drawer: Drawer, first: u32) {
+impl Buckets {
+    /// `first` is the first route of the bucket.
+    pub(super) fn insert(&mut self, key: Key, bucket: Bucket, first: u32) {
         match key {
-            Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, drawer),
-            Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, drawer),
-            Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, drawer),
-            Key::Port(port) => _ = self.ports.insert(port, drawer),
-            Key::Path(skeleton) => self.paths.insert(skeleton, drawer, first),
-            Key::User(user) => _ = self.users.insert(user, drawer),
-            Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, drawer),
-            Key::Network(net) => self.networks.insert(net, drawer),
-            Key::Listener(name) => _ = self.listeners.insert(name, drawer),
+            Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, bucket),
+            Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, bucket),
+            Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, bucket),
+            Key::Port(port) => _ = self.ports.insert(port, bucket),
+            Key::Path(skeleton) => self.paths.insert(skeleton, bucket, first),
+            Key::User(user) => _ = self.users.insert(user, bucket),
+            Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, bucket),
+            Key::Network(net) => self.networks.insert(net, bucket),
+            Key::Listener(name) => _ = self.listeners.insert(name, bucket),
         }
     }
 
@@ -132,17 +132,17 @@ impl Drawers {
 /// Routes of one host, by what they say of its port.
 #[derive(Debug, Default)]
 struct Ports {
-    default: Drawer,
-    any: Drawer,
-    exact: Map<u16, Drawer>,
+    default: Bucket,
+    any: Bucket,
+    exact: Map<u16, Bucket>,
 }
 
 impl Ports {
-    fn insert(&mut self, port: PortPattern, drawer: Drawer) {
+    fn insert(&mut self, port: PortPattern, bucket: Bucket) {
         match port {
-            PortPattern::Default => self.default = drawer,
-            PortPattern::Any => self.any = drawer,
-            PortPattern::Exact(port) => _ = self.exact.insert(port, drawer),
+            PortPattern::Default => self.default = bucket,
+            PortPattern::Any => self.any = bucket,
+            PortPattern::Exact(port) => _ = self.exact.insert(port, bucket),
         }
     }
 
@@ -166,11 +166,11 @@ struct Suffixes {
 }
 
 impl Suffixes {
-    fn insert(&mut self, suffix: Arc<str>, port: PortPattern, drawer: Drawer) {
+    fn insert(&mut self, suffix: Arc<str>, port: PortPattern, bucket: Bucket) {
         let length = suffix.len();
         let (shortest, longest) = self.lengths.unwrap_or((length, length));
         self.lengths = Some((shortest.min(length), longest.max(length)));
-        self.by_suffix.entry(suffix).or_default().insert(port, drawer);
+        self.by_suffix.entry(suffix).or_default().insert(port, bucket);
     }
 
     fn search(&self, host: &str, search: &mut Search<'_>) {
@@ -198,7 +198,7 @@ struct PathTree {
     /// Bytes of the longest segment of `children`: a longer one need not be hashed.
     longest: usize,
     /// Routes of exactly this path.
-    exact: Drawer,
+    exact: Bucket,
     /// Routes for paths that begin with this path, a `/`, and some text, perhaps none.
     under: Beginnings,
     /// The first route of this node and all below: once an earlier route matches, the whole subtree is skipped.
@@ -211,7 +211,7 @@ impl Default for PathTree {
             children: Map::default(),
             any: None,
             longest: 0,
-            exact: Drawer::default(),
+            exact: Bucket::default(),
             under: Beginnings::default(),
             first: u32::MAX,
         }
@@ -219,7 +219,7 @@ impl Default for PathTree {
 }
 
 impl PathTree {
-    fn insert(&mut self, skeleton: Skeleton, drawer: Drawer, first: u32) {
+    fn insert(&mut self, skeleton: Skeleton, bucket: Bucket, first: u32) {
         let mut node = self;
         node.first = node.first.min(first);
         for segment in skeleton.segments {
@@ -233,8 +233,8 @@ impl PathTree {
             node.first = node.first.min(first);
         }
         match skeleton.begins {
-            Some(beginning) => node.under.insert(beginning, drawer),
-            None => node.exact = drawer,
+            Some(beginning) => node.under.insert(beginning, bucket),
+            None => node.exact = bucket,
         }
     }
 
@@ -275,22 +275,22 @@ impl PathTree {
 #[derive(Debug, Default)]
 struct Beginnings {
     /// The routes without a prefix.
-    any: Drawer,
-    by_text: Map<Box<str>, Drawer>,
+    any: Bucket,
+    by_text: Map<Box<str>, Bucket>,
     /// Lengths of the texts that occur, ascending.
     lengths: Vec<usize>,
 }
 
 impl Beginnings {
-    fn insert(&mut self, text: Box<str>, drawer: Drawer) {
+    fn insert(&mut self, text: Box<str>, bucket: Bucket) {
         if text.is_empty() {
-            self.any = drawer;
+            self.any = bucket;
             return;
         }
         if let Err(at) = self.lengths.binary_search(&text.len()) {
             self.lengths.insert(at, text.len());
         }
-        self.by_text.insert(text, drawer);
+        self.by_text.insert(text, bucket);
     }
 
     fn search(&self, segment: &str, search: &mut Search<'_>) {
@@ -304,17 +304,17 @@ impl Beginnings {
 /// Routes by destination prefix.
 #[derive(Debug, Default)]
 struct Networks {
-    by_net: Map<IpNet, Drawer>,
+    by_net: Map<IpNet, Bucket>,
     /// Prefix lengths that occur, ascending, of both families.
     lengths: Vec<u8>,
 }
 
 impl Networks {
-    fn insert(&mut self, net: IpNet, drawer: Drawer) {
+    fn insert(&mut self, net: IpNet, bucket: Bucket) {
         if let Err(at) = self.lengths.binary_search(&net.prefix_len()) {
             self.lengths.insert(at, net.prefix_len());
         }
-        self.by_net.insert(net, drawer);
+        self.by_net.insert(net, bucket);
     }
 
     fn search(&self, network: IpNet, search: &mut Search<'_>) {
