@@ -4,13 +4,13 @@
 //! Out: every problem of the document with its path, or a `Snapshot`; and a `Decision`.
 //! Never: I/O, time, randomness, async.
 
-pub mod alike;
 pub mod authority;
 pub mod check;
 pub mod decide;
 pub mod document;
 pub mod explain;
 pub mod facts;
+pub mod field_collision;
 pub mod guard;
 pub mod limits;
 pub mod matcher;

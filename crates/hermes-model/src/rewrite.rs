@@ -9,8 +9,8 @@ mod template;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::alike::{remove_alike, remove_named};
 use crate::authority::Authority;
+use crate::field_collision::{remove_colliding, remove_named};
 
 pub use path::PathRewrite;
 pub use template::{Placeholder, Template, Vars};
@@ -112,7 +112,7 @@ impl Rewrite {
         self.headers.apply(head.headers, vars)?;
         let HeaderRewrite { set, remove, .. } = &self.headers;
         for name in set.iter().map(|(name, _)| name).chain(remove) {
-            remove_alike(head.headers, name);
+            remove_colliding(head.headers, name);
         }
         if let Some(authority) = authority {
             *head.authority = authority;

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::alike::{begins_alike, remove_alike, remove_where};
 use crate::facts::{Facts, Kind, Peer, Trust};
+use crate::field_collision::{begins_alike, remove_colliding, remove_where};
 use crate::snapshot::{Listener, Snapshot};
 
 use crate::spiffe::is_user_name;
@@ -174,7 +174,7 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         facts.headers.insert(HERMES_USER, value);
     }
     for (name, value) in &listener.set_headers {
-        remove_alike(&mut facts.headers, name);
+        remove_colliding(&mut facts.headers, name);
         facts.headers.insert(name.clone(), value.clone());
     }
     // What the operator wrote for this listener is proven by that.

@@ -6,9 +6,9 @@
 //! fields go where the next hop is no node, and the route's rewrite comes last, so that a route can
 //! set what the steps before took away.
 
-use hermes_model::alike::remove_where;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
+use hermes_model::field_collision::remove_where;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};

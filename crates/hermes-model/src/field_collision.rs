@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName};
 use smallvec::SmallVec;
 
 /// Removes fields whose names collide with `name` but are not equal to it.
-pub fn remove_alike(headers: &mut HeaderMap, name: &HeaderName) {
+pub fn remove_colliding(headers: &mut HeaderMap, name: &HeaderName) {
     remove_where(headers, |other| other != name && is_alike(other.as_str(), name.as_str()));
 }
 
@@ -78,7 +78,7 @@ mod tests {
         for name in ["x-user", "x_user", "x.user", "x-users"] {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static("1"));
         }
-        remove_alike(&mut headers, &HeaderName::from_static("x-user"));
+        remove_colliding(&mut headers, &HeaderName::from_static("x-user"));
         let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["x-user", "x-users"]);
