@@ -6,13 +6,13 @@
 //!
 //! Each key is described in `docs/reference/node-document.md`; a test compares.
 
+pub mod keyword;
 pub mod listener;
 pub mod nearest;
 pub mod redact;
 pub mod route;
 pub mod treatment;
 pub mod upstream;
-pub mod word;
 
 use std::collections::BTreeMap;
 use std::fmt;

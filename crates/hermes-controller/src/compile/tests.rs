@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use hermes_model::document::Document;
+use hermes_model::document::keyword::Protocol;
 use hermes_model::document::route::Route;
 use hermes_model::document::upstream::Upstream;
-use hermes_model::document::word::Protocol;
 use serde_json::json;
 
 use super::compile;

@@ -7,7 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::word::Protocol;
+use super::keyword::Protocol;
 use super::{Bind, is_default};
 use crate::scalar::{DeviceName, HostAddress, Many, Prefix};
 use crate::snapshot::{CarryNames, ClientAuth};

@@ -9,8 +9,8 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
+use super::keyword::ProxyVersion;
 use super::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
-use super::word::ProxyVersion;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::reach::Reach;

@@ -7,7 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::word::ProxyVersion;
+use super::keyword::ProxyVersion;
 use crate::scalar::{Many, Period};
 use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
 

@@ -14,11 +14,11 @@ use crate::scalar::TextVisitor;
 use crate::snapshot::{CarryNames, ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
 
 /// A type with a fixed set of names.
-pub(crate) trait Word: Copy + PartialEq + 'static {
+pub(crate) trait Keyword: Copy + PartialEq + 'static {
     /// What it is called in problems, with its article.
     const WHAT: &'static str;
     /// Every name of this version.
-    const WORDS: &'static [(&'static str, Self)];
+    const KEYWORDS: &'static [(&'static str, Self)];
     /// Names of later versions.
     const LATER: &'static [&'static str];
     /// Names of what is written otherwise, and how.
@@ -26,37 +26,37 @@ pub(crate) trait Word: Copy + PartialEq + 'static {
 }
 
 /// Reads a word.
-pub(crate) fn parse<W: Word>(text: &str) -> Result<W, String> {
-    if let Some((_, value)) = W::WORDS.iter().find(|(word, _)| *word == text) {
+pub(crate) fn parse<K: Keyword>(text: &str) -> Result<K, String> {
+    if let Some((_, value)) = K::KEYWORDS.iter().find(|(keyword, _)| *keyword == text) {
         return Ok(*value);
     }
-    let words: Vec<&str> = W::WORDS.iter().map(|(word, _)| *word).collect();
-    let choice = match words.as_slice() {
+    let keywords: Vec<&str> = K::KEYWORDS.iter().map(|(keyword, _)| *keyword).collect();
+    let choice = match keywords.as_slice() {
         [only] => format!("write {only}"),
         many => format!("write one of {}", many.join(", ")),
     };
-    if W::LATER.contains(&text) {
+    if K::LATER.contains(&text) {
         return Err(format!("{text} is not in this version of Hermes; {choice}"));
     }
-    if let Some((_, remedy)) = W::OTHERWISE.iter().find(|(word, _)| *word == text) {
-        return Err(format!("{text:?} is no {}; {remedy}", W::WHAT));
+    if let Some((_, remedy)) = K::OTHERWISE.iter().find(|(keyword, _)| *keyword == text) {
+        return Err(format!("{text:?} is no {}; {remedy}", K::WHAT));
     }
-    let hint = did_you_mean(text, words.iter().copied());
+    let hint = did_you_mean(text, keywords.iter().copied());
     let remedy = if hint.is_empty() { format!("; {choice}") } else { hint };
-    Err(format!("{text:?} is no {}{remedy}", W::WHAT))
+    Err(format!("{text:?} is no {}{remedy}", K::WHAT))
 }
 
 /// The name of a value.
-pub(crate) fn name<W: Word>(value: W) -> &'static str {
-    W::WORDS.iter().find(|(_, known)| *known == value).map_or("", |(word, _)| word)
+pub(crate) fn name<K: Keyword>(value: K) -> &'static str {
+    K::KEYWORDS.iter().find(|(_, known)| *known == value).map_or("", |(keyword, _)| keyword)
 }
 
-macro_rules! words {
-    ($type:ty, $what:literal, [$($word:literal = $value:expr),* $(,)?] $(, later [$($later:literal),*])?
+macro_rules! keywords {
+    ($type:ty, $what:literal, [$($keyword:literal = $value:expr),* $(,)?] $(, later [$($later:literal),*])?
      $(, otherwise [$($other:literal = $remedy:literal),*])?) => {
-        impl Word for $type {
+        impl Keyword for $type {
             const WHAT: &'static str = $what;
-            const WORDS: &'static [(&'static str, Self)] = &[$(($word, $value)),*];
+            const KEYWORDS: &'static [(&'static str, Self)] = &[$(($keyword, $value)),*];
             const LATER: &'static [&'static str] = &[$($($later),*)?];
             const OTHERWISE: &'static [(&'static str, &'static str)] = &[$($(($other, $remedy)),*)?];
         }
@@ -83,25 +83,25 @@ macro_rules! words {
     };
 }
 
-words!(Kind, "kind", ["http" = Kind::Http, "tcp" = Kind::Tcp, "udp" = Kind::Udp, "ip" = Kind::Ip]);
-words!(Role, "role", ["dependent" = Role::Dependent, "standalone" = Role::Standalone]);
-words!(
+keywords!(Kind, "kind", ["http" = Kind::Http, "tcp" = Kind::Tcp, "udp" = Kind::Udp, "ip" = Kind::Ip]);
+keywords!(Role, "role", ["dependent" = Role::Dependent, "standalone" = Role::Standalone]);
+keywords!(
     Dispatch,
     "dispatch",
     ["reuseport" = Dispatch::Reuseport, "exclusive" = Dispatch::Exclusive],
     later ["directed", "roundrobin"]
 );
-words!(
+keywords!(
     ClientAuth,
     "client authentication",
     ["none" = ClientAuth::None, "optional" = ClientAuth::Optional, "required" = ClientAuth::Required]
 );
-words!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
-words!(CarryNames, "way to carry names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
-words!(Durable, "degree of durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
-words!(OnChange, "reaction to a change", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
-words!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "any" = Reach::Any]);
-words!(
+keywords!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
+keywords!(CarryNames, "way to carry names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
+keywords!(Durable, "degree of durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
+keywords!(OnChange, "reaction to a change", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
+keywords!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "any" = Reach::Any]);
+keywords!(
     UpstreamProtocol,
     "upstream protocol",
     [
@@ -138,7 +138,7 @@ pub enum Protocol {
     /// IP packets in UDP datagrams.
     Ip,
 }
-words!(
+keywords!(
     Protocol,
     "listener protocol",
     [
@@ -160,4 +160,4 @@ pub enum ProxyVersion {
     /// The binary one.
     V2,
 }
-words!(ProxyVersion, "version of the PROXY protocol to send", ["v2" = ProxyVersion::V2]);
+keywords!(ProxyVersion, "version of the PROXY protocol to send", ["v2" = ProxyVersion::V2]);
