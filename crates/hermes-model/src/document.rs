@@ -9,9 +9,10 @@
 pub mod keyword;
 pub mod listener;
 pub mod nearest;
+pub mod policy;
 pub mod redact;
 pub mod route;
-pub mod treatment;
+
 pub mod upstream;
 
 use std::collections::BTreeMap;

@@ -35,7 +35,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     // Upstreams are asked for what the URI says, whatever else was told.
     matcher.takes_told = !matches!(action, Action::Upstream(_));
     fitting_kinds(&matcher, &action, at, report);
-    fitting_treatment(section, &matcher, &action, at, report);
+    fitting_policies(section, &matcher, &action, at, report);
     Some(Route {
         name: Arc::from(section.name.as_str()),
         matcher,
@@ -285,7 +285,7 @@ fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Repo
 }
 
 /// What is written and has no effect.
-fn fitting_treatment(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
+fn fitting_policies(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
     let tunnel = match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,

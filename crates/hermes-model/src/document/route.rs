@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::keyword::ProxyVersion;
-use super::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
+use super::policy::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::reach::Reach;
