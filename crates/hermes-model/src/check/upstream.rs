@@ -92,7 +92,7 @@ fn list(written: &[section::Endpoint], at: &str, report: &mut Report) -> Vec<End
 
 fn build_contact(section: section::Contact, at: &str, report: &mut Report) -> Contact {
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    let every = duration(&format!("{at}.every"), Some(section.every), DAY, Contact::SHORTEST..=7 * DAY, report);
+    let every = duration(&format!("{at}.every"), Some(section.every), DAY, Contact::MIN_PERIOD..=7 * DAY, report);
     let most = every.saturating_sub(Duration::from_millis(1));
     let from = duration(&format!("{at}.from"), section.from, Duration::ZERO, Duration::ZERO..=most, report);
     Contact { every, from }

@@ -130,7 +130,7 @@ pub(crate) struct Skeleton {
 
 impl Skeleton {
     /// True if the pattern distinguishes paths at all.
-    pub(crate) fn tells(&self) -> bool {
+    pub(crate) fn is_selective(&self) -> bool {
         !self.segments.is_empty() || self.begins.as_deref() != Some("")
     }
 }

@@ -1,4 +1,4 @@
-//! Buckets: routes filed by the values of one field each, and how facts open them.
+//! Buckets: routes by the values of one field each, and the lookup of a request's values.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -14,16 +14,16 @@ use super::build::Key;
 use crate::authority::Authority;
 use crate::pattern::{HostPattern, PortPattern, Skeleton};
 
-/// A fixed, fast hash is safe here: the document alone chooses what is stored. Clients only look
-/// up, and what they look up lengthens no chain.
+/// A fixed, fast hash is safe here: only the document inserts keys. Clients only look up, so they cannot cause
+/// collisions.
 pub(super) type Map<K, V> = HashMap<K, V, FixedState>;
 
-/// What lies under one value.
+/// Routes with one value of a field.
 #[derive(Debug)]
 pub(super) enum Bucket {
     /// Positions of routes, ascending.
     Routes(Vec<u32>),
-    /// Too many to walk: filed once more, by other fields.
+    /// A nested index over other fields, because there are too many routes to test.
     Nested(Box<Buckets>),
 }
 
@@ -52,7 +52,7 @@ fn open<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
     }
 }
 
-/// Routes filed by field and value.
+/// Routes by field and value.
 #[derive(Debug, Default)]
 pub(super) struct Buckets {
     hosts: Map<Arc<str>, Ports>,
@@ -64,12 +64,12 @@ pub(super) struct Buckets {
     headers: Map<HeaderName, Map<HeaderValue, Bucket>>,
     networks: Networks,
     listeners: Map<Arc<str>, Bucket>,
-    /// Always tested.
+    /// Routes that are always tested.
     pub(super) rest: Vec<u32>,
 }
 
 impl Buckets {
-    /// `first` is the first route of the bucket.
+    /// Adds a bucket; `first` is the position of its first route.
     pub(super) fn insert(&mut self, key: Key, bucket: Bucket, first: u32) {
         match key {
             Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, bucket),
@@ -107,7 +107,7 @@ impl Buckets {
         search.test(&self.rest);
     }
 
-    /// Walks the shorter of the two: the names that routes ask for, or the session's lines.
+    /// Iterates over the shorter list: the field names that routes match, or the fields of the request.
     fn search_headers(&self, search: &mut Search<'_>) {
         let facts = search.facts;
         if self.headers.is_empty() {
@@ -129,7 +129,7 @@ impl Buckets {
     }
 }
 
-/// Routes of one host, by what they say of its port.
+/// Routes of one host, by port pattern.
 #[derive(Debug, Default)]
 struct Ports {
     default: Bucket,
@@ -161,7 +161,7 @@ impl Ports {
 #[derive(Debug, Default)]
 struct Suffixes {
     by_suffix: Map<Arc<str>, Ports>,
-    /// Lengths of the shortest and the longest suffix: others need no look.
+    /// Length of the shortest and of the longest suffix: no other length is looked up.
     lengths: Option<(usize, usize)>,
 }
 
@@ -175,8 +175,8 @@ impl Suffixes {
 
     fn search(&self, host: &str, search: &mut Search<'_>) {
         let Some((shortest, longest)) = self.lengths else { return };
-        // A host has at most 255 bytes, so that this looks at 127 labels at most. No host begins
-        // with a dot, so that a label stands before each suffix.
+        // A host has at most 255 bytes, so there are at most 127 lookups. No host begins with a dot, so a label
+        // precedes each suffix.
         let from = host.len().saturating_sub(longest);
         let to = (host.len() + 1).saturating_sub(shortest);
         for at in (from..to).filter(|at| host.as_bytes()[*at] == b'.') {
@@ -187,21 +187,21 @@ impl Suffixes {
     }
 }
 
-/// Routes by path: a tree with a node for each segment. A lookup goes level by level and visits each node at most once,
-/// so that its cost depends on what the routes share with the path, not on the path's length or the number of
+/// Routes by path: a tree with a node for each segment. A lookup descends level by level and visits each node at most
+/// once. Its cost depends on the segments that routes and path share, not on the length of the path or the number of
 /// wildcards.
 #[derive(Debug)]
 struct PathTree {
     children: Map<Box<str>, PathTree>,
-    /// For any segment that is not empty.
+    /// Subtree of the wildcard, for any segment that is not empty.
     any: Option<Box<PathTree>>,
-    /// Bytes of the longest segment of `children`: a longer one need not be hashed.
+    /// Length of the longest segment of `children`: a longer one is not hashed.
     longest: usize,
     /// Routes of exactly this path.
     exact: Bucket,
-    /// Routes for paths that begin with this path, a `/`, and some text, perhaps none.
+    /// Routes of paths that begin with this path, a `/` and a prefix of the next segment, which may be empty.
     under: Beginnings,
-    /// The first route of this node and all below: once an earlier route matches, the whole subtree is skipped.
+    /// First route of the subtree: once an earlier route matches, the subtree is skipped.
     first: u32,
 }
 
@@ -265,19 +265,19 @@ impl PathTree {
             }
             let Some(tail) = tail else { return };
             (level, rest) = (next, tail);
-            // The earliest routes first: a match there skips the later ones.
+            // Visit the earliest routes first: a match there skips the later ones.
             level.sort_unstable_by_key(|node: &&PathTree| node.first);
         }
     }
 }
 
-/// Routes by the prefix of a segment.
+/// Routes by prefix of a segment.
 #[derive(Debug, Default)]
 struct Beginnings {
-    /// The routes without a prefix.
+    /// Routes with an empty prefix.
     any: Bucket,
     by_text: Map<Box<str>, Bucket>,
-    /// Lengths of the texts that occur, ascending.
+    /// Lengths of the prefixes, ascending.
     lengths: Vec<usize>,
 }
 
@@ -301,11 +301,11 @@ impl Beginnings {
     }
 }
 
-/// Routes by destination prefix.
+/// Routes by destination network.
 #[derive(Debug, Default)]
 struct Networks {
     by_net: Map<IpNet, Bucket>,
-    /// Prefix lengths that occur, ascending, of both families.
+    /// Prefix lengths in use, ascending, of both IP versions.
     lengths: Vec<u8>,
 }
 
