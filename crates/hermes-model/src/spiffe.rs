@@ -1,33 +1,32 @@
 //! SPIFFE: the URIs of a certificate, and the names of nodes, users and overlays in them.
 //!
-//! In: the URIs of a certificate (subject alternative names). Out: the identity that they prove.
-//! Never: a certificate, a signature, or what a request claims.
+//! In: the subject alternative names of a certificate. Out: the identity that they prove.
+//! Never: certificates, signatures, or claims of a request.
 
 use std::sync::Arc;
 
 use crate::facts::Peer;
 
-/// What names of keys begin with (RFC 6920).
+/// Prefix of key names (RFC 6920).
 pub const KEY: &str = "ni:///sha-256;";
 
-/// The longest user name, in bytes.
-pub const MAX_USER: usize = 255;
+/// Maximum length of a user name, in bytes.
+pub const MAX_USER_BYTES: usize = 255;
 
-/// The identity that a certificate's URIs prove in an overlay; an empty `overlay` stands for one that
-/// is not known, and takes any.
+/// The identity that a certificate's URIs prove in an overlay. An empty `overlay` is unknown, and accepts any.
 ///
 /// # Errors
-/// One sentence: the certificate is of another overlay, or names nobody.
+/// The certificate belongs to another overlay, or names nobody.
 pub fn peer<'u>(uris: impl IntoIterator<Item = &'u str>, overlay: &Arc<str>) -> Result<Peer, String> {
     let mut peer = Peer { overlay: overlay.clone(), ..Peer::default() };
     for uri in uris {
-        // What is added to a certificate's URIs comes last.
+        // The caller appends the key's name to the URIs of the certificate.
         if uri.starts_with(KEY) {
             peer.key = Some(Arc::from(uri));
         }
         let Some(id) = parse_spiffe(uri) else { continue };
         if !overlay.is_empty() && *id.overlay != **overlay {
-            return Err(format!("its certificate is of overlay {}, this one is {overlay}", id.overlay));
+            return Err(format!("its certificate belongs to overlay {}, but this overlay is {overlay}", id.overlay));
         }
         match id.kind {
             SpiffeKind::Node => peer.node = Some(Arc::from(id.name)),
@@ -41,37 +40,37 @@ pub fn peer<'u>(uris: impl IntoIterator<Item = &'u str>, overlay: &Arc<str>) -> 
     Ok(peer)
 }
 
-/// The overlay of a node whose own certificate has these URIs.
+/// The overlay of this node, from the URIs of its own certificate.
 ///
 /// # Errors
-/// One sentence: the certificate names another node than its document, or none.
+/// The certificate names another node than the document, or none.
 pub fn own_overlay<'u>(uris: impl IntoIterator<Item = &'u str>, node: &str) -> Result<Arc<str>, String> {
     match uris.into_iter().filter_map(parse_spiffe).find(|id| id.kind == SpiffeKind::Node) {
         Some(id) if id.name == node => Ok(Arc::from(id.overlay)),
-        Some(id) => Err(format!("the certificate names node {}, the document names {node}", id.name)),
+        Some(id) => Err(format!("the certificate names node {}, but the document names {node}", id.name)),
         None => Err(format!("the certificate has no URI spiffe://OVERLAY/node/{node}")),
     }
 }
 
-/// Visible ASCII without what would split a header's value; `*` alone is the wildcard and no name.
+/// True for visible ASCII without characters that would split a field value. `*` is the wildcard, not a name.
 pub(crate) fn is_user_name(name: &str) -> bool {
-    (1..=MAX_USER).contains(&name.len())
+    (1..=MAX_USER_BYTES).contains(&name.len())
         && name != "*"
-        && name.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b',' | b'"' | b'\\'))
+        && name.bytes().all(|b| b.is_ascii_graphic() && !b",\"\\".contains(&b))
 }
 
-/// What a URI SAN of the overlay says.
+/// A parsed URI SAN of an overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpiffeId<'a> {
-    /// The trust domain.
+    /// Trust domain.
     pub overlay: &'a str,
-    /// Of what it is the name.
+    /// Kind of identity.
     pub kind: SpiffeKind,
-    /// The name.
+    /// Name of the node, user or role.
     pub name: &'a str,
 }
 
-/// Of what a URI SAN is the name.
+/// Kind of identity that a URI names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpiffeKind {
     /// `/node/NAME`
@@ -82,11 +81,10 @@ pub enum SpiffeKind {
     Role,
 }
 
-/// Reads `spiffe://OVERLAY/{node|user|role}/NAME`, strictly: no escapes, no empty segments, no
-/// query, no port, and the characters of the SPIFFE ID specification only. `None` is a URI that
-/// says nothing to the overlay.
+/// Parses `spiffe://OVERLAY/{node|user|role}/NAME` strictly: no escapes, empty segments, query or port, and only the
+/// characters of the SPIFFE ID specification. `None` for any other URI.
 pub fn parse_spiffe(uri: &str) -> Option<SpiffeId<'_>> {
-    // 2,048 bytes is the specification's bound.
+    // The specification limits URIs to 2,048 bytes.
     let rest = uri.strip_prefix("spiffe://").filter(|_| uri.len() <= 2048)?;
     let (overlay, path) = rest.split_once('/')?;
     let (kind, name) = path.split_once('/')?;
@@ -104,8 +102,8 @@ fn is_trust_domain(text: &str) -> bool {
     (1..=255).contains(&text.len()) && text.bytes().all(legal)
 }
 
-/// A path segment as SPIFFE has it; also what a node may be called.
+/// True for a path segment of a SPIFFE ID; node names follow the same rule.
 pub(crate) fn is_spiffe_segment(text: &str) -> bool {
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
-    (1..=MAX_USER).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(legal)
+    (1..=MAX_USER_BYTES).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(legal)
 }

@@ -49,7 +49,7 @@ impl Report {
     }
 
     /// A value that did not fit. What is missing only because it was taken out is no new problem.
-    pub(super) fn misfit(&mut self, path: String, message: String) {
+    pub(super) fn invalid(&mut self, path: String, message: String) {
         if !self.is_full() && !self.is_broken(&path) {
             self.broken.push(path.clone());
             self.problems.push(Problem { path, message });

@@ -33,7 +33,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     on_change(section, &matcher, at, report);
     let action = action(section, at, names, report)?;
     // Upstreams are asked for what the URI says, whatever else was told.
-    matcher.takes_told = !matches!(action, Action::Upstream(_));
+    matcher.accepts_announced_network = !matches!(action, Action::Upstream(_));
     fitting_kinds(&matcher, &action, at, report);
     fitting_policies(section, &matcher, &action, at, report);
     Some(Route {
@@ -90,7 +90,7 @@ fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &m
         headers,
         users: section.user.0.clone(),
         networks: section.network.iter().map(|prefix| prefix.0).collect(),
-        takes_told: false,
+        accepts_announced_network: false,
         protocols: section.protocol.iter().map(|protocol| protocol.0).collect(),
         ports: section.port.0.clone(),
     }

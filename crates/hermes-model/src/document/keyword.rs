@@ -1,7 +1,7 @@
-//! Words: scalars of a document that are one of a few names.
+//! Keywords: scalars of a document that are one of a few names.
 //!
-//! In: a string. Out: the value that it names, or a sentence with the names that may be written.
-//! Names of later versions are known as such, so that nobody looks for a misspelling.
+//! In: a string. Out: its value, or a message with the valid names. Names of later versions get a message of their own,
+//! because they are no misspelling.
 
 use std::fmt;
 
@@ -13,40 +13,40 @@ use crate::reach::Reach;
 use crate::scalar::TextVisitor;
 use crate::snapshot::{CarryNames, ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
 
-/// A type with a fixed set of names.
+/// A type with a fixed set of keywords.
 pub(crate) trait Keyword: Copy + PartialEq + 'static {
-    /// What it is called in problems, with its article.
+    /// Description of the type in messages.
     const WHAT: &'static str;
-    /// Every name of this version.
+    /// All keywords of this version.
     const KEYWORDS: &'static [(&'static str, Self)];
-    /// Names of later versions.
+    /// Keywords of later versions.
     const LATER: &'static [&'static str];
-    /// Names of what is written otherwise, and how.
+    /// Frequent wrong keywords, each with the remedy.
     const OTHERWISE: &'static [(&'static str, &'static str)];
 }
 
-/// Reads a word.
+/// Parses a keyword.
 pub(crate) fn parse<K: Keyword>(text: &str) -> Result<K, String> {
     if let Some((_, value)) = K::KEYWORDS.iter().find(|(keyword, _)| *keyword == text) {
         return Ok(*value);
     }
     let keywords: Vec<&str> = K::KEYWORDS.iter().map(|(keyword, _)| *keyword).collect();
-    let choice = match keywords.as_slice() {
-        [only] => format!("write {only}"),
-        many => format!("write one of {}", many.join(", ")),
+    let expected = match keywords.as_slice() {
+        [only] => format!("expected {only}"),
+        many => format!("expected one of: {}", many.join(", ")),
     };
     if K::LATER.contains(&text) {
-        return Err(format!("{text} is not in this version of Hermes; {choice}"));
+        return Err(format!("{} {text:?} is not supported by this version of Hermes; {expected}", K::WHAT));
     }
     if let Some((_, remedy)) = K::OTHERWISE.iter().find(|(keyword, _)| *keyword == text) {
-        return Err(format!("{text:?} is no {}; {remedy}", K::WHAT));
+        return Err(format!("unknown {} {text:?}; {remedy}", K::WHAT));
     }
     let hint = did_you_mean(text, keywords.iter().copied());
-    let remedy = if hint.is_empty() { format!("; {choice}") } else { hint };
-    Err(format!("{text:?} is no {}{remedy}", K::WHAT))
+    let remedy = if hint.is_empty() { format!("; {expected}") } else { hint };
+    Err(format!("unknown {} {text:?}{remedy}", K::WHAT))
 }
 
-/// The name of a value.
+/// The keyword of a value.
 pub(crate) fn name<K: Keyword>(value: K) -> &'static str {
     K::KEYWORDS.iter().find(|(_, known)| *known == value).map_or("", |(keyword, _)| keyword)
 }
@@ -97,9 +97,9 @@ keywords!(
     ["none" = ClientAuth::None, "optional" = ClientAuth::Optional, "required" = ClientAuth::Required]
 );
 keywords!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
-keywords!(CarryNames, "way to carry names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
-keywords!(Durable, "degree of durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
-keywords!(OnChange, "reaction to a change", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
+keywords!(CarryNames, "encoding of names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
+keywords!(Durable, "durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
+keywords!(OnChange, "change policy", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
 keywords!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "any" = Reach::Any]);
 keywords!(
     UpstreamProtocol,
@@ -120,20 +120,20 @@ impl fmt::Display for UpstreamProtocol {
     }
 }
 
-/// What a listener speaks.
+/// Protocol of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1 and HTTP/2.
     Http,
-    /// Byte streams.
+    /// TCP connections.
     Tcp,
-    /// Datagrams.
+    /// UDP datagrams.
     Udp,
-    /// IP packets of a device of its own.
+    /// IP packets of a virtual device.
     Tun,
     /// SOCKS 5.
     Socks5,
-    /// Questions of programs that only know DNS.
+    /// DNS queries.
     Dns,
     /// IP packets in UDP datagrams.
     Ip,
@@ -151,13 +151,13 @@ keywords!(
         "ip" = Protocol::Ip,
     ],
     later ["transparent", "ndn"],
-    otherwise ["h3" = "write protocol: http and http3: true", "h2" = "write protocol: http, which speaks it too"]
+    otherwise ["h3" = "use protocol: http with http3: true", "h2" = "use protocol: http, which includes HTTP/2"]
 );
 
-/// A version of the PROXY protocol that is sent.
+/// PROXY protocol version to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyVersion {
-    /// The binary one.
+    /// Version 2, the binary one.
     V2,
 }
-keywords!(ProxyVersion, "version of the PROXY protocol to send", ["v2" = ProxyVersion::V2]);
+keywords!(ProxyVersion, "PROXY protocol version", ["v2" = ProxyVersion::V2]);

@@ -23,9 +23,9 @@ fn judged(trust: &Trust, claims: &[&str]) -> String {
 #[test]
 fn claims_are_believed_only_from_those_who_may_make_them() {
     let node = |name: &str, users: &[&str]| certified(Some(name), users, false);
-    let conflict = "400 several hermes-user headers that differ; send one";
+    let conflict = "400 conflicting hermes-user headers; send one";
     let illegal =
-        "400 hermes-user holds no user name; send 1 to 255 visible ASCII characters without commas and quotes";
+        "400 invalid user name in hermes-user; send 1 to 255 visible ASCII characters without commas and quotes";
     let table: &[(&str, Trust, &[&str], &str)] = &[
         ("anyone", Trust::Anonymous, &[], "-"),
         ("anyone who claims", Trust::Anonymous, &["alice"], "-(alice)"),

@@ -72,7 +72,10 @@ fn matcher() -> impl Strategy<Value = Matcher> {
         proptest::bool::ANY,
     );
     (names, numbers).prop_map(
-        |((listeners, users, authorities, paths, headers), (kinds, ports, networks, protocols, takes_told))| Matcher {
+        |(
+            (listeners, users, authorities, paths, headers),
+            (kinds, ports, networks, protocols, accepts_announced_network),
+        )| Matcher {
             listeners,
             kinds,
             authorities,
@@ -81,7 +84,7 @@ fn matcher() -> impl Strategy<Value = Matcher> {
             headers,
             users,
             networks,
-            takes_told,
+            accepts_announced_network,
             protocols,
             ports,
         },
