@@ -1,12 +1,12 @@
-//! Check: from the text of a node document to a snapshot, or to every problem that it has.
+//! Check: turns the text of a node document into a snapshot, or into a list of all problems.
 //!
-//! In: YAML, and the directory that relative paths of files start from. Out: a snapshot and
-//! warnings; or all problems at once, each with its place and its remedy.
-//! Never: opens a file, resolves a name, or gives a snapshot of a document with a problem.
+//! In: YAML, and the base directory of relative file paths.
+//! Out: a snapshot and warnings, or all problems at once, each with its path and its remedy.
+//! Never: opened files, name resolution, or a snapshot of an invalid document.
 //!
-//! Two passes. `read` turns the text into sections; where a value does not fit, it says so, takes
-//! the value out and goes on. The other modules turn sections into parsed types, a section each.
-//! What they say about something that `read` complained of already is left out.
+//! There are two passes. `read` parses the text into sections; it reports and removes invalid values, then continues.
+//! The other modules turn each section into parsed types. Their problems with values that `read` removed are
+//! suppressed.
 
 mod context;
 mod dns;
@@ -44,39 +44,39 @@ pub use report::{MAX_PROBLEMS, Problem};
 /// A document without problems.
 #[derive(Debug)]
 pub struct Checked {
-    /// What the node runs on.
+    /// Configuration of the node.
     pub snapshot: Snapshot,
-    /// What is legal, and probably not meant.
+    /// Valid settings that are probably not intended.
     pub warnings: Vec<Problem>,
 }
 
-/// Checks the text of a node document. Relative paths of files in it are taken from `base`.
+/// Checks the text of a node document; `base` is the directory of its relative file paths.
 ///
 /// # Errors
-/// Every problem, up to [`MAX_PROBLEMS`], in the order of the document's sections.
+/// All problems, up to [`MAX_PROBLEMS`], in the order of the document's sections.
 pub fn check(text: &str, base: &Path) -> Result<Checked, Vec<Problem>> {
     let mut report = Report::default();
     let draft = read::draft(text, &mut report);
     finish(draft, base, report)
 }
 
-/// Checks a document that a controller has written: JSON, which is read many times faster than YAML. What cannot be read so is
-/// read as any other, so that the same is said of it.
+/// Checks a document from a controller: JSON, which parses many times faster than YAML. Any other text is parsed as
+/// YAML, so that its problems are reported in the same form.
 ///
 /// # Errors
-/// As [`check`]; and where it is no UTF-8.
+/// As for [`check`], or the text is not UTF-8.
 pub fn check_json(bytes: &[u8], base: &Path) -> Result<Checked, Vec<Problem>> {
     if let Ok(document) = serde_json::from_slice(bytes) {
         return check_document(document, base);
     }
-    let problem = |_| Problem { path: String::new(), message: "the document is no UTF-8".to_owned() };
+    let problem = |_| Problem { path: String::new(), message: "invalid document: not UTF-8".to_owned() };
     check(std::str::from_utf8(bytes).map_err(|error| vec![problem(error)])?, base)
 }
 
-/// Checks a document that was made rather than read, as a controller does.
+/// Checks a document that was built by code, as a controller does.
 ///
 /// # Errors
-/// As [`check`].
+/// As for [`check`].
 pub fn check_document(document: Document, base: &Path) -> Result<Checked, Vec<Problem>> {
     finish(Some(Draft::whole(document)), base, Report::default())
 }
@@ -120,12 +120,12 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     packets::own_addresses(&listeners, &routes, report);
     open_proxy::open_proxies(&listeners, &routes, report);
     reverse_listener::dials(&listeners, &names, report);
-    reverse_listener::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
+    reverse_listener::accepting(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
     unused_upstreams(draft, &upstreams, &routes, report);
     unserved_listeners(draft, &listeners, &routes, report);
     unreachable_routes::unreachable_routes(&routes, report);
     if draft.routes.is_empty() && !report.is_broken("routes") {
-        report.warning("routes", "there is no route; every session is denied with 404");
+        report.warning("routes", "no routes: every session is denied with 404");
     }
     let routes: Vec<Arc<Route>> = routes.into_iter().map(|(_, route)| route).collect();
     Snapshot {
@@ -138,7 +138,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     }
 }
 
-/// Builds each section; those with problems are left out, and the others keep their positions.
+/// Builds each section. Invalid sections are left out; the others keep their positions.
 fn built<S, T>(sections: &[(usize, S)], mut build: impl FnMut(usize, &S) -> Option<T>) -> Vec<(usize, T)> {
     sections.iter().filter_map(|(at, section)| Some((*at, build(*at, section)?))).collect()
 }
@@ -156,15 +156,12 @@ fn unique<'a>(list: &str, names: impl Iterator<Item = (usize, &'a str)>, report:
         match first.get(name) {
             Some(earlier) => report.problem(
                 format!("{list}[{at}].name"),
-                format!("{name:?} is the name of {list}[{earlier}] already; give each its own"),
+                format!("duplicate name {name:?}, also used by {list}[{earlier}]; choose unique names"),
             ),
             None => _ = first.insert(name, at),
         }
         if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
-            report.problem(
-                format!("{list}[{at}].name"),
-                "a name has 1 to 255 bytes and no control characters; write a short word",
-            );
+            report.problem(format!("{list}[{at}].name"), "invalid name; use 1 to 255 bytes without control characters");
         }
     }
 }
@@ -175,7 +172,7 @@ fn unused_upstreams(
     routes: &[(usize, Arc<Route>)],
     report: &mut Report,
 ) {
-    // A route with problems may be the one that uses it.
+    // An invalid route may be the one that uses the upstream.
     if routes.len() < draft.route_count {
         return;
     }
@@ -191,19 +188,19 @@ fn unused_upstreams(
     for (at, upstream) in upstreams.iter().filter(|(_, upstream)| !used.contains(&*upstream.name)) {
         report.warning(
             format!("upstreams[{at}]"),
-            format!("no route uses upstream {}; add one, or leave the upstream out", upstream.name),
+            format!("no route uses upstream {}; add one, or remove the upstream", upstream.name),
         );
     }
 }
 
-/// Warns of listeners whose sessions no route can be for, whatever else it asks of them.
+/// Warns about listeners whose sessions cannot match any route.
 fn unserved_listeners(
     draft: &Draft,
     listeners: &[(usize, Arc<Listener>)],
     routes: &[(usize, Arc<Route>)],
     report: &mut Report,
 ) {
-    // A route with problems may be theirs. Where there is none, that is told of all.
+    // An invalid route may be the missing one. A document without any route has a warning of its own.
     if routes.len() < draft.route_count || routes.is_empty() {
         return;
     }
@@ -217,7 +214,7 @@ fn unserved_listeners(
         for (at, listener) in listeners.iter().filter(|(_, one)| one.only_kind() == Some(kind) && !is_served(one)) {
             let (name, kind) = (&listener.name, kind.as_str());
             let message = format!(
-                "no route takes sessions of kind {kind} from listener {name}, so that all of them are denied; \
+                "no route matches sessions of kind {kind} from listener {name}, so all of them are denied; \
                  add one with `match: {{kind: {kind}}}`"
             );
             report.warning(format!("listeners[{at}]"), message);
@@ -225,8 +222,8 @@ fn unserved_listeners(
     }
 }
 
-/// The document as it may be shown, as JSON. A document always serialises: its keys are strings. One section after the
-/// other, since a tree of all of them would take more memory than anything else of a reload.
+/// The document as JSON without secrets. Serialisation cannot fail, because all keys are strings. Sections are
+/// serialised one by one: a tree of the whole document would take more memory than the rest of a reload.
 fn redacted(draft: &Draft) -> String {
     let mut shown = shown(&draft.head);
     for (key, sections) in [
@@ -235,7 +232,7 @@ fn redacted(draft: &Draft) -> String {
         ("upstreams", all_shown(&draft.upstreams)),
     ] {
         if !sections.is_empty() {
-            // In place of the closing brace.
+            // Replace the closing brace.
             shown.truncate(shown.len() - 1);
             shown.push_str(&format!(",\"{key}\":[{sections}]}}"));
         }

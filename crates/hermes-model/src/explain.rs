@@ -251,17 +251,19 @@ fn identity(facts: &Facts) -> String {
 
 /// Describes a failed condition: the required value and the actual one.
 fn describe(matcher: &Matcher, failed: Condition, facts: &Facts, path: &str) -> String {
-    let or_none = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+    let or_absent = |value: Option<String>| value.unwrap_or_else(|| "absent".to_owned());
     let (name, wanted, has) = match failed {
         Condition::Kind => ("kind", list(&matcher.kinds), facts.kind.to_string()),
         Condition::Listener => ("listener", list(&matcher.listeners), facts.listener.to_string()),
         Condition::Authority => ("authority", list(&matcher.authorities), facts.authority.to_string()),
-        Condition::Port => ("port", list(&matcher.ports), or_none(facts.authority.port().map(|port| port.to_string()))),
+        Condition::Port => {
+            ("port", list(&matcher.ports), or_absent(facts.authority.port().map(|port| port.to_string())))
+        }
         Condition::Path => ("path", list(&matcher.paths), path.to_owned()),
         Condition::Method => ("method", list(&matcher.methods), facts.method.to_string()),
-        Condition::User => ("user", list(&matcher.users), or_none(facts.user.as_deref().map(str::to_owned))),
-        Condition::Network => ("network", list(&matcher.networks), or_none(network_of(facts))),
-        Condition::Protocol => ("protocol", list(&matcher.protocols), or_none(facts.protocol.map(|p| p.to_string()))),
+        Condition::User => ("user", list(&matcher.users), or_absent(facts.user.as_deref().map(str::to_owned))),
+        Condition::Network => ("network", list(&matcher.networks), or_absent(network_of(facts))),
+        Condition::Protocol => ("protocol", list(&matcher.protocols), or_absent(facts.protocol.map(|p| p.to_string()))),
         Condition::Header(at) => return describe_header(matcher, at, facts),
     };
     format!("{name} must be {wanted}, but is {has}")

@@ -1,6 +1,6 @@
-//! Documents, validation, snapshots and the one pure decision of Hermes.
+//! Documents, validation, snapshots and the decision of Hermes, as pure functions.
 //!
-//! In: the text of a node document, and the facts of a session.
+//! In: the text of a node document, and the attributes of a session.
 //! Out: every problem of the document with its path, or a `Snapshot`; and a `Decision`.
 //! Never: I/O, time, randomness, async.
 

@@ -312,9 +312,9 @@ mod tests {
         assert_eq!(
             problems,
             [
-                "connections: 0 is out of range; write 1 to 10000000 (default 8000)",
-                "stream-window: 4294967295B is out of range; write 65535B to 2147483647B (default 4MiB)",
-                "keep-alive: 0s is out of range; write 100ms to 24h (default 75s)",
+                "connections: 0 is out of range; must be 1 to 10000000 (default 8000)",
+                "stream-window: 4294967295B is out of range; must be 65535B to 2147483647B (default 4MiB)",
+                "keep-alive: 0s is out of range; must be 100ms to 24h (default 75s)",
             ]
         );
     }

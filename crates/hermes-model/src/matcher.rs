@@ -40,7 +40,7 @@ pub struct Matcher {
     pub ports: Vec<u16>,
 }
 
-/// One condition of a match; `Header` carries the position in [`Matcher::headers`].
+/// A condition of a match; `Header` carries the position in [`Matcher::headers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// `kind`

@@ -36,7 +36,7 @@ impl ValuePattern {
     pub fn parse(text: &str) -> Result<Self, String> {
         let legal = |text: &str| {
             HeaderValue::from_str(text)
-                .map_err(|_| "invalid header value; use visible ASCII characters, spaces and tabs".to_owned())
+                .map_err(|_| "invalid field value; use visible ASCII characters, spaces and tabs".to_owned())
         };
         match text.strip_suffix('*') {
             Some("") => Ok(ValuePattern::Present),

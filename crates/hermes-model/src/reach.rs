@@ -75,7 +75,7 @@ impl Reach {
 /// The least reach that permits a special-purpose block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
-    /// Only `reach: any`.
+    /// `reach: any` alone.
     Never,
     /// At least `reach: private`.
     Private,

@@ -169,7 +169,7 @@ impl fmt::Display for Share {
 /// An IP network; a bare address is a network of one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix(pub IpNet);
-text_scalar!(Prefix, "a prefix such as 10.0.0.0/8");
+text_scalar!(Prefix, "a network such as 10.0.0.0/8");
 
 impl FromStr for Prefix {
     type Err = String;
@@ -299,7 +299,7 @@ impl fmt::Display for HostPort {
 text_scalar!(HostPort, "a host and port such as db.example:3306");
 
 /// Message for an empty list under an optional key.
-pub(crate) const EMPTY_LIST: &str = "empty list; add an entry, or omit the key";
+pub(crate) const EMPTY_LIST: &str = "empty list; add an entry, or remove the key";
 
 /// A value or a list: both `kind: tcp` and `kind: [tcp, udp]` are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Authorities: one spelling for each, and the sentences for what is none.
+//! Authorities: each has one spelling, and any other text has an error message.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What the sections of a document are checked with: its directory, and the names that it declares.
+//! Context of the checks: the document's directory, and the names that it declares.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,24 +8,24 @@ use super::report::Report;
 use crate::document::nearest::did_you_mean;
 use crate::snapshot::Upstream;
 
-/// What sections are built with.
+/// Context of all sections.
 pub(super) struct Context<'a> {
     pub(super) base: &'a Path,
-    /// The document names a CA of the overlay.
+    /// The document has a CA of the overlay.
     pub(super) has_identity: bool,
 }
 
 impl Context<'_> {
-    /// A path of a file, taken from the document's directory.
+    /// Resolves the path of a file relative to the document's directory.
     pub(super) fn file(&self, path: &str) -> PathBuf {
         self.base.join(path)
     }
 
-    /// An optional path of a file; empty ones are problems.
+    /// Resolves an optional path of a file; an empty path is a problem.
     pub(super) fn optional_file(&self, at: &str, path: Option<&String>, report: &mut Report) -> Option<PathBuf> {
         match path {
             Some(path) if path.is_empty() => {
-                report.problem(at, "the path is empty; name a file, or leave the key out");
+                report.problem(at, "empty path; add a file name, or remove the key");
                 None
             }
             other => other.map(|path| self.file(path)),
@@ -33,26 +33,26 @@ impl Context<'_> {
     }
 }
 
-/// What references are resolved in.
+/// Names that references resolve to.
 pub(super) struct Names<'a> {
-    /// Of all listeners, those with problems included.
+    /// Names of all listeners, including invalid ones.
     pub(super) listeners: &'a [String],
     pub(super) upstreams: HashMap<&'a str, &'a Arc<Upstream>>,
-    /// Of all upstreams, those with problems included.
+    /// Names of all upstreams, including invalid ones.
     pub(super) upstream_names: &'a [String],
-    /// The document names a directory for what outlives the process.
+    /// The document has a state directory.
     pub(super) has_state: bool,
     pub(super) context: &'a Context<'a>,
 }
 
-/// A sentence about a name that refers to nothing.
+/// Message for a reference to an unknown name.
 pub(super) fn unresolved(what: &str, name: &str, known: &[String]) -> String {
     let hint = did_you_mean(name, known.iter().map(String::as_str));
     match known {
-        [] => format!("there is no {what} {name:?}, nor any other; add it under {what}s"),
+        [] => format!("unknown {what} {name:?}; none is configured; add it to {what}s"),
         _ if hint.is_empty() && known.len() <= 10 => {
-            format!("there is no {what} {name:?}; there is {}", known.join(", "))
+            format!("unknown {what} {name:?}; configured: {}", known.join(", "))
         }
-        _ => format!("there is no {what} {name:?}{hint}"),
+        _ => format!("unknown {what} {name:?}{hint}"),
     }
 }

@@ -170,7 +170,7 @@ fn list(entries: &mut Entries, key: &str, report: &mut Report) -> Vec<Tree> {
         Some(_) => {
             report.invalid(
                 key.to_owned(),
-                format!("wrong type: {key} must be a list; begin each entry with a dash, or use [] for none"),
+                format!("invalid value: {key} must be a list; begin each entry with a dash, or use [] for none"),
             );
             Vec::new()
         }
@@ -250,13 +250,13 @@ fn message(error: &FieldError, at: &str) -> String {
             "missing value after the colon; add a value ({} for a section of defaults), or remove the key".to_owned()
         }
         Fault::WrongType { found, expected } if expected.starts_with("a string") => {
-            format!("wrong type: expected {expected}, found {found}; quote it if it is a string")
+            format!("invalid value: expected {expected}, found {found}; quote it if it is a string")
         }
         Fault::WrongType { found, expected } => {
             let remedy = switched(error.path.last(), found).unwrap_or_default();
-            format!("wrong type: expected {expected}, found {found}{remedy}")
+            format!("invalid value: expected {expected}, found {found}{remedy}")
         }
-        // An upstream needs endpoints, so omitting the key is no remedy here.
+        // An upstream needs endpoints, so the remedy cannot be to omit the key.
         Fault::Message(sentence) if sentence == EMPTY_LIST && is_key(error.path.last(), "endpoints") => {
             "empty list; add an entry".to_owned()
         }

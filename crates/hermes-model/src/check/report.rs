@@ -1,17 +1,17 @@
-//! What a check finds: problems and warnings, each with its place.
+//! Findings of a check: problems and warnings, each with its path.
 
 use std::cmp::Ordering;
 use std::fmt;
 
-/// No more problems than this are told at once.
+/// Maximum number of problems in a report.
 pub const MAX_PROBLEMS: usize = 100;
 
-/// Something that is wrong at a place of the document.
+/// A problem or warning at a path of the document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Such as `routes[3].match.network`; empty for the document as a whole.
+    /// Path such as `routes[3].match.network`; empty for the document as a whole.
     pub path: String,
-    /// What is wrong, and what to do about it.
+    /// The error and its remedy.
     pub message: String,
 }
 
@@ -21,12 +21,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is found on the way.
+/// Findings so far.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) problems: Vec<Problem>,
     pub(super) warnings: Vec<Problem>,
-    /// Paths whose values did not fit and were taken out.
+    /// Paths of invalid values, which were removed.
     broken: Vec<String>,
 }
 
@@ -38,8 +38,7 @@ impl Report {
         }
     }
 
-    /// There are more problems than anybody reads: what follows is not looked into, so that a
-    /// hostile document costs no more than its length.
+    /// The report is full: further checks are skipped, so that the cost of a hostile document is bounded by its length.
     pub(super) fn is_full(&self) -> bool {
         self.problems.len() > MAX_PROBLEMS
     }
@@ -48,7 +47,7 @@ impl Report {
         self.warnings.push(Problem { path: path.into(), message: message.into() });
     }
 
-    /// A value that did not fit. What is missing only because it was taken out is no new problem.
+    /// Reports an invalid value. A value that is missing because it was removed is not reported again.
     pub(super) fn invalid(&mut self, path: String, message: String) {
         if !self.is_full() && !self.is_broken(&path) {
             self.broken.push(path.clone());
@@ -56,7 +55,7 @@ impl Report {
         }
     }
 
-    /// Something at or below this path was taken out, so that what is said of it would mislead.
+    /// True if a value at or below this path was removed, so that a problem with it would mislead.
     pub(super) fn is_broken(&self, path: &str) -> bool {
         !path.is_empty()
             && self.broken.iter().any(|broken| {
@@ -64,8 +63,8 @@ impl Report {
             })
     }
 
-    /// The value of a result, or its sentence as a problem.
-    pub(super) fn take<T>(&mut self, path: impl FnOnce() -> String, result: Result<T, String>) -> Option<T> {
+    /// The value of a result; an error is reported as a problem.
+    pub(super) fn ok_or_report<T>(&mut self, path: impl FnOnce() -> String, result: Result<T, String>) -> Option<T> {
         result.map_err(|message| self.problem(path(), message)).ok()
     }
 
@@ -74,15 +73,14 @@ impl Report {
         self.problems.dedup();
         if self.is_full() {
             self.problems.truncate(MAX_PROBLEMS);
-            let message = "there are more problems; mend these first".to_owned();
+            let message = "too many problems; fix these first".to_owned();
             self.problems.push(Problem { path: String::new(), message });
         }
         self.problems
     }
 }
 
-/// Sections in their usual order, elements by number; within one, the order of being found, which
-/// is the document's.
+/// Orders by section, then by element, then by discovery, which is the document's order.
 pub(super) fn by_place(a: &Problem, b: &Problem) -> Ordering {
     fn place(path: &str) -> (usize, usize) {
         let sections = ["listeners", "routes", "upstreams", "policies"];

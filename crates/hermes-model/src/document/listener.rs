@@ -151,7 +151,7 @@ impl<'de> Visitor<'de> for CaptureVisitor {
     type Value = Capture;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a prefix such as 10.0.0.0/8, or {network: PREFIX, set-headers: {}}")
+        f.write_str("a network such as 10.0.0.0/8, or {network: PREFIX, set-headers: {}}")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Capture, E> {

@@ -32,7 +32,7 @@ const PUBLIC: [&str; 18] = [
     "::ffff:8.8.8.8",
 ];
 
-/// `reach: private` only.
+/// Private networks: they need at least `reach: private`.
 const PRIVATE: [&str; 12] = [
     "10.0.0.1",
     "10.255.255.255",
@@ -48,7 +48,7 @@ const PRIVATE: [&str; 12] = [
     "2002:0a00:0001::1",
 ];
 
-/// Never, without `reach: any`.
+/// Blocked addresses: they need `reach: any`.
 const NEVER: [&str; 53] = [
     "100.100.100.200",
     "fd00:ec2::23",
@@ -89,7 +89,7 @@ const NEVER: [&str; 53] = [
     "4000::1",
     "fd00:ec2::254",
     "fd20:ce::254",
-    // Loopback, metadata and their like in IPv6 clothes.
+    // Loopback, metadata and similar addresses, embedded in IPv6.
     "::ffff:127.0.0.1",
     "::ffff:0.0.0.0",
     "::ffff:169.254.169.254",

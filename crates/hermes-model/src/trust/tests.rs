@@ -1,4 +1,4 @@
-//! Tables of who is believed to be whom.
+//! Tables of identity verification.
 
 #![allow(clippy::unwrap_used)]
 
@@ -73,11 +73,11 @@ fn a_device_that_claims_to_be_another_user_is_refused_by_name_with_the_remedy() 
 
 #[test]
 fn a_dependent_node_cannot_pass_on_what_others_asserted() {
-    // A standalone node says alice to a dependent one, which believes it ...
+    // A standalone node asserts alice to a dependent node, which accepts it ...
     let standalone = certified(Some("sap"), &[], true);
     assert_eq!(judged(&standalone, &["alice"]), "alice");
-    // ... and forwards alice. The next node knows it as dependent: refused if it has users of its
-    // own, dropped if it has none.
+    // ... and forwards alice. The next node knows it as dependent: it rejects the session if the node has bound
+    // users, and removes the claim otherwise.
     assert!(judged(&certified(Some("dp"), &["dora"], false), &["alice"]).starts_with("403"));
     assert_eq!(judged(&certified(Some("dp"), &[], false), &["alice"]), "-(alice)");
 }

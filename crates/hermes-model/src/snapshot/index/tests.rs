@@ -1,4 +1,4 @@
-//! The index against a walk over all routes.
+//! The index compared with a test of all routes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,7 +31,7 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
     })
 }
 
-/// Few values, so that routes and sessions meet often.
+/// A small set of values, so that sessions match often.
 fn some<T: Clone + std::fmt::Debug + 'static>(values: Vec<T>) -> impl Strategy<Value = Vec<T>> {
     prop_oneof![3 => Just(Vec::new()), 2 => proptest::sample::subsequence(values, 1..3)]
 }
