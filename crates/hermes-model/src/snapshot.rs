@@ -226,7 +226,7 @@ pub enum ListenerProtocol {
     /// DNS over UDP and TCP: the node answers some names with virtual addresses and forwards all other queries.
     Dns(Dns),
     /// IP packets in UDP datagrams: the packets of a peer become a CONNECT-IP session to the listener's prefix.
-    Ip(Carried),
+    Ip(IpListener),
 }
 
 impl ListenerProtocol {
@@ -278,14 +278,14 @@ pub struct Capture {
 
 /// An `ip` listener: peers send it IP packets, one per UDP datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carried {
+pub struct IpListener {
     /// Destination of the packets.
     pub network: IpNet,
     /// Peers that may send packets; their sources do not overlap.
     pub peers: Vec<Peer>,
 }
 
-impl Carried {
+impl IpListener {
     /// The peer that sends from this address; `None` if no peer may.
     pub fn peer(&self, from: IpAddr) -> Option<&Peer> {
         let from = from.to_canonical();

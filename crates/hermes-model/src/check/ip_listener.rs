@@ -11,10 +11,10 @@ use super::listener::prefixes;
 use super::packets;
 use super::report::Report;
 use crate::document::listener as section;
-use crate::snapshot::{Carried, Peer};
+use crate::snapshot::{IpListener, Peer};
 
 /// Builds the settings of an `ip` listener; `None` if an essential part is missing.
-pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) -> Option<Carried> {
+pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) -> Option<IpListener> {
     let network = section.network.map(|network| network.0);
     if network.is_none() {
         let message = "missing destination network; add network: PREFIX, such as 10.10.0.0/16";
@@ -46,7 +46,7 @@ pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) 
         }
         peers.push(peer);
     }
-    Some(Carried { network: network?, peers })
+    Some(IpListener { network: network?, peers })
 }
 
 fn build_peer(
@@ -69,10 +69,10 @@ fn build_peer(
         report.problem(format!("{path}.from"), message);
     }
     let addresses = prefixes(&peer.address);
-    for unfit in addresses.iter().filter(|prefix| is_no_host(prefix)) {
+    for unusable in addresses.iter().filter(|prefix| is_no_host(prefix)) {
         report.problem(
             format!("{path}.address"),
-            format!("{unfit} is not a host address; use the address of the peer's device"),
+            format!("{unusable} is not a host address; use the address of the peer's device"),
         );
     }
     let fits = |address: &IpNet| network.is_none_or(|network| network.addr().is_ipv4() == address.addr().is_ipv4());
