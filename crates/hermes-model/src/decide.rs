@@ -182,7 +182,7 @@ fn is_open_proxy(route: &Route, facts: &Facts, snapshot: &Snapshot) -> bool {
     facts.trust == Trust::Anonymous
         && facts.user.is_none()
         && !facts.source.ip().to_canonical().is_loopback()
-        && route.goes_where_it_is_asked()
+        && route.lets_client_choose_target()
         && !has_fixed_target(facts, snapshot)
 }
 

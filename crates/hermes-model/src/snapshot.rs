@@ -386,7 +386,7 @@ pub struct Route {
     /// Resumable download: the node requests the content until it is complete.
     pub retrieve: Option<Retrieve>,
     /// The origin executes requests with the same `Idempotency-Key` once, so that they may be retried.
-    pub trusts_keys: bool,
+    pub trusts_idempotency_key: bool,
     /// Timeouts.
     pub timeout: Timeouts,
     /// Effect of a changed route on live sessions.
@@ -426,7 +426,7 @@ impl Route {
     }
 
     /// True if clients choose the destination outside the overlay. Open to everybody, the route is an open proxy.
-    pub fn goes_where_it_is_asked(&self) -> bool {
+    pub fn lets_client_choose_target(&self) -> bool {
         let is_named = match &self.action {
             Action::Terminate(terminate) => terminate.target != Target::Authority,
             Action::Device(gateway) => {

@@ -40,7 +40,7 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
         .map(|(_, listener)| &**listener)
         .collect();
     for (at, route) in routes {
-        if !route.goes_where_it_is_asked() {
+        if !route.lets_client_choose_target() {
             continue;
         }
         let reaching: Vec<String> = open

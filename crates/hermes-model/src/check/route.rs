@@ -46,7 +46,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         cache,
         pace,
         retrieve,
-        trusts_keys: section.idempotency_key,
+        trusts_idempotency_key: section.idempotency_key,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),

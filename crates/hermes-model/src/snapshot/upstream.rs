@@ -50,7 +50,7 @@ impl Upstream {
 
     /// True if sessions at an endpoint may stay there when `other` replaces this upstream: same endpoints, same
     /// protocol, same authentication. Name, backups and health checks only matter to new sessions.
-    pub fn leads_as(&self, other: &Self) -> bool {
+    pub fn is_compatible_with(&self, other: &Self) -> bool {
         let how = |upstream: &Self| {
             (
                 upstream.protocol,
@@ -62,7 +62,7 @@ impl Upstream {
             )
         };
         let is_proven_alike = match (&self.tls, &other.tls) {
-            (Some(own), Some(others)) => own.proves_as(others, self.endpoints.len()),
+            (Some(own), Some(others)) => own.is_proven_like(others, self.endpoints.len()),
             (own, others) => own == others,
         };
         self.endpoints == other.endpoints && self.balance == other.balance && how(self) == how(other) && is_proven_alike
@@ -191,7 +191,7 @@ pub enum TunnelMethod {
 
 impl UpstreamTls {
     /// True if this number of endpoints is authenticated in the same way by both. Names of backup nodes may differ.
-    fn proves_as(&self, other: &Self, endpoints: usize) -> bool {
+    fn is_proven_like(&self, other: &Self, endpoints: usize) -> bool {
         let common = || self.nodes.iter().filter(|node| other.nodes.contains(node)).count();
         (&self.server_name, &self.ca, self.anonymous) == (&other.server_name, &other.ca, other.anonymous)
             && (self.nodes == other.nodes || common() >= endpoints)
@@ -235,7 +235,7 @@ mod tests {
             ("endpoints: ['b:1', 'c:1'], tls: {node: [b, c], anonymous: true}", false),
             ("endpoints: ['b:1', 'c:1'], overlay: true", false),
         ] {
-            assert_eq!(before.leads_as(&upstream(text)), stays, "{text}");
+            assert_eq!(before.is_compatible_with(&upstream(text)), stays, "{text}");
         }
     }
 }

@@ -24,7 +24,7 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         cache: None,
         pace: None,
         retrieve: None,
-        trusts_keys: false,
+        trusts_idempotency_key: false,
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,
