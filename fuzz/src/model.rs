@@ -217,7 +217,7 @@ pub(crate) fn facts(kind: Kind, authority: &str, path: &str) -> Option<Facts> {
         path: PathAndQuery::try_from(path).ok().filter(|path| path.as_str().starts_with('/'))?,
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     })
 }

@@ -32,7 +32,7 @@ fn facts(kind: Kind, authority: &str, path: &str) -> Facts {
         path: path.parse().unwrap(),
         headers,
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     }
 }

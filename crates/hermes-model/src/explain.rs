@@ -270,8 +270,8 @@ fn describe(matcher: &Matcher, failed: Condition, facts: &Facts, path: &str) -> 
 }
 
 fn network_of(facts: &Facts) -> Option<String> {
-    let told = || facts.told.map(|net| format!("{net}, only announced by the peer"));
-    facts.network.map(|net| net.to_string()).or_else(told)
+    let announced = || facts.announced_network.map(|net| format!("{net}, only announced by the peer"));
+    facts.network.map(|net| net.to_string()).or_else(announced)
 }
 
 /// Does not show the session's values of a header, which may be secrets.

@@ -130,7 +130,7 @@ pub struct Facts {
     pub network: Option<IpNet>,
     /// Destination network that a peer announced (`hermes-network`), if the URI has a name or no target. The last node
     /// resolves the name, so the announced network is only a hint.
-    pub told: Option<IpNet>,
+    pub announced_network: Option<IpNet>,
     /// IP protocol number of an `ip` session.
     pub protocol: Option<u8>,
 }

@@ -108,7 +108,7 @@ impl Matcher {
 
     /// The destination network to test.
     fn network_of(&self, facts: &Facts) -> Option<IpNet> {
-        facts.network.or(facts.told.filter(|_| self.accepts_announced_network))
+        facts.network.or(facts.announced_network.filter(|_| self.accepts_announced_network))
     }
 
     /// True if this match covers every session that `other` matches. May return false for a match that does.

@@ -33,7 +33,7 @@ pub(crate) fn session(kind: Kind, method: Method, authority: &str, path: &str) -
         path: path.parse().unwrap(),
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     }
 }

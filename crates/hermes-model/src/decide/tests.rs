@@ -111,23 +111,23 @@ fn every_field_of_a_match_must_hold() {
 
 /// A peer can announce any network for a name, so only the node that sends the packets out may rely on it.
 #[test]
-fn a_told_network_matches_where_the_packets_are_sent_out() {
+fn an_announced_network_matches_where_the_packets_are_sent_out() {
     let document = "node: edge\nlisteners:\n- {name: apps, bind: 127.0.0.1:0, protocol: http}\nroutes:\n\
                     - {name: on, match: {kind: ip, network: 10.0.0.0/8}, upstream: next}\n\
                     - {name: out, match: {kind: ip, network: 10.1.0.0/16}, terminate: {tun: gw0}}\n\
                     - {name: named, match: {kind: ip, authority: FILES}, upstream: next}\n\
                     upstreams:\n- {name: next, protocol: h2, endpoints: ['192.0.2.1:443']}\n";
-    let told = |authority: &str, network: &str| Facts {
-        told: Some(network.parse().unwrap()),
+    let announced = |authority: &str, network: &str| Facts {
+        announced_network: Some(network.parse().unwrap()),
         ..session(Kind::Ip, Method::CONNECT, authority, "/")
     };
     all(
         document,
         &[
             (packets("10.1.0.7/32", 6), "on"),
-            (told("FILES", "10.1.0.7/32"), "out"),
-            (told("FILES", "10.2.0.7/32"), "named"),
-            (told("MAIL", "10.2.0.7/32"), "404: no route for ip to mail"),
+            (announced("FILES", "10.1.0.7/32"), "out"),
+            (announced("FILES", "10.2.0.7/32"), "named"),
+            (announced("MAIL", "10.2.0.7/32"), "404: no route for ip to mail"),
         ],
     );
 }

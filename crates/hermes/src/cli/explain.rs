@@ -240,7 +240,7 @@ impl Explain {
             authority,
             headers: self.header_map(capture, network)?,
             network,
-            told: None,
+            announced_network: None,
             protocol: None,
         })
     }

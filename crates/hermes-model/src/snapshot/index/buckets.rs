@@ -97,7 +97,7 @@ impl Buckets {
             open(&self.users, &**user, search);
         }
         self.search_headers(search);
-        for network in facts.network.into_iter().chain(facts.told) {
+        for network in facts.network.into_iter().chain(facts.announced_network) {
             self.networks.search(network, search);
         }
         if let (false, Some(port)) = (self.ports.is_empty(), facts.authority.port()) {

@@ -114,7 +114,7 @@ fn facts() -> impl Strategy<Value = Facts> {
         facts.network = network.map(|net| net.parse().unwrap());
         facts.protocol = facts.network.map(|_| 6);
         if is_told {
-            facts.told = facts.network.take();
+            facts.announced_network = facts.network.take();
         }
         for (name, value) in lines {
             facts.headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));

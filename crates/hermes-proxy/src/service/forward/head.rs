@@ -72,7 +72,7 @@ impl Outgoing {
             *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !dress.to_proxy)
         };
         remove_where(&mut fields, ends_here);
-        if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
+        if let Some(told) = facts.announced_network.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
         dress.via.append(&mut fields, dress.version);
