@@ -17,9 +17,9 @@ pub struct LimitRow {
     /// Default, as written in a document.
     pub default: String,
     /// Minimum.
-    pub least: String,
+    pub min: String,
     /// Maximum.
-    pub most: String,
+    pub max: String,
 }
 
 /// Type of a limit: its document form, comparison and display.
@@ -105,7 +105,7 @@ const fn secs(seconds: u64) -> Duration {
 /// reference is tested against.
 macro_rules! limits {
     ($($(#[$doc:meta])* $field:ident / $name:literal : $kind:ty as $measure:ty $(, $convert:expr)? ;
-       $default:expr, $least:expr, $most:expr;)*) => {
+       $default:expr, $min:expr, $max:expr;)*) => {
         /// Every limit of a node. `Limits::default()` is safe for a machine of 2 GiB.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Limits {
@@ -135,9 +135,9 @@ macro_rules! limits {
                         None => default,
                         Some(written) => {
                             let value = <$measure as Measure>::read(written);
-                            let (least, most): ($measure, $measure) = ($least, $most);
-                            if value < least || value > most {
-                                report($name, out_of_range(value, least, most, default));
+                            let (min, max): ($measure, $measure) = ($min, $max);
+                            if value < min || value > max {
+                                report($name, out_of_range(value, min, max, default));
                             }
                             value
                         }
@@ -151,8 +151,8 @@ macro_rules! limits {
             /// Every limit with its default and range, in the order of the reference.
             pub fn table() -> Vec<LimitRow> {
                 vec![$({
-                    let (default, least, most): ($measure, $measure, $measure) = ($default, $least, $most);
-                    LimitRow { name: $name, default: default.show(), least: least.show(), most: most.show() }
+                    let (default, min, max): ($measure, $measure, $measure) = ($default, $min, $max);
+                    LimitRow { name: $name, default: default.show(), min: min.show(), max: max.show() }
                 },)*]
             }
         }
@@ -161,14 +161,8 @@ macro_rules! limits {
     (@convert $value:expr, $convert:expr) => { $convert($value) };
 }
 
-fn out_of_range<T: Measure>(value: T, least: T, most: T, default: T) -> String {
-    format!(
-        "{} is out of range; must be {} to {} (default {})",
-        value.show(),
-        least.show(),
-        most.show(),
-        default.show()
-    )
+fn out_of_range<T: Measure>(value: T, min: T, max: T, default: T) -> String {
+    format!("{} is out of range; must be {} to {} (default {})", value.show(), min.show(), max.show(), default.show())
 }
 
 fn window(bytes: Bytes) -> u32 {

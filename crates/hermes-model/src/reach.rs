@@ -67,7 +67,7 @@ impl Reach {
             Some(block) => Some(block.reason),
             // Only 2000::/3 is delegated for global unicast (RFC 4291, 2.4).
             None if bits >> 125 == 0b001 => None,
-            None => Some("is outside of IPv6's global unicast space"),
+            None => Some("is outside the global unicast space of IPv6"),
         }
     }
 }
@@ -124,13 +124,13 @@ const V4_SPECIAL: [Block<u32>; 18] = [
     v4([127, 0, 0, 0], 8, Class::Never, "is loopback (127.0.0.0/8)"),
     v4([169, 254, 0, 0], 16, Class::Never, "is link-local, where cloud metadata lives (169.254.0.0/16)"),
     v4([172, 16, 0, 0], 12, Class::Private, "is private (172.16.0.0/12)"),
-    v4([192, 0, 0, 0], 24, Class::Never, "is for protocol assignments (192.0.0.0/24)"),
-    v4([192, 0, 2, 0], 24, Class::Never, "is for documentation (192.0.2.0/24)"),
+    v4([192, 0, 0, 0], 24, Class::Never, "is reserved for protocol assignments (192.0.0.0/24)"),
+    v4([192, 0, 2, 0], 24, Class::Never, "is reserved for documentation (192.0.2.0/24)"),
     v4([192, 88, 99, 0], 24, Class::Never, "is a 6to4 relay (192.88.99.0/24)"),
     v4([192, 168, 0, 0], 16, Class::Private, "is private (192.168.0.0/16)"),
-    v4([198, 18, 0, 0], 15, Class::Never, "is for benchmarks (198.18.0.0/15)"),
-    v4([198, 51, 100, 0], 24, Class::Never, "is for documentation (198.51.100.0/24)"),
-    v4([203, 0, 113, 0], 24, Class::Never, "is for documentation (203.0.113.0/24)"),
+    v4([198, 18, 0, 0], 15, Class::Never, "is reserved for benchmarks (198.18.0.0/15)"),
+    v4([198, 51, 100, 0], 24, Class::Never, "is reserved for documentation (198.51.100.0/24)"),
+    v4([203, 0, 113, 0], 24, Class::Never, "is reserved for documentation (203.0.113.0/24)"),
     v4([168, 63, 129, 16], 32, Class::Never, "is a cloud's metadata service (168.63.129.16)"),
     v4([224, 0, 0, 0], 4, Class::Never, "is multicast (224.0.0.0/4)"),
     v4([255, 255, 255, 255], 32, Class::Never, "is broadcast (255.255.255.255)"),
@@ -141,7 +141,12 @@ const V6_SPECIAL: [Block<u128>; 18] = [
     v6_whole([0, 0, 0, 0, 0, 0, 0, 0], 128, Class::Never, "is the unspecified address (::)"),
     v6_whole([0, 0, 0, 0, 0, 0, 0, 1], 128, Class::Never, "is loopback (::1)"),
     // Metadata services within the private space are never permitted, unlike the rest of it.
-    v6([0xfd00, 0x0ec2, 0, 0], 32, Class::Never, "is a cloud's own services, metadata among them (fd00:ec2::/32)"),
+    v6(
+        [0xfd00, 0x0ec2, 0, 0],
+        32,
+        Class::Never,
+        "is a cloud's internal network, including metadata services (fd00:ec2::/32)",
+    ),
     v6_whole([0xfd00, 0x0042, 0, 0, 0, 0, 0, 0x0042], 128, Class::Never, "is a cloud's metadata service (fd00:42::42)"),
     v6_whole(
         [0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254],
@@ -151,15 +156,15 @@ const V6_SPECIAL: [Block<u128>; 18] = [
     ),
     // Each operator divides this prefix differently (RFC 8215), so the position of the IPv4 address is unknown.
     v6([0x0064, 0xff9b, 1, 0], 48, Class::Never, "is NAT64's local prefix (64:ff9b:1::/48)"),
-    v6([0x0100, 0, 0, 0], 64, Class::Never, "is discarded (100::/64)"),
+    v6([0x0100, 0, 0, 0], 64, Class::Never, "is discard-only (100::/64)"),
     v6([0x0100, 0, 0, 1], 64, Class::Never, "is a dummy prefix (100:0:0:1::/64)"),
     // No origin uses the globally reachable blocks of 2001::/23 (AMT, AS112, ORCHIDv2, ...).
-    v6([0x2001, 0, 0, 0], 23, Class::Never, "is for protocol assignments (2001::/23)"),
-    v6([0x2001, 0x0db8, 0, 0], 32, Class::Never, "is for documentation (2001:db8::/32)"),
-    v6([0x3fff, 0, 0, 0], 20, Class::Never, "is for documentation (3fff::/20)"),
-    v6([0x2620, 0x004f, 0x8000, 0], 48, Class::Never, "is for AS112 (2620:4f:8000::/48)"),
-    v6([0x5f00, 0, 0, 0], 16, Class::Never, "is for segment routing (5f00::/16)"),
-    v6([0x3ffe, 0, 0, 0], 16, Class::Never, "was the 6bone's (3ffe::/16)"),
+    v6([0x2001, 0, 0, 0], 23, Class::Never, "is reserved for protocol assignments (2001::/23)"),
+    v6([0x2001, 0x0db8, 0, 0], 32, Class::Never, "is reserved for documentation (2001:db8::/32)"),
+    v6([0x3fff, 0, 0, 0], 20, Class::Never, "is reserved for documentation (3fff::/20)"),
+    v6([0x2620, 0x004f, 0x8000, 0], 48, Class::Never, "is reserved for AS112 (2620:4f:8000::/48)"),
+    v6([0x5f00, 0, 0, 0], 16, Class::Never, "is reserved for segment routing (5f00::/16)"),
+    v6([0x3ffe, 0, 0, 0], 16, Class::Never, "was used by the 6bone (3ffe::/16)"),
     v6([0xfc00, 0, 0, 0], 7, Class::Private, "is private (fc00::/7)"),
     v6([0xfe80, 0, 0, 0], 10, Class::Never, "is link-local (fe80::/10)"),
     v6([0xfec0, 0, 0, 0], 10, Class::Never, "is site-local (fec0::/10)"),

@@ -144,7 +144,7 @@ fn the_reference_has_every_limit_with_its_default_and_range() {
     for row in Limits::table() {
         let line = reference.lines().find(|line| line.starts_with(&format!("| `{}` |", row.name)));
         let line = line.unwrap_or_else(|| panic!("docs/reference/node-document.md lacks the limit {}", row.name));
-        let end = format!("| {} | {} | {} |", row.default, row.least, row.most);
+        let end = format!("| {} | {} | {} |", row.default, row.min, row.max);
         assert!(line.ends_with(&end), "{line}\nshould end with {end}");
     }
 }
