@@ -146,7 +146,7 @@ fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Rout
         let reason = DenyReason::NoRoute { kind: facts.kind, authority: facts.authority.clone() };
         return Err((StatusCode::NOT_FOUND, reason));
     };
-    fit(route, facts, snapshot).map(|()| route)
+    check_match(route, facts, snapshot).map(|()| route)
 }
 
 /// Detects loops by `Via` (RFC 9110, 7.6.3); status 508 is defined by RFC 5842.
@@ -165,7 +165,7 @@ fn reject_loops(facts: &Facts, snapshot: &Snapshot) -> Result<(), Rejection> {
 }
 
 /// Checks the first match. A failure never falls through to the next route: a route that denies must be reliable.
-fn fit(route: &Route, facts: &Facts, snapshot: &Snapshot) -> Result<(), Rejection> {
+fn check_match(route: &Route, facts: &Facts, snapshot: &Snapshot) -> Result<(), Rejection> {
     if !route.action.carries(facts.kind) {
         let reason = DenyReason::WrongKind { route: Arc::clone(&route.name), kind: facts.kind };
         return Err((StatusCode::FORBIDDEN, reason));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_become_one_variable_are_alike() {
+    fn names_of_one_variable_collide() {
         for (a, b, alike) in [
             ("x_user", "x-user", true),
             ("x.user", "x-user", true),

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decoded_never_completes_an_escape() {
+    fn decoded_text_never_completes_an_escape() {
         for (path, decoded) in [
             ("/a/%2%65%2%65/admin", "/a/%252e%252e/admin"),
             ("/6%1%61", "/6%251a"),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_paths_are_read_in_all_their_ways() {
+    fn ambiguous_paths_have_all_readings() {
         let cases: &[(&str, &str, &[&str])] = &[
             ("/%61dmin", "/admin", &[]),
             ("/a%7eb%2dc", "/a~b-c", &[]),

@@ -15,7 +15,7 @@ use crate::spiffe::is_user_name;
 
 pub use authority::{AuthorityPattern, HostPattern, PortPattern};
 pub use path::PathPattern;
-pub(crate) use path::Skeleton;
+pub(crate) use path::SegmentPattern;
 
 /// Pattern for the value of a header field.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ fn one_name_has_one_spelling() {
 }
 
 #[test]
-fn what_is_no_authority_says_why() {
+fn invalid_authorities_say_why() {
     use AuthorityError::*;
     for (text, error) in [
         ("", EmptyHost),

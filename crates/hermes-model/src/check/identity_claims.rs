@@ -25,7 +25,7 @@ pub fn unproven<'u>(snapshot: &Snapshot, uris: impl IntoIterator<Item = &'u str>
     });
     let problems =
         all.filter(|(_, _, user)| !own.users.contains(user)).take(MAX_USERS).filter_map(|(listener, path, user)| {
-            let message = message(snapshot, &own, &user, forwarded(snapshot, listener, &user)?);
+            let message = message(snapshot, &own, &user, receiving_upstream(snapshot, listener, &user)?);
             Some(Problem { path: format!("{path}.set-headers.hermes-user"), message })
         });
     problems.collect()
@@ -54,7 +54,7 @@ fn users(at: &str, listener: &Listener) -> Vec<(String, Arc<str>)> {
 }
 
 /// The first upstream that may receive this user's sessions of this listener, and verifies this node's certificate.
-fn forwarded<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &str) -> Option<&'s Upstream> {
+fn receiving_upstream<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &str) -> Option<&'s Upstream> {
     let takes = |route: &Route| {
         let matcher = &route.matcher;
         (matcher.listeners.is_empty() || matcher.listeners.contains(&listener.name))

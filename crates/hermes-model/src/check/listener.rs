@@ -31,7 +31,7 @@ pub(super) fn build(
     if section.early_data && !section.http3 {
         report.problem(format!("{at}.early-data"), "early-data requires HTTP/3; add http3: true, or remove early-data");
     }
-    fitting_keys(section, at, report);
+    check_keys(section, at, report);
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
     let user = set_headers.iter().find(|(name, _)| *name == HERMES_USER);
     if user.is_some_and(|(_, user)| !user.to_str().is_ok_and(is_user_name)) {
@@ -71,7 +71,7 @@ pub(super) fn prefixes(section: &Many<Prefix>) -> Vec<IpNet> {
 }
 
 /// Reports keys that the protocol does not have.
-fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
+fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let http = section.protocol == Protocol::Http;
     let mut only = |key: &str, written: bool, fits: bool, of: &str| {
         if written && !fits {
@@ -104,12 +104,12 @@ fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("tls", section.tls.is_some(), stream, "protocol http, tcp or socks5");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "protocol http, tcp or socks5");
     if section.dial.is_some() {
-        dialling_keys(section, at, report);
+        check_dialling_keys(section, at, report);
     }
 }
 
 /// Reports keys that a dialling listener cannot have, because nobody connects to it.
-fn dialling_keys(section: &section::Listener, at: &str, report: &mut Report) {
+fn check_dialling_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let mut no = |key: &str, written: bool, why: &str| {
         if written {
             report.problem(format!("{at}.{key}"), format!("a listener with dial {why}; remove {key}"));

@@ -34,8 +34,8 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     let action = action(section, at, names, report)?;
     // An upstream only gets the network of the URI, whatever network a peer announced.
     matcher.accepts_announced_network = !matches!(action, Action::Upstream(_));
-    fitting_kinds(&matcher, &action, at, report);
-    fitting_policies(section, &matcher, &action, at, report);
+    check_kinds(&matcher, &action, at, report);
+    check_policies(section, &matcher, &action, at, report);
     Some(Route {
         name: Arc::from(section.name.as_str()),
         matcher,
@@ -147,16 +147,16 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     if let (Some(device), false) = (&section.tun, dials) {
         return Some(Action::Device(build_gateway(section, &device.0, at, report)));
     }
-    let mut of_tun = |key: &str, written: bool| {
+    let mut require_tun = |key: &str, written: bool| {
         if written && section.tun.is_none() {
             report.problem(format!("{at}.{key}"), format!("{key} requires tun; remove it"));
         }
     };
-    of_tun("address", !section.address.is_empty());
-    of_tun("assign", !section.assign.is_empty());
-    of_tun("assign-networks", section.assign_networks);
-    of_tun("nat", section.nat);
-    of_tun("inner", section.inner.is_some());
+    require_tun("address", !section.address.is_empty());
+    require_tun("assign", !section.assign.is_empty());
+    require_tun("assign-networks", section.assign_networks);
+    require_tun("nat", section.nat);
+    require_tun("inner", section.inner.is_some());
     let written: Vec<(TerminateKind, &Target)> =
         [(TerminateKind::Tcp, &section.tcp), (TerminateKind::Udp, &section.udp), (TerminateKind::Http, &section.http)]
             .into_iter()
@@ -266,7 +266,7 @@ fn build_redirect(section: &section::Redirect, at: &str, report: &mut Report) ->
 }
 
 /// The action must support all kinds of the match. If the match names none, `decide` denies sessions of other kinds.
-fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
+fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
     let unsupported: Vec<Kind> = matcher.kinds.iter().copied().filter(|kind| !action.carries(*kind)).collect();
     if unsupported.is_empty() {
         return;
@@ -294,7 +294,7 @@ fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Repo
 }
 
 /// Warns about policies without an effect.
-fn fitting_policies(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
+fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
     let tunnel = match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_section_is_said_with_its_number() {
+    fn other_documents_are_reported_with_their_number() {
         assert!(sections("kind: A\n---\n[1]\n").unwrap_err().message.contains("document 2"));
         assert!(sections("{").unwrap_err().message.contains("invalid YAML"));
         assert!(sections("").unwrap().is_empty());

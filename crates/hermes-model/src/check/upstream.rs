@@ -25,9 +25,9 @@ pub(super) fn build(
     let (endpoints, backup) = (endpoints(section, at, report), backup(section, at, report));
     let all = || endpoints.iter().chain(&backup);
     if all().any(|endpoint| endpoint.node().is_some()) {
-        with_nodes(section, all().all(|endpoint| endpoint.node().is_some()), at, report);
+        check_reverse_keys(section, all().all(|endpoint| endpoint.node().is_some()), at, report);
     }
-    fitting_keys(section, at, report);
+    check_keys(section, at, report);
     let hosts: Vec<_> = all().filter_map(Endpoint::host).collect();
     let tls = section.tls.as_ref().map(|tls| build_tls(tls, &hosts, &format!("{at}.tls"), context, report));
     Some(Upstream {
@@ -102,7 +102,7 @@ fn build_contact(section: section::Contact, at: &str, report: &mut Report) -> Co
 
 /// Reports keys that conflict with nodes on reverse connections, which the nodes open. `are_all`: there are no other
 /// endpoints.
-fn with_nodes(section: &section::Upstream, are_all: bool, at: &str, report: &mut Report) {
+fn check_reverse_keys(section: &section::Upstream, are_all: bool, at: &str, report: &mut Report) {
     let mut no = |key: &str, written: bool, message: &str| {
         if written {
             report.problem(format!("{at}.{key}"), message);
@@ -124,7 +124,7 @@ fn with_nodes(section: &section::Upstream, are_all: bool, at: &str, report: &mut
 }
 
 /// Reports keys that the protocol does not have.
-fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
+fn check_keys(section: &section::Upstream, at: &str, report: &mut Report) {
     let protocol = section.protocol;
     let tcp = protocol == UpstreamProtocol::Tcp;
     let mut only = |key: &str, written: bool, message: &str| {

@@ -133,7 +133,7 @@ fn an_announced_network_matches_where_the_packets_are_sent_out() {
 }
 
 #[test]
-fn the_first_match_wins_whatever_it_is_filed_under() {
+fn the_first_match_wins_under_any_index_key() {
     let document = routes(&[
         ("by-header", "headers: {x-first: 'yes'}"),
         ("by-path", "path: '/a/*'"),

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_find_their_word_and_strangers_do_not() {
+    fn misspellings_find_the_nearest_name() {
         let known = ["upstream", "terminate", "respond", "redirect", "match", "name", "set-headers"];
         for (wrong, right) in [
             ("upsteam", Some("upstream")),

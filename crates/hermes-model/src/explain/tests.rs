@@ -64,7 +64,7 @@ upstreams: [{name: next, protocol: h2, endpoints: ['192.0.2.1:80']}]
 }
 
 #[test]
-fn who_stands_in_is_shown() {
+fn backup_endpoints_are_shown() {
     let document = "
 node: edge
 routes: [{name: on, upstream: next}]
@@ -134,7 +134,7 @@ fn arrive(facts: Facts) -> Explanation {
 }
 
 #[test]
-fn what_the_listener_sets_stands_over_what_the_client_claims() {
+fn headers_of_the_listener_replace_claims_of_the_client() {
     let claimed = get("X", "/").header("hermes-user", "mallory").header("x-zone", "abroad");
     let explanation = arrive(claimed);
     assert_eq!(explanation.route.as_deref(), Some("of-home"));
@@ -173,7 +173,7 @@ fn without_a_required_certificate_nothing_is_decided() {
 }
 
 #[test]
-fn what_is_out_of_reach_is_refused_and_why() {
+fn targets_out_of_reach_are_denied_with_the_reason() {
     let cases = [
         (get("169.254.169.254", "/latest"), Some("169.254.169.254 is link-local")),
         (get("127.0.0.1:22", "/"), Some("is loopback (127.0.0.0/8); out of reach of route forward (reach: public)")),

@@ -84,7 +84,7 @@ impl PathPattern {
     }
 
     /// The pattern segment by segment; `None` for the pattern that matches anything, even the absence of a path.
-    pub(crate) fn skeleton(&self) -> Option<Skeleton> {
+    pub(crate) fn segment_pattern(&self) -> Option<SegmentPattern> {
         let last = self.pieces.len().checked_sub(1)?;
         let mut segments = Vec::new();
         for (at, piece) in self.pieces.iter().enumerate() {
@@ -98,8 +98,8 @@ impl PathPattern {
                 segments.extend(body.split('/').map(|text| Some(Box::from(text))));
             }
         }
-        let begins = if self.open { segments.pop().flatten() } else { None };
-        Some(Skeleton { segments, begins })
+        let prefix = if self.open { segments.pop().flatten() } else { None };
+        Some(SegmentPattern { segments, prefix })
     }
 
     /// Literal prefix of every matching path, up to its last `/`. `/` or empty if the pattern has no literal segment.
@@ -121,17 +121,17 @@ impl PathPattern {
 
 /// A pattern as segments, for the route index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Skeleton {
+pub(crate) struct SegmentPattern {
     /// Literal segments; `None` is a wildcard for one segment that is not empty.
     pub(crate) segments: Vec<Option<Box<str>>>,
     /// Prefix of the following segment in an open pattern, possibly empty. `None`: no further segment.
-    pub(crate) begins: Option<Box<str>>,
+    pub(crate) prefix: Option<Box<str>>,
 }
 
-impl Skeleton {
+impl SegmentPattern {
     /// True if the pattern distinguishes paths at all.
     pub(crate) fn is_selective(&self) -> bool {
-        !self.segments.is_empty() || self.begins.as_deref() != Some("")
+        !self.segments.is_empty() || self.prefix.as_deref() != Some("")
     }
 }
 

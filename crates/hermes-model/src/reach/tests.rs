@@ -131,7 +131,7 @@ fn private_adds_private_networks_and_nothing_else() {
 }
 
 #[test]
-fn the_nodes_own_addresses_are_out_of_reach_in_any_clothes() {
+fn the_nodes_own_addresses_are_out_of_reach_in_any_form() {
     let own = ["10.1.2.3", "2606:4700::7", "8.8.8.8"];
     for addr in
         ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:0a01:0203::", "2606:4700::7", "::ffff:8.8.8.8"]

@@ -21,7 +21,7 @@ fn judged(trust: &Trust, claims: &[&str]) -> String {
 }
 
 #[test]
-fn claims_are_believed_only_from_those_who_may_make_them() {
+fn claims_are_accepted_only_from_peers_that_may_make_them() {
     let node = |name: &str, users: &[&str]| certified(Some(name), users, false);
     let conflict = "400 conflicting hermes-user headers; send one";
     let illegal =
@@ -133,7 +133,7 @@ fn uris_of_certificates_are_read_strictly() {
 }
 
 #[test]
-fn the_overlay_s_headers_are_nobody_s_who_is_not_of_it_and_origins_are_proven() {
+fn overlay_headers_of_strangers_are_removed_and_origins_are_proven() {
     let snapshot = snapshot("{node: edge, listeners: [{name: in, bind: '127.0.0.1:1', protocol: http}]}");
     let settled = |trust: Trust, origin: Option<&str>| {
         let mut facts = packets("10.0.0.1/32", 0).header("hermes-mtu", "1400").from("192.0.2.7:5");

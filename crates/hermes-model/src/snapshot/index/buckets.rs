@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 use super::Search;
 use super::build::Key;
 use crate::authority::Authority;
-use crate::pattern::{HostPattern, PortPattern, Skeleton};
+use crate::pattern::{HostPattern, PortPattern, SegmentPattern};
 
 /// A fixed, fast hash is safe here: only the document inserts keys. Clients only look up, so they cannot cause
 /// collisions.
@@ -42,7 +42,7 @@ impl Bucket {
     }
 }
 
-fn open<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
+fn search_bucket<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
     map: &Map<K, Bucket>,
     key: &Q,
     search: &mut Search<'_>,
@@ -76,7 +76,7 @@ impl Buckets {
             Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, bucket),
             Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, bucket),
             Key::Port(port) => _ = self.ports.insert(port, bucket),
-            Key::Path(skeleton) => self.paths.insert(skeleton, bucket, first),
+            Key::Path(pattern) => self.paths.insert(pattern, bucket, first),
             Key::User(user) => _ = self.users.insert(user, bucket),
             Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, bucket),
             Key::Network(net) => self.networks.insert(net, bucket),
@@ -94,16 +94,16 @@ impl Buckets {
         self.any_host.search(&facts.authority, search);
         self.paths.search(search);
         if let Some(user) = &facts.user {
-            open(&self.users, &**user, search);
+            search_bucket(&self.users, &**user, search);
         }
         self.search_headers(search);
         for network in facts.network.into_iter().chain(facts.announced_network) {
             self.networks.search(network, search);
         }
         if let (false, Some(port)) = (self.ports.is_empty(), facts.authority.port()) {
-            open(&self.ports, &port, search);
+            search_bucket(&self.ports, &port, search);
         }
-        open(&self.listeners, &*facts.listener, search);
+        search_bucket(&self.listeners, &*facts.listener, search);
         search.test(&self.rest);
     }
 
@@ -116,13 +116,13 @@ impl Buckets {
         if self.headers.len() <= facts.headers.len() {
             for (name, values) in &self.headers {
                 for line in facts.headers.get_all(name) {
-                    open(values, line, search);
+                    search_bucket(values, line, search);
                 }
             }
         } else {
             for (name, line) in &facts.headers {
                 if let Some(values) = self.headers.get(name) {
-                    open(values, line, search);
+                    search_bucket(values, line, search);
                 }
             }
         }
@@ -148,7 +148,7 @@ impl Ports {
 
     fn search(&self, authority: &Authority, search: &mut Search<'_>) {
         if let (false, Some(port)) = (self.exact.is_empty(), authority.port()) {
-            open(&self.exact, &port, search);
+            search_bucket(&self.exact, &port, search);
         }
         if authority.has_default_port() {
             self.default.search(search);
@@ -168,17 +168,17 @@ struct Suffixes {
 impl Suffixes {
     fn insert(&mut self, suffix: Arc<str>, port: PortPattern, bucket: Bucket) {
         let length = suffix.len();
-        let (shortest, longest) = self.lengths.unwrap_or((length, length));
-        self.lengths = Some((shortest.min(length), longest.max(length)));
+        let (min_length, max_length) = self.lengths.unwrap_or((length, length));
+        self.lengths = Some((min_length.min(length), max_length.max(length)));
         self.by_suffix.entry(suffix).or_default().insert(port, bucket);
     }
 
     fn search(&self, host: &str, search: &mut Search<'_>) {
-        let Some((shortest, longest)) = self.lengths else { return };
+        let Some((min_length, max_length)) = self.lengths else { return };
         // A host has at most 255 bytes, so there are at most 127 lookups. No host begins with a dot, so a label
         // precedes each suffix.
-        let from = host.len().saturating_sub(longest);
-        let to = (host.len() + 1).saturating_sub(shortest);
+        let from = host.len().saturating_sub(max_length);
+        let to = (host.len() + 1).saturating_sub(min_length);
         for at in (from..to).filter(|at| host.as_bytes()[*at] == b'.') {
             if let Some(ports) = self.by_suffix.get(&host[at..]) {
                 ports.search(&search.facts.authority, search);
@@ -196,11 +196,11 @@ struct PathTree {
     /// Subtree of the wildcard, for any segment that is not empty.
     any: Option<Box<PathTree>>,
     /// Length of the longest segment of `children`: a longer one is not hashed.
-    longest: usize,
+    max_length: usize,
     /// Routes of exactly this path.
     exact: Bucket,
     /// Routes of paths that begin with this path, a `/` and a prefix of the next segment, which may be empty.
-    under: Beginnings,
+    under: SegmentPrefixes,
     /// First route of the subtree: once an earlier route matches, the subtree is skipped.
     first: u32,
 }
@@ -210,29 +210,29 @@ impl Default for PathTree {
         Self {
             children: Map::default(),
             any: None,
-            longest: 0,
+            max_length: 0,
             exact: Bucket::default(),
-            under: Beginnings::default(),
+            under: SegmentPrefixes::default(),
             first: u32::MAX,
         }
     }
 }
 
 impl PathTree {
-    fn insert(&mut self, skeleton: Skeleton, bucket: Bucket, first: u32) {
+    fn insert(&mut self, pattern: SegmentPattern, bucket: Bucket, first: u32) {
         let mut node = self;
         node.first = node.first.min(first);
-        for segment in skeleton.segments {
+        for segment in pattern.segments {
             node = match segment {
                 Some(text) => {
-                    node.longest = node.longest.max(text.len());
+                    node.max_length = node.max_length.max(text.len());
                     node.children.entry(text).or_default()
                 }
                 None => node.any.get_or_insert_default(),
             };
             node.first = node.first.min(first);
         }
-        match skeleton.begins {
+        match pattern.prefix {
             Some(beginning) => node.under.insert(beginning, bucket),
             None => node.exact = bucket,
         }
@@ -253,7 +253,7 @@ impl PathTree {
                     continue;
                 }
                 node.under.search(segment, search);
-                let child = if segment.len() <= node.longest { node.children.get(segment) } else { None };
+                let child = if segment.len() <= node.max_length { node.children.get(segment) } else { None };
                 let any = node.any.as_deref().filter(|_| !segment.is_empty());
                 for child in child.into_iter().chain(any) {
                     match tail {
@@ -273,7 +273,7 @@ impl PathTree {
 
 /// Routes by prefix of a segment.
 #[derive(Debug, Default)]
-struct Beginnings {
+struct SegmentPrefixes {
     /// Routes with an empty prefix.
     any: Bucket,
     by_text: Map<Box<str>, Bucket>,
@@ -281,7 +281,7 @@ struct Beginnings {
     lengths: Vec<usize>,
 }
 
-impl Beginnings {
+impl SegmentPrefixes {
     fn insert(&mut self, text: Box<str>, bucket: Bucket) {
         if text.is_empty() {
             self.any = bucket;
@@ -296,7 +296,7 @@ impl Beginnings {
     fn search(&self, segment: &str, search: &mut Search<'_>) {
         self.any.search(search);
         for beginning in self.lengths.iter().map_while(|length| segment.get(..*length)) {
-            open(&self.by_text, beginning, search);
+            search_bucket(&self.by_text, beginning, search);
         }
     }
 }
@@ -320,7 +320,7 @@ impl Networks {
     fn search(&self, network: IpNet, search: &mut Search<'_>) {
         for &length in self.lengths.iter().take_while(|length| **length <= network.prefix_len()) {
             if let Ok(net) = IpNet::new(network.addr(), length) {
-                open(&self.by_net, &net.trunc(), search);
+                search_bucket(&self.by_net, &net.trunc(), search);
             }
         }
     }

@@ -7,14 +7,14 @@ use ipnet::IpNet;
 
 use super::buckets::{Bucket, Buckets, Map};
 use crate::matcher::Matcher;
-use crate::pattern::{HostPattern, PortPattern, Skeleton, UserPattern, ValuePattern};
+use crate::pattern::{HostPattern, PortPattern, SegmentPattern, UserPattern, ValuePattern};
 use crate::snapshot::Route;
 
 /// Key of a bucket: a field and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Authority(HostPattern, PortPattern),
-    Path(Skeleton),
+    Path(SegmentPattern),
     User(Arc<str>),
     Header(HeaderName, HeaderValue),
     Network(IpNet),
@@ -152,9 +152,9 @@ fn best_keys(matcher: &Matcher, used: &[Used], counts: &Map<Key, u32>) -> Option
 fn keys(field: Field, matcher: &Matcher) -> Option<Vec<Key>> {
     match field {
         Field::Authority => some(matcher.authorities.iter(), |p| Some(Key::Authority(p.host.clone(), p.port))),
-        Field::Path => {
-            some(matcher.paths.iter(), |pattern| pattern.skeleton().filter(Skeleton::is_selective).map(Key::Path))
-        }
+        Field::Path => some(matcher.paths.iter(), |pattern| {
+            pattern.segment_pattern().filter(SegmentPattern::is_selective).map(Key::Path)
+        }),
         Field::User => some(matcher.users.iter(), |pattern| match pattern {
             UserPattern::Any => None,
             UserPattern::Is(name) => Some(Key::User(Arc::clone(name))),
