@@ -8,7 +8,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
-use hermes_model::alike::{begins_alike, is_alike, remove_where};
+use hermes_model::field_collision::{begins_alike, is_alike, remove_where};
 pub(crate) use hermes_model::trust::is_overlay;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{

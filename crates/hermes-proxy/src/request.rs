@@ -209,7 +209,7 @@ pub(crate) fn from_head<'a>(
         authority: target.authority,
         path: target.path,
         headers: parts.headers,
-        told: told.filter(|_| target.network.is_none()),
+        announced_network: told.filter(|_| target.network.is_none()),
         network: target.network,
         protocol: target.protocol,
     };
@@ -254,7 +254,7 @@ pub(crate) fn from_flow<'a>(
         path,
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     };
     let trace = headers::trace(&facts.headers, origin.worker.random());
@@ -355,7 +355,7 @@ fn unknown_facts(origin: &Origin<'_>, kind: Kind, parts: Parts) -> Facts {
         path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
         headers: parts.headers,
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     }
 }

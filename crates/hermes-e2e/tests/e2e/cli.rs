@@ -179,7 +179,7 @@ fn check_tells_overlay_documents_from_node_documents() {
         assert!(check(document).contains("-: ok, node n: "), "{document}\n{}", check(document));
     }
     // Anything else is checked as a node document.
-    assert!(check("name: n\n").contains("node: every document names its node"));
+    assert!(check("name: n\n").contains("node: missing node name"));
 }
 
 #[test]
@@ -324,20 +324,20 @@ fn check_holds_the_certificate_against_the_document() {
     let node = || ca::Subject::node("n");
 
     let (code, printed) = check(ca::Subject::node("other").with_user("alice").with_user("bob"));
-    let told = "error: identity.cert: the certificate names node other, the document names n; issue one that fits";
+    let told = "error: identity.cert: the certificate names node other, but the document names n; issue one that fits";
     assert!(code == Some(1) && printed.contains(told), "{printed}");
     let (code, printed) = check(ca::Subject::server("n.example"));
     assert!(code == Some(1) && printed.contains("has no URI spiffe://OVERLAY/node/n"), "{printed}");
 
-    let of_alice = "warning: listeners[0].set-headers.hermes-user: the certificate does not say that alice";
-    let of_bob = "warning: listeners[0].capture[1].set-headers.hermes-user: the certificate does not say that bob";
+    let of_alice = "warning: listeners[0].set-headers.hermes-user: the certificate does not bind user alice";
+    let of_bob = "warning: listeners[0].capture[1].set-headers.hermes-user: the certificate does not bind user bob";
     let warned = |printed: &str| (printed.contains(of_alice), printed.contains(of_bob), printed.contains("carol"));
     let (code, printed) = check(node());
     assert_eq!((code, warned(&printed)), (Some(0), (true, true, false)), "{printed}");
-    assert!(printed.contains("takes the session for nobody's unless its document says so (users: {n: [bob]})"));
+    assert!(printed.contains("removes the user unless its document does (users: {n: [bob]})"));
     let (code, printed) = check(node().with_user("alice"));
     assert_eq!((code, warned(&printed)), (Some(0), (false, true, false)), "{printed}");
-    assert!(printed.contains("(upstream hub) refuses the session unless"), "{printed}");
+    assert!(printed.contains("(upstream hub) rejects the session unless"), "{printed}");
     for proven in [node().with_user("alice").with_user("bob"), node().standalone()] {
         let (code, printed) = check(proven);
         assert_eq!((code, printed.contains("warning")), (Some(0), false), "{printed}");
@@ -393,7 +393,7 @@ fn explain_takes_a_users_own_listener() {
         assert!(printed.contains("tcp CONNECT shop:80 on alices") && printed.contains("user alice"), "{printed}");
     }
     let (code, printed) = explain(&["--user", "alice", "--listener", "bobs", "--authority", "SHOP"]);
-    assert!(code == Some(3) && printed.contains("claim     to be alice; does not count"), "{printed}");
+    assert!(code == Some(3) && printed.contains("claim     user alice ignored"), "{printed}");
     let (code, printed) = explain(&["--user", "bob", "--listener", "alices", "--authority", "SHOP"]);
     assert!(code == Some(1) && printed.contains("--user: listener alices takes tcp"), "{printed}");
 }
@@ -419,7 +419,7 @@ fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
 
 /// The exit status that fits an explanation: a script can tell a denial from an error.
 fn status_of(explanation: &str) -> i32 {
-    let is_denied = |line: &str| line.starts_with("decision  denied") || line.starts_with("decision  refused");
+    let is_denied = |line: &str| line.starts_with("decision  denied") || line.starts_with("decision  TLS");
     if explanation.lines().any(is_denied) { 3 } else { 0 }
 }
 
@@ -529,9 +529,9 @@ fn explain_says_which_capture_takes_a_network() {
         ),
         (
             &["--network", "10.0.0.1/8"],
-            "--network: \"10.0.0.1/8\" has bits beyond its length; write 10.0.0.0/8 or 10.0.0.1/32",
+            "--network: invalid network \"10.0.0.1/8\": host bits are set; use 10.0.0.0/8 or 10.0.0.1/32",
         ),
-        (&["--network", "ten"], "--network: \"ten\" is no prefix; write an address and a length"),
+        (&["--network", "ten"], "--network: invalid network \"ten\"; use an address and a prefix length"),
         // At another listener a client asks for it.
         (&["--listener", "far", "--kind", "ip", "--network", "10.0.0.1"], "gate: matches"),
     ];
@@ -586,7 +586,7 @@ fn explain_decides_for_whom_the_node_decides() {
         // `apps` sets hermes-user, whatever a client claims.
         (
             &["--authority", "VIDEO", "--path", "/files/film", "--user", "mallory"],
-            &["user alice", "claim     to be mallory; does not count", "video: matches"],
+            &["user alice", "claim     user mallory ignored", "video: matches"],
         ),
         (
             &["--authority", "VIDEO", "--path", "/files/film", "--header", "hermes-user=mallory"],
@@ -606,7 +606,7 @@ fn explain_decides_for_whom_the_node_decides() {
                 "--user",
                 "bob",
             ],
-            &["user bob, brought by a peer believed by its address", "video: matches"],
+            &["user bob, from a peer trusted by its address", "video: matches"],
         ),
         (
             &[
@@ -621,7 +621,7 @@ fn explain_decides_for_whom_the_node_decides() {
                 "--user",
                 "bob",
             ],
-            &["no user", "claim     to be bob; removed", "header hermes-user must be [alice, bob], and is absent"],
+            &["no user", "claim     user bob removed", "header hermes-user must be [alice, bob], but is absent"],
         ),
         // A raw flow is what its listener says.
         (&["--listener", "video-in"], &["session   udp CONNECT video:5004 on video-in", "video-flow: open udp"]),
@@ -631,11 +631,11 @@ fn explain_decides_for_whom_the_node_decides() {
         // Without a certificate there is no session on `overlay`.
         (
             &["--listener", "overlay", "--path", "/hello"],
-            &["decision  refused at the TLS handshake: listener overlay requires", "--certificate URI"],
+            &["decision  TLS handshake failure: listener overlay requires", "--certificate URI"],
         ),
         (
             &["--listener", "overlay", "--path", "/hello", "--certificate", "spiffe://lab/node/edge-7"],
-            &["user carol, brought by node edge-7 of lab", "hello: matches"],
+            &["user carol, from node edge-7 of lab", "hello: matches"],
         ),
         (
             &["--listener", "overlay", "--certificate", "spiffe://lab/node/edge-7", "--user", "dave"],

@@ -67,8 +67,8 @@ fn a_node_tells_where_it_listens_and_where_no_more_and_that_a_refused_document_c
     fs::write(&config, "node: n\nlistener: []\n").unwrap();
     let refused = told.until("ERROR").pop().unwrap();
     assert!(refused.contains("the running configuration stays: "), "{refused}");
-    let problem = told.until("did you mean listeners").pop().unwrap();
-    assert!(problem.ends_with("did you mean listeners?"), "{problem}");
+    let problem = told.until("did you mean").pop().unwrap();
+    assert!(problem.ends_with("(did you mean \"listeners\"?)"), "{problem}");
 }
 
 /// Nothing was written, and nothing is lost: the reason is all that it says.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::{Carried, Listener, ListenerProtocol};
+use hermes_model::snapshot::{IpListener, Listener, ListenerProtocol};
 
 use super::flows::unless_displaced;
 use crate::datagram::{Flow, FlowQueue, Port};
@@ -38,7 +38,7 @@ pub(super) fn admits(worker: &Worker, listener: &Listener, source: SocketAddr) -
 }
 
 /// Serves a peer until it is silent, or its session ends.
-pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried: &Carried, flow: Flow) {
+pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried: &IpListener, flow: Flow) {
     let Some(peer) = carried.peer(flow.peer.ip()) else { return };
     let (source, queue) = (flow.peer, flow.queue.clone());
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };

@@ -44,7 +44,7 @@ pub(crate) fn from_capture<'a>(
         path: path.parse().unwrap_or_else(|_| PathAndQuery::from_static("/")),
         headers: HeaderMap::new(),
         network: Some(network),
-        told: None,
+        announced_network: None,
         protocol: None,
         authority,
     };

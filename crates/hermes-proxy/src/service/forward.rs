@@ -526,7 +526,7 @@ pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
     let Facts { method, headers, .. } = &*entry.facts;
     let by_key = || headers.get(IDEMPOTENCY_KEY).is_some_and(|key| !key.is_empty());
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)
-        || (route.trusts_keys && by_key())
+        || (route.trusts_idempotency_key && by_key())
 }
 
 /// True if a failure carries the field that nothing of the request was sent on. Other responses are not searched: nodes

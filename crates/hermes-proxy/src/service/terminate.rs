@@ -157,7 +157,7 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         return Err(Error::Draining);
     }
     let owner = Owner::of(facts);
-    let network = facts.network.or(facts.told);
+    let network = facts.network.or(facts.announced_network);
     let (network, inner) = match connect_ip::parse_path(facts.path.path()) {
         Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => {
             named(worker, &name, network, gateway, route).await?

@@ -129,7 +129,7 @@ async fn body(places: Places) {
     let said = bed.told(&["explain", "--controller", "--user", "alice", "--network", "10.0.0.1"], "");
     assert!(said.starts_with("laptop\n") && said.contains("listener app-0-tun takes it"), "{said}");
     let (_, west) = said.split_once("\nwest\n").unwrap();
-    assert!(west.contains("give the packets to device ip-office"), "{said}");
+    assert!(west.contains("write the packets to device ip-office"), "{said}");
 
     // Who may use it no more has nothing of it.
     bed.told(&["delete", "Network/office"], "");

@@ -24,7 +24,7 @@ async fn from_nothing_to_traffic_and_changed_while_it_runs() {
     let (first, last) = said.split_once("\nserver\n").unwrap();
     assert!(first.starts_with("laptop\n") && first.contains("* routes[0] APP: matches"), "{said}");
     assert!(first.contains("next      server") && last.contains("* routes[0] APP: matches"), "{said}");
-    assert!(last.contains("brought by node laptop of test") && last.contains("7001"), "{said}");
+    assert!(last.contains("from node laptop of test") && last.contains("7001"), "{said}");
     let output = bed.hermes(&["explain", "--controller", "--node", "laptop", "--authority", "OTHER", "--json"], "");
     assert_eq!(output.status.code(), Some(3), "a denial has an exit status of its own");
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -10,14 +10,14 @@ async fn a_wrong_document_changes_nothing_and_all_of_it_is_told() {
     let wrong = "{kind: Service, name: B, at: {node: sever, http: \"127.0.0.1:1\"}, for: {users: bob}}\n---\n{kind: User, name: eve}\n";
     let said = bed.refused(&["apply", "-f", "-"], wrong);
     for words in [
-        "Service/B: at[0].node: there is no node sever; did you mean server?",
+        "Service/B: at[0].node: there is no node sever (did you mean \"server\"?)",
         "Service/B: for.users[0]: there is no user bob",
     ] {
         assert!(said.contains(words), "{said}");
     }
     assert!(!bed.told(&["get"], "").contains("eve"));
     let said = bed.refused(&["apply", "-f", "-"], "kind: Nodes\nname: x\nrol: standalone\n");
-    assert!(said.contains("rol") && said.contains("did you mean role?"), "{said}");
+    assert!(said.contains("rol") && said.contains("did you mean \"role\"?"), "{said}");
     let said = bed.refused(&["delete", "User/ann"], "");
     assert!(said.contains("Service/APP: for.users[0]: there is no user ann"), "{said}");
     let said = bed.refused(&["apply", "--since", "0", "-f", "-"], &bed.documents(7002));

@@ -80,7 +80,7 @@ async fn a_service_that_nobody_reaches_and_warnings_of_nodes_are_shown() {
     let text = documents(&bed, open);
     std::fs::write(&file, &text).unwrap();
     for said in [bed.told(&["check", file.to_str().unwrap()], ""), bed.told(&["apply", "-f", "-"], &text)] {
-        assert!(said.contains("Node/server: its document: routes[0].terminate.assign: clients may have any"), "{said}");
+        assert!(said.contains("Node/server: its document: routes[0].terminate.assign: clients may get any"), "{said}");
     }
 }
 

@@ -6,9 +6,9 @@
 //! fields go where the next hop is no node, and the route's rewrite comes last, so that a route can
 //! set what the steps before took away.
 
-use hermes_model::alike::remove_where;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
+use hermes_model::field_collision::remove_where;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
@@ -73,7 +73,7 @@ impl Outgoing {
             *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !dress.to_proxy)
         };
         remove_where(&mut fields, ends_here);
-        if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
+        if let Some(told) = facts.announced_network.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
         dress.via.append(&mut fields, dress.version);

@@ -1,17 +1,17 @@
-//! Checks what a node offers to whom: addresses bound twice, and open proxies.
+//! Checks for open proxies, and for addresses that are bound twice.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::Report;
+use super::report::Report;
 use crate::document::Document;
 use crate::matcher::Matcher;
 use crate::pattern::ValuePattern;
 use crate::snapshot::{Action, ClientAuth, Listener, ListenerProtocol, PortKind, Route};
 use crate::trust::{HERMES_USER, listener_user};
 
-/// An address can be bound once for TCP and once for UDP. Port 0 is another port each time.
+/// Reports addresses bound twice. TCP and UDP may bind the same one. Port 0 is a different port each time.
 pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
     let mut bound: HashMap<(PortKind, SocketAddr), String> = HashMap::new();
     if let Some(admin) = head.admin.filter(|admin| admin.0.port() != 0) {
@@ -22,7 +22,7 @@ pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], repor
         if let Some(owner) = listener.ports().iter().find_map(|kind| bound.get(&(*kind, bind))) {
             report.problem(
                 format!("listeners[{at}].bind"),
-                format!("{bind} is bound by {owner} already; write another port or address"),
+                format!("{bind} is already bound by {owner}; use another port or address"),
             );
             continue;
         }
@@ -32,8 +32,7 @@ pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], repor
     }
 }
 
-/// A listener that lets anyone from elsewhere in must not lead to a route that dials whatever
-/// the request names.
+/// Reports open proxies: a listener that admits any client, and a route that dials any target that a request names.
 pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usize, Arc<Route>)], report: &mut Report) {
     let open: Vec<&Listener> = listeners
         .iter()
@@ -41,7 +40,7 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
         .map(|(_, listener)| &**listener)
         .collect();
     for (at, route) in routes {
-        if !route.goes_where_it_is_asked() {
+        if !route.lets_client_choose_target() {
             continue;
         }
         let reaching: Vec<String> = open
@@ -54,9 +53,9 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
             report.problem(
                 format!("routes[{at}].terminate"),
                 format!(
-                    "this is an open proxy: it {}, for anyone who reaches listener {}; \
-                     write tls: {{client: required}} there, or add user, listener or {} to the match",
-                    if is_device { "lets packets go anywhere" } else { "dials what the request names" },
+                    "open proxy: it {} for every client of listener {}; \
+                     add tls: {{client: required}} there, or add user, listener or {} to the match",
+                    if is_device { "forwards packets anywhere" } else { "dials any target" },
                     reaching.join(", "),
                     if is_device { "a network" } else { "a fixed authority" }
                 ),
@@ -65,28 +64,28 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
     }
 }
 
-/// Anyone from elsewhere may ask for anything. At `tcp` and `udp` listeners the document names
-/// the target. Where a listener trusts addresses, `decide` turns all the others away.
+/// True if any client from elsewhere may request anything. At `tcp` and `udp` listeners the document names the target.
+/// If a listener trusts addresses, `decide` denies all others.
 fn is_open(listener: &Listener) -> bool {
     let authenticates = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
     let trusts = !listener.trust.is_empty() && listener.trust.iter().all(|net| net.prefix_len() > 0);
     matches!(listener.protocol, ListenerProtocol::Http | ListenerProtocol::Socks5)
-        // One that dials has authenticated whom it dialled.
+        // A dialling listener authenticates the peer that it dials.
         && listener.bind.is_some_and(|bind| !bind.ip().to_canonical().is_loopback())
         && !authenticates
         && !trusts
 }
 
-/// Whether an anonymous session of this listener may match.
+/// True if an anonymous session of this listener may match.
 fn admits(matcher: &Matcher, listener: &Listener) -> bool {
     let by_listener = matcher.listeners.is_empty() || matcher.listeners.contains(&listener.name);
     let wants_user = !matcher.users.is_empty()
         || matcher.headers.iter().any(|(name, values)| *name == HERMES_USER && !values.is_empty());
-    by_listener && (!wants_user || given_user_fits(matcher, listener))
+    by_listener && (!wants_user || accepts_assigned_user(matcher, listener))
 }
 
-/// A user that the listener gives to everybody proves nothing.
-fn given_user_fits(matcher: &Matcher, listener: &Listener) -> bool {
+/// True if the match accepts the user that the listener assigns to everybody, which proves nothing.
+fn accepts_assigned_user(matcher: &Matcher, listener: &Listener) -> bool {
     let Some(user) = listener_user(listener) else { return false };
     let by_user = matcher.users.is_empty() || matcher.users.iter().any(|pattern| pattern.matches(Some(&user)));
     let by_header =

@@ -1,4 +1,4 @@
-//! How a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
+//! Policies of a route: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,30 +9,30 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::nearest::did_you_mean;
-use super::scalar::{Many, Period, Share, Size};
 use crate::rewrite::Template;
+use crate::scalar::{Many, Period, Share, Size};
 use crate::snapshot::Durable;
 
 /// `rewrite`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Rewrite {
-    /// The authority that the next hop sees.
+    /// Authority for the next hop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<Template>,
-    /// The path that the next hop sees.
+    /// Path for the next hop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<RewritePath>,
     /// Changes to the query.
     #[serde(default, skip_serializing_if = "is_default")]
     pub query: RewriteQuery,
-    /// Headers to write, instead of what is there.
+    /// Fields to set; each replaces the existing lines.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set_headers: BTreeMap<String, Template>,
-    /// Header lines to add.
+    /// Lines to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub add_headers: BTreeMap<String, Many<Template>>,
-    /// Headers to leave out.
+    /// Fields to remove.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub remove_headers: Many<String>,
     /// Changes to the response.
@@ -44,13 +44,13 @@ pub struct Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RewritePath {
-    /// A prefix.
+    /// Prefix to replace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Segments with names in braces.
+    /// Pattern with named segments in braces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
-    /// What comes instead.
+    /// Replacement.
     pub to: String,
 }
 
@@ -58,10 +58,10 @@ pub struct RewritePath {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RewriteQuery {
-    /// Pairs to write.
+    /// Pairs to set.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, Template>,
-    /// Names to leave out.
+    /// Names to remove.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub remove: Many<String>,
 }
@@ -70,13 +70,13 @@ pub struct RewriteQuery {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RewriteResponse {
-    /// Headers to write, instead of what is there.
+    /// Fields to set; each replaces the existing lines.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set_headers: BTreeMap<String, Template>,
-    /// Header lines to add.
+    /// Lines to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub add_headers: BTreeMap<String, Many<Template>>,
-    /// Headers to leave out.
+    /// Fields to remove.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub remove_headers: Many<String>,
 }
@@ -85,13 +85,13 @@ pub struct RewriteResponse {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Timeout {
-    /// Default 5 s.
+    /// Time to connect. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connect: Option<Period>,
-    /// Default by kind: `http` 5 min, `tcp` 1 h, `udp` 2 min.
+    /// Idle time. Default by kind: `http` 5 min, `tcp` 1 h, `udp` 2 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<Period>,
-    /// Default 60 s.
+    /// Time without progress. Default 60 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Period>,
 }
@@ -100,13 +100,13 @@ pub struct Timeout {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Retry {
-    /// Default `connect-failure`.
+    /// Conditions for a retry. Default `connect-failure`.
     #[serde(default = "Retry::on")]
     pub on: Many<RetryOn>,
-    /// Tries in all. Default 3.
+    /// Total attempts. Default 3.
     #[serde(default = "Retry::attempts")]
     pub attempts: u32,
-    /// Waits between tries.
+    /// Delay between attempts.
     #[serde(default, skip_serializing_if = "is_default")]
     pub backoff: Backoff,
     /// Share of requests that may be retries. Default 20 %.
@@ -132,10 +132,10 @@ impl Retry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Backoff {
-    /// The first wait; doubles. Default 100 ms.
+    /// First delay; doubles. Default 100 ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Period>,
-    /// Its ceiling. Default 5 s.
+    /// Maximum delay. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<Period>,
 }
@@ -144,16 +144,16 @@ pub struct Backoff {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Custody {
-    /// Default 15 min.
+    /// Time after which an undelivered exchange fails. Default 15 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Period>,
-    /// Default 64 MiB.
+    /// Bytes in memory. Default 64 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
-    /// Default 1 GiB, where the node has `state`.
+    /// Bytes on disk. Default 1 GiB if the node has `state`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
-    /// What it survives.
+    /// Failure that acknowledged bytes survive.
     #[serde(default, skip_serializing_if = "is_default")]
     pub durable: Durable,
 }
@@ -162,16 +162,16 @@ pub struct Custody {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Cache {
-    /// Default 64 MiB.
+    /// Bytes in memory. Default 64 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
-    /// Default 1 GiB, where the node has `state`.
+    /// Bytes on disk. Default 1 GiB if the node has `state`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
-    /// One for all users, which is the default; or one a user.
+    /// Whether all users share the cache. Default true; otherwise each user has a partition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<bool>,
-    /// How long something stale is given while nobody behind can be reached. Default 1 h.
+    /// Time that stale responses are served while the origin is unreachable. Default 1 h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale: Option<Period>,
 }
@@ -180,10 +180,10 @@ pub struct Cache {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Pace {
-    /// Default 1 min.
+    /// Maximum time that a request waits. Default 1 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Period>,
-    /// Requests that wait at a time. Default 1024.
+    /// Maximum number of waiting requests. Default 1024.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
 }
@@ -192,12 +192,12 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Retrieve {
-    /// How long nothing may come of it. Default 10 min.
+    /// Maximum time without progress. Default 10 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Period>,
 }
 
-/// What is tried again.
+/// Condition for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryOn {
     /// `connect-failure`
@@ -210,16 +210,16 @@ pub enum RetryOn {
     Status(StatusCode),
 }
 
-/// The words among them.
-const RETRY_WORDS: [(&str, RetryOn); 3] =
+/// Keywords of the conditions.
+const RETRY_KEYWORDS: [(&str, RetryOn); 3] =
     [("connect-failure", RetryOn::ConnectFailure), ("reset", RetryOn::Reset), ("5xx", RetryOn::ServerErrors)];
 
 impl Serialize for RetryOn {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match (self, RETRY_WORDS.iter().find(|(_, on)| on == self)) {
+        match (self, RETRY_KEYWORDS.iter().find(|(_, on)| on == self)) {
             (_, Some((word, _))) => serializer.serialize_str(word),
             (RetryOn::Status(status), None) => serializer.serialize_u16(status.as_u16()),
-            // Every other variant is in the table.
+            // All other variants are in the table.
             (_, None) => serializer.serialize_unit(),
         }
     }
@@ -245,21 +245,21 @@ impl Visitor<'_> for RetryOnVisitor {
         match error.and_then(|status| StatusCode::from_u16(status).ok()) {
             Some(status) => Ok(RetryOn::Status(status)),
             None => Err(E::custom(format!(
-                "{status} is no error to retry on; write a status from 400 to 599, such as 429 or 503"
+                "invalid retry status {status}; use a status from 400 to 599, such as 429 or 503"
             ))),
         }
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<RetryOn, E> {
-        if let Some((_, on)) = RETRY_WORDS.iter().find(|(word, _)| *word == text) {
+        if let Some((_, on)) = RETRY_KEYWORDS.iter().find(|(word, _)| *word == text) {
             return Ok(*on);
         }
         if let Ok(status) = text.parse() {
             return self.visit_u64(status);
         }
-        let hint = did_you_mean(text, RETRY_WORDS.map(|(word, _)| word));
+        let hint = did_you_mean(text, RETRY_KEYWORDS.map(|(word, _)| word));
         let remedy =
-            if hint.is_empty() { "; write connect-failure, reset, 5xx or a status such as 429" } else { &hint };
-        Err(E::custom(format!("{text:?} is nothing to retry on{remedy}")))
+            if hint.is_empty() { "; expected connect-failure, reset, 5xx or a status such as 429" } else { &hint };
+        Err(E::custom(format!("unknown retry condition {text:?}{remedy}")))
     }
 }

@@ -1,22 +1,23 @@
-//! Checks the two ends of connections that a node keeps since nobody can dial it.
+//! Checks both ends of reverse connections, which a node opens because it cannot be dialled.
 //!
-//! In: listeners that dial, and upstreams that name nodes. Out: what makes such a connection
-//! impossible: it is authenticated by both certificates, and carries many sessions.
+//! In: listeners with `dial`, and upstreams with nodes. Out: the settings that make such a connection impossible. It
+//! must be authenticated by both certificates, and carry several sessions.
 
 use std::sync::Arc;
 
-use super::{Names, Report, unresolved};
+use super::context::{Names, unresolved};
+use super::report::Report;
 use crate::snapshot::{ClientAuth, Listener, ListenerProtocol, Upstream, UpstreamProtocol};
 
-/// What a listener dials is an upstream of this document at which this node shows who it is, and
-/// which proves to be a node.
+/// Checks the upstream of a listener with `dial`: it must be in the document, this node must authenticate there, and
+/// the endpoint must be an authenticated node.
 pub(super) fn dials(listeners: &[(usize, Arc<Listener>)], names: &Names<'_>, report: &mut Report) {
     for (at, listener) in listeners {
         let Some(name) = &listener.dial else { continue };
         let at = format!("listeners[{at}].dial");
         match names.upstreams.get(&**name) {
             Some(upstream) => {
-                if let Some(why) = misfit(upstream) {
+                if let Some(why) = unsupported(upstream) {
                     report.problem(at, format!("upstream {name} {why}"));
                 }
             }
@@ -26,30 +27,30 @@ pub(super) fn dials(listeners: &[(usize, Arc<Listener>)], names: &Names<'_>, rep
     }
 }
 
-/// Why no connection can be kept to an upstream, and what to write.
-fn misfit(upstream: &Upstream) -> Option<&'static str> {
+/// The reason why reverse connections to an upstream are impossible, with its remedy.
+fn unsupported(upstream: &Upstream) -> Option<&'static str> {
     if !matches!(upstream.protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3) {
-        return Some("has another protocol, and connections are kept over h2 or h3; write one of these there");
+        return Some("must have protocol h2 or h3, which reverse connections require");
     }
     if upstream.all().any(|endpoint| endpoint.node().is_some()) {
-        return Some("names a node that dials itself; write the HOST:PORT at which it listens there");
+        return Some("has a node that cannot be dialled; use the HOST:PORT of its listener there");
     }
     if !upstream.backup.is_empty() {
-        return Some("has backup, and connections are kept to all endpoints at all times; leave that out there");
+        return Some("has backup, but reverse connections are open to all endpoints at all times; remove backup there");
     }
     match &upstream.tls {
-        None => Some("has no tls, and a connection is kept by both ends' certificates; add tls: {} there"),
-        Some(tls) if tls.anonymous => Some("hides who this node is (tls.anonymous); leave that out there"),
+        None => Some("has no tls, which reverse connections require to authenticate both nodes; add tls: {} there"),
+        Some(tls) if tls.anonymous => Some("hides this node's identity (tls.anonymous); remove that key there"),
         Some(tls) if tls.ca.is_some() || tls.server_name.is_some() => {
-            Some("is no node of this overlay (tls.ca, tls.server-name); leave these out there, and name it by tls.node")
+            Some("is not a node of this overlay (tls.ca, tls.server-name); remove these keys there, and add tls.node")
         }
         Some(_) => None,
     }
 }
 
-/// A node that keeps a connection to this one needs a listener that asks for its certificate.
-/// `are_all`: every listener of the document could be read.
-pub(super) fn kept(
+/// A node can only open a reverse connection to a listener that requests its certificate. `are_all`: every listener of
+/// the document is valid.
+pub(super) fn accepting(
     listeners: &[(usize, Arc<Listener>)],
     upstreams: &[(usize, Arc<Upstream>)],
     are_all: bool,
@@ -66,8 +67,8 @@ pub(super) fn kept(
         if upstream.all().any(|endpoint| endpoint.node().is_some()) {
             report.problem(
                 format!("upstreams[{at}]"),
-                "nodes keep their connections to an http listener that asks for their certificates, and there is \
-                 none; add tls: {client: required} to one",
+                "missing http listener that requests certificates, which reverse connections require; \
+                 add tls: {client: required} to one",
             );
         }
     }

@@ -1,7 +1,7 @@
-//! Scalars of a document: durations, sizes, shares, prefixes, endpoints, and one-or-many.
+//! Scalars of a document: durations, sizes, percentages, networks, addresses, and one-or-many.
 //!
 //! In: YAML strings and numbers. Out: typed values, which serialise to the same spelling.
-//! Never: a value without a unit, or a guess at what was meant.
+//! Never: a value without a unit, or a guess.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,7 +15,6 @@ use serde::de::{self, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::authority::{Authority, AuthorityError};
-use crate::snapshot::HostPort;
 
 /// Derives serde from `FromStr` and `Display`: the scalar is a string in the document.
 #[macro_export]
@@ -29,21 +28,21 @@ macro_rules! text_scalar {
 
         impl<'de> ::serde::Deserialize<'de> for $type {
             fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str($crate::document::scalar::TextVisitor::new($expecting))
+                deserializer.deserialize_str($crate::scalar::TextVisitor::new($expecting))
             }
         }
     };
 }
 pub use text_scalar;
 
-/// Reads a string by `FromStr`; the error's sentence becomes the problem's.
+/// Parses a string by `FromStr`; its error becomes the message of the problem.
 pub struct TextVisitor<T> {
     expecting: &'static str,
     of: PhantomData<T>,
 }
 
 impl<T> TextVisitor<T> {
-    /// What is said to be expected, where no string stands.
+    /// Creates a visitor; `expecting` describes the type in messages about other YAML types.
     pub fn new(expecting: &'static str) -> Self {
         Self { expecting, of: PhantomData }
     }
@@ -76,10 +75,10 @@ impl FromStr for Period {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no duration; write a number and its unit, such as 250ms, 10s, 5m or 1h");
+        let wrong = || format!("invalid duration {text:?}; use a number with a unit, such as 250ms, 10s, 5m or 1h");
         let mut rest = text;
         let mut total: u64 = 0;
-        // Units must come down, so that `1s1m` and `1s1s` are slips and not sums.
+        // Units must descend, so that `1s1m` and `1s1s` are errors and not sums.
         let mut last = u64::MAX;
         while !rest.is_empty() {
             let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -89,9 +88,7 @@ impl FromStr for Period {
             let scale = PERIOD_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, scale)| *scale);
             let (Ok(number), Some(scale)) = (number.parse::<u64>(), scale) else { return Err(wrong()) };
             if scale >= last {
-                return Err(format!(
-                    "{text:?} is no duration: units go from large to small, each once; write it as in 1m30s"
-                ));
+                return Err(format!("invalid duration {text:?}: units must descend and occur once, as in 1m30s"));
             }
             total = number.checked_mul(scale).and_then(|part| total.checked_add(part)).ok_or_else(wrong)?;
             (last, rest) = (scale, tail);
@@ -104,7 +101,7 @@ impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
         let units = PERIOD_UNITS.iter().map(|(unit, scale)| (*unit, u128::from(*scale)));
-        // People think of 24h and 36h, and of 30d.
+        // Whole days read best from 2d on; below that, hours are more familiar (24h, 36h).
         let is_shown = |(unit, scale): &(&str, u128)| {
             millis != 0 && millis.is_multiple_of(*scale) && (*unit != "d" || millis >= 2 * scale)
         };
@@ -132,7 +129,7 @@ impl FromStr for Size {
         };
         bytes
             .map(Size)
-            .ok_or_else(|| format!("{text:?} is no size; write a number and B, KiB, MiB or GiB, such as 64KiB"))
+            .ok_or_else(|| format!("invalid size {text:?}; use a number with B, KiB, MiB or GiB, such as 64KiB"))
     }
 }
 
@@ -158,21 +155,21 @@ impl FromStr for Share {
             .and_then(|number| number.parse::<f64>().ok())
             .filter(|percent| (0.0..=100.0).contains(percent))
             .map(|percent| Share(percent / 100.0))
-            .ok_or_else(|| format!("{text:?} is no percentage; write 0% to 100%, such as 20%"))
+            .ok_or_else(|| format!("invalid percentage {text:?}; use 0% to 100%, such as 20%"))
     }
 }
 
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Rounded, since 0.07 * 100.0 is not 7.
+        // Rounding is necessary, because 0.07 * 100.0 is not 7.
         write!(f, "{}%", (self.0 * 100_000.0).round() / 1000.0)
     }
 }
 
-/// An IP prefix; a bare address is a prefix of its whole length.
+/// An IP network; a bare address is a network of one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix(pub IpNet);
-text_scalar!(Prefix, "a prefix such as 10.0.0.0/8");
+text_scalar!(Prefix, "a network such as 10.0.0.0/8");
 
 impl FromStr for Prefix {
     type Err = String;
@@ -182,12 +179,16 @@ impl FromStr for Prefix {
             return Ok(Prefix(IpNet::from(address)));
         }
         let net: IpNet = text.parse().map_err(|_| {
-            format!("{text:?} is no prefix; write an address and a length, such as 10.0.0.0/8 or 2001:db8::/32")
+            format!("invalid network {text:?}; use an address and a prefix length, such as 10.0.0.0/8 or 2001:db8::/32")
         })?;
         if net.trunc() == net {
             Ok(Prefix(net))
         } else {
-            Err(format!("{text:?} has bits beyond its length; write {} or {}", net.trunc(), IpNet::from(net.addr())))
+            Err(format!(
+                "invalid network {text:?}: host bits are set; use {} or {}",
+                net.trunc(),
+                IpNet::from(net.addr())
+            ))
         }
     }
 }
@@ -198,7 +199,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// One address; its whole length may be written behind it.
+/// An IP address; a full-length prefix is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostAddress(pub IpAddr);
 text_scalar!(HostAddress, "an address such as 10.20.0.2 or 2001:db8::2");
@@ -210,13 +211,13 @@ impl FromStr for HostAddress {
         if let Ok(address) = text.parse() {
             return Ok(HostAddress(address));
         }
-        let wrong = || format!("{text:?} is no address; write one such as 10.20.0.2 or 2001:db8::2");
+        let wrong = || format!("invalid IP address {text:?}; use an address such as 10.20.0.2 or 2001:db8::2");
         let net: IpNet = text.parse().map_err(|_| wrong())?;
         if net.prefix_len() == net.max_prefix_len() {
             Ok(HostAddress(net.addr()))
         } else {
             Err(format!(
-                "{text:?} is a whole network; write the device's own address, {}, and the networks behind it where they are captured",
+                "invalid IP address {text:?}: a network; use the device's own address, {}, and list networks under `capture`",
                 net.addr()
             ))
         }
@@ -229,7 +230,7 @@ impl fmt::Display for HostAddress {
     }
 }
 
-/// The name of a network device, as the kernel takes it.
+/// Name of a network device, as the kernel accepts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceName(pub Arc<str>);
 text_scalar!(DeviceName, "the name of a device such as hermes0");
@@ -244,7 +245,7 @@ impl FromStr for DeviceName {
         if is_fit {
             Ok(DeviceName(Arc::from(text)))
         } else {
-            Err(format!("{text:?} is no name of a device; write up to 15 letters and digits, such as hermes0"))
+            Err(format!("invalid device name {text:?}; use up to 15 letters and digits, such as hermes0"))
         }
     }
 }
@@ -255,24 +256,33 @@ impl fmt::Display for DeviceName {
     }
 }
 
+/// A host (name or address, no brackets) and a port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// DNS name or IP address.
+    pub host: Arc<str>,
+    /// Port, never 0.
+    pub port: u16,
+}
+
 impl FromStr for HostPort {
     type Err = String;
 
-    /// Reads `HOST:PORT`, `ADDRESS:PORT` or `[IPv6]:PORT`.
+    /// Parses `HOST:PORT`, `ADDRESS:PORT` or `[IPv6]:PORT`.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = |why: &dyn fmt::Display| {
             format!(
-                "{text:?} is no host and port: {why}; write HOST:PORT, such as 192.0.2.1:9443, db.example:3306 or \"[2001:db8::1]:9443\""
+                "invalid host and port {text:?}: {why}; use HOST:PORT, such as 192.0.2.1:9443, db.example:3306 or \"[2001:db8::1]:9443\""
             )
         };
         let authority = Authority::parse(text, None).map_err(|error| match error {
-            AuthorityError::Scheme => wrong(&"an endpoint has no scheme (`tls` stands for https)"),
+            AuthorityError::Scheme => wrong(&"remove the scheme (`tls` enables https)"),
             error => wrong(&error),
         })?;
         if authority.host().contains('*') {
-            return Err(wrong(&"a wildcard names no host"));
+            return Err(wrong(&"a wildcard is not a host"));
         }
-        let port = authority.explicit_port().ok_or_else(|| wrong(&"the port is missing"))?;
+        let port = authority.explicit_port().ok_or_else(|| wrong(&"missing port"))?;
         Ok(HostPort { host: Arc::from(authority.host()), port })
     }
 }
@@ -288,10 +298,10 @@ impl fmt::Display for HostPort {
 }
 text_scalar!(HostPort, "a host and port such as db.example:3306");
 
-/// What is said of a list without elements, where the key may be absent.
-pub(crate) const EMPTY_LIST: &str = "the list is empty; name at least one, or leave the key out";
+/// Message for an empty list under an optional key.
+pub(crate) const EMPTY_LIST: &str = "empty list; add an entry, or remove the key";
 
-/// One value, or a list of them: `kind: tcp` and `kind: [tcp, udp]` are both written.
+/// A value or a list: both `kind: tcp` and `kind: [tcp, udp]` are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Many<T>(pub Vec<T>);
 
@@ -302,12 +312,12 @@ impl<T> Default for Many<T> {
 }
 
 impl<T> Many<T> {
-    /// Nothing was written.
+    /// True if there is no value.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The values in their order.
+    /// The values in order.
     pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.0.iter()
     }
@@ -373,7 +383,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
             values.push(value);
         }
         if values.is_empty() {
-            // An empty list would match nothing, or anything: nobody can tell which was meant.
+            // An empty list is ambiguous: it could match nothing or anything.
             return Err(de::Error::custom(EMPTY_LIST));
         }
         Ok(Many(values))

@@ -1,4 +1,4 @@
-//! Drawers: routes filed by the values of one field each, and how facts open them.
+//! Buckets: routes by the values of one field each, and the lookup of a request's values.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -12,75 +12,75 @@ use smallvec::{SmallVec, smallvec};
 use super::Search;
 use super::build::Key;
 use crate::authority::Authority;
-use crate::pattern::{HostPattern, PortPattern, Skeleton};
+use crate::pattern::{HostPattern, PortPattern, SegmentPattern};
 
-/// A fixed, fast hash is safe here: the document alone chooses what is stored. Clients only look
-/// up, and what they look up lengthens no chain.
+/// A fixed, fast hash is safe here: only the document inserts keys. Clients only look up, so they cannot cause
+/// collisions.
 pub(super) type Map<K, V> = HashMap<K, V, FixedState>;
 
-/// What lies under one value.
+/// Routes with one value of a field.
 #[derive(Debug)]
-pub(super) enum Drawer {
+pub(super) enum Bucket {
     /// Positions of routes, ascending.
     Routes(Vec<u32>),
-    /// Too many to walk: filed once more, by other fields.
-    Nested(Box<Drawers>),
+    /// A nested index over other fields, because there are too many routes to test.
+    Nested(Box<Buckets>),
 }
 
-impl Default for Drawer {
+impl Default for Bucket {
     fn default() -> Self {
-        Drawer::Routes(Vec::new())
+        Bucket::Routes(Vec::new())
     }
 }
 
-impl Drawer {
+impl Bucket {
     fn search(&self, search: &mut Search<'_>) {
         match self {
-            Drawer::Routes(routes) => search.test(routes),
-            Drawer::Nested(drawers) => drawers.search(search),
+            Bucket::Routes(routes) => search.test(routes),
+            Bucket::Nested(buckets) => buckets.search(search),
         }
     }
 }
 
-fn open<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
-    map: &Map<K, Drawer>,
+fn search_bucket<K: Hash + Eq + std::borrow::Borrow<Q>, Q: Hash + Eq + ?Sized>(
+    map: &Map<K, Bucket>,
     key: &Q,
     search: &mut Search<'_>,
 ) {
-    if let Some(drawer) = map.get(key) {
-        drawer.search(search);
+    if let Some(bucket) = map.get(key) {
+        bucket.search(search);
     }
 }
 
-/// Routes filed by field and value.
+/// Routes by field and value.
 #[derive(Debug, Default)]
-pub(super) struct Drawers {
+pub(super) struct Buckets {
     hosts: Map<Arc<str>, Ports>,
     suffixes: Suffixes,
     any_host: Ports,
-    ports: Map<u16, Drawer>,
+    ports: Map<u16, Bucket>,
     paths: PathTree,
-    users: Map<Arc<str>, Drawer>,
-    headers: Map<HeaderName, Map<HeaderValue, Drawer>>,
+    users: Map<Arc<str>, Bucket>,
+    headers: Map<HeaderName, Map<HeaderValue, Bucket>>,
     networks: Networks,
-    listeners: Map<Arc<str>, Drawer>,
-    /// Always tested.
+    listeners: Map<Arc<str>, Bucket>,
+    /// Routes that are always tested.
     pub(super) rest: Vec<u32>,
 }
 
-impl Drawers {
-    /// `first` is the first route of the drawer.
-    pub(super) fn insert(&mut self, key: Key, drawer: Drawer, first: u32) {
+impl Buckets {
+    /// Adds a bucket; `first` is the position of its first route.
+    pub(super) fn insert(&mut self, key: Key, bucket: Bucket, first: u32) {
         match key {
-            Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, drawer),
-            Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, drawer),
-            Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, drawer),
-            Key::Port(port) => _ = self.ports.insert(port, drawer),
-            Key::Path(skeleton) => self.paths.insert(skeleton, drawer, first),
-            Key::User(user) => _ = self.users.insert(user, drawer),
-            Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, drawer),
-            Key::Network(net) => self.networks.insert(net, drawer),
-            Key::Listener(name) => _ = self.listeners.insert(name, drawer),
+            Key::Authority(HostPattern::Exact(host), port) => self.hosts.entry(host).or_default().insert(port, bucket),
+            Key::Authority(HostPattern::Suffix(suffix), port) => self.suffixes.insert(suffix, port, bucket),
+            Key::Authority(HostPattern::Any, port) => self.any_host.insert(port, bucket),
+            Key::Port(port) => _ = self.ports.insert(port, bucket),
+            Key::Path(pattern) => self.paths.insert(pattern, bucket, first),
+            Key::User(user) => _ = self.users.insert(user, bucket),
+            Key::Header(name, value) => _ = self.headers.entry(name).or_default().insert(value, bucket),
+            Key::Network(net) => self.networks.insert(net, bucket),
+            Key::Listener(name) => _ = self.listeners.insert(name, bucket),
         }
     }
 
@@ -94,20 +94,20 @@ impl Drawers {
         self.any_host.search(&facts.authority, search);
         self.paths.search(search);
         if let Some(user) = &facts.user {
-            open(&self.users, &**user, search);
+            search_bucket(&self.users, &**user, search);
         }
         self.search_headers(search);
-        for network in facts.network.into_iter().chain(facts.told) {
+        for network in facts.network.into_iter().chain(facts.announced_network) {
             self.networks.search(network, search);
         }
         if let (false, Some(port)) = (self.ports.is_empty(), facts.authority.port()) {
-            open(&self.ports, &port, search);
+            search_bucket(&self.ports, &port, search);
         }
-        open(&self.listeners, &*facts.listener, search);
+        search_bucket(&self.listeners, &*facts.listener, search);
         search.test(&self.rest);
     }
 
-    /// Walks the shorter of the two: the names that routes ask for, or the session's lines.
+    /// Iterates over the shorter list: the field names that routes match, or the fields of the request.
     fn search_headers(&self, search: &mut Search<'_>) {
         let facts = search.facts;
         if self.headers.is_empty() {
@@ -116,39 +116,39 @@ impl Drawers {
         if self.headers.len() <= facts.headers.len() {
             for (name, values) in &self.headers {
                 for line in facts.headers.get_all(name) {
-                    open(values, line, search);
+                    search_bucket(values, line, search);
                 }
             }
         } else {
             for (name, line) in &facts.headers {
                 if let Some(values) = self.headers.get(name) {
-                    open(values, line, search);
+                    search_bucket(values, line, search);
                 }
             }
         }
     }
 }
 
-/// Routes of one host, by what they say of its port.
+/// Routes of one host, by port pattern.
 #[derive(Debug, Default)]
 struct Ports {
-    default: Drawer,
-    any: Drawer,
-    exact: Map<u16, Drawer>,
+    default: Bucket,
+    any: Bucket,
+    exact: Map<u16, Bucket>,
 }
 
 impl Ports {
-    fn insert(&mut self, port: PortPattern, drawer: Drawer) {
+    fn insert(&mut self, port: PortPattern, bucket: Bucket) {
         match port {
-            PortPattern::Default => self.default = drawer,
-            PortPattern::Any => self.any = drawer,
-            PortPattern::Exact(port) => _ = self.exact.insert(port, drawer),
+            PortPattern::Default => self.default = bucket,
+            PortPattern::Any => self.any = bucket,
+            PortPattern::Exact(port) => _ = self.exact.insert(port, bucket),
         }
     }
 
     fn search(&self, authority: &Authority, search: &mut Search<'_>) {
         if let (false, Some(port)) = (self.exact.is_empty(), authority.port()) {
-            open(&self.exact, &port, search);
+            search_bucket(&self.exact, &port, search);
         }
         if authority.has_default_port() {
             self.default.search(search);
@@ -161,24 +161,24 @@ impl Ports {
 #[derive(Debug, Default)]
 struct Suffixes {
     by_suffix: Map<Arc<str>, Ports>,
-    /// Lengths of the shortest and the longest suffix: others need no look.
+    /// Length of the shortest and of the longest suffix: no other length is looked up.
     lengths: Option<(usize, usize)>,
 }
 
 impl Suffixes {
-    fn insert(&mut self, suffix: Arc<str>, port: PortPattern, drawer: Drawer) {
+    fn insert(&mut self, suffix: Arc<str>, port: PortPattern, bucket: Bucket) {
         let length = suffix.len();
-        let (shortest, longest) = self.lengths.unwrap_or((length, length));
-        self.lengths = Some((shortest.min(length), longest.max(length)));
-        self.by_suffix.entry(suffix).or_default().insert(port, drawer);
+        let (min_length, max_length) = self.lengths.unwrap_or((length, length));
+        self.lengths = Some((min_length.min(length), max_length.max(length)));
+        self.by_suffix.entry(suffix).or_default().insert(port, bucket);
     }
 
     fn search(&self, host: &str, search: &mut Search<'_>) {
-        let Some((shortest, longest)) = self.lengths else { return };
-        // A host has at most 255 bytes, so that this looks at 127 labels at most. No host begins
-        // with a dot, so that a label stands before each suffix.
-        let from = host.len().saturating_sub(longest);
-        let to = (host.len() + 1).saturating_sub(shortest);
+        let Some((min_length, max_length)) = self.lengths else { return };
+        // A host has at most 255 bytes, so there are at most 127 lookups. No host begins with a dot, so a label
+        // precedes each suffix.
+        let from = host.len().saturating_sub(max_length);
+        let to = (host.len() + 1).saturating_sub(min_length);
         for at in (from..to).filter(|at| host.as_bytes()[*at] == b'.') {
             if let Some(ports) = self.by_suffix.get(&host[at..]) {
                 ports.search(&search.facts.authority, search);
@@ -187,21 +187,21 @@ impl Suffixes {
     }
 }
 
-/// Routes by path: a tree with a node for each segment. A lookup goes level by level and visits each node at most once,
-/// so that its cost depends on what the routes share with the path, not on the path's length or the number of
+/// Routes by path: a tree with a node for each segment. A lookup descends level by level and visits each node at most
+/// once. Its cost depends on the segments that routes and path share, not on the length of the path or the number of
 /// wildcards.
 #[derive(Debug)]
 struct PathTree {
     children: Map<Box<str>, PathTree>,
-    /// For any segment that is not empty.
+    /// Subtree of the wildcard, for any segment that is not empty.
     any: Option<Box<PathTree>>,
-    /// Bytes of the longest segment of `children`: a longer one need not be hashed.
-    longest: usize,
+    /// Length of the longest segment of `children`: a longer one is not hashed.
+    max_length: usize,
     /// Routes of exactly this path.
-    exact: Drawer,
-    /// Routes for paths that begin with this path, a `/`, and some text, perhaps none.
-    under: Beginnings,
-    /// The first route of this node and all below: once an earlier route matches, the whole subtree is skipped.
+    exact: Bucket,
+    /// Routes of paths that begin with this path, a `/` and a prefix of the next segment, which may be empty.
+    under: SegmentPrefixes,
+    /// First route of the subtree: once an earlier route matches, the subtree is skipped.
     first: u32,
 }
 
@@ -210,31 +210,31 @@ impl Default for PathTree {
         Self {
             children: Map::default(),
             any: None,
-            longest: 0,
-            exact: Drawer::default(),
-            under: Beginnings::default(),
+            max_length: 0,
+            exact: Bucket::default(),
+            under: SegmentPrefixes::default(),
             first: u32::MAX,
         }
     }
 }
 
 impl PathTree {
-    fn insert(&mut self, skeleton: Skeleton, drawer: Drawer, first: u32) {
+    fn insert(&mut self, pattern: SegmentPattern, bucket: Bucket, first: u32) {
         let mut node = self;
         node.first = node.first.min(first);
-        for segment in skeleton.segments {
+        for segment in pattern.segments {
             node = match segment {
                 Some(text) => {
-                    node.longest = node.longest.max(text.len());
+                    node.max_length = node.max_length.max(text.len());
                     node.children.entry(text).or_default()
                 }
                 None => node.any.get_or_insert_default(),
             };
             node.first = node.first.min(first);
         }
-        match skeleton.begins {
-            Some(beginning) => node.under.insert(beginning, drawer),
-            None => node.exact = drawer,
+        match pattern.prefix {
+            Some(beginning) => node.under.insert(beginning, bucket),
+            None => node.exact = bucket,
         }
     }
 
@@ -253,7 +253,7 @@ impl PathTree {
                     continue;
                 }
                 node.under.search(segment, search);
-                let child = if segment.len() <= node.longest { node.children.get(segment) } else { None };
+                let child = if segment.len() <= node.max_length { node.children.get(segment) } else { None };
                 let any = node.any.as_deref().filter(|_| !segment.is_empty());
                 for child in child.into_iter().chain(any) {
                     match tail {
@@ -265,62 +265,62 @@ impl PathTree {
             }
             let Some(tail) = tail else { return };
             (level, rest) = (next, tail);
-            // The earliest routes first: a match there skips the later ones.
+            // Visit the earliest routes first: a match there skips the later ones.
             level.sort_unstable_by_key(|node: &&PathTree| node.first);
         }
     }
 }
 
-/// Routes by the prefix of a segment.
+/// Routes by prefix of a segment.
 #[derive(Debug, Default)]
-struct Beginnings {
-    /// The routes without a prefix.
-    any: Drawer,
-    by_text: Map<Box<str>, Drawer>,
-    /// Lengths of the texts that occur, ascending.
+struct SegmentPrefixes {
+    /// Routes with an empty prefix.
+    any: Bucket,
+    by_text: Map<Box<str>, Bucket>,
+    /// Lengths of the prefixes, ascending.
     lengths: Vec<usize>,
 }
 
-impl Beginnings {
-    fn insert(&mut self, text: Box<str>, drawer: Drawer) {
+impl SegmentPrefixes {
+    fn insert(&mut self, text: Box<str>, bucket: Bucket) {
         if text.is_empty() {
-            self.any = drawer;
+            self.any = bucket;
             return;
         }
         if let Err(at) = self.lengths.binary_search(&text.len()) {
             self.lengths.insert(at, text.len());
         }
-        self.by_text.insert(text, drawer);
+        self.by_text.insert(text, bucket);
     }
 
     fn search(&self, segment: &str, search: &mut Search<'_>) {
         self.any.search(search);
         for beginning in self.lengths.iter().map_while(|length| segment.get(..*length)) {
-            open(&self.by_text, beginning, search);
+            search_bucket(&self.by_text, beginning, search);
         }
     }
 }
 
-/// Routes by destination prefix.
+/// Routes by destination network.
 #[derive(Debug, Default)]
 struct Networks {
-    by_net: Map<IpNet, Drawer>,
-    /// Prefix lengths that occur, ascending, of both families.
+    by_net: Map<IpNet, Bucket>,
+    /// Prefix lengths in use, ascending, of both IP versions.
     lengths: Vec<u8>,
 }
 
 impl Networks {
-    fn insert(&mut self, net: IpNet, drawer: Drawer) {
+    fn insert(&mut self, net: IpNet, bucket: Bucket) {
         if let Err(at) = self.lengths.binary_search(&net.prefix_len()) {
             self.lengths.insert(at, net.prefix_len());
         }
-        self.by_net.insert(net, drawer);
+        self.by_net.insert(net, bucket);
     }
 
     fn search(&self, network: IpNet, search: &mut Search<'_>) {
         for &length in self.lengths.iter().take_while(|length| **length <= network.prefix_len()) {
             if let Ok(net) = IpNet::new(network.addr(), length) {
-                open(&self.by_net, &net.trunc(), search);
+                search_bucket(&self.by_net, &net.trunc(), search);
             }
         }
     }

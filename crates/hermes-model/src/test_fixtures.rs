@@ -1,4 +1,4 @@
-//! Facts and snapshots for tests: short to write, made the way that the product makes them.
+//! Test fixtures: facts and snapshots, built as the product builds them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use crate::authority::Authority;
 use crate::facts::{Facts, Kind, Peer, Trust};
 use crate::snapshot::Snapshot;
 
-/// The snapshot of a document that must be valid.
+/// The snapshot of a valid document.
 pub(crate) fn snapshot(text: &str) -> Snapshot {
     match crate::check(text, Path::new("/etc/hermes")) {
         Ok(checked) => checked.snapshot,
@@ -33,7 +33,7 @@ pub(crate) fn session(kind: Kind, method: Method, authority: &str, path: &str) -
         path: path.parse().unwrap(),
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     }
 }
@@ -48,39 +48,39 @@ pub(crate) fn connect(authority: &str) -> Facts {
     session(Kind::Tcp, Method::CONNECT, authority, "/")
 }
 
-/// A session of IP packets to a prefix.
+/// A session of IP packets to a network.
 pub(crate) fn packets(network: &str, protocol: u8) -> Facts {
     let facts = session(Kind::Ip, Method::CONNECT, "gateway", "/");
     Facts { network: Some(network.parse().unwrap()), protocol: Some(protocol), ..facts }
 }
 
 impl Facts {
-    /// One header line more.
+    /// Adds a field line.
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());
         self
     }
 
-    /// Of this user.
+    /// Sets the user.
     pub(crate) fn of(mut self, user: &str) -> Self {
         self.user = Some(Arc::from(user));
         self
     }
 
-    /// Accepted by this listener.
+    /// Sets the listener.
     pub(crate) fn on(mut self, listener: &str) -> Self {
         self.listener = Arc::from(listener);
         self
     }
 
-    /// From this address.
+    /// Sets the source address.
     pub(crate) fn from(mut self, source: &str) -> Self {
         self.source = source.parse().unwrap();
         self
     }
 }
 
-/// A certified connection of a node.
+/// An authenticated connection of a node.
 pub(crate) fn certified(node: Option<&str>, users: &[&str], standalone: bool) -> Trust {
     Trust::Certified(Arc::new(Peer {
         overlay: Arc::from("test"),

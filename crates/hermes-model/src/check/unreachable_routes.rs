@@ -1,57 +1,55 @@
-//! Finds routes that no session reaches, since an earlier one matches all of theirs.
+//! Finds unreachable routes: an earlier route matches all of their sessions.
 //!
-//! Comparing every pair would take 50 million steps for 10,000 routes. So each route is filed
-//! under the values of one field of its match, and a later one looks only where a wider one could
-//! lie: under its own value and all that hold it.
+//! Comparing every pair would take 50 million steps for 10,000 routes. Instead, each route is indexed under the values of
+//! one field of its match. A later route is only compared with routes under its own value and under wider values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Report;
+use super::report::Report;
 use crate::matcher::Matcher;
 use crate::pattern::{HostPattern, UserPattern, ValuePattern};
 use crate::snapshot::Route;
 
-/// A route that is told from the others by nothing is compared with this many at most: a warning
-/// is worth no more.
-const COMPARED: usize = 1000;
+/// Maximum number of comparisons for a route without a selective field, to bound the cost of a warning.
+const MAX_COMPARISONS: usize = 1000;
 
-/// Warns of each route that an earlier one covers.
+/// Warns about each route that an earlier one covers.
 pub(super) fn unreachable_routes(routes: &[(usize, Arc<Route>)], report: &mut Report) {
     let mut counts: HashMap<String, usize> = HashMap::new();
     for label in routes.iter().flat_map(|(_, route)| fields(&route.matcher)).flatten() {
         *counts.entry(label).or_default() += 1;
     }
-    let mut filed: HashMap<String, Vec<usize>> = HashMap::new();
+    let mut indexed: HashMap<String, Vec<usize>> = HashMap::new();
     for (position, (at, route)) in routes.iter().enumerate() {
-        let candidates = wider(&route.matcher).into_iter().filter_map(|label| filed.get(&label)).flatten();
+        let candidates = wider(&route.matcher).into_iter().filter_map(|label| indexed.get(&label)).flatten();
         let covers = |earlier: &&usize| routes[**earlier].1.matcher.covers(&route.matcher);
-        let shadow = candidates.take(COMPARED).filter(covers).min();
-        if let Some((earlier, by)) = shadow.map(|position| &routes[*position]) {
+        let covering = candidates.take(MAX_COMPARISONS).filter(covers).min();
+        if let Some((earlier, by)) = covering.map(|position| &routes[*position]) {
             report.warning(
                 format!("routes[{at}]"),
                 format!(
-                    "no session reaches it, since routes[{earlier}] ({}) matches all that it does; \
-                     put it before that one, or leave it out",
+                    "unreachable: routes[{earlier}] ({}) matches all of its sessions first; \
+                     move it before that route, or remove it",
                     by.name
                 ),
             );
         } else {
-            // A covered route covers nothing that its coverer does not.
+            // A covered route covers nothing that the covering route does not.
             for label in labels(&route.matcher, &counts) {
-                filed.entry(label).or_default().push(position);
+                indexed.entry(label).or_default().push(position);
             }
         }
     }
 }
 
-/// Where a route is filed: under every value of the field whose values the fewest routes have.
+/// Labels of a route: every value of its most selective field.
 fn labels(matcher: &Matcher, counts: &HashMap<String, usize>) -> Vec<String> {
     let fullest = |labels: &Vec<String>| labels.iter().filter_map(|label| counts.get(label)).max().copied();
     fields(matcher).min_by_key(fullest).unwrap_or_else(|| vec!["any".to_owned()])
 }
 
-/// The labels of each field. A field counts only where each of its values has one.
+/// Labels of each field. A field counts only if each of its values has a label.
 fn fields(matcher: &Matcher) -> impl Iterator<Item = Vec<String>> {
     let hosts = matcher.authorities.iter().map(|pattern| match &pattern.host {
         HostPattern::Exact(host) => Some(format!("host {host}")),
@@ -80,8 +78,8 @@ fn fields(matcher: &Matcher) -> impl Iterator<Item = Vec<String>> {
     fields.into_iter().flatten().filter(|labels| !labels.is_empty())
 }
 
-/// Under which labels a route may lie that covers this one. A wider route holds each value of
-/// this one, so that the first value of each field is enough to find it.
+/// Labels of all routes that may cover this one. A wider route covers every value of each field, so the first value is
+/// sufficient for the lookup.
 fn wider(matcher: &Matcher) -> Vec<String> {
     let mut found = vec!["any".to_owned()];
     match matcher.authorities.first().map(|pattern| &pattern.host) {
@@ -89,7 +87,7 @@ fn wider(matcher: &Matcher) -> Vec<String> {
             found.push(format!("host {host}"));
             found.extend(suffixes(host).map(|suffix| format!("suffix {suffix}")));
         }
-        // With its own dot the suffix is among those of itself.
+        // The suffix includes its leading dot, so it is among its own suffixes.
         Some(HostPattern::Suffix(suffix)) => found.extend(suffixes(suffix).map(|suffix| format!("suffix {suffix}"))),
         Some(HostPattern::Any) | None => {}
     }

@@ -1,29 +1,30 @@
-//! Checks an `ip` listener: IP packets that others bring in UDP datagrams.
+//! Checks an `ip` listener: peers send it IP packets in UDP datagrams.
 //!
-//! In: where they go, and who may bring them. Out: the same, each peer with places and addresses of its own.
-//! Never: a peer that could be anybody: datagrams prove nothing but where they seem to come from.
+//! In: the destination network and the peers. Out: the same, with disjoint sources and addresses for each peer.
+//! Never: a peer that could be anyone, because a datagram proves only its source address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
 use super::listener::prefixes;
-use super::{Report, packets};
+use super::packets;
+use super::report::Report;
 use crate::document::listener as section;
-use crate::snapshot::{Carried, Peer};
+use crate::snapshot::{IpListener, Peer};
 
-/// What comes to a port, and whose it may be; `None` where something is missing without which it is nothing.
-pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) -> Option<Carried> {
+/// Builds the settings of an `ip` listener; `None` if an essential part is missing.
+pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) -> Option<IpListener> {
     let network = section.network.map(|network| network.0);
     if network.is_none() {
-        let message = "packets need a network that they go to; add network: PREFIX, such as 10.10.0.0/16";
+        let message = "missing destination network; add network: PREFIX, such as 10.10.0.0/16";
         report.problem(format!("{at}.network"), message);
     }
     if let Some(network) = network {
         packets::routed(network, &format!("{at}.network"), report);
     }
     if section.peers.is_empty() {
-        let message = "nobody may send packets; add peers: [{address: ADDRESS}], and from: PREFIX for another machine";
+        let message = "missing peers; add peers: [{address: ADDRESS}], with from: PREFIX for another machine";
         report.problem(format!("{at}.peers"), message);
     }
     let mut peers: Vec<Peer> = Vec::new();
@@ -33,18 +34,19 @@ pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) 
         for (other_index, other) in peers.iter().enumerate() {
             if overlap(&other.from, &peer.from) {
                 let message =
-                    format!("peers[{other_index}] comes from there as well; write other prefixes, or one peer");
+                    format!("overlaps the sources of peers[{other_index}]; use disjoint networks, or one peer");
                 report.problem(format!("{path}.from"), message);
             }
             if overlap(&other.addresses, &peer.addresses) {
-                let message =
-                    format!("peers[{other_index}] has it too, and answers are for one; write another address");
+                let message = format!(
+                    "overlaps the addresses of peers[{other_index}], so replies would be ambiguous; use another address"
+                );
                 report.problem(format!("{path}.address"), message);
             }
         }
         peers.push(peer);
     }
-    Some(Carried { network: network?, peers })
+    Some(IpListener { network: network?, peers })
 }
 
 fn build_peer(
@@ -57,26 +59,29 @@ fn build_peer(
     let from = if peer.from.is_empty() { loopback() } else { prefixes(&peer.from) };
     for everyone in from.iter().filter(|prefix| prefix.prefix_len() == 0) {
         let message =
-            format!("{everyone} is everybody, and datagrams prove nothing; write the prefixes of your machines");
+            format!("{everyone} admits anyone, and source addresses can be forged; list the networks of your machines");
         report.problem(format!("{path}.from"), message);
     }
-    // From its own machine a datagram to such an address comes from that address.
+    // A datagram from this machine to such an address has that address as its source.
     let elsewhere = listener.bind.is_some_and(|bind| !bind.0.ip().is_loopback() && !bind.0.ip().is_unspecified());
     if peer.from.is_empty() && elsewhere {
-        let message = "by default it is this machine's loopback, where the listener is not; add from: PREFIX";
+        let message = "the default is loopback, but the listener binds another address; add from: PREFIX";
         report.problem(format!("{path}.from"), message);
     }
     let addresses = prefixes(&peer.address);
-    for unfit in addresses.iter().filter(|prefix| is_unfit(prefix)) {
-        report.problem(format!("{path}.address"), format!("no machine has {unfit}; write the address of its device"));
+    for unusable in addresses.iter().filter(|prefix| is_no_host(prefix)) {
+        report.problem(
+            format!("{path}.address"),
+            format!("{unusable} is not a host address; use the address of the peer's device"),
+        );
     }
     let fits = |address: &IpNet| network.is_none_or(|network| network.addr().is_ipv4() == address.addr().is_ipv4());
     if !addresses.iter().any(fits) {
         let message = match network {
             Some(network) => {
-                format!("packets to {network} come from an address of its version of IP; add address: ADDRESS")
+                format!("missing address of the same IP version as {network}; add address: ADDRESS")
             }
-            None => "packets need an address to come from; add address: ADDRESS, such as 10.20.0.2".to_owned(),
+            None => "missing source address of the packets; add address: ADDRESS, such as 10.20.0.2".to_owned(),
         };
         report.problem(format!("{path}.address"), message);
     }
@@ -87,7 +92,7 @@ fn loopback() -> Vec<IpNet> {
     vec![IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8), IpNet::from(IpAddr::from(Ipv6Addr::LOCALHOST))]
 }
 
-fn is_unfit(prefix: &IpNet) -> bool {
+fn is_no_host(prefix: &IpNet) -> bool {
     let address = prefix.addr();
     prefix.prefix_len() == 0 || address.is_multicast() || address.is_unspecified() || address.is_loopback()
 }

@@ -1,4 +1,4 @@
-//! The index against a walk over all routes.
+//! The index compared with a test of all routes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use crate::facts::Kind;
 use crate::matcher::Matcher;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::snapshot::{Action, OnChange, Respond, Timeouts};
-use crate::specimen::session;
+use crate::test_fixtures::session;
 
 fn route(at: usize, matcher: Matcher) -> Arc<Route> {
     let respond = Respond { status: StatusCode::NOT_FOUND, headers: Vec::new(), body: Vec::new().into() };
@@ -24,14 +24,14 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         cache: None,
         pace: None,
         retrieve: None,
-        trusts_keys: false,
+        trusts_idempotency_key: false,
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,
     })
 }
 
-/// Few values, so that routes and sessions meet often.
+/// A small set of values, so that sessions match often.
 fn some<T: Clone + std::fmt::Debug + 'static>(values: Vec<T>) -> impl Strategy<Value = Vec<T>> {
     prop_oneof![3 => Just(Vec::new()), 2 => proptest::sample::subsequence(values, 1..3)]
 }
@@ -72,7 +72,10 @@ fn matcher() -> impl Strategy<Value = Matcher> {
         proptest::bool::ANY,
     );
     (names, numbers).prop_map(
-        |((listeners, users, authorities, paths, headers), (kinds, ports, networks, protocols, takes_told))| Matcher {
+        |(
+            (listeners, users, authorities, paths, headers),
+            (kinds, ports, networks, protocols, accepts_announced_network),
+        )| Matcher {
             listeners,
             kinds,
             authorities,
@@ -81,7 +84,7 @@ fn matcher() -> impl Strategy<Value = Matcher> {
             headers,
             users,
             networks,
-            takes_told,
+            accepts_announced_network,
             protocols,
             ports,
         },
@@ -111,7 +114,7 @@ fn facts() -> impl Strategy<Value = Facts> {
         facts.network = network.map(|net| net.parse().unwrap());
         facts.protocol = facts.network.map(|_| 6);
         if is_told {
-            facts.told = facts.network.take();
+            facts.announced_network = facts.network.take();
         }
         for (name, value) in lines {
             facts.headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -242,7 +245,7 @@ fn few_routes_are_tested_however_many_there_are() {
                 networks: vec![format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap()],
                 ..Matcher::default()
             }),
-            crate::specimen::packets("10.0.7.1/32", 6),
+            crate::test_fixtures::packets("10.0.7.1/32", 6),
         ),
     ];
     for (name, routes, facts) in shapes {

@@ -1,15 +1,17 @@
-//! Checks how a route treats its sessions: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
+//! Checks the policies of a route: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::context::Names;
+use super::header;
 use super::node::duration;
-use super::{Names, Report, header};
+use super::report::Report;
 use crate::authority::Authority;
-use crate::document::scalar::Size;
-use crate::document::treatment as section;
-use crate::document::treatment::RetryOn;
+use crate::document::policy as section;
+use crate::document::policy::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
+use crate::scalar::Size;
 use crate::snapshot::{Cache, Custody, Durable, Pace, Retrieve, Retry, Timeouts};
 
 const MS: Duration = Duration::from_millis(1);
@@ -29,14 +31,14 @@ pub(super) fn timeouts(section: section::Timeout, at: &str, report: &mut Report)
 
 pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> Retry {
     if !(1..=10).contains(&section.attempts) {
-        let message = format!("{} is out of range; write 1 to 10 tries in all", section.attempts);
+        let message = format!("{} is out of range; must be 1 to 10, including the first attempt", section.attempts);
         report.problem(format!("{at}.attempts"), message);
     }
     let base = duration(&format!("{at}.backoff.base"), section.backoff.base, 100 * MS, MS..=HOUR / 60, report);
     let default = Duration::from_secs(5).max(base);
     let backoff_max = duration(&format!("{at}.backoff.max"), section.backoff.max, default, MS..=HOUR / 6, report);
     if backoff_max < base {
-        report.problem(format!("{at}.backoff.max"), "this is less than the base; write at least as much");
+        report.problem(format!("{at}.backoff.max"), "must not be less than backoff.base");
     }
     Retry {
         on_connect_failure: section.on.iter().any(|on| *on == RetryOn::ConnectFailure),
@@ -57,22 +59,22 @@ pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> 
     }
 }
 
-/// Bytes of a thing that a route has.
+/// Returns a size or its default, and reports a value out of range.
 fn size(at: String, written: Option<Size>, default: u64, range: RangeInclusive<u64>, report: &mut Report) -> u64 {
     let size = written.map_or(default, |size| size.0);
     if !range.contains(&size) {
-        let (least, most) = (Size(*range.start()), Size(*range.end()));
-        report.problem(at, format!("{} is out of range; write {least} to {most}", Size(size)));
+        let (min, max) = (Size(*range.start()), Size(*range.end()));
+        report.problem(at, format!("{} is out of range; must be {min} to {max}", Size(size)));
     }
     size
 }
 
-/// Bytes on disk, which needs a place.
+/// Returns a size on disk, which requires a state directory.
 fn disk(written: Option<Size>, at: &str, names: &Names<'_>, report: &mut Report) -> u64 {
     let default = if names.has_state { 1 << 30 } else { 0 };
     let disk = size(format!("{at}.disk"), written, default, 0..=1 << 50, report);
     if disk > 0 && !names.has_state {
-        let message = "there is no place for it; name a directory at `state`, or leave this out";
+        let message = "missing state directory; add `state: DIR`, or remove this key";
         report.problem(format!("{at}.disk"), message);
     }
     disk
@@ -93,7 +95,7 @@ pub(super) fn custody(section: section::Custody, at: &str, names: &Names<'_>, re
     let memory = size(format!("{at}.memory"), section.memory, 64 * MIB, MIB..=1 << 40, report);
     let disk = disk(section.disk, at, names, report);
     if section.durable == Durable::Fsync && disk == 0 {
-        let message = "memory survives no power loss; name a directory at `state`, or leave this out";
+        let message = "fsync requires a state directory; add `state: DIR`, or remove this key";
         report.problem(format!("{at}.durable"), message);
     }
     let deadline = duration(&format!("{at}.deadline"), section.deadline, 15 * HOUR / 60, HOUR / 3600..=week, report);
@@ -104,8 +106,8 @@ pub(super) fn pace(section: section::Pace, at: &str, report: &mut Report) -> Pac
     const QUEUE: RangeInclusive<u32> = 1..=100_000;
     let queue = section.queue.unwrap_or(1024);
     if !QUEUE.contains(&queue) {
-        let (least, most) = (QUEUE.start(), QUEUE.end());
-        report.problem(format!("{at}.queue"), format!("{queue} is out of range; write {least} to {most} requests"));
+        let (min, max) = (QUEUE.start(), QUEUE.end());
+        report.problem(format!("{at}.queue"), format!("{queue} is out of range; must be {min} to {max} requests"));
     }
     let deadline = duration(&format!("{at}.deadline"), section.deadline, HOUR / 60, 100 * MS..=24 * HOUR, report);
     Pace { deadline, queue: queue as usize }
@@ -122,8 +124,8 @@ pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report)
         authority: section
             .authority
             .as_ref()
-            .and_then(|template| report.take(|| format!("{at}.authority"), authority(template))),
-        path: section.path.as_ref().and_then(|path| report.take(|| format!("{at}.path"), rewrite_path(path))),
+            .and_then(|template| report.ok_or_report(|| format!("{at}.authority"), authority(template))),
+        path: section.path.as_ref().and_then(|path| report.ok_or_report(|| format!("{at}.path"), rewrite_path(path))),
         query: query(&section.query, &format!("{at}.query"), report),
         headers: header::rewrite(at, &section.set_headers, &section.add_headers, &section.remove_headers, report),
         response: header::rewrite(
@@ -136,12 +138,12 @@ pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report)
     }
 }
 
-/// A fixed authority is parsed here; one with placeholders when it is filled in.
+/// A literal authority is validated now; one with placeholders is validated with each request.
 fn authority(template: &Template) -> Result<Template, String> {
     let text = template.to_string();
     if template.is_literal() {
         Authority::parse(&text, None)
-            .map_err(|error| format!("{text:?} is no authority: {error}; write HOST or HOST:PORT"))?;
+            .map_err(|error| format!("invalid authority {text:?}: {error}; use HOST or HOST:PORT"))?;
     }
     Ok(template.clone())
 }
@@ -150,17 +152,15 @@ fn rewrite_path(section: &section::RewritePath) -> Result<PathRewrite, String> {
     match (&section.from, &section.pattern) {
         (Some(from), None) => PathRewrite::prefix(from, &section.to),
         (None, Some(pattern)) => PathRewrite::pattern(pattern, &section.to),
-        (Some(_), Some(_)) => Err("from replaces a prefix and pattern the whole path; keep one of them".to_owned()),
-        (None, None) => {
-            Err("it does not say what to replace; add from: /PREFIX/ or pattern: /{name}/{rest*}".to_owned())
-        }
+        (Some(_), Some(_)) => Err("from conflicts with pattern; keep one of them".to_owned()),
+        (None, None) => Err("missing from or pattern; add from: /PREFIX/ or pattern: /{name}/{rest*}".to_owned()),
     }
 }
 
 fn query(section: &section::RewriteQuery, at: &str, report: &mut Report) -> QueryRewrite {
     for (index, name) in section.remove.iter().enumerate() {
         if section.set.contains_key(name) {
-            let message = format!("{name:?} is set as well, which removes what was there; leave it out here");
+            let message = format!("{name:?} is also set, which replaces the old value; remove it here");
             report.problem(format!("{at}.remove[{index}]"), message);
         }
     }

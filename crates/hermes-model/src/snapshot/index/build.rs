@@ -1,20 +1,20 @@
-//! Builds the index: chooses for each route the field that tells it from the most others.
+//! Builds the route index: chooses the most selective field for each route.
 
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue};
 use ipnet::IpNet;
 
-use super::drawers::{Drawer, Drawers, Map};
+use super::buckets::{Bucket, Buckets, Map};
 use crate::matcher::Matcher;
-use crate::pattern::{HostPattern, PortPattern, Skeleton, UserPattern, ValuePattern};
+use crate::pattern::{HostPattern, PortPattern, SegmentPattern, UserPattern, ValuePattern};
 use crate::snapshot::Route;
 
-/// A drawer's label.
+/// Key of a bucket: a field and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Authority(HostPattern, PortPattern),
-    Path(Skeleton),
+    Path(SegmentPattern),
     User(Arc<str>),
     Header(HeaderName, HeaderValue),
     Network(IpNet),
@@ -22,8 +22,8 @@ pub(super) enum Key {
     Listener(Arc<str>),
 }
 
-/// A field that routes are filed by. Where two tell as much, the earlier one is taken: it is the
-/// cheaper one to look up.
+/// A field that routes may be filed under. If two fields are equally selective, the earlier one wins, because its lookup is
+/// cheaper.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Field {
     Authority,
@@ -35,63 +35,63 @@ enum Field {
     Listener,
 }
 
-/// Walking up to this many candidates is as fast as opening one more drawer.
-const FEW: usize = 8;
+/// Testing up to this many candidates is as fast as another bucket lookup.
+const MAX_FLAT_BUCKET: usize = 8;
 
-/// Fields have at most this many levels: six, and a second header. More would tell little apart.
-const DEPTH: usize = 7;
+/// Maximum nesting: six fields and a second header. Deeper levels would hardly be selective.
+const MAX_DEPTH: usize = 7;
 
-/// A route to file: its position and its match.
-type Filed<'a> = (u32, &'a Matcher);
+/// A route to index: its position and its match.
+type IndexedRoute<'a> = (u32, &'a Matcher);
 
-/// Files all routes.
-pub(super) fn drawers(routes: &[Arc<Route>]) -> Drawers {
-    let filed: Vec<Filed<'_>> =
+/// Indexes all routes.
+pub(super) fn buckets(routes: &[Arc<Route>]) -> Buckets {
+    let indexed: Vec<IndexedRoute<'_>> =
         routes.iter().enumerate().filter_map(|(at, route)| Some((u32::try_from(at).ok()?, &route.matcher))).collect();
-    file(&filed, &mut Vec::new())
+    index(&indexed, &mut Vec::new())
 }
 
-/// Files `routes` by the fields that are not `used` yet.
-fn file(routes: &[Filed<'_>], used: &mut Vec<Used>) -> Drawers {
+/// Indexes `routes` by the fields that are not `used` yet.
+fn index(routes: &[IndexedRoute<'_>], used: &mut Vec<Used>) -> Buckets {
     let counts = count(routes, used);
-    let mut drawers = Drawers::default();
-    let mut groups: Map<Key, Vec<Filed<'_>>> = Map::default();
+    let mut buckets = Buckets::default();
+    let mut groups: Map<Key, Vec<IndexedRoute<'_>>> = Map::default();
     for route in routes {
         match best_keys(route.1, used, &counts) {
             Some(keys) => keys.into_iter().for_each(|key| {
                 let group = groups.entry(key).or_default();
-                // A list may name one value twice.
+                // A list may contain one value twice.
                 if group.last().map(|last| last.0) != Some(route.0) {
                     group.push(*route);
                 }
             }),
-            None => drawers.rest.push(route.0),
+            None => buckets.rest.push(route.0),
         }
     }
     for (key, group) in groups {
-        let drawer = nest(&key, &group, routes.len(), used);
+        let bucket = nest(&key, &group, routes.len(), used);
         let first = group.first().map_or(u32::MAX, |route| route.0);
-        drawers.insert(key, drawer, first);
+        buckets.insert(key, bucket, first);
     }
-    drawers
+    buckets
 }
 
-/// A drawer for a group: nested where there are many routes, and another field tells them apart.
-fn nest(key: &Key, group: &[Filed<'_>], of: usize, used: &mut Vec<Used>) -> Drawer {
-    if group.len() > FEW && used.len() < DEPTH {
+/// The bucket of a group: nested if it has many routes that another field separates.
+fn nest(key: &Key, group: &[IndexedRoute<'_>], of: usize, used: &mut Vec<Used>) -> Bucket {
+    if group.len() > MAX_FLAT_BUCKET && used.len() < MAX_DEPTH {
         used.push(Used::by(key));
-        let tells = group.len() < of || group.iter().any(|route| fields(route.1, used).next().is_some());
-        let nested = tells.then(|| file(group, used));
+        let is_selective = group.len() < of || group.iter().any(|route| fields(route.1, used).next().is_some());
+        let nested = is_selective.then(|| index(group, used));
         used.pop();
         if let Some(nested) = nested.filter(|nested| nested.rest.len() < group.len()) {
-            return Drawer::Nested(Box::new(nested));
+            return Bucket::Nested(Box::new(nested));
         }
     }
-    Drawer::Routes(group.iter().map(|route| route.0).collect())
+    Bucket::Routes(group.iter().map(|route| route.0).collect())
 }
 
-/// A field that the way to this drawer went by. Headers are told by name: another one may
-/// still tell routes apart.
+/// A field that the buckets above already use. Headers are distinguished by name: another header may still be
+/// selective.
 #[derive(Clone, PartialEq, Eq)]
 enum Used {
     Field(u8),
@@ -124,7 +124,7 @@ impl Used {
     }
 }
 
-/// Fields of a match that may be used here, with their keys.
+/// Fields of a match that are not used yet, with their keys.
 fn fields<'m>(matcher: &'m Matcher, used: &'m [Used]) -> impl Iterator<Item = Vec<Key>> + 'm {
     let all = [Field::Authority, Field::Path, Field::User]
         .into_iter()
@@ -132,8 +132,8 @@ fn fields<'m>(matcher: &'m Matcher, used: &'m [Used]) -> impl Iterator<Item = Ve
     all.filter(move |field| !used.contains(&Used::of(*field, matcher))).filter_map(|field| keys(field, matcher))
 }
 
-/// How many routes would lie in each drawer, if every route lay in all of its drawers.
-fn count(routes: &[Filed<'_>], used: &[Used]) -> Map<Key, u32> {
+/// Number of routes that each bucket would hold if every route were in all of its buckets.
+fn count(routes: &[IndexedRoute<'_>], used: &[Used]) -> Map<Key, u32> {
     let mut counts: Map<Key, u32> = Map::default();
     for route in routes {
         for key in fields(route.1, used).flatten() {
@@ -143,16 +143,18 @@ fn count(routes: &[Filed<'_>], used: &[Used]) -> Map<Key, u32> {
     counts
 }
 
-/// The keys of the field whose fullest drawer is the emptiest.
+/// The keys of the field whose fullest bucket holds the fewest routes.
 fn best_keys(matcher: &Matcher, used: &[Used], counts: &Map<Key, u32>) -> Option<Vec<Key>> {
     fields(matcher, used).min_by_key(|keys| keys.iter().filter_map(|key| counts.get(key)).max().copied())
 }
 
-/// The keys of a field; `None` where it is absent, or where one of its values opens no drawer.
+/// The keys of a field; `None` if the field is absent or one of its values has no bucket.
 fn keys(field: Field, matcher: &Matcher) -> Option<Vec<Key>> {
     match field {
         Field::Authority => some(matcher.authorities.iter(), |p| Some(Key::Authority(p.host.clone(), p.port))),
-        Field::Path => some(matcher.paths.iter(), |pattern| pattern.skeleton().filter(Skeleton::tells).map(Key::Path)),
+        Field::Path => some(matcher.paths.iter(), |pattern| {
+            pattern.segment_pattern().filter(SegmentPattern::is_selective).map(Key::Path)
+        }),
         Field::User => some(matcher.users.iter(), |pattern| match pattern {
             UserPattern::Any => None,
             UserPattern::Is(name) => Some(Key::User(Arc::clone(name))),

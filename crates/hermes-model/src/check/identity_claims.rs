@@ -1,19 +1,19 @@
-//! Checks users that a document gives to sessions against what the node's certificate proves.
+//! Checks users that a document assigns to sessions against the users that the node's certificate proves.
 //!
-//! In: a snapshot, and the URIs of its certificate. Out: a warning for each user whom nodes behind this one have no reason
-//! to believe. Never: an error: they may bind the user to this node themselves, which only their documents say.
+//! In: a snapshot, and the URIs of its certificate. Out: a warning for each user that the next nodes would not accept.
+//! Never: an error. The next nodes may bind the user to this node in their own documents.
 
 use std::sync::Arc;
 
-use super::Problem;
+use super::report::Problem;
 use crate::facts::Peer;
 use crate::snapshot::{Action, Listener, ListenerProtocol, Route, Snapshot, Upstream};
 use crate::trust::{peer, user_of};
 
-/// So many users are looked at: each is held against all routes, and who has corrected these finds the next.
-const MOST: usize = 100;
+/// Maximum number of users to check; each is compared with all routes.
+const MAX_USERS: usize = 100;
 
-/// Warns of users that listeners set and that the certificate with these URIs does not prove.
+/// Warns about users that listeners assign and that the certificate with these URIs does not prove.
 pub fn unproven<'u>(snapshot: &Snapshot, uris: impl IntoIterator<Item = &'u str>) -> Vec<Problem> {
     let Ok(own) = peer(uris, &Arc::from("")) else { return Vec::new() };
     if own.standalone {
@@ -23,23 +23,24 @@ pub fn unproven<'u>(snapshot: &Snapshot, uris: impl IntoIterator<Item = &'u str>
     let all = listeners.flat_map(|(index, listener)| {
         users(&format!("listeners[{index}]"), listener).into_iter().map(move |(path, user)| (listener, path, user))
     });
-    let told = all.filter(|(_, _, user)| !own.users.contains(user)).take(MOST).filter_map(|(listener, path, user)| {
-        let message = message(snapshot, &own, &user, forwarded(snapshot, listener, &user)?);
-        Some(Problem { path: format!("{path}.set-headers.hermes-user"), message })
-    });
-    told.collect()
+    let problems =
+        all.filter(|(_, _, user)| !own.users.contains(user)).take(MAX_USERS).filter_map(|(listener, path, user)| {
+            let message = message(snapshot, &own, &user, receiving_upstream(snapshot, listener, &user)?);
+            Some(Problem { path: format!("{path}.set-headers.hermes-user"), message })
+        });
+    problems.collect()
 }
 
 fn message(snapshot: &Snapshot, own: &Peer, user: &str, upstream: &Upstream) -> String {
-    let becomes = if own.users.is_empty() { "takes the session for nobody's" } else { "refuses the session" };
+    let result = if own.users.is_empty() { "removes the user" } else { "rejects the session" };
     format!(
-        "the certificate does not say that {user} is a user of this node, and the node behind (upstream {}) {becomes} unless \
-         its document says so (users: {{{}: [{user}]}}); issue one with the URI spiffe://OVERLAY/user/{user} as well",
+        "the certificate does not bind user {user} to this node, so the next node (upstream {}) {result} unless its \
+         document does (users: {{{}: [{user}]}}); issue a certificate with the URI spiffe://OVERLAY/user/{user}",
         upstream.name, snapshot.node
     )
 }
 
-/// The users that a listener gives to sessions, and where it is written.
+/// The users that a listener assigns to sessions, with the paths of these settings.
 fn users(at: &str, listener: &Listener) -> Vec<(String, Arc<str>)> {
     let captures = match &listener.protocol {
         ListenerProtocol::Tun(tun) => tun.captures.as_slice(),
@@ -52,8 +53,8 @@ fn users(at: &str, listener: &Listener) -> Vec<(String, Arc<str>)> {
     user_of(&listener.set_headers).map(|user| (at.to_owned(), user)).into_iter().chain(of_captures).collect()
 }
 
-/// The first upstream that may get sessions of this user of this listener, and judges them by our certificate.
-fn forwarded<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &str) -> Option<&'s Upstream> {
+/// The first upstream that may receive this user's sessions of this listener, and verifies this node's certificate.
+fn receiving_upstream<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &str) -> Option<&'s Upstream> {
     let takes = |route: &Route| {
         let matcher = &route.matcher;
         (matcher.listeners.is_empty() || matcher.listeners.contains(&listener.name))
@@ -64,11 +65,11 @@ fn forwarded<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &str) -> Opt
         Action::Upstream(upstream) => Some(&**upstream),
         _ => None,
     });
-    upstreams.into_iter().find(|upstream| is_shown(upstream))
+    upstreams.into_iter().find(|upstream| presents_certificate(upstream))
 }
 
-/// Whether a node there sees the certificate.
-fn is_shown(upstream: &Upstream) -> bool {
+/// True if the next node sees the certificate.
+fn presents_certificate(upstream: &Upstream) -> bool {
     let by_tls =
         upstream.tls.as_ref().is_some_and(|tls| !tls.anonymous && tls.ca.is_none() && tls.server_name.is_none());
     let is_node = upstream.all().any(|endpoint| endpoint.node().is_some());

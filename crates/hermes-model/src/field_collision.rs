@@ -1,15 +1,17 @@
 //! Field names that origins cannot tell apart.
 //!
-//! In: names of fields. Out: whether CGI, WSGI and similar interfaces make one variable of two of them. They write
-//! letters in upper case, keep digits and turn every other character into `_` (RFC 3875, section 4.1.18), so that
-//! `x_user` from an untrusted client overrides `x-user` from a listener. Never: a match of two equal names; those are
-//! the same field.
+//! CGI, WSGI and similar interfaces turn field names into variables: letters become upper case, digits stay, and every
+//! other character becomes `_` (RFC 3875, section 4.1.18). So `x_user` from an untrusted client overrides `x-user` from
+//! a listener.
+//!
+//! In: field names. Out: whether two of them become the same variable.
+//! Never: a collision of two equal names, which are the same field.
 
 use http::{HeaderMap, HeaderName};
 use smallvec::SmallVec;
 
 /// Removes fields whose names collide with `name` but are not equal to it.
-pub fn remove_alike(headers: &mut HeaderMap, name: &HeaderName) {
+pub fn remove_colliding(headers: &mut HeaderMap, name: &HeaderName) {
     remove_where(headers, |other| other != name && is_alike(other.as_str(), name.as_str()));
 }
 
@@ -29,7 +31,7 @@ pub fn begins_alike(name: &str, prefix: &str) -> bool {
 
 /// Removes the fields whose names `is_unwanted` selects; allocates only if there are many.
 pub fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&HeaderName) -> bool) {
-    // Mostly there is none: a search is cheaper than an empty list.
+    // Collisions are rare, and a search is cheaper than a list.
     if !headers.keys().any(&is_unwanted) {
         return;
     }
@@ -56,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_become_one_variable_are_alike() {
+    fn names_of_one_variable_collide() {
         for (a, b, alike) in [
             ("x_user", "x-user", true),
             ("x.user", "x-user", true),
@@ -78,7 +80,7 @@ mod tests {
         for name in ["x-user", "x_user", "x.user", "x-users"] {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static("1"));
         }
-        remove_alike(&mut headers, &HeaderName::from_static("x-user"));
+        remove_colliding(&mut headers, &HeaderName::from_static("x-user"));
         let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["x-user", "x-users"]);

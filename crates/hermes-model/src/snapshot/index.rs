@@ -1,36 +1,35 @@
-//! The index: finds the first route that matches without walking all of them.
+//! Route index: finds the first route that matches without testing all of them.
 //!
-//! In: routes in their order. Out: for facts, the position of the first route whose match holds.
-//! Never: decides by itself. It only leaves out routes that cannot match; each candidate is
-//! tested in full.
+//! In: routes in document order. Out: for the attributes of a request, the position of the first route that matches.
+//! Never: a decision of its own. The index only skips routes that cannot match; it tests each candidate in full.
 //!
-//! Every route is filed under one field of its match, under each value that the field has there:
-//! the field whose fullest drawer holds the fewest routes. Facts open one drawer a value that they
-//! have (each suffix of the host, each beginning of the path ...). A drawer with many routes is an
-//! index itself, over the fields that are left. Routes without a usable field are always tested.
+//! Every route is filed under one field of its match, in one bucket for each value of that field. The builder picks the
+//! field whose fullest bucket holds the fewest routes. A lookup opens one bucket for each value of a request (each
+//! suffix of the host, each prefix of the path, ...). A bucket with many routes is an index over the remaining fields.
+//! Routes without a usable field are always tested.
 
+mod buckets;
 mod build;
-mod drawers;
 
 use std::sync::Arc;
 
 use crate::facts::Facts;
 use crate::snapshot::Route;
-use drawers::Drawers;
+use buckets::Buckets;
 
 /// Finds the routes that may match.
 #[derive(Debug)]
 pub struct RouteIndex {
-    root: Drawers,
+    root: Buckets,
 }
 
 impl RouteIndex {
-    /// Files every route.
+    /// Indexes all routes.
     pub fn build(routes: &[Arc<Route>]) -> Self {
-        Self { root: build::drawers(routes) }
+        Self { root: build::buckets(routes) }
     }
 
-    /// The position of the first route that matches the facts with this reading of their path.
+    /// Position of the first route that matches; `path` is one reading of the request's path.
     pub(crate) fn first_match(&self, routes: &[Arc<Route>], facts: &Facts, path: &str) -> Option<usize> {
         let search = self.search(routes, facts, path);
         (search.best < routes.len()).then_some(search.best)
@@ -50,20 +49,20 @@ impl RouteIndex {
     }
 }
 
-/// A search under way.
+/// A search in progress.
 struct Search<'a> {
     routes: &'a [Arc<Route>],
     facts: &'a Facts,
     path: &'a str,
-    /// The first match so far; the number of routes where there is none.
+    /// Position of the first match so far; the number of routes if nothing matched.
     best: usize,
-    /// How many candidates were tested in full.
+    /// Number of candidates tested in full.
     #[cfg(test)]
     tested: usize,
 }
 
 impl Search<'_> {
-    /// Tests candidates in their order, as far as they could come before the best so far.
+    /// Tests candidates in order, up to the best match so far.
     fn test(&mut self, candidates: &[u32]) {
         for &at in candidates {
             let at = at as usize;
