@@ -17,18 +17,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::body::TrailerSlot;
 
-/// Bytes that are read in one turn.
+/// Bytes that are read in one turn of the task.
 const A_TURN: usize = 64 << 10;
-/// Bytes before a final response, in heads of the largest size: there are interim ones.
+/// Limit of bytes before a final response, as a multiple of the maximum head size, to allow interim responses.
 const HEADS: usize = 16;
 
-/// What may still be read; shared by the connection and its socket.
+/// The read quota, shared by the connection and its socket.
 #[derive(Clone)]
 pub(crate) struct Meter(Rc<Allowance>);
 
 struct Allowance {
     turn: Cell<usize>,
-    /// Before a final response. `None` where none is waited for.
+    /// The remaining bytes before a final response. `None` if no response is pending.
     heads: Cell<Option<usize>>,
 }
 
@@ -37,17 +37,17 @@ impl Meter {
         Self(Rc::new(Allowance { turn: Cell::new(A_TURN), heads: Cell::new(None) }))
     }
 
-    /// A response is waited for, of at most `header_bytes`.
+    /// Begins to wait for a response whose head has at most `header_bytes`.
     pub(crate) fn expect_head(&self, header_bytes: usize) {
         self.0.heads.set(Some(HEADS * header_bytes));
     }
 
-    /// The bytes that may still be read before the response; interim responses use them up.
+    /// The bytes that may still be read before the final response; interim responses use them up.
     pub(crate) fn left(&self) -> Option<usize> {
         self.0.heads.get()
     }
 
-    /// It is there.
+    /// The final response has arrived.
     pub(crate) fn has_head(&self) {
         self.0.heads.set(None);
     }
@@ -62,23 +62,23 @@ impl Meter {
     }
 }
 
-/// A metered socket.
+/// A socket with a read quota.
 pub(crate) struct Metered {
     io: Io,
     meter: Meter,
     trailers: TrailerSlot,
-    /// The origin accepts no more bytes.
+    /// True if the origin accepts no more bytes.
     write_failed: bool,
 }
 
 impl Metered {
-    /// The socket, and what measures it.
+    /// Creates the socket and its meter.
     pub(crate) fn new(io: Io, trailers: TrailerSlot) -> (Self, Meter) {
         let meter = Meter::new();
         (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
     }
 
-    /// The outcome of a write. After a failure the connection is only read, up to its end.
+    /// Records the outcome of a write. After a failure the connection is only read, up to its end.
     fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
         tracing::debug!(%error, "an origin takes no more of its request; reading what it has answered");
@@ -87,7 +87,7 @@ impl Metered {
         Poll::Pending
     }
 
-    /// The bare socket.
+    /// The socket itself.
     pub(crate) fn into_inner(self) -> Io {
         self.io
     }
