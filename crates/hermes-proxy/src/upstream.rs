@@ -44,7 +44,7 @@ pub(crate) struct Endpoint {
 
 /// The location of an endpoint.
 pub(crate) enum Target {
-    /// An address, which this node dials. The bundle holds connections that it keeps open to the endpoint.
+    /// An address, which this node dials. The bundle holds the reverse connections that it keeps to the endpoint.
     Address { host: Arc<str>, port: u16, bundle: Bundle },
     /// A node that is reached over its reverse connections.
     Node(Arc<Presence>),
@@ -324,7 +324,7 @@ impl Seat {
 mod tests {
     use super::weight;
 
-    /// The numbers are of a program of their own: a change would send every session elsewhere.
+    /// Computed by an independent program: a change would move every session to another endpoint.
     #[test]
     fn weights_are_the_same_for_every_version() {
         assert_eq!(weight(b"", "192.0.2.1:80"), 0x3ef0_705c_dcce_28ec);
@@ -341,7 +341,7 @@ mod tests {
             let choice = (0..4).max_by_key(|index: &usize| weight(key.as_bytes(), endpoints[*index]));
             shares[choice.unwrap_or_default()] += 1;
         }
-        // A fair draw strays by more than 150 from 1000 once in ten million.
+        // A fair distribution deviates by more than 150 from 1000 once in ten million.
         assert!(shares.iter().all(|share| (850..1_150).contains(share)), "{shares:?}");
     }
 }

@@ -48,7 +48,8 @@ fn is_sent(error: &Error) -> bool {
 struct Waiting(#[expect(dead_code, reason = "held for its drop")] Share);
 
 impl Waiting {
-    /// Begins a wait. `None` if the limit of waiting sessions is reached and no client has more of them than this one.
+    /// Begins a wait. `None` if the limit of waiting sessions is reached and no other client has more of them than this
+    /// session's client.
     fn begin(worker: &Rc<Worker>, entry: &Rc<Entry>) -> Option<Self> {
         let limit = worker.generation().snapshot.limits.retrievals;
         let bound = Bound { name: "retrievals", limit, reserve: 0 };

@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(known.len(), 2 * LIMIT + 2, "a second pass in this tick");
         prune(&mut known, &mut in_vain_at, 8, LIMIT);
         assert_eq!(known.len(), 2 * LIMIT + 1);
-        // A pass that frees much is repeated at once.
+        // A pass that removes many flows may repeat at once.
         for round in 1..3 {
             (0..LIMIT).for_each(|number| begin(&mut known, round * 1000 + number).displace());
             prune(&mut known, &mut in_vain_at, 9, LIMIT);

@@ -239,8 +239,8 @@ impl Forward<'_> {
         error.retry() == Retry::Always && self.body.can_be_sent()
     }
 
-    /// True if another node may be tried, since this one reports that its own path is dead. Allowed once for each node
-    /// of the path.
+    /// True if another node may be tried, since this one reports that its own path is dead. A node does so once for
+    /// each request; every node on the path may.
     fn goes_back(&self, attempted: &Attempted) -> bool {
         let Attempted::Response(response) = attempted else { return false };
         says_unsent(response) && self.body.can_be_sent()

@@ -27,7 +27,7 @@ pub(crate) struct Destination<'a> {
     pub(crate) label: &'a Arc<str>,
     /// The permitted addresses; set if the request named the host.
     pub(crate) reach: Option<Reach>,
-    /// True if someone other than the node's operator may have named the target.
+    /// True if someone other than the node's operator named the target.
     pub(crate) guarded: bool,
     pub(crate) tls: Option<&'a ClientTls>,
     /// The source for a PROXY header, if one is sent.

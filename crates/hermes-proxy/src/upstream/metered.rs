@@ -1,10 +1,10 @@
-//! The read side of an upstream h1 connection, at a measure.
+//! A read quota for upstream HTTP/1.1 connections.
 //!
-//! In: a socket. Out: the same bytes, but at most `A_TURN` of them before the worker's other tasks
-//! get their turn, since hyper goes on for as long as there is something to read and an origin can
-//! make a chunk of every byte; and at most so many before a final response, since hyper skips
-//! interim responses without end. A failed write is not reported: the origin's response from before it closed may still
-//! be unread, and the read side tells how the connection ended. Never: the meaning of the bytes.
+//! In: a socket. Out: the same bytes, under two limits. At most `A_TURN` bytes are read before the worker's other tasks
+//! run: hyper reads as long as input is available, and an origin can send one-byte chunks. The bytes before a final
+//! response are limited too, since hyper skips any number of interim responses. A failed write is not reported: a
+//! response that the origin sent before it closed may still be unread, and the read side reports the end of the
+//! connection. Never: the meaning of the bytes.
 
 use std::cell::Cell;
 use std::io;

@@ -74,7 +74,7 @@ mod tests {
 
     const OUTLIER: Outlier = Outlier { failures: 3, rest: Duration::from_secs(1) };
 
-    /// Fails until it rests from `now` on; how long, in milliseconds.
+    /// Fails until it is ejected from `now` on. Returns the duration in milliseconds.
     fn rest_from(passive: &Passive, now: u64) -> u64 {
         assert!(!passive.rests(now));
         assert!(!passive.failed(&OUTLIER, now) && !passive.failed(&OUTLIER, now));
@@ -110,7 +110,7 @@ mod tests {
         let rests = [(); 6].map(|()| {
             let rest = rest_from(&passive, now);
             now += rest;
-            // As with a try that went well in between: that alone makes nobody reliable.
+            // A success in between, such as a trial request, does not reset the doubling.
             passive.succeeded();
             rest
         });

@@ -302,10 +302,10 @@ mod tests {
         let avoids = Avoids::default();
         assert!(!avoids.counts(0));
         assert!(!avoids.is_dark_again(0, 60_000));
-        // Another connection of then is the same darkness, and one that began behind it another.
+        // Another connection of that time is the same event; one that began later is another.
         assert!(!avoids.is_dark_again(10, 60_250));
         assert!(avoids.counts(61_000) && avoids.is_dark_again(61_000, 120_000));
-        // QUIC is avoided meanwhile: that is no time in which it was good.
+        // QUIC is avoided meanwhile, which does not count as a time in which it worked.
         avoids.until.set(120_000 + LAST_AVOID);
         assert!(avoids.is_dark_again(120_000 + LAST_AVOID, 180_000 + LAST_AVOID));
         let long_after = avoids.dark_at.get() + LAST_AVOID;

@@ -35,7 +35,7 @@ pub(crate) const FRAME_BUDGET: usize = 32 << 20;
 /// errors. Clients cancel at will, and no single client may end a connection for all others.
 pub(crate) const RESETS_REMEMBERED: usize = 4096;
 /// Limit of errors by a peer that carries many users' streams, such as frames for forgotten streams. Each error costs
-/// memory until its reply is sent.
+/// memory until the peer reads its reply.
 pub(crate) const ERROR_RESETS: usize = 65_536;
 /// Allowance for the header lines that nodes add: a node may pass on a larger head than it accepts.
 pub(crate) const ADDED_BYTES: u32 = 4 << 10;

@@ -1,8 +1,8 @@
 //! Reverse connections of a node, in the pool of its name.
 //!
-//! In: a connection on which the node serves requests. Out: leases, as on any shared connection. Without a connection,
-//! requests wait briefly if the node was connected recently. The newest connection has priority, since an older one may
-//! be dead unnoticed. Never: a dial.
+//! In: a connection on which the node serves requests. Out: leases, as on any shared connection. Without a connection
+//! on this worker, requests wait: briefly if the last one has just closed, and up to their timeout if another worker
+//! has one. The newest connection has priority, since an older one may be dead unnoticed. Never: a dial.
 
 use std::cell::Cell;
 use std::future::Future;

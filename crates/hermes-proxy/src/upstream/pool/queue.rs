@@ -192,7 +192,7 @@ mod tests {
         assert!(queue.wake_one());
         drop(second);
         assert!(has_turn(&mut newcomer) && !queue.has_any());
-        // Three of them have theirs, and have not acted yet.
+        // Three waiters have a turn and have not acted yet.
         assert!(queue.has_all(|| 3) && !queue.has_all(|| 4));
         drop((first, again, newcomer));
         assert!(!queue.has_all(|| 0));
