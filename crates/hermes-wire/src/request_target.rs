@@ -1,19 +1,19 @@
-//! Characters that clients leave bare in a request target, though no URI has them: quotes, angle brackets, UTF-8.
+//! Escapes characters that clients send in a request target although URIs forbid them: quotes, angle brackets, UTF-8.
 //!
-//! In: bytes of a client of HTTP/1.1 or HTTP/3, before they are parsed. Out: the same with those characters escaped,
-//! since the crate `http` refuses targets that have them. Browsers, `curl -g` and others send them. Never: a change of
-//! a header line or of a body; if it is uncertain that a request begins, nothing is changed.
+//! In: unparsed bytes of a client of HTTP/1.1 or HTTP/3. Out: the same bytes with those characters escaped. Browsers,
+//! `curl -g` and others send them, and the crate `http` rejects them. Never: a change to a header line or a body. If
+//! the start of a request is uncertain, nothing is changed.
 
 use std::cell::Cell;
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// True for characters that clients leave bare, although URIs do not allow them.
+/// True for characters that clients send unescaped, although URIs forbid them.
 fn is_bare(byte: u8) -> bool {
     matches!(byte, b'"' | b'<' | b'>' | b'`') || byte >= 0x80
 }
 
-/// The target with such characters escaped; `None` where it has none.
+/// The target with such characters escaped; `None` if it contains none.
 pub fn escaped(target: &[u8]) -> Option<Vec<u8>> {
     if !target.iter().any(|byte| is_bare(*byte)) {
         return None;
@@ -29,18 +29,18 @@ pub fn escaped(target: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The state of the connection before the next read.
+/// The position in the connection before the next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// A request begins with them.
+    /// The next bytes begin a request.
     Request,
-    /// The bytes so far are one head, which is not served yet.
+    /// The bytes so far are one complete head, which is not served yet.
     BehindHead,
-    /// Unknown: nothing is changed any more.
+    /// Unknown: no further change is made.
     Unknown,
 }
 
-/// Follows the requests of an HTTP/1.1 connection, as long as none has a body or is pipelined.
+/// Tracks the requests of an HTTP/1.1 connection until one has a body or is pipelined.
 #[derive(Debug)]
 pub struct RequestTargetEscaper(Cell<At>);
 
@@ -51,7 +51,7 @@ impl Default for RequestTargetEscaper {
 }
 
 impl RequestTargetEscaper {
-    /// The bytes with an escaped request line. `None` if nothing has to be changed.
+    /// The bytes with an escaped request line. `None` if no change is needed.
     pub fn read(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         if bytes.is_empty() {
             return None;
@@ -63,21 +63,21 @@ impl RequestTargetEscaper {
         if is_one_head(bytes) {
             self.0.set(At::BehindHead);
         }
-        // The target alone: a method or a version with such characters is none.
+        // Only the target is escaped: such characters make a method or a version invalid.
         let from = memchr::memchr(b' ', &bytes[..line])?;
         let to = memchr::memrchr(b' ', &bytes[..line])?;
         let target = escaped(&bytes[from..to])?;
         Some([&bytes[..from], &target, &bytes[to..]].concat())
     }
 
-    /// Records that the request is being served, with a body or without.
+    /// Records that the request is being served, and whether it has a body.
     pub fn is_served(&self, has_body: bool) {
         let next = if self.0.get() == At::BehindHead && !has_body { At::Request } else { At::Unknown };
         self.0.set(next);
     }
 }
 
-/// True where the first empty line ends the bytes. As hyper reads lines: they end with LF, perhaps with CR before it.
+/// True if the first empty line ends the bytes. Lines end with LF, optionally after CR, as in hyper.
 fn is_one_head(bytes: &[u8]) -> bool {
     if !bytes.ends_with(b"\r\n\r\n") {
         return false;
