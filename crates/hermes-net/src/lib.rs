@@ -11,7 +11,6 @@ pub mod keyed;
 pub mod lock;
 pub mod mark;
 pub mod memory;
-pub mod nat;
 mod netlink;
 pub mod outage;
 pub mod own;

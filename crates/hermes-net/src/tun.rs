@@ -14,6 +14,7 @@ mod error;
 mod guard;
 mod kept;
 mod merge;
+pub mod nat;
 mod offload;
 mod queue;
 mod reverse_path;

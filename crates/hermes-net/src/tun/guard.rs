@@ -14,8 +14,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::time::Instant;
 
 use super::kept::{Item, devices, own};
-use super::{Device, TunError, capture, route};
-use crate::nat;
+use super::{Device, TunError, capture, nat, route};
 use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES, TableChange};
 use crate::pace::Pace;
 

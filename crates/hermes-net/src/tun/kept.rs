@@ -12,8 +12,7 @@ use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::rule::RuleMessage;
 
-use super::{Device, Inner, Route, TunError, capture, route};
-use crate::nat;
+use super::{Device, Inner, Route, TunError, capture, nat, route};
 use crate::netlink::{self, Change};
 
 /// The devices of this process, by the kernel's numbers: a route may go from one of them to another.

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use hermes_net::nat::{forwards, masquerade};
+use hermes_net::tun::nat::{forwards, masquerade};
 use hermes_net::tun::{Device, IdleQueue, Route};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;

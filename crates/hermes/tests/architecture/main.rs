@@ -105,7 +105,7 @@ const CIRCLES: [(&str, usize, usize); 9] = [
     ("hermes-controller/src/lib.rs", 15, 37),
     ("hermes-lab/src/lib.rs", 1, 20),
     ("hermes-model/src/lib.rs", 7, 36),
-    ("hermes-net/src/lib.rs", 2, 20),
+    ("hermes-net/src/lib.rs", 1, 20),
     ("hermes-proxy/src/lib.rs", 27, 154),
     ("hermes-testkit/src/lib.rs", 4, 20),
     ("hermes-testkit/src/bin/hermes-bench/main.rs", 3, 20),

@@ -19,8 +19,8 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use tokio::sync::watch;
 
+use super::{Device, TunError};
 use crate::handover::{Handed, read_text};
-use crate::tun::{Device, TunError};
 
 /// What our tables' names begin with.
 const PREFIX: &str = "hermes-";
