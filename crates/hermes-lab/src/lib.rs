@@ -1,7 +1,7 @@
-//! Links that a lab puts between network namespaces: slow, lossy, out of order, mostly dark.
+//! Emulated links between network namespaces: slow, lossy, reordering, with outages.
 //!
-//! In: namespaces by name, and conditions. Out: frames, or none. For tests, measurements and demos; nothing that carries
-//! anybody's traffic depends on it. A crate of its own since both the binary's demos and the test kit stand on it.
+//! In: names of namespaces, and link conditions. Out: frames, delayed or dropped. For tests, measurements and demos; no
+//! production traffic depends on it. A separate crate, because both the binary's demos and the test kit use it.
 
 mod link;
 mod road;

@@ -1,7 +1,7 @@
-//! The operating system's edge: sockets, TLS, names, and the handover of listeners.
+//! The operating system interface of Hermes: sockets, TLS, names, and the handover of listeners.
 //!
-//! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS
-//! configurations, proven identities. Never: HTTP, routes, or a decision.
+//! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS configurations, verified
+//! identities. Never: HTTP, routes, or a policy decision.
 
 pub mod dial;
 pub mod file;

@@ -1,13 +1,13 @@
-//! How soon something may be done again that is called for time after time: at once the first time, then after pauses
-//! that grow, until it was left alone for a while.
+//! Exponential back-off for repeated actions; resets after a quiet period.
 //!
-//! In: each time that it is done. Out: when it may be done next. Never: what it is.
+//! In: each run of the action. Out: the time at which it may run next. The first run is immediate. Never: the action
+//! itself.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A pace, from a shortest pause to a longest.
+/// A back-off between a minimum and a maximum delay.
 #[derive(Debug)]
 pub struct Pace {
     first: Duration,
@@ -17,32 +17,32 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Nothing was done yet.
+    /// A back-off before the first run.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, pause: first, next: None }
     }
 
-    /// Waits until it may be done.
+    /// Waits until the action may run.
     pub async fn due(&self) {
         if let Some(next) = self.next {
             tokio::time::sleep_until(next).await;
         }
     }
 
-    /// When it may be done next; `None`: at once.
+    /// The time at which the action may run next; `None`: now.
     pub const fn next(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Whether it may be done now.
+    /// Whether the action may run now.
     pub fn is_due(&self) -> bool {
         self.next.is_none_or(|next| Instant::now() >= next)
     }
 
-    /// It is being done. Returns how long the next time has to wait.
+    /// Records a run. Returns the delay until the next one.
     pub fn begin(&mut self) -> Duration {
         let now = Instant::now();
-        // Long after the last time it is an occasion of its own.
+        // The first run after a quiet period starts with the minimum again.
         let is_alone = self.next.is_none_or(|next| now > next + self.pause);
         self.pause = if is_alone { self.first } else { (self.pause * 2).min(self.longest) };
         self.next = Some(now + self.pause);

@@ -1,15 +1,16 @@
-//! Batches of datagrams, taken apart.
+//! Splits received GRO batches of datagrams into small ones.
 //!
-//! In: messages of a socket. Out: the same, dealt out in small ones once that is asked for. quinn puts each message of
-//! a socket into one allocation, of which every stream that waits for an earlier byte, every frame that is not whole
-//! and every datagram that nobody has read yet keeps a piece: one byte would keep a batch of 64 KiB. No window counts
-//! that; quinn bounds what it keeps by the datagram that a byte was in, so that what is kept is at most as many times
-//! more as there are datagrams of its length in an allocation. It costs a copy, four to ten hundredths of all that is
-//! done for a byte, and is for clients that nobody knows: peers with a certificate, and upstreams, are somebody's
-//! choice. What one of those keeps is not counted: it waits in quinn for an earlier byte, quinn allows a stream 32 KiB
-//! of datagrams beyond what it counts, and tells nobody of it; so that such a peer's streams may keep some 27 batches
-//! each. Only quinn could copy out what stays for long; what has left it our queues copy where it is short
-//! (`hermes-proxy`, `h3/link.rs`) or stays (`stream/h3/inbox.rs`). Never: another order.
+//! In: received messages of a socket. Out: the same datagrams in small batches, once enabled. quinn puts each message
+//! into one allocation. A stream that waits for an earlier byte, an incomplete frame, and an unread datagram each keep
+//! part of it, so a single byte could keep a batch of 64 KiB in memory. No flow-control window counts that. quinn
+//! limits what it keeps by the length of the datagrams, so the overhead is at most the number of datagrams in an
+//! allocation.
+//!
+//! The split costs a copy, 4 to 10 % of the work for a byte. It is used for clients without a certificate; peers with a
+//! certificate and upstreams were chosen by an operator. Their overhead is not counted: quinn allows a stream 32 KiB of
+//! datagrams beyond what it counts, so a stream of such a peer may keep about 27 batches. Only quinn could copy data
+//! that stays for long. Our own queues copy data that is short (`hermes-proxy`, `h3/link.rs`) or stays
+//! (`stream/h3/inbox.rs`). Never: another order.
 
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,24 +21,24 @@ use quinn_udp::{BATCH_SIZE, RecvMeta};
 
 /// Bytes of the longest message: a batch is as long as the longest datagram may be.
 const MESSAGE: usize = 64 << 10;
-/// Datagrams of one length that stay together. A shorter one behind them stands alone.
+/// Datagrams of one length that stay together. A shorter one after them stands alone.
 const TOGETHER: usize = 4;
 
-/// Between who reads a socket and quinn.
+/// The splitter between a socket's reader and quinn.
 #[derive(Debug, Default)]
 pub(super) struct Apart {
     has_begun: AtomicBool,
-    /// One task alone asks for it.
+    /// Uncontended: only one task receives.
     batches: Mutex<Batches>,
 }
 
 impl Apart {
-    /// From now on, and to the end: who came before stays.
+    /// Enables splitting, for the rest of the socket's life: earlier clients may still be connected.
     pub(super) fn begin(&self) {
         self.has_begun.store(true, Ordering::Release);
     }
 
-    /// What `receive` has, in as small batches as is asked for.
+    /// Receives by `receive`, in small batches if splitting is enabled.
     pub(super) fn poll_recv(
         &self,
         bufs: &mut [IoSliceMut<'_>],
@@ -58,16 +59,16 @@ impl Apart {
     }
 }
 
-/// Messages that were received, and how far they were dealt out.
+/// Received messages, and the position up to which they were passed on.
 #[derive(Debug)]
 struct Batches {
-    /// A piece of [`MESSAGE`] bytes each, from the first time on.
+    /// A slice of [`MESSAGE`] bytes for each message; empty until the first use.
     room: Box<[u8]>,
     metas: [RecvMeta; BATCH_SIZE],
     messages: usize,
-    /// The next one.
+    /// The index of the next message.
     message: usize,
-    /// The next datagram in it.
+    /// The offset of the next datagram in it.
     start: usize,
 }
 
@@ -78,7 +79,7 @@ impl Default for Batches {
 }
 
 impl Batches {
-    /// Receives anew, once all was dealt out.
+    /// Receives new messages, once all were passed on.
     fn fill(
         &mut self,
         receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
@@ -94,7 +95,7 @@ impl Batches {
         Poll::Ready(Ok(()))
     }
 
-    /// How many messages went there.
+    /// Returns the number of messages that were passed on.
     fn deal(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
         let mut dealt = 0;
         while self.message < self.messages
@@ -104,7 +105,7 @@ impl Batches {
             let left = meta.len - self.start;
             let stride = meta.stride.clamp(1, left.max(1));
             let together = (left / stride).min(TOGETHER).min(room.len() / stride);
-            // One that finds no room is longer than any that we take.
+            // A datagram that does not fit is longer than any that we receive.
             let length = if together == 0 { stride.min(left) } else { together * stride };
             if together > 0 {
                 let start = self.message * MESSAGE + self.start;
@@ -132,7 +133,7 @@ mod tests {
 
     const LENGTH: usize = 1000;
 
-    /// A batch of ten datagrams and a shorter one, as it is received: the bytes of each message, and of a datagram in it.
+    /// A received batch of ten datagrams and a shorter one: the bytes of each message, and the length of its datagrams.
     async fn received(is_apart: bool) -> Vec<(Vec<u8>, usize)> {
         let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
         let (from, to, apart) = (open(), open(), Apart::default());

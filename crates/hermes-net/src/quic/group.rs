@@ -1,10 +1,10 @@
-//! The UDP sockets of one address at which QUIC is accepted, one for each reader.
+//! The UDP sockets of one QUIC listening address, one for each reader.
 //!
-//! In: sockets that share their port, in the order in which they joined it; ways to processes that were
-//! taken over here. Out: each datagram at the reader whose place its connection id says. The kernel
-//! mostly sees to that (see [`steer`](crate::steer)); what comes to the wrong socket all the same is
-//! passed on: since no filter is to be had, or since the connection is an older process's.
-//! The sockets close together: were one to close alone, the places of the others would change.
+//! In: sockets that share a port, in the order in which they joined its reuseport group; sockets to predecessor
+//! processes. Out: each datagram at the reader that its connection id names. Mostly the kernel selects that socket (see
+//! [`steer`](crate::steer)). A datagram still arrives at the wrong socket if the filter cannot be attached, or if its
+//! connection belongs to a predecessor; then it is forwarded. The sockets close together: if one closed alone, the
+//! kernel would renumber the others.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -21,28 +21,28 @@ use super::id::Place;
 use super::passage::{self, Lost, Passage};
 use crate::steer;
 
-/// Readers that an id can tell apart.
+/// Readers that a connection id can distinguish.
 pub const MOST: usize = 256;
-/// Earlier processes whose connections are still served. Each is as old as its longest connection.
+/// Predecessor processes whose connections are still served. Each lives as long as its longest connection.
 const MOST_ELDERS: usize = 64 * MOST;
 
-/// The way to the connections of an earlier process.
+/// The socket to an earlier process that still has connections.
 #[derive(Debug)]
 struct Elder {
     way: UnixDatagram,
     is_gone: AtomicBool,
 }
 
-/// A way for the datagrams of one place, for another process.
+/// A socket that forwards the datagrams of one reader to another process.
 #[derive(Debug)]
 pub struct Way {
-    /// Process and reader, as [`Group::open`] reads them.
+    /// The process and reader, in the form that [`Group::open`] parses.
     pub place: String,
-    /// What is sent here arrives there.
+    /// Datagrams sent here arrive at that reader.
     pub fd: OwnedFd,
 }
 
-/// The sockets of one address. Whoever holds it keeps all of them open.
+/// The sockets of one address. The group keeps all of them open.
 #[derive(Debug)]
 pub struct Group {
     address: SocketAddr,
@@ -52,20 +52,19 @@ pub struct Group {
     elders: HashMap<Place, Elder>,
 }
 
-/// What one reader found to be others'.
+/// Counters of one reader for datagrams of other readers.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Datagrams that it passed on, and those of them for which there was no room.
+    /// Datagrams that it forwarded, and those of them that were dropped for lack of room.
     pub(super) passed: AtomicU64,
     pub(super) lost: AtomicU64,
 }
 
 impl Group {
-    /// A group of these sockets, in the order in which they were bound. `ways` lead to the processes
-    /// before this one.
+    /// A group of these sockets, in the order in which they were bound. `ways` lead to predecessor processes.
     ///
     /// # Errors
-    /// There is no socket, or more than [`MOST`]; no descriptor is left.
+    /// The list of sockets is empty or longer than [`MAX_READERS`], or no file descriptor is left.
     pub fn open(sockets: Vec<UdpSocket>, ways: Vec<Way>) -> io::Result<Arc<Self>> {
         let first = sockets.first().ok_or(io::ErrorKind::InvalidInput)?;
         if sockets.len() > MOST {
@@ -85,10 +84,10 @@ impl Group {
         Ok(Arc::new(Self { address, tag, sockets, passages, elders }))
     }
 
-    /// Has the kernel choose the socket by the connection id from now on.
+    /// Makes the kernel select the socket by the connection id.
     ///
     /// # Errors
-    /// As [`steer::by_connection_id`]. Everything works without, at the price of passing on.
+    /// The errors of [`steer::by_connection_id`]. Without the filter, datagrams are forwarded in user space.
     pub fn steer(&self) -> io::Result<()> {
         match self.sockets.first() {
             Some(first) => steer::by_connection_id(first, self.sockets.len()),
@@ -96,33 +95,33 @@ impl Group {
         }
     }
 
-    /// Where all of them are bound.
+    /// The address of all sockets.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many readers there are.
+    /// The number of readers.
     pub fn len(&self) -> usize {
         self.sockets.len()
     }
 
-    /// There are none, which [`Group::open`] does not allow.
+    /// Always false: [`Group::open`] refuses an empty group.
     pub fn is_empty(&self) -> bool {
         self.sockets.is_empty()
     }
 
-    /// The sockets once more, in their order, for another process.
+    /// Duplicates the sockets, in their order, for another process.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn duplicate(&self) -> io::Result<Vec<OwnedFd>> {
         self.sockets.iter().map(|socket| socket.try_clone().map(OwnedFd::from)).collect()
     }
 
-    /// The ways to our own connections, and to those of earlier processes that live on.
+    /// Returns sockets to our own connections, and to those of predecessors that still run.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn ways(&self) -> io::Result<Vec<Way>> {
         let own = self.passages.iter().zip(0..).map(|(passage, slot)| (Place { tag: self.tag, slot }, &passage.far));
         let live = self.elders.iter().filter(|(_, elder)| !elder.is_gone.load(Ordering::Relaxed));
@@ -130,9 +129,9 @@ impl Group {
         all.map(|(place, way)| Ok(Way { place: write_place(place), fd: way.try_clone()?.into() })).collect()
     }
 
-    /// Whether a process before this one may still have connections here.
+    /// Whether a predecessor process may still have connections here.
     pub fn has_elders(&self) -> bool {
-        // Nothing is sent but what is no datagram: it tells whether somebody is there.
+        // An empty message is no datagram; sending it shows whether the other end is open.
         let nothing = RecvMeta { len: 0, stride: 0, addr: self.address, ecn: None, dst_ip: None };
         let is_there = |elder: &Elder| {
             let is_gone = elder.is_gone.load(Ordering::Relaxed)
@@ -155,12 +154,12 @@ impl Group {
         self.passages.get(usize::from(slot)).ok_or(io::ErrorKind::InvalidInput)?.near.try_clone()
     }
 
-    /// Nothing can arrive at the wrong socket.
+    /// No datagram can arrive at the wrong socket.
     fn is_alone(&self) -> bool {
         self.sockets.len() == 1 && self.elders.is_empty()
     }
 
-    /// Passes on what is not the reader's at `slot`, and leaves the rest of the message in `room`.
+    /// Forwards the datagrams of other readers, and leaves the rest of the message in `room`.
     pub(super) fn sort(&self, slot: u8, room: &mut IoSliceMut<'_>, meta: &mut RecvMeta, counts: &Counts) {
         if self.is_alone() || meta.len == 0 {
             return;
@@ -179,7 +178,7 @@ impl Group {
         meta.len = kept;
     }
 
-    /// False where it is the reader's own, or nobody's.
+    /// Returns false if the datagram is this reader's own, or of no known reader.
     fn pass_on(&self, slot: u8, meta: &RecvMeta, datagram: &[u8], counts: &Counts) -> bool {
         let Some(place) = Place::of(datagram) else { return false };
         let elder = if place.tag == self.tag { None } else { self.elders.get(&place) };
@@ -202,7 +201,7 @@ impl Group {
                 true
             }
             Err(Lost::Gone) => {
-                // Its process has ended, and with it the connection: whoever asks is told so.
+                // The process has ended with its connection: quinn answers with a stateless reset.
                 if let Some(elder) = elder {
                     elder.is_gone.store(true, Ordering::Relaxed);
                 }
@@ -238,7 +237,7 @@ mod tests {
         [&[0x40, place.slot, high, low, 1, 1, 1, 1, 1], contents].concat()
     }
 
-    /// What is left of a message at this place.
+    /// Returns the rest of a message at this reader.
     fn sorted(group: &Group, slot: u8, datagrams: &[Vec<u8>], counts: &Counts) -> Vec<u8> {
         let mut room = datagrams.concat();
         let (len, stride) = (room.len(), datagrams[0].len());
@@ -295,7 +294,11 @@ mod tests {
         assert_eq!(arrived(&first.inbox(0).unwrap()), [&to[..]]);
         assert!(third.has_elders());
         drop(first);
-        assert_eq!(sorted(&third, 0, std::slice::from_ref(&to), &counts), to, "whoever asks is told that it is gone");
+        assert_eq!(
+            sorted(&third, 0, std::slice::from_ref(&to), &counts),
+            to,
+            "it is left to quinn, which answers with a reset"
+        );
         assert!(!third.has_elders());
         assert_eq!(third.ways().unwrap().len(), 1);
     }

@@ -1,29 +1,30 @@
-//! Connection ids, by which a datagram finds its reader.
+//! Connection ids that name the reader of a datagram.
 //!
-//! In: the reader's place. Out: ids that say it, and the place that an id says. A peer may move to another
-//! address, and a process may be followed by another: the id stays. Never: a secret; the place is
-//! readable by everybody on the path, as the port is.
+//! In: a reader, a datagram. Out: connection ids that encode it, and the reader that an id encodes. The id survives a peer's
+//! migration to another address and the takeover by a successor process. Never: a secret; everybody on the path can
+//! read it, as they can read the port.
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
 use rand::Rng;
 use std::time::Duration;
 
-/// Bytes of our ids.
+/// Bytes of our connection ids.
 pub(super) const LENGTH: usize = 8;
-/// Where the id stands behind a long header: its first byte, the version, the id's length (RFC 8999, 5.1).
+/// Offset of the id in a long header, after the first byte, version and id length (RFC 8999, section 5.1).
 const LONG: usize = 6;
 
-/// Who reads the datagrams of a connection.
+/// The reader of a connection's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
-    /// The process, as it chose to be known at this address.
+    /// The process, by the random number that it chose for this address.
     pub(super) tag: u16,
-    /// Which socket of the group. First in the id: the kernel's filter reads this byte alone.
+    /// The socket's index in the group. It comes first in the id: the kernel's filter reads only this byte.
     pub(super) slot: u8,
 }
 
 impl Place {
-    /// Whose a datagram is, by its first id. `None`: it has none of our length, and whoever got it may read it.
+    /// Reads the reader from a datagram's destination id. `None`: the id does not have our length, so any reader may
+    /// process it.
     pub(super) fn of(datagram: &[u8]) -> Option<Self> {
         let id = match datagram.first()? {
             first if first & 0x80 == 0 => datagram.get(1..=LENGTH)?,
@@ -41,7 +42,7 @@ impl Place {
     }
 }
 
-/// Makes the ids of one place.
+/// Generates the ids of one reader.
 pub(super) struct Ids(pub(super) Place);
 
 impl ConnectionIdGenerator for Ids {

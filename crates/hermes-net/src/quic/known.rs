@@ -1,67 +1,69 @@
-//! How much may be under way on a link that is there for us, and dark at times.
+//! Congestion controller for a dedicated, intermittently available link.
 //!
-//! In: what arrives and what is lost. Out: a window in bytes: what the link carries in a round trip, and a little more. A
-//! loss by itself says nothing of the rate, and none does that the dark has caused; where many are lost while it is bright,
-//! less waits in the link's queue, and in the end less than was believed to be its rate is under way. Time is given.
+//! In: acknowledged and lost packets, with their times. Out: a congestion window: the bandwidth-delay product and an
+//! allowance for acknowledgements. A single loss does not change the rate, and losses of an outage never do. If many
+//! packets are lost while the link is up, the allowance shrinks first, and then the estimated rate. The caller passes
+//! the time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Beyond a round trip so much time's worth may be under way: who has to acknowledge takes some of it.
+/// Time beyond a round trip that the window covers, because the receiver acknowledges with a delay.
 const BEYOND: Duration = Duration::from_millis(30);
-/// Where much is lost it is halved, down to this; and doubled again after each such while without, since a queue that was too
-/// short for it once is so the next round trip too.
+/// Heavy loss halves the allowance down to this minimum. It doubles after each interval without heavy loss, since a
+/// queue that was too short once is too short in the next round trip, too.
 const LEAST_BEYOND: Duration = Duration::from_millis(2);
 const CALM: Duration = Duration::from_secs(2);
-/// What is sent as one string arrives in order: behind a lost packet so many round trips of it wait, and a little longer.
+/// A stream is delivered in order, so data after a lost packet waits for several round trips, and a little longer.
 const IN_ORDER: u32 = 5;
 const ORDER_TAKES: Duration = Duration::from_millis(10);
-/// A window is not smaller: of a link of 10 Mbit/s that is 50 ms.
+/// The smallest window: 50 ms of a link of 10 Mbit/s.
 const LEAST: u64 = 64 << 10;
-/// Nor larger; and as large in the dark, when what is under way is lost, and a word has to go out at once.
+/// The largest window. It also applies in an outage, when packets in flight are lost and a probe must leave
+/// immediately.
 pub(super) const MOST: u64 = 64 << 20;
-/// The highest rate is believed for so long, and the shortest round trip looked for anew so often.
+/// Lifetime of the highest rate; also the interval at which the shortest round trip is measured again.
 const REMEMBERED: Duration = Duration::from_secs(10);
-/// What had arrived when: so often, and so many of them.
+/// Resolution and maximum number of the delivery samples.
 const GRAIN: Duration = Duration::from_millis(1);
 const MOST_MARKS: usize = 1024;
-/// Losses are counted over so many bytes at least. More than this share of them is more than chance.
+/// Losses are counted over at least this many bytes. A higher share of them is not random loss.
 const ROUND: u64 = 192 << 10;
 const MANY: f64 = 0.05;
 
-/// What is known of a link.
+/// The measurements of a link, and the window that follows from them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Link {
     arrived: u64,
-    /// How much had arrived when.
+    /// Delivered bytes by time.
     marks: VecDeque<(Instant, u64)>,
-    /// The highest rate, in bytes a second, and when it was seen.
+    /// The highest rate, in bytes per second, and when it was measured.
     rate: Option<(f64, Instant)>,
     trip: Duration,
-    /// The shortest one since then.
+    /// The shortest round trip since this time.
     shortest: Option<(Instant, Duration)>,
-    /// What was sent before this was sent into the dark.
+    /// Packets sent before this time were lost in an outage.
     bright_since: Option<Instant>,
-    /// How often [`BEYOND`] was halved, and when that was, or was taken back, last.
+    /// Number of times that [`ACK_ALLOWANCE`] was halved, and when this number changed last.
     halvings: u32,
     halved: Option<Instant>,
-    /// Of the round of now: since when, what arrived, and what was lost.
+    /// The current loss round: its start, the bytes delivered before it, and the bytes lost in it.
     round: Option<(Instant, u64)>,
     lost: u64,
 }
 
 impl Link {
-    /// It was dark until now.
+    /// Records that the link came back.
     pub(super) fn rose(&mut self, now: Instant) {
         self.bright_since = Some(now);
         (self.round, self.lost) = (None, 0);
     }
 
-    /// So many bytes, sent at `sent`, have arrived. `trip`: the shortest round trip that there was; `is_idle`: there was not
-    /// enough to send to fill it, so that it may carry more.
+    /// Records the arrival of bytes that were sent at `sent`. `trip`: the shortest round trip ever; `is_idle`: the
+    /// sender had too little data to fill the link, so the link may carry more.
     pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration, is_idle: bool) {
         self.took(now, sent, trip);
-        // What had arrived when it was sent. Where nobody remembers, there was darkness between.
+        // The bytes delivered when the packet was sent. Without such a sample an outage lies between.
         let mark = self.marks.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.marks[index]);
         self.arrived += bytes;
         match self.marks.back_mut() {
@@ -85,8 +87,8 @@ impl Link {
         }
     }
 
-    /// A path may become longer while it is used. What waits in it is not only others': so it is believed to be longer where
-    /// all that came in a while took longer than what we let wait there ourselves explains.
+    /// Updates the round trip. A path may become longer while it is used, but a queue delays packets, too. So the
+    /// estimate grows only if every packet of an interval took longer than our own queue explains.
     fn took(&mut self, now: Instant, sent: Instant, shortest_ever: Duration) {
         if self.trip.is_zero() || shortest_ever > self.trip {
             self.trip = shortest_ever;
@@ -107,12 +109,12 @@ impl Link {
         }
     }
 
-    /// The round trip without what waits on its way.
+    /// The round trip without queueing delay.
     pub(super) fn trip(&self) -> Duration {
         self.trip
     }
 
-    /// So many bytes are lost that were sent no later than `sent`.
+    /// Records the loss of bytes that were sent no later than `sent`.
     pub(super) fn lost(&mut self, sent: Instant, bytes: u64) {
         if self.bright_since.is_none_or(|since| sent >= since) {
             self.lost += bytes;
@@ -126,7 +128,7 @@ impl Link {
         }
     }
 
-    /// A round is over, in which so much arrived.
+    /// Ends a loss round in which this many bytes arrived.
     fn judge(&mut self, now: Instant, arrived: u64, took: Duration) {
         if self.lost as f64 <= MANY * (arrived + self.lost) as f64 {
             let calm = self.halved.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
@@ -153,12 +155,12 @@ impl Link {
         self.rate.map(|(rate, _)| ((rate * during.as_secs_f64()) as u64).clamp(LEAST, MOST))
     }
 
-    /// So many bytes may be under way.
+    /// The congestion window, in bytes.
     pub(super) fn window(&self) -> u64 {
         self.carries(self.trip + self.beyond()).unwrap_or(LEAST)
     }
 
-    /// So many bytes of a string may be sent beyond what of it has arrived in order. `None`: the link is not known yet.
+    /// Bytes of one stream that may be sent beyond the part that has arrived in order. `None`: nothing is measured yet.
     pub(super) fn in_order(&self) -> Option<u64> {
         self.carries(IN_ORDER * self.trip + self.beyond() + ORDER_TAKES)
     }
@@ -171,13 +173,13 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const PACKET: u64 = 1250;
 
-    /// A link of so many packets a millisecond, with a queue for so many, that loses one of so many by chance; always full.
-    /// What it comes to: the window, and the share that is lost.
+    /// Simulates a full link of so many packets per millisecond with a queue of so many packets, which loses one of
+    /// `loses` at random. Returns the window and the share of lost packets.
     fn after(seconds: u32, rate: u64, trip: u32, queue: usize, loses: u64) -> (u64, f64) {
         along(seconds, rate, |_| trip, queue, loses)
     }
 
-    /// The same where the way takes longer or shorter as time goes by, in milliseconds both.
+    /// The same with a round trip that changes over time; both are in milliseconds.
     fn along(seconds: u32, rate: u64, trip: impl Fn(u32) -> u32, queue: usize, loses: u64) -> (u64, f64) {
         let start = Instant::now();
         let (mut link, mut under_way, mut waiting) = (Link::default(), VecDeque::new(), VecDeque::new());
@@ -214,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_window_is_what_the_link_carries_in_a_trip_and_a_little_more() {
-        // 10 Mbit/s and 1 ms: the least. 100 Mbit/s and 40 ms: 12.5 kB for each of some 70 ms.
+        // 10 Mbit/s and 1 ms: the minimum. 100 Mbit/s and 40 ms: 12.5 kB for each of some 70 ms.
         assert_eq!(after(2, 1, 1, 1000, 0).0, LEAST);
         let (wide, _) = after(2, 10, 40, 10_000, 0);
         assert!((700_000..1_100_000).contains(&wide), "{wide}");
@@ -224,15 +226,15 @@ mod tests {
 
     #[test]
     fn a_short_queue_is_not_overrun() {
-        // Five milliseconds of a link of 100 Mbit/s.
+        // The queue holds five milliseconds of a link of 100 Mbit/s.
         let (window, lost) = after(5, 10, 40, 50, 0);
         assert!((400_000..650_000).contains(&window) && lost < 0.05, "{window} {lost}");
-        // Nor is it tried again with every round trip.
+        // The sender does not overrun it again in every round trip.
         let (window, lost) = after(60, 10, 40, 50, 0);
         assert!((400_000..650_000).contains(&window) && lost < 0.01, "{window} {lost}");
     }
 
-    /// Three of a hundred are often more than five of a round.
+    /// At 3 % random loss a round often loses more than 5 %.
     #[test]
     fn a_link_that_loses_much_by_chance_keeps_its_rate() {
         let (window, lost) = after(120, 10, 70, 10_000, 33);
@@ -241,13 +243,13 @@ mod tests {
 
     #[test]
     fn a_way_that_becomes_longer_is_filled_again() {
-        // 100 Mbit/s: 12.5 kB for each of 240 and some milliseconds; then of 40 and some again.
+        // 100 Mbit/s: 12.5 kB for each of some 240 milliseconds, then of some 40 again.
         let (long, _) = along(60, 10, |at| if at < 3_000 { 40 } else { 240 }, 10_000, 0);
         assert!((2_700_000..3_900_000).contains(&long), "{long}");
         let (short, _) = along(60, 10, |at| if (3_000..30_000).contains(&at) { 240 } else { 40 }, 10_000, 0);
-        // As long as it is full, what waits there hides some of how short it is.
+        // While the link is full, the queue hides part of the shorter round trip.
         assert!((700_000..1_500_000).contains(&short), "{short}");
-        // What waits there by our own doing makes it no longer.
+        // Our own queue does not make the path longer.
         let (full, _) = after(120, 10, 40, 10_000, 0);
         assert!((700_000..1_100_000).contains(&full), "{full}");
     }
@@ -267,7 +269,7 @@ mod tests {
             link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10, false);
         }
         assert_eq!(link.window(), bright);
-        // Words alone say nothing of the rate.
+        // Control messages alone do not change the rate.
         for at in (3000..30_000).step_by(20) {
             link.arrived(sent(at + 10), sent(at), 50, MS * 10, true);
         }

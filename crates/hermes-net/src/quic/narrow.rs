@@ -1,10 +1,10 @@
-//! Paths that have become narrower than QUIC believes.
+//! Detection of MTU black holes: paths whose MTU fell below the size of packets that QUIC sends.
 //!
-//! In: what a connection's congestion controller is told: of losses their sum alone, so that they count where a long
-//! packet is on its way. Out: whether long packets are lost and none of them arrives. quinn finds that out by itself
-//! after three losses apart from each other, which takes seconds where little is sent, and stalls what waits for it;
-//! this takes two, and whoever asks sends shorter ones meanwhile.
-//! Never: another rate than that of the controller within; but for connections of custody, whose link is known.
+//! In: the events of a connection's congestion controller. It reports only the sum of lost bytes, so losses count while
+//! a long packet is in flight. Out: whether long packets are lost and none arrives. quinn detects a black hole after
+//! three separate losses. That takes seconds on a quiet connection and stalls its streams. This monitor needs two
+//! losses, and its callers send shorter packets meanwhile. Never: another congestion window than that of the wrapped
+//! controller, except for custody connections, whose link is dedicated.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,16 +17,16 @@ use quinn_proto::RttEstimator;
 
 use super::known::{self, Link};
 
-/// Packets of so many bytes every path of QUIC carries (RFC 9000, section 14).
+/// Every path of QUIC carries packets of this size (RFC 9000, section 14).
 pub const BASE: u64 = 1200;
-/// Losses of long packets, and no arrival between them, after which the path is held to be narrow.
+/// Losses of long packets without an arrival between them, after which the path counts as narrow.
 const LOSSES: u32 = 2;
 
-/// What is not answered for so long, and for so many round trips, was sent into the dark.
+/// The link counts as down after this time, and this many round trips, without an answer.
 const SILENCE: Duration = Duration::from_millis(100);
 const SILENT_TRIPS: u32 = 3;
 
-/// What is known of one connection's path.
+/// The observed state of one connection's path.
 #[derive(Debug, Default)]
 pub struct Narrow {
     lost: AtomicU32,
@@ -35,15 +35,15 @@ pub struct Narrow {
     is_dark_at_times: AtomicBool,
     in_order: AtomicU64,
     trip: AtomicU64,
-    /// Since when an answer is owed. Times are nanoseconds since [`epoch`]; 0 is never.
+    /// The time of the oldest unanswered packet. Times are nanoseconds since [`epoch`]; 0 is never.
     asked: AtomicU64,
-    /// When it came back last, and nobody has asked about that.
+    /// The time at which the link last came back; 0 once [`PathMonitor::take_rise`] has returned it.
     rose: AtomicU64,
-    /// It came back, and nothing was acknowledged since.
+    /// The link came back, and no acknowledgement has arrived since.
     has_risen: AtomicBool,
 }
 
-/// Before all times of connections.
+/// An instant before all times of connections.
 fn epoch() -> Instant {
     static EPOCH: OnceLock<Instant> = OnceLock::new();
     *EPOCH.get_or_init(Instant::now)
@@ -54,45 +54,45 @@ fn nanos(at: Instant) -> u64 {
 }
 
 impl Narrow {
-    /// Packets of more than [`BASE`] bytes do not arrive any more.
+    /// Packets of more than [`BASE`] bytes no longer arrive.
     pub fn is_narrow(&self) -> bool {
         self.lost.load(Ordering::Relaxed) >= LOSSES
     }
 
-    /// From now on the window is that of a link that is there for us and dark at times, whatever is lost.
+    /// Switches to the congestion window of a dedicated, intermittently available link, which ignores random losses.
     pub fn is_dark_at_times(&self) {
         self.is_dark_at_times.store(true, Ordering::Relaxed);
     }
 
-    /// So many bytes of one string may be sent beyond what of it has arrived in order. `None`: nothing is known of the
-    /// link yet, or it is like any.
+    /// Bytes of one stream that may be sent beyond the part that has arrived in order. `None`: the link is not measured
+    /// yet, or is not intermittent.
     pub fn in_order(&self) -> Option<u64> {
         Some(self.in_order.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 
-    /// From then on an answer is owed, if none was before.
+    /// Records that an answer is expected from this time on, unless one is expected already.
     pub fn asked(&self, at: Instant) {
         let _ = self.asked.compare_exchange(0, nanos(at), Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The shortest round trip; nothing, where none is known.
+    /// The shortest round trip, or zero before the first measurement.
     pub fn trip(&self) -> Duration {
         Duration::from_nanos(self.trip.load(Ordering::Relaxed))
     }
 
-    /// What was sent is not answered: the link is dark.
+    /// No answer arrived in time: the link is down.
     pub fn is_dark(&self, now: Instant) -> bool {
         let asked = self.asked.load(Ordering::Relaxed);
         let patience = u64::try_from(self.patience().as_nanos()).unwrap_or(u64::MAX);
         asked > 0 && nanos(now).saturating_sub(asked) > patience
     }
 
-    /// An answer is waited for no longer.
+    /// The time to wait for an answer before the link counts as down.
     fn patience(&self) -> Duration {
         SILENCE.max(SILENT_TRIPS * self.trip())
     }
 
-    /// Something was heard from the far end. True where it was dark until now.
+    /// Records that a packet arrived from the peer. Returns true if the link was down until now.
     pub fn heard(&self, now: Instant) -> bool {
         let was_dark = self.is_dark(now);
         if was_dark {
@@ -103,39 +103,39 @@ impl Narrow {
         was_dark
     }
 
-    /// When something was heard after it had been dark, if nobody has asked since.
+    /// Returns the time at which the link came back, once for each outage.
     pub fn take_rise(&self) -> Option<Instant> {
         let rose = Some(self.rose.swap(0, Ordering::Relaxed)).filter(|rose| *rose > 0)?;
         Some(epoch() + Duration::from_nanos(rose))
     }
 
-    /// Packets of [`BASE`] bytes or more that have arrived, since the connection began.
+    /// Packets of [`BASE`] bytes or more that arrived since the connection began.
     pub fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }
 
-    /// Packets of any length that have arrived, of those that ask for an acknowledgement.
+    /// Ack-eliciting packets of any length that arrived since the connection began.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
 }
 
-/// The path of a connection that was configured here.
+/// The monitor of a connection that was configured here.
 pub fn of(connection: &Connection) -> Arc<Narrow> {
     let watched = connection.congestion_state().into_any().downcast::<Watched>();
     watched.map(|watched| watched.narrow).unwrap_or_default()
 }
 
-/// Makes controllers that watch.
+/// Builds congestion controllers with a path monitor.
 #[derive(Debug, Default)]
 pub(super) struct Factory {
     cubic: Arc<CubicConfig>,
-    /// Of the one connection that it is for. `None`: it is for many.
+    /// The shared monitor of a single connection. `None`: each connection gets its own.
     narrow: Option<Arc<Narrow>>,
 }
 
 impl Factory {
-    /// For one connection: all of its paths, one after the other, are told of in one place.
+    /// A factory for one connection: all its successive paths share one monitor.
     pub(super) fn of_one() -> Self {
         Self { narrow: Some(Arc::default()), ..Self::default() }
     }
@@ -145,7 +145,7 @@ impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.cubic.clone().build(now, current_mtu);
         let narrow = self.narrow.clone().unwrap_or_default();
-        // Another path: how wide it is, and how far, has to be found out.
+        // The path is new: its MTU and its capacity are measured again.
         narrow.lost.store(0, Ordering::Relaxed);
         narrow.in_order.store(0, Ordering::Relaxed);
         Box::new(Watched {
@@ -162,19 +162,19 @@ impl ControllerFactory for Factory {
 struct Watched {
     inner: Box<dyn Controller>,
     narrow: Arc<Narrow>,
-    /// Of a link that is dark at times.
+    /// The controller that applies if the link is intermittent.
     known: Link,
-    /// The first packet since the last acknowledgement.
+    /// The time of the first packet since the last acknowledgement.
     unacknowledged: Option<Instant>,
     /// The number of the packet that was sent last.
     last_sent: u64,
-    /// One of more than [`BASE`] bytes may be on its way.
+    /// A packet of more than [`BASE`] bytes may be in flight.
     has_sent_long: bool,
 }
 
 impl Controller for Watched {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        // A batch is told of as one: packets of one length, and perhaps a shorter one behind them.
+        // quinn reports a batch as one event: packets of one length, and perhaps a shorter one after them.
         let packets = last_packet_number.saturating_sub(self.last_sent).max(1);
         self.last_sent = last_packet_number;
         self.has_sent_long |= bytes > BASE * (packets - 1).max(1);
@@ -193,7 +193,7 @@ impl Controller for Watched {
         self.narrow.answered.fetch_add(1, Ordering::Relaxed);
         self.unacknowledged = None;
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
-            // It may have been heard by words before.
+            // A datagram may have arrived before this acknowledgement.
             if self.narrow.heard(now) || self.narrow.has_risen.swap(false, Ordering::Relaxed) {
                 self.narrow.has_risen.store(false, Ordering::Relaxed);
                 self.known.rose(now);
@@ -207,7 +207,7 @@ impl Controller for Watched {
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
         if in_flight > 0 {
-            // An answer is owed to what is still under way, though nothing may be sent beside it.
+            // Packets in flight are still unanswered, although no more may be sent.
             self.narrow.asked(now);
         }
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
@@ -215,7 +215,7 @@ impl Controller for Watched {
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost_bytes: u64) {
         if lost_bytes > BASE && self.has_sent_long {
-            // It stays far below what would wrap: at `LOSSES` long packets are no longer sent.
+            // The counter stays far below overflow: after `LOSSES` losses no long packets are sent.
             self.narrow.lost.fetch_add(1, Ordering::Relaxed);
         }
         self.known.lost(sent, lost_bytes);
@@ -228,7 +228,8 @@ impl Controller for Watched {
 
     fn window(&self) -> u64 {
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
-            // What the dark took stays counted until something is acknowledged, and that has to be sent first.
+            // Bytes lost in an outage count as in flight until an acknowledgement arrives, and that needs a packet
+            // first.
             let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.narrow.patience());
             return if is_stale { known::MOST } else { self.known.window() };
         }
@@ -258,8 +259,8 @@ impl Controller for Watched {
 mod tests {
     use super::*;
 
-    /// What is held of a path after such batches were sent, of so many packets and bytes, and all of them lost at once,
-    /// twice.
+    /// Whether the path counts as narrow after these batches, each a number of packets and bytes, were sent and all
+    /// lost, twice.
     fn is_narrow(batches: &[(u64, u64)]) -> bool {
         let now = Instant::now();
         let mut watched = Arc::new(Factory::default()).build(now, 1200);

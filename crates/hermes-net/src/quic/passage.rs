@@ -1,8 +1,8 @@
-//! A passage for datagrams that arrived at one socket and are another's: of a sibling in this process, or
-//! of a process that was taken over and finishes its connections.
+//! Forwards datagrams that arrived at the wrong socket to their reader: another worker of this process, or a
+//! predecessor process that still finishes its connections after a takeover.
 //!
-//! In: datagrams with all that a socket says of them. Out: the same at the other end. A pair of Unix
-//! datagram sockets; what finds no room is lost, as on any link, and counted by who sends.
+//! In: datagrams with the metadata of the receiving socket. Out: the same at the other end of a pair of Unix datagram
+//! sockets. The sender drops and counts datagrams for which there is no room.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -13,12 +13,13 @@ use nix::sys::socket::{MsgFlags, recvmsg, sendmsg};
 use quinn_udp::{EcnCodepoint, RecvMeta};
 use socket2::SockRef;
 
-/// Room on the way, where the kernel grants it: a burst outlives a scheduling delay.
+/// Socket buffer, as far as the kernel grants it, so that a burst survives a scheduling delay.
 const BUFFER: usize = 4 << 20;
-/// Source and destination, 16 bytes each with what they are in front; port, scope; ECN; segment size.
+/// Bytes of the metadata: source and destination with 16 bytes and an address family each; port, scope; ECN; segment
+/// size.
 const HEAD: usize = 17 + 17 + 2 + 4 + 1 + 2;
 
-/// The two ends of a passage.
+/// The two ends of a forwarder.
 #[derive(Debug)]
 pub(super) struct Passage {
     pub(super) near: UnixDatagram,
@@ -30,23 +31,23 @@ impl Passage {
         let (near, far) = UnixDatagram::pair()?;
         for end in [&near, &far] {
             end.set_nonblocking(true)?;
-            // The kernel caps it; less still works.
+            // The kernel may grant less, which still works.
             let _ = SockRef::from(end).set_send_buffer_size(BUFFER);
         }
         Ok(Self { near, far })
     }
 }
 
-/// Why a datagram did not get through.
+/// The reason why a datagram was not forwarded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Lost {
-    /// There is no room just now.
+    /// The socket buffer is full.
     Full,
-    /// Nobody is at the other end any more.
+    /// The other end is closed.
     Gone,
 }
 
-/// Sends a message, one datagram or several of one size, with what is known of it.
+/// Sends a message, one datagram or several of one size, with its metadata.
 pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Result<(), Lost> {
     let head = put(meta);
     let slices = [IoSlice::new(&head), IoSlice::new(contents)];
@@ -59,10 +60,10 @@ pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Resul
     }
 }
 
-/// Receives such a message. What is none is skipped as one without contents.
+/// Receives such a message. A malformed one is returned without contents and ignored by the caller.
 ///
 /// # Errors
-/// `WouldBlock` where none is there.
+/// `WouldBlock` if no message is waiting.
 pub(super) fn receive(from: &impl AsRawFd, room: &mut IoSliceMut<'_>) -> io::Result<RecvMeta> {
     let mut head = [0; HEAD];
     let mut slices = [IoSliceMut::new(&mut head), IoSliceMut::new(room)];
@@ -73,7 +74,7 @@ pub(super) fn receive(from: &impl AsRawFd, room: &mut IoSliceMut<'_>) -> io::Res
     Ok(meta)
 }
 
-/// An end that came from another process.
+/// An end that another process passed to us.
 pub(super) fn adopt(fd: OwnedFd) -> UnixDatagram {
     fd.into()
 }

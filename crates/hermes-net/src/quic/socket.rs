@@ -1,8 +1,7 @@
-//! A reader of a group, as quinn wants its socket.
+//! A reader of a socket group, as the socket that quinn expects.
 //!
-//! In: a group, and a place in it. Out: datagrams of that place, from its socket and from those who pass
-//! them on; what is sent leaves by the socket. Once another process reads the socket, from those
-//! alone.
+//! In: a group, and the index of a socket. Out: the datagrams of this reader, from its socket and from other readers
+//! that forward them. Sends by its socket. Once another process reads the socket, it receives only forwarded datagrams.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -26,9 +25,9 @@ pub(super) struct Reader {
     slot: u8,
     udp: Arc<dyn AsyncUdpSocket>,
     inbox: UnixDatagram,
-    /// Somebody else reads the socket.
+    /// Another process reads the socket.
     has_parted: AtomicBool,
-    /// The inbox is looked at first: neither source may starve the other.
+    /// Alternates which source is read first, so that neither starves the other.
     turn: AtomicBool,
     counts: Counts,
     apart: Apart,
@@ -43,17 +42,17 @@ impl Reader {
         Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, apart })
     }
 
-    /// From now on reads what is passed on to it alone.
+    /// Stops reading the socket: only forwarded datagrams are received from now on.
     pub(super) fn part(&self) {
         self.has_parted.store(true, Ordering::Release);
     }
 
-    /// From now on what it hands over keeps little beside it.
+    /// Splits batches from now on, so that a buffered byte keeps little memory.
     pub(super) fn take_apart(&self) {
         self.apart.begin();
     }
 
-    /// Datagrams that were others' since this was asked last, and those of them that were lost.
+    /// Returns the number of forwarded datagrams since the last call, and how many of them were dropped.
     pub(super) fn passed_on(&self) -> (u64, u64) {
         (self.counts.passed.swap(0, Ordering::Relaxed), self.counts.lost.swap(0, Ordering::Relaxed))
     }
@@ -96,8 +95,8 @@ impl Reader {
             });
             match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // quinn would end with it, and nothing that goes wrong here concerns the connections.
-                Err(error) => tracing::debug!(%error, "datagrams that are passed on could not be read"),
+                // quinn would close the endpoint, but no error here affects its connections.
+                Err(error) => tracing::debug!(%error, "cannot read forwarded datagrams"),
                 received => return Poll::Ready(received),
             }
         }

@@ -1,8 +1,10 @@
-//! Keeps what the devices of this process were given where it is, as long as it is wanted.
+//! Reconciles the devices of this process with their desired state.
 //!
-//! In: the kernel's announcements of links, addresses, routes and rules (rtnetlink), and of tables of nftables. Out: what
-//! somebody took from a device is there again: at once, but with growing pauses where it is taken time after time, since
-//! somebody may mean it. So is a captured route whose place somebody has given to another one. Rules and tables of devices that are gone go too. Never: what this process has taken away itself.
+//! In: notifications of the kernel for links, addresses, routes and rules (rtnetlink), and for nftables tables. Out:
+//! settings that another program removed from a device are restored. The first restoration is immediate; repeated ones
+//! are delayed by growing pauses, since the other program may do it on purpose. A captured route that another program
+//! replaced is restored, too. Rules and tables of removed devices are removed. Never: a restoration of settings that
+//! this process removed itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -18,21 +20,21 @@ use super::{Device, TunError, capture, nat, route};
 use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES, TableChange};
 use crate::pace::Pace;
 
-/// Between two restorations, where there is no end of them. A flush looks again, within less, whether all is gone.
+/// Pauses between two restorations while removals repeat. A flush is checked for completeness within the first.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// All that is known comes first, since who flushes takes one thing after the other; but where there is no end of changes
-/// it is acted on after so many announcements.
+/// Pending notifications are read before any action, since a flush removes one setting after the other. If
+/// notifications do not end, the reconciler acts after this number of them.
 const IN_A_ROW: usize = 64;
-/// A look at everything takes long where there is much: then it has this share of the time, at most.
+/// A full check may take long; it uses at most this share of the time.
 const SHARE: u32 = 10;
 
-/// Watches over the devices of this process, those that are yet to come too, in the network namespace and on the runtime
-/// of the caller. Does not end, and may be dropped at any time.
+/// Watches over all current and future devices of this process, in the network namespace and on the runtime of the
+/// caller. Does not end, and may be dropped at any time.
 ///
 /// # Errors
-/// The kernel tells nothing, or no more.
+/// The kernel sends no notifications, or has closed their socket.
 pub async fn guard() -> io::Result<Infallible> {
     let mut announcements = Announcements::of(LINKS | ADDRESSES | ROUTES | RULES)?;
     let mut tables = Tables::Unwanted;
@@ -48,7 +50,7 @@ pub async fn guard() -> io::Result<Infallible> {
             heard = next(&mut announcements, &mut tables) => {
                 work.hear(heard?);
                 in_a_row += 1;
-                // There is more to do on this thread.
+                // Yields: other tasks share this thread.
                 tokio::task::coop::consume_budget().await;
             }
             () = work.due() => {
@@ -59,13 +61,13 @@ pub async fn guard() -> io::Result<Infallible> {
     }
 }
 
-/// What was announced; of each, `None`: anything may have happened.
+/// Received notifications; `None` in either: some were lost, so anything may have changed.
 enum Heard {
     Routes(Option<Vec<RouteNetlinkMessage>>),
     Tables(Option<Vec<TableChange>>),
 }
 
-/// What is announced next: neither keeps the other from being heard. Dropping the future loses nothing.
+/// Receives the next notification; neither source starves the other. Cancel safe.
 async fn next(announcements: &mut Announcements, tables: &mut Tables) -> io::Result<Heard> {
     tokio::select! {
         heard = announcements.next() => heard.map(Heard::Routes),
@@ -73,7 +75,7 @@ async fn next(announcements: &mut Announcements, tables: &mut Tables) -> io::Res
     }
 }
 
-/// Announcements of tables of nftables, from when this process has one.
+/// Notifications of nftables tables, from the time when this process creates one.
 enum Tables {
     Unwanted,
     Heard(Announcements),
@@ -90,7 +92,7 @@ impl Tables {
                 *self = match Announcements::of_tables() {
                     Ok(announcements) => Tables::Heard(announcements),
                     Err(error) => {
-                        tracing::warn!(%error, "what others remove of NAT is there again only with a reload");
+                        tracing::warn!(%error, "cannot watch nftables tables; source NAT that others remove is restored only at a reload");
                         Tables::Unheard
                     }
                 };
@@ -100,23 +102,23 @@ impl Tables {
     }
 }
 
-/// What was heard, and is to be acted on.
+/// Pending work after notifications.
 #[derive(Default)]
 struct Work {
-    /// By the numbers of devices.
+    /// Lost settings by interface index.
     losses: BTreeMap<u32, Loss>,
-    /// Anything may have happened.
+    /// Notifications were lost: anything may have changed.
     is_unheard: bool,
-    /// A TUN device is gone, perhaps of a process that was killed.
+    /// A TUN device was removed, perhaps one of a killed process.
     is_any_gone: bool,
     next_look: Option<Instant>,
 }
 
-/// What a device lacks, and how often it did.
+/// The settings that a device lacks, and the pauses between restorations.
 struct Loss {
     items: BTreeSet<Item>,
     pace: Pace,
-    /// Why it lacks them yet, as was told.
+    /// The reason of the last failed restoration, as it was logged.
     told: Option<String>,
 }
 
@@ -131,7 +133,7 @@ impl Work {
         self.is_unheard || self.is_any_gone
     }
 
-    /// Waits until there is something to do, and time for it.
+    /// Waits until there is work to do and its pause has passed.
     async fn due(&self) {
         let look = async {
             if let Some(next) = self.next_look {
@@ -151,7 +153,7 @@ impl Work {
         }
     }
 
-    /// Puts back what was lost. What may take a program, or a while, is not this thread's (but for a link that came up).
+    /// Restores lost settings. Blocking work runs on another thread, except for a link that came up.
     async fn act(&mut self) {
         let began = Instant::now();
         if self.wants_look() && self.next_look.is_none_or(|next| began >= next) {
@@ -174,7 +176,7 @@ impl Work {
         if !due.is_empty() {
             let all = move || due.into_iter().filter_map(|(index, items)| put_back(index, items)).collect();
             let restored: Vec<_> = tokio::task::spawn_blocking(all).await.unwrap_or_else(|_| {
-                // What was due went with the thread: all is looked at again.
+                // The thread panicked with its settings: all are checked again.
                 self.is_unheard = true;
                 Vec::new()
             });
@@ -197,11 +199,11 @@ impl Work {
         }
     }
 
-    /// Remembers what somebody took that is still wanted.
+    /// Records removed settings that are still wanted.
     fn note(&mut self, message: &RouteNetlinkMessage) {
         let (index, item) = match message {
             RouteNetlinkMessage::NewLink(link) => return self.follow(link),
-            // Others tell of bridges.
+            // Other address families report bridge ports.
             RouteNetlinkMessage::DelLink(link) if link.header.interface_family != AddressFamily::Unspec => return,
             RouteNetlinkMessage::DelLink(link) => return self.is_any_gone |= is_tun(link),
             RouteNetlinkMessage::DelAddress(address) => {
@@ -224,10 +226,10 @@ impl Work {
             _ => return,
         };
         for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
-            // What a successor takes away is that one's.
+            // A successor process may remove its own settings.
             if device.kept().has(item) && device.may_have(item) {
                 match item {
-                    // The kernel takes routes with it that have it as their source, and tells nobody.
+                    // The kernel also removes the routes with this source address, without a notification.
                     Item::Address(_) => self.lose(&device, device.items()),
                     item => self.lose(&device, [item]),
                 }
@@ -235,7 +237,7 @@ impl Work {
         }
     }
 
-    /// Remembers that a table of a device is not as it was. One that is made anew at once is whole, or somebody's.
+    /// Records a change of a device's table. A table that was created again at once is complete, or another program's.
     fn note_table(&mut self, change: &TableChange) {
         let (TableChange::Made(table) | TableChange::Gone(table)) = change;
         let Some(name) = nat::device_of(table) else { return };
@@ -254,7 +256,7 @@ impl Work {
 }
 
 impl Loss {
-    /// Tells what became of it. What could not be put back is tried again, in the same growing pauses.
+    /// Logs the result. Settings that could not be restored are tried again, with the same growing pauses.
     fn note(&mut self, device: &Device, result: Result<bool, TunError>, left: BTreeSet<Item>) {
         let name = device.name();
         match result {
@@ -264,10 +266,10 @@ impl Loss {
                 let pause = self.pace.begin();
                 tracing::warn!(
                     device = name,
-                    watching_again_in = ?pause,
-                    "somebody has removed addresses, routes, rules or NAT of a device: they are there again. Where a \
-                     program does so time after time (`ip monitor`, `nft monitor`), have it leave `proto 72`, and tables \
-                     `hermes-...`, alone"
+                    next_restoration_in_secs = pause.as_secs_f64(),
+                    "restored addresses, routes, rules or NAT of a device that another program removed. If a program does \
+                     so repeatedly (`ip monitor`, `nft monitor`), configure it to ignore `proto 72` and tables \
+                     `hermes-...`"
                 );
             }
             Err(error) => {
@@ -277,8 +279,8 @@ impl Loss {
                 if told != self.told {
                     tracing::warn!(
                         device = name, %error,
-                        "somebody has removed addresses, routes, rules or NAT of a device, and not all of them are there \
-                         again: they are tried again. {}", error.remedy()
+                        "cannot restore all addresses, routes, rules or NAT of a device that another program removed; \
+                         retrying. {}", error.remedy()
                     );
                 }
             }
@@ -286,7 +288,7 @@ impl Loss {
     }
 }
 
-/// Of a kind that is not told it may be.
+/// Whether a link is a TUN device; true if its kind is unknown.
 fn is_tun(link: &LinkMessage) -> bool {
     let info = link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(info) => Some(info),
@@ -296,18 +298,18 @@ fn is_tun(link: &LinkMessage) -> bool {
     kind.is_none_or(|kind| *kind == LinkInfo::Kind(InfoKind::Tun))
 }
 
-/// Returns a device that may lack something, what became of it, and what could not be put back.
+/// Restores a device. Returns it with the result and the settings that could not be restored.
 fn put_back(index: u32, mut items: BTreeSet<Item>) -> Option<(Device, Result<bool, TunError>, BTreeSet<Item>)> {
-    // What is down gets it when it is up.
+    // A device that is down is restored when it comes up.
     let device = devices(|own| own == index).into_iter().find(|device| !device.kept().is_down)?;
     let result = device.restore(&mut items);
     Some((device, result, items))
 }
 
 impl Work {
-    /// Somebody has taken a link up or down.
+    /// Handles a link that was set up or down.
     fn follow(&mut self, link: &LinkMessage) {
-        // Of an interface that is new the kernel says that all has changed.
+        // For a new interface, the kernel reports that all flags changed.
         let mask = link.header.change_mask;
         if mask.contains(LinkFlags::Up) && mask.bits() != u32::MAX {
             let is_up = link.header.flags.contains(LinkFlags::Up);
@@ -315,7 +317,7 @@ impl Work {
         }
     }
 
-    /// What was not heard of links.
+    /// Checks all links after lost notifications.
     fn look_at_links(&mut self) {
         let links = netlink::list(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap_or_default();
         for link in links {
@@ -329,24 +331,24 @@ impl Work {
         }
     }
 
-    /// The kernel drops addresses and routes with a link that goes down, and says so of few. (It is up once in a while: that
-    /// this thread waits for it, and for nft, is nobody's loss.)
+    /// The kernel removes addresses and routes of a link that goes down, and reports few of them. (A link rarely comes
+    /// up, so this thread may wait for the kernel and for nft.)
     fn follow_link(&mut self, device: &Device, is_up: bool) {
         let name = device.name();
-        // Whoever made it has taken it up, too.
+        // The creator of a device sets it up, too.
         let was_down = std::mem::replace(&mut device.kept().is_down, !is_up);
         if !is_up {
             tracing::warn!(
                 device = name,
-                "somebody has taken its link down: what it captures goes other ways until it is up (`ip link set NAME up`)"
+                "link down: captured packets take other routes until it is up (`ip link set NAME up`)"
             );
         } else if was_down {
             let mut items = device.items();
             match device.restore(&mut items) {
-                Ok(_) => tracing::info!(device = name, "its link is up: its addresses and routes are there again"),
+                Ok(_) => tracing::info!(device = name, "link up: restored its addresses and routes"),
                 Err(error) => {
-                    tracing::warn!(device = name, %error, "its link is up, but not all of its routes are there again: they \
-                                   are tried again. {}", error.remedy());
+                    tracing::warn!(device = name, %error, "link up, but cannot restore all of its settings; \
+                                   retrying. {}", error.remedy());
                     self.lose(device, items);
                 }
             }

@@ -1,8 +1,9 @@
-//! What a device was given: its addresses and routes go when somebody takes its link down, and do not come back with it;
-//! and anybody may flush tables and rules, or be a successor that adds to them and fails.
+//! The desired state of a device, and its restoration. Addresses and routes disappear when somebody sets the link down,
+//! and do not return with it. Any program may flush tables and rules, and a failed successor process may have changed
+//! them.
 //!
-//! In: what the kernel has accepted. Out: the same once more, each thing that is asked for; and nothing else that is in
-//! our name. Never: what is somebody else's; that stays as it is.
+//! In: the settings that the kernel has accepted. Out: missing settings, set again; and the removal of other settings
+//! that carry our protocol number. Never: a change of settings that belong to other programs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
@@ -15,19 +16,19 @@ use netlink_packet_route::rule::RuleMessage;
 use super::{Device, Inner, Route, TunError, capture, nat, route};
 use crate::netlink::{self, Change};
 
-/// The devices of this process, by the kernel's numbers: a route may go from one of them to another.
+/// The devices of this process by interface index: a route may move from one of them to another.
 static OWN: Mutex<BTreeMap<u32, Weak<Inner>>> = Mutex::new(BTreeMap::new());
 
-/// One thing of a device, in the order in which the kernel takes them: routes have addresses as their sources, and rules
-/// lead to routes.
+/// A setting of a device, in the order in which the kernel accepts them: routes need their source addresses, and
+/// rules refer to tables of routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Item {
     Address(IpNet),
-    /// Of the main table, where no other route is.
+    /// A low-priority route of the main table for addresses without another route.
     Pool(IpNet),
-    /// By its table.
+    /// A route, by its table.
     Route(u32, IpNet),
-    /// By its family (is it IPv4?) and its priority, of which a device has one each.
+    /// A rule, by its family (is it IPv4?) and its priority; a device has one of each.
     Rule(bool, u32),
     /// Source NAT.
     Nat,
@@ -39,19 +40,19 @@ impl Item {
     }
 }
 
-/// What the kernel has accepted for a device.
+/// The settings of a device that the kernel has accepted.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) addresses: HashSet<IpNet>,
-    /// By table.
+    /// Routes by table.
     pub(super) routes: HashMap<(u32, IpNet), Route>,
-    /// Prefixes that it takes in where no other route does.
+    /// Prefixes that the device receives if no other route matches.
     pub(super) pools: HashSet<IpNet>,
-    /// By family and priority.
+    /// Rules by family and priority.
     pub(super) rules: HashMap<(bool, u32), RuleMessage>,
-    /// Whose packets leave with this machine's address.
+    /// The addresses whose packets leave with this machine's address.
     pub(super) nat: Option<Vec<IpNet>>,
-    /// Somebody has taken its link down.
+    /// Somebody has set its link down.
     pub(super) is_down: bool,
 }
 
@@ -71,18 +72,18 @@ pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The devices of this process have again what somebody took from them: addresses, routes, rules and NAT. What is there
-/// stays as it is.
+/// Restores addresses, routes, rules and NAT that other programs removed from the devices of this process. Existing
+/// settings stay as they are.
 pub fn restore() {
-    // What is down gets it when it is up.
+    // A device that is down is restored when it comes up.
     for device in devices(|_| true).iter().filter(|device| !device.kept().is_down) {
         if let Err(error) = device.restore(&mut device.items()) {
-            tracing::warn!(device = device.name(), %error, "not all that it had is there. {}", error.remedy());
+            tracing::warn!(device = device.name(), %error, "cannot restore all settings of a device. {}", error.remedy());
         }
     }
 }
 
-/// Those that nobody has deleted.
+/// The devices of this process that still exist.
 pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
     let found: Vec<Device> = {
         let own = own();
@@ -92,7 +93,7 @@ pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
     found.into_iter().filter(Device::is_there).collect()
 }
 
-/// Of a thing that was to be added: false where there was one like it.
+/// Evaluates the attempt to add a setting: returns false if an equal one exists.
 fn was_missing(added: Result<(), TunError>) -> Result<bool, TunError> {
     match added {
         Err(TunError::Address { source, .. } | TunError::Route { source, .. })
@@ -105,12 +106,13 @@ fn was_missing(added: Result<(), TunError>) -> Result<bool, TunError> {
 }
 
 impl Device {
-    /// Held while the kernel changes: what is restored must not be what was just removed.
+    /// Locks the desired state. Hold the lock while the kernel's state changes, so that removed settings are not
+    /// restored.
     pub(super) fn kept(&self) -> MutexGuard<'_, Kept> {
         self.inner.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that it was given.
+    /// All settings of the device.
     pub(super) fn items(&self) -> BTreeSet<Item> {
         let kept = self.kept();
         let addresses = kept.addresses.iter().map(|address| Item::Address(*address));
@@ -121,10 +123,10 @@ impl Device {
         addresses.chain(pools).chain(routes).chain(rules).chain(nat).collect()
     }
 
-    /// Gives it these once more, as far as they are its own. Goes on where something fails, and returns the first error:
-    /// what failed is left in `items`. False where nothing of them was missing.
+    /// Restores these settings as far as this process owns them. Continues after an error and returns the first one;
+    /// the settings that failed stay in `items`. Returns false if none was missing.
     pub(super) fn restore(&self, items: &mut BTreeSet<Item>) -> Result<bool, TunError> {
-        // There may be many, and sessions begin and end meanwhile: each is looked at by itself.
+        // The list may be long, and sessions begin and end meanwhile: each setting is checked on its own.
         let (mut was_missing, mut fault) = (false, None);
         items.retain(|item| match self.put_back(*item) {
             Ok(was) => {
@@ -139,12 +141,12 @@ impl Device {
         fault.map_or(Ok(was_missing), Err)
     }
 
-    /// Who does not own the device has its sessions' routes alone.
+    /// Whether this process owns a setting. Without ownership of the device it owns only the routes of its sessions.
     pub(super) fn may_have(&self, item: Item) -> bool {
         item.is_of_sessions() || self.is_ours()
     }
 
-    /// False where it was not missing.
+    /// Restores one setting. Returns false if it was not missing.
     fn put_back(&self, item: Item) -> Result<bool, TunError> {
         if item == Item::Nat {
             return self.put_nat_back();
@@ -158,12 +160,12 @@ impl Device {
             Item::Pool(prefix) => was_missing(self.put_pool(prefix, Change::Add)),
             Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
                 Some(route) => match was_missing(self.add(table, prefix, *route)) {
-                    // The table is the device's alone: what has taken its place goes.
+                    // Only the device uses this table: another program's route in it is replaced.
                     Ok(false) if !item.is_of_sessions() && !self.has_route(table, prefix, *route)? => {
                         self.replace(table, prefix, *route).map(|()| true)
                     }
-                    // Where there is one it was not gone (a session gave it back, and the next one has it), or leads
-                    // elsewhere by now: to another device of ours, or by somebody's will.
+                    // An existing route was not missing (a session released it, and the next one set it), or it now
+                    // leads to another of our devices or to another program's.
                     done => done,
                 },
                 None => Ok(false),
@@ -171,7 +173,7 @@ impl Device {
             Item::Rule(is_v4, priority) => match kept.rules.get(&(is_v4, priority)) {
                 Some(rule) => self.put_rule(rule).map_err(|source| TunError::Device {
                     device: self.name().to_owned(),
-                    doing: "making a rule for",
+                    doing: "add a rule for",
                     source,
                 }),
                 None => Ok(false),
@@ -186,10 +188,10 @@ impl Device {
         Ok(routes.get(&Item::Route(table, prefix)) == Some(&wanted))
     }
 
-    /// Changes its source NAT to that of these addresses, or to none.
+    /// Changes the source NAT to these addresses, or removes it.
     ///
     /// # Errors
-    /// Those of `change`: it is as it was then.
+    /// The errors of `change`; the desired state is unchanged then.
     pub(crate) fn change_nat(
         &self,
         addresses: Option<&[IpNet]>,
@@ -207,25 +209,25 @@ impl Device {
         wanted.map_or(Ok(false), |addresses| nat::put_back(self, &addresses))
     }
 
-    /// Forgets a route of [`Device::set_route`], which stays where it is: another process has the device, and knows
-    /// whether anybody needs it.
+    /// Forgets a route of [`Device::set_route`] without removing it. Another process owns the device, and knows whether
+    /// the route is needed.
     pub fn forget_route(&self, prefix: IpNet) {
         self.kept().routes.remove(&(route::MAIN, prefix.trunc()));
     }
 
-    /// Takes away addresses, routes and rules of the device that are in our name, and that this process has not set; those
-    /// that another one has changed are as they were. What processes left behind that were killed, or failed. (Kernels
-    /// before Linux 5.18 do not say whose an address is: there it stays.)
+    /// Removes addresses, routes and rules of the device that carry our protocol number but were not set by this
+    /// process, and restores changed ones. They come from processes that were killed or failed. (Before Linux 5.18 the
+    /// kernel does not record the protocol of an address; addresses then stay.)
     ///
     /// # Errors
-    /// `TunError`: what is there is not told, or cannot be removed.
+    /// `TunError`: the kernel cannot list a setting or remove it.
     pub fn sweep(&self) -> Result<(), TunError> {
-        let fault = |source| TunError::Device { device: self.name().to_owned(), doing: "sweeping", source };
-        // Nothing is captured, led here or let go meanwhile.
+        let fault = |source| TunError::Device { device: self.name().to_owned(), doing: "clean up", source };
+        // Both locks: no capture, route or release may change meanwhile.
         let (_captures, kept) = (self.captures(), self.kept());
         let mut rules = capture::rules_of(self.index());
         rules.retain(|item, _| !kept.has(*item));
-        // First what leads to routes.
+        // Rules first, because they refer to routes.
         rules.into_iter().rev().for_each(|(_, rule)| capture::remove(rule));
         for (item, route) in route::routes_of(self.index(), route::EVERY).map_err(fault)? {
             match item {
@@ -252,18 +254,18 @@ impl Device {
         }
     }
 
-    /// Another process was to have it, and does not get it: what that one added goes, and what it changed is as it was.
+    /// Restores the state after a failed takeover: removes what the successor added, and restores what it changed.
     ///
     /// # Errors
-    /// `TunError`: the first thing that cannot be undone. All else is.
+    /// `TunError`: the first setting that cannot be restored; all others are.
     pub fn take_back(&self) -> Result<(), TunError> {
         self.sweep().and(self.restore(&mut self.items()).map(drop))
     }
 
-    /// False where it is there.
+    /// Adds a rule. Returns false if it exists.
     fn put_rule(&self, rule: &RuleMessage) -> io::Result<bool> {
         match netlink::change(RouteNetlinkMessage::NewRule(rule.clone()), Change::Add) {
-            // It names the device's own table: this process made it, or the one that had the device before us.
+            // The rule names the device's own table: this process created it, or the device's previous owner.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
             done => done.map(|()| true),
         }
