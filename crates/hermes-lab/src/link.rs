@@ -36,7 +36,7 @@ const TAP_QUEUE: u32 = 8192;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// One end of a link.
+/// An end of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct End<'a> {
     /// The name of the namespace for `ip netns`.
@@ -146,7 +146,7 @@ struct Frame {
     bytes: Vec<u8>,
 }
 
-/// One direction.
+/// The thread of one direction.
 struct Carrier {
     from: Arc<SyncDevice>,
     to: Arc<SyncDevice>,

@@ -130,7 +130,7 @@ pub struct Arrival {
     pub is_double: bool,
 }
 
-/// One direction of an emulated link, with its queue.
+/// The emulator of one direction of a link, with its queue.
 #[derive(Debug)]
 pub struct Road {
     conditions: Conditions,
