@@ -4,13 +4,13 @@
 //! that [`steer`](crate::steer) finds that socket again after a peer migrates; and client endpoints. All tasks have one
 //! owner, which ends them. Never: HTTP, or a detached task.
 
-mod apart;
-mod gather;
+mod forwarder;
+mod gro_split;
 mod group;
+mod gso_batch;
 mod id;
-mod known;
+mod intermittent_cc;
 pub mod narrow;
-mod passage;
 mod reset;
 mod socket;
 mod tokens;
@@ -33,9 +33,9 @@ pub use quinn::{
 };
 use tokio::task::JoinSet;
 
-use self::gather::Gather;
-pub use self::group::{Group, MOST, Way};
-use self::id::Ids;
+pub use self::group::{ForwardSocket, Group, MAX_READERS};
+use self::gso_batch::GsoBatcher;
+use self::id::ReaderIdGenerator;
 pub use self::reset::ResetKey;
 use self::socket::Reader;
 use self::tokens::UsedTokens;
@@ -113,7 +113,7 @@ pub fn server_config(
     let crypto = QuicServerConfig::try_from(tls)
         .map_err(|error| TlsError::Configuration { what: "QUIC of a listener", reason: error.to_string() })?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(bounds.transport(narrow::Factory::default())).max_incoming(MOST_INCOMING);
+    config.transport_config(bounds.transport(narrow::Factory::default())).max_incoming(MAX_INCOMING);
     config.incoming_buffer_size(INCOMING_BUFFER).incoming_buffer_size_total(16 * INCOMING_BUFFER);
     if early_data {
         let mut tokens = ValidationTokenConfig::default();
@@ -132,9 +132,9 @@ pub fn for_one(config: &ServerConfig, bounds: Bounds) -> ServerConfig {
 }
 
 /// UDP payload that every path can receive: the Ethernet MTU less the IPv4 and UDP headers.
-const TAKEN: u16 = 1472;
+const MIN_RECEIVE_PAYLOAD: u16 = 1472;
 /// Connections that may wait to be accepted; first packets of further ones are dropped.
-const MOST_INCOMING: usize = 1024;
+const MAX_INCOMING: usize = 1024;
 /// Buffered bytes of one such connection; all of them together may buffer sixteen times as much.
 const INCOMING_BUFFER: u64 = 256 << 10;
 
@@ -167,12 +167,12 @@ impl Tasks {
     pub async fn finish(&self) {
         let mut tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let all = async { while tasks.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(FAREWELL, all).await;
+        let _ = tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, all).await;
     }
 }
 
 /// Time for CONNECTION_CLOSE to leave. No peer acknowledges it.
-const FAREWELL: Duration = Duration::from_millis(50);
+const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// quinn's runtime, with tasks owned by the worker.
 #[derive(Debug)]
@@ -188,7 +188,7 @@ impl Runtime for WorkerRuntime {
     }
 
     fn wrap_udp_socket(&self, socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
-        Ok(Arc::new(Gather::new(TokioRuntime.wrap_udp_socket(socket)?)))
+        Ok(Arc::new(GsoBatcher::new(TokioRuntime.wrap_udp_socket(socket)?)))
     }
 
     fn now(&self) -> Instant {
@@ -220,11 +220,11 @@ impl Server {
     ) -> io::Result<Self> {
         let runtime = Arc::new(WorkerRuntime(tasks.clone()));
         let reader = Arc::new(Reader::new(group, slot)?);
-        let socket = Arc::new(Gather::new(reader.clone()));
-        let place = group.place(slot);
+        let socket = Arc::new(GsoBatcher::new(reader.clone()));
+        let reader_id = group.reader(slot);
         let mut endpoint = reset.map_or_else(EndpointConfig::default, |key| key.endpoint(group.address()));
-        endpoint.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
-        endpoint.cid_generator(move || Box::new(Ids(place)));
+        endpoint.max_udp_payload_size(largest.max(MIN_RECEIVE_PAYLOAD)).map_err(io::Error::other)?;
+        endpoint.cid_generator(move || Box::new(ReaderIdGenerator(reader_id)));
         let endpoint = Endpoint::new_with_abstract_socket(endpoint, config, socket, runtime)?;
         Ok(Self { endpoint, reader })
     }
@@ -237,7 +237,7 @@ impl Server {
     /// Prepares for clients without a certificate: from now on a buffered byte keeps few other bytes of its batch in
     /// memory.
     pub fn expect_strangers(&self) {
-        self.reader.take_apart();
+        self.reader.split_batches();
     }
 
     /// Returns the number of datagrams since the last call that belonged to other readers, and how many of these were
@@ -260,7 +260,7 @@ pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &Tasks) -> io::Result<E
     let runtime = Arc::new(WorkerRuntime(tasks.clone()));
     let socket = runtime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?;
     let mut config = EndpointConfig::default();
-    config.max_udp_payload_size(largest.max(TAKEN)).map_err(io::Error::other)?;
+    config.max_udp_payload_size(largest.max(MIN_RECEIVE_PAYLOAD)).map_err(io::Error::other)?;
     Endpoint::new_with_abstract_socket(config, None, socket, runtime)
 }
 
@@ -280,7 +280,7 @@ pub async fn connect(
         connected = &mut connecting => return connected.map_err(io::Error::other),
         refusal = udp::refusal(address) => refusal,
     };
-    match tokio::time::timeout(PROOF, connecting).await {
+    match tokio::time::timeout(UNREACHABLE_GRACE, connecting).await {
         Ok(connected) => connected.map_err(io::Error::other),
         Err(_) => Err(refusal),
     }
@@ -288,26 +288,26 @@ pub async fn connect(
 
 /// A peer that the kernel reports as unreachable may still answer within this time. Anybody can forge such an ICMP
 /// error, and a firewall may refuse the empty probe but let QUIC pass.
-const PROOF: Duration = Duration::from_millis(300);
+const UNREACHABLE_GRACE: Duration = Duration::from_millis(300);
 
 /// Returns the TLS fault of a failed handshake, if that is the cause. QUIC reports only the text of rustls and an
 /// alert, which is not the same for every certificate error (RFC 9001, section 4.8).
 pub(crate) fn tls_fault(error: &ConnectionError) -> Option<Fault> {
     let (code, is_certificate) = match error {
         ConnectionError::TransportError(ours) => {
-            (ours.code, OF_CERTIFICATES.iter().any(|words| ours.reason.starts_with(words)))
+            (ours.code, CERTIFICATE_ERROR_PREFIXES.iter().any(|words| ours.reason.starts_with(words)))
         }
         ConnectionError::ConnectionClosed(theirs) => (theirs.error_code, false),
         _ => return None,
     };
-    let is_tls = (CRYPTO..=CRYPTO + 0xff).contains(&u64::from(code));
+    let is_tls = (CRYPTO_ERROR..=CRYPTO_ERROR + 0xff).contains(&u64::from(code));
     is_tls.then_some(if is_certificate { Fault::Certificate } else { Fault::Protocol })
 }
 
 /// Prefixes of the texts of rustls for an invalid certificate, and for one that our own verifier rejected.
-const OF_CERTIFICATES: [&str; 2] = ["invalid peer certificate: ", "unexpected error: "];
+const CERTIFICATE_ERROR_PREFIXES: [&str; 2] = ["invalid peer certificate: ", "unexpected error: "];
 /// CRYPTO_ERROR; the TLS alert is added to it (RFC 9000, section 20.1).
-const CRYPTO: u64 = 0x100;
+const CRYPTO_ERROR: u64 = 0x100;
 
 /// Moves a client endpoint to another local port and to the current source address, and tells its peers immediately.
 /// Otherwise the peers would notice only with the next packet.
@@ -317,7 +317,7 @@ const CRYPTO: u64 = 0x100;
 pub fn move_client(endpoint: &Endpoint) -> io::Result<()> {
     let is_v4 = endpoint.local_addr()?.is_ipv4();
     let socket = TokioRuntime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?;
-    endpoint.rebind_abstract(Arc::new(Gather::new(socket)))
+    endpoint.rebind_abstract(Arc::new(GsoBatcher::new(socket)))
 }
 
 fn anywhere(is_v4: bool) -> SocketAddr {

@@ -11,24 +11,26 @@ use std::time::Duration;
 /// Bytes of our connection ids.
 pub(super) const LENGTH: usize = 8;
 /// Offset of the id in a long header, after the first byte, version and id length (RFC 8999, section 5.1).
-const LONG: usize = 6;
+const LONG_HEADER_ID_OFFSET: usize = 6;
 
 /// The reader of a connection's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct ReaderId {
     /// The process, by the random number that it chose for this address.
     pub(super) tag: u16,
     /// The socket's index in the group. It comes first in the id: the kernel's filter reads only this byte.
     pub(super) slot: u8,
 }
 
-impl Place {
+impl ReaderId {
     /// Reads the reader from a datagram's destination id. `None`: the id does not have our length, so any reader may
     /// process it.
     pub(super) fn of(datagram: &[u8]) -> Option<Self> {
         let id = match datagram.first()? {
             first if first & 0x80 == 0 => datagram.get(1..=LENGTH)?,
-            _ if usize::from(*datagram.get(LONG - 1)?) == LENGTH => datagram.get(LONG..LONG + LENGTH)?,
+            _ if usize::from(*datagram.get(LONG_HEADER_ID_OFFSET - 1)?) == LENGTH => {
+                datagram.get(LONG_HEADER_ID_OFFSET..LONG_HEADER_ID_OFFSET + LENGTH)?
+            }
             _ => return None,
         };
         Some(Self { slot: id[0], tag: u16::from_be_bytes([id[1], id[2]]) })
@@ -43,9 +45,9 @@ impl Place {
 }
 
 /// Generates the ids of one reader.
-pub(super) struct Ids(pub(super) Place);
+pub(super) struct ReaderIdGenerator(pub(super) ReaderId);
 
-impl ConnectionIdGenerator for Ids {
+impl ConnectionIdGenerator for ReaderIdGenerator {
     fn generate_cid(&mut self) -> ConnectionId {
         self.0.new_id()
     }
@@ -66,11 +68,11 @@ mod tests {
 
     #[test]
     fn a_place_is_read_from_short_and_long_headers() {
-        let place = Place { tag: 0x1234, slot: 7 };
-        let id = Ids(place).generate_cid();
+        let place = ReaderId { tag: 0x1234, slot: 7 };
+        let id = ReaderIdGenerator(place).generate_cid();
         let short = [&[0x40], &id[..], &[1, 2, 3]].concat();
         let long = [&[0xc0, 0, 0, 0, 1, 8], &id[..], &[0]].concat();
-        assert_eq!((Place::of(&short), Place::of(&long)), (Some(place), Some(place)));
+        assert_eq!((ReaderId::of(&short), ReaderId::of(&long)), (Some(place), Some(place)));
     }
 
     #[test]
@@ -78,7 +80,7 @@ mod tests {
         let longer = [&[0xc0, 0, 0, 0, 1, 9], &[1; 9][..]].concat();
         let cut = [&[0xc0, 0, 0, 0, 1, 8], &[1; 7][..]].concat();
         for datagram in [&[][..], &[0x40, 1, 2, 3, 4, 5, 6, 7], &[0xc0], &[0xc0, 0, 0, 0, 1], &longer, &cut] {
-            assert_eq!(Place::of(datagram), None, "{datagram:?}");
+            assert_eq!(ReaderId::of(datagram), None, "{datagram:?}");
         }
     }
 }

@@ -15,16 +15,16 @@ use quinn::Connection;
 use quinn::congestion::{Controller, ControllerFactory, CubicConfig};
 use quinn_proto::RttEstimator;
 
-use super::known::{self, Link};
+use super::intermittent_cc::{self, IntermittentController};
 
 /// Every path of QUIC carries packets of this size (RFC 9000, section 14).
 pub const BASE: u64 = 1200;
 /// Losses of long packets without an arrival between them, after which the path counts as narrow.
-const LOSSES: u32 = 2;
+const MAX_LOSSES: u32 = 2;
 
 /// The link counts as down after this time, and this many round trips, without an answer.
-const SILENCE: Duration = Duration::from_millis(100);
-const SILENT_TRIPS: u32 = 3;
+const MIN_ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
+const ANSWER_TIMEOUT_TRIPS: u32 = 3;
 
 /// The observed state of one connection's path.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ fn nanos(at: Instant) -> u64 {
 impl Narrow {
     /// Packets of more than [`BASE`] bytes no longer arrive.
     pub fn is_narrow(&self) -> bool {
-        self.lost.load(Ordering::Relaxed) >= LOSSES
+        self.lost.load(Ordering::Relaxed) >= MAX_LOSSES
     }
 
     /// Switches to the congestion window of a dedicated, intermittently available link, which ignores random losses.
@@ -83,13 +83,13 @@ impl Narrow {
     /// No answer arrived in time: the link is down.
     pub fn is_dark(&self, now: Instant) -> bool {
         let asked = self.asked.load(Ordering::Relaxed);
-        let patience = u64::try_from(self.patience().as_nanos()).unwrap_or(u64::MAX);
-        asked > 0 && nanos(now).saturating_sub(asked) > patience
+        let answer_timeout = u64::try_from(self.answer_timeout().as_nanos()).unwrap_or(u64::MAX);
+        asked > 0 && nanos(now).saturating_sub(asked) > answer_timeout
     }
 
     /// The time to wait for an answer before the link counts as down.
-    fn patience(&self) -> Duration {
-        SILENCE.max(SILENT_TRIPS * self.trip())
+    fn answer_timeout(&self) -> Duration {
+        MIN_ANSWER_TIMEOUT.max(ANSWER_TIMEOUT_TRIPS * self.trip())
     }
 
     /// Records that a packet arrived from the peer. Returns true if the link was down until now.
@@ -122,7 +122,7 @@ impl Narrow {
 
 /// The monitor of a connection that was configured here.
 pub fn of(connection: &Connection) -> Arc<Narrow> {
-    let watched = connection.congestion_state().into_any().downcast::<Watched>();
+    let watched = connection.congestion_state().into_any().downcast::<MonitoredController>();
     watched.map(|watched| watched.narrow).unwrap_or_default()
 }
 
@@ -148,10 +148,10 @@ impl ControllerFactory for Factory {
         // The path is new: its MTU and its capacity are measured again.
         narrow.lost.store(0, Ordering::Relaxed);
         narrow.in_order.store(0, Ordering::Relaxed);
-        Box::new(Watched {
+        Box::new(MonitoredController {
             inner,
             narrow,
-            known: Link::default(),
+            intermittent: IntermittentController::default(),
             unacknowledged: None,
             last_sent: 0,
             has_sent_long: false,
@@ -159,11 +159,11 @@ impl ControllerFactory for Factory {
     }
 }
 
-struct Watched {
+struct MonitoredController {
     inner: Box<dyn Controller>,
     narrow: Arc<Narrow>,
     /// The controller that applies if the link is intermittent.
-    known: Link,
+    intermittent: IntermittentController,
     /// The time of the first packet since the last acknowledgement.
     unacknowledged: Option<Instant>,
     /// The number of the packet that was sent last.
@@ -172,7 +172,7 @@ struct Watched {
     has_sent_long: bool,
 }
 
-impl Controller for Watched {
+impl Controller for MonitoredController {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
         // quinn reports a batch as one event: packets of one length, and perhaps a shorter one after them.
         let packets = last_packet_number.saturating_sub(self.last_sent).max(1);
@@ -196,11 +196,13 @@ impl Controller for Watched {
             // A datagram may have arrived before this acknowledgement.
             if self.narrow.heard(now) || self.narrow.has_risen.swap(false, Ordering::Relaxed) {
                 self.narrow.has_risen.store(false, Ordering::Relaxed);
-                self.known.rose(now);
+                self.intermittent.restored(now);
             }
-            self.known.arrived(now, sent, bytes, rtt.min(), app_limited);
-            self.narrow.trip.store(u64::try_from(self.known.trip().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
-            self.narrow.in_order.store(self.known.in_order().unwrap_or_default(), Ordering::Relaxed);
+            self.intermittent.arrived(now, sent, bytes, rtt.min(), app_limited);
+            self.narrow
+                .trip
+                .store(u64::try_from(self.intermittent.trip().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
+            self.narrow.in_order.store(self.intermittent.in_order().unwrap_or_default(), Ordering::Relaxed);
         }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
@@ -215,10 +217,10 @@ impl Controller for Watched {
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost_bytes: u64) {
         if lost_bytes > BASE && self.has_sent_long {
-            // The counter stays far below overflow: after `LOSSES` losses no long packets are sent.
+            // The counter stays far below overflow: after `MAX_LOSSES` losses no long packets are sent.
             self.narrow.lost.fetch_add(1, Ordering::Relaxed);
         }
-        self.known.lost(sent, lost_bytes);
+        self.intermittent.lost(sent, lost_bytes);
         self.inner.on_congestion_event(now, sent, is_persistent, lost_bytes);
     }
 
@@ -230,8 +232,8 @@ impl Controller for Watched {
         if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
             // Bytes lost in an outage count as in flight until an acknowledgement arrives, and that needs a packet
             // first.
-            let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.narrow.patience());
-            return if is_stale { known::MOST } else { self.known.window() };
+            let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.narrow.answer_timeout());
+            return if is_stale { intermittent_cc::MAX_WINDOW } else { self.intermittent.window() };
         }
         self.inner.window()
     }
@@ -240,7 +242,7 @@ impl Controller for Watched {
         Box::new(Self {
             inner: self.inner.clone_box(),
             narrow: self.narrow.clone(),
-            known: self.known.clone(),
+            intermittent: self.intermittent.clone(),
             ..*self
         })
     }
@@ -265,20 +267,21 @@ mod tests {
         let now = Instant::now();
         let mut watched = Arc::new(Factory::default()).build(now, 1200);
         let mut sent = 0;
-        for _ in 0..LOSSES {
+        for _ in 0..MAX_LOSSES {
             for (packets, bytes) in batches {
                 sent += packets;
                 watched.on_sent(now, *bytes, sent);
             }
             watched.on_congestion_event(now, now, false, batches.iter().map(|(_, bytes)| bytes).sum());
         }
-        watched.into_any().downcast::<Watched>().unwrap().narrow.is_narrow()
+        watched.into_any().downcast::<MonitoredController>().unwrap().narrow.is_narrow()
     }
 
     #[test]
     fn a_loss_narrows_no_window_of_a_link_that_is_dark_at_times() {
         let now = Instant::now();
-        let mut watched = Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<Watched>().unwrap();
+        let mut watched =
+            Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<MonitoredController>().unwrap();
         let before = watched.window();
         watched.narrow.is_dark_at_times();
         for number in 1..10 {
@@ -299,7 +302,8 @@ mod tests {
     #[test]
     fn what_the_dark_took_stands_in_nobodys_way() {
         let now = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let mut watched = Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<Watched>().unwrap();
+        let mut watched =
+            Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<MonitoredController>().unwrap();
         watched.narrow.is_dark_at_times();
         watched.on_sent(Instant::now(), 1200, 1);
         assert_eq!(watched.window(), 64 << 10);
@@ -310,7 +314,7 @@ mod tests {
             watched.narrow.heard(asked + Duration::from_secs(1)),
             "a word was heard, which says nothing of what is under way"
         );
-        assert_eq!(watched.window(), known::MOST);
+        assert_eq!(watched.window(), intermittent_cc::MAX_WINDOW);
     }
 
     #[test]

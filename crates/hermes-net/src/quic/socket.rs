@@ -15,9 +15,9 @@ use quinn_udp::{RecvMeta, Transmit};
 use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
-use super::apart::Apart;
+use super::forwarder;
+use super::gro_split::GroSplitter;
 use super::group::{Counts, Group};
-use super::passage;
 
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -30,7 +30,7 @@ pub(super) struct Reader {
     /// Alternates which source is read first, so that neither starves the other.
     turn: AtomicBool,
     counts: Counts,
-    apart: Apart,
+    splitter: GroSplitter,
 }
 
 impl Reader {
@@ -38,8 +38,8 @@ impl Reader {
         let udp = TokioRuntime.wrap_udp_socket(group.socket(slot)?)?;
         let inbox = UnixDatagram::from_std(group.inbox(slot)?)?;
         let (has_parted, turn) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (counts, apart) = (Counts::default(), Apart::default());
-        Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, apart })
+        let (counts, splitter) = (Counts::default(), GroSplitter::default());
+        Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, splitter })
     }
 
     /// Stops reading the socket: only forwarded datagrams are received from now on.
@@ -48,8 +48,8 @@ impl Reader {
     }
 
     /// Splits batches from now on, so that a buffered byte keeps little memory.
-    pub(super) fn take_apart(&self) {
-        self.apart.begin();
+    pub(super) fn split_batches(&self) {
+        self.splitter.enable();
     }
 
     /// Returns the number of forwarded datagrams since the last call, and how many of them were dropped.
@@ -84,7 +84,7 @@ impl Reader {
             let received = self.inbox.try_io(Interest::READABLE, || {
                 let mut count = 0;
                 for (room, meta) in bufs.iter_mut().zip(metas.iter_mut()) {
-                    match passage::receive(&self.inbox, room) {
+                    match forwarder::receive(&self.inbox, room) {
                         Ok(received) => *meta = received,
                         Err(error) if count == 0 => return Err(error),
                         Err(_) => break,
@@ -118,7 +118,7 @@ impl AsyncUdpSocket for Reader {
         bufs: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.apart.poll_recv(bufs, metas, |bufs, metas| {
+        self.splitter.poll_recv(bufs, metas, |bufs, metas| {
             if self.turn.fetch_not(Ordering::Relaxed) {
                 match self.poll_inbox(cx, bufs, metas) {
                     Poll::Pending => self.poll_socket(cx, bufs, metas),

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use quinn::{TokenLog, TokenReuseError};
 
 /// Nonces in each of the two generations; the older one is dropped when the younger is full.
-const HALF: usize = 8192;
+const GENERATION_SIZE: usize = 8192;
 
 /// The tokens that were used.
 pub(super) struct UsedTokens(Mutex<Used>);
@@ -42,7 +42,7 @@ impl Used {
         if issued < self.since[1] || self.older.contains(&nonce) || self.younger.contains(&nonce) {
             return Err(TokenReuseError);
         }
-        if self.younger.len() >= HALF {
+        if self.younger.len() >= GENERATION_SIZE {
             self.older = std::mem::take(&mut self.younger);
             self.since = [now, self.since[0]];
         }
@@ -61,13 +61,13 @@ mod tests {
         let mut used = Used { younger: HashSet::new(), older: HashSet::new(), since: [began, began] };
         let at = |second: u64| began + Duration::from_secs(second);
         assert!(used.take(0, at(1), at(2)).is_ok());
-        for nonce in 1..3 * HALF as u128 {
+        for nonce in 1..3 * GENERATION_SIZE as u128 {
             // One token per second, each issued a second before.
             let now = nonce as u64 + 2;
             assert!(used.take(nonce, at(now - 1), at(now)).is_ok(), "{nonce}");
             assert!(used.take(nonce, at(now - 1), at(now)).is_err(), "{nonce} again");
             assert!(used.take(0, at(1), at(now)).is_err(), "the first, after {nonce}");
         }
-        assert!(used.younger.len() + used.older.len() <= 2 * HALF);
+        assert!(used.younger.len() + used.older.len() <= 2 * GENERATION_SIZE);
     }
 }

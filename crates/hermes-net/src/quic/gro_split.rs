@@ -20,22 +20,22 @@ use std::task::{Poll, ready};
 use quinn_udp::{BATCH_SIZE, RecvMeta};
 
 /// Bytes of the longest message: a batch is as long as the longest datagram may be.
-const MESSAGE: usize = 64 << 10;
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Datagrams of one length that stay together. A shorter one after them stands alone.
-const TOGETHER: usize = 4;
+const MAX_BATCH: usize = 4;
 
 /// The splitter between a socket's reader and quinn.
 #[derive(Debug, Default)]
-pub(super) struct Apart {
-    has_begun: AtomicBool,
+pub(super) struct GroSplitter {
+    is_enabled: AtomicBool,
     /// Uncontended: only one task receives.
     batches: Mutex<Batches>,
 }
 
-impl Apart {
+impl GroSplitter {
     /// Enables splitting, for the rest of the socket's life: earlier clients may still be connected.
-    pub(super) fn begin(&self) {
-        self.has_begun.store(true, Ordering::Release);
+    pub(super) fn enable(&self) {
+        self.is_enabled.store(true, Ordering::Release);
     }
 
     /// Receives by `receive`, in small batches if splitting is enabled.
@@ -45,14 +45,14 @@ impl Apart {
         metas: &mut [RecvMeta],
         mut receive: impl FnMut(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        if !self.has_begun.load(Ordering::Acquire) {
+        if !self.is_enabled.load(Ordering::Acquire) {
             return receive(bufs, metas);
         }
         let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let dealt = batches.deal(bufs, metas);
-            if dealt > 0 {
-                return Poll::Ready(Ok(dealt));
+            let filled = batches.split(bufs, metas);
+            if filled > 0 {
+                return Poll::Ready(Ok(filled));
             }
             ready!(batches.fill(&mut receive))?;
         }
@@ -62,7 +62,7 @@ impl Apart {
 /// Received messages, and the position up to which they were passed on.
 #[derive(Debug)]
 struct Batches {
-    /// A slice of [`MESSAGE`] bytes for each message; empty until the first use.
+    /// A slice of [`MAX_MESSAGE_BYTES`] bytes for each message; empty until the first use.
     room: Box<[u8]>,
     metas: [RecvMeta; BATCH_SIZE],
     messages: usize,
@@ -85,9 +85,9 @@ impl Batches {
         receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<()>> {
         if self.room.is_empty() {
-            self.room = vec![0; BATCH_SIZE * MESSAGE].into_boxed_slice();
+            self.room = vec![0; BATCH_SIZE * MAX_MESSAGE_BYTES].into_boxed_slice();
         }
-        let mut pieces = self.room.chunks_exact_mut(MESSAGE);
+        let mut pieces = self.room.chunks_exact_mut(MAX_MESSAGE_BYTES);
         let mut room: [IoSliceMut<'_>; BATCH_SIZE] =
             std::array::from_fn(|_| IoSliceMut::new(pieces.next().unwrap_or_default()));
         self.messages = ready!(receive(&mut room, &mut self.metas))?;
@@ -96,30 +96,30 @@ impl Batches {
     }
 
     /// Returns the number of messages that were passed on.
-    fn deal(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
-        let mut dealt = 0;
+    fn split(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
+        let mut filled = 0;
         while self.message < self.messages
-            && let (Some(room), Some(given)) = (room.get_mut(dealt), metas.get_mut(dealt))
+            && let (Some(room), Some(given)) = (room.get_mut(filled), metas.get_mut(filled))
         {
             let meta = self.metas[self.message];
             let left = meta.len - self.start;
             let stride = meta.stride.clamp(1, left.max(1));
-            let together = (left / stride).min(TOGETHER).min(room.len() / stride);
+            let together = (left / stride).min(MAX_BATCH).min(room.len() / stride);
             // A datagram that does not fit is longer than any that we receive.
             let length = if together == 0 { stride.min(left) } else { together * stride };
             if together > 0 {
-                let start = self.message * MESSAGE + self.start;
+                let start = self.message * MAX_MESSAGE_BYTES + self.start;
                 room[..length].copy_from_slice(&self.room[start..start + length]);
                 *given = meta;
                 (given.len, given.stride) = (length, stride);
-                dealt += 1;
+                filled += 1;
             }
             self.start += length;
             if self.start == meta.len {
                 (self.message, self.start) = (self.message + 1, 0);
             }
         }
-        dealt
+        filled
     }
 }
 
@@ -134,11 +134,11 @@ mod tests {
     const LENGTH: usize = 1000;
 
     /// A received batch of ten datagrams and a shorter one: the bytes of each message, and the length of its datagrams.
-    async fn received(is_apart: bool) -> Vec<(Vec<u8>, usize)> {
+    async fn received(is_split: bool) -> Vec<(Vec<u8>, usize)> {
         let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
-        let (from, to, apart) = (open(), open(), Apart::default());
-        if is_apart {
-            apart.begin();
+        let (from, to, splitter) = (open(), open(), GroSplitter::default());
+        if is_split {
+            splitter.enable();
         }
         let contents: Vec<u8> = (0..10 * LENGTH + 300).map(|place| (place / 7) as u8).collect();
         let destination = to.local_addr().unwrap();
@@ -149,11 +149,11 @@ mod tests {
         from.try_send(&transmit).unwrap();
         let mut messages = Vec::new();
         while messages.iter().map(|(bytes, _): &(Vec<u8>, usize)| bytes.len()).sum::<usize>() < contents.len() {
-            let mut room = [[0; MESSAGE]; 3];
+            let mut room = [[0; MAX_MESSAGE_BYTES]; 3];
             let mut bufs = room.each_mut().map(|room| IoSliceMut::new(room));
             let mut metas = [RecvMeta::default(); 3];
             let received = std::future::poll_fn(|cx| {
-                apart.poll_recv(&mut bufs, &mut metas, |bufs, metas| to.poll_recv(cx, bufs, metas))
+                splitter.poll_recv(&mut bufs, &mut metas, |bufs, metas| to.poll_recv(cx, bufs, metas))
             });
             let count = received.await.unwrap();
             messages
@@ -167,8 +167,8 @@ mod tests {
     async fn one_byte_of_a_stranger_keeps_few_datagrams() {
         let whole = received(false).await;
         assert!(whole.len() < 3, "the kernel hands over no batches: {} messages", whole.len());
-        let apart = received(true).await;
-        let lengths: Vec<_> = apart.iter().map(|(bytes, stride)| (bytes.len(), *stride)).collect();
+        let splitter = received(true).await;
+        let lengths: Vec<_> = splitter.iter().map(|(bytes, stride)| (bytes.len(), *stride)).collect();
         assert_eq!(lengths, [(4 * LENGTH, LENGTH), (4 * LENGTH, LENGTH), (2 * LENGTH, LENGTH), (300, 300)]);
     }
 }

@@ -9,41 +9,41 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Time beyond a round trip that the window covers, because the receiver acknowledges with a delay.
-const BEYOND: Duration = Duration::from_millis(30);
+const ACK_ALLOWANCE: Duration = Duration::from_millis(30);
 /// Heavy loss halves the allowance down to this minimum. It doubles after each interval without heavy loss, since a
 /// queue that was too short once is too short in the next round trip, too.
-const LEAST_BEYOND: Duration = Duration::from_millis(2);
-const CALM: Duration = Duration::from_secs(2);
+const MIN_ACK_ALLOWANCE: Duration = Duration::from_millis(2);
+const RECOVERY_INTERVAL: Duration = Duration::from_secs(2);
 /// A stream is delivered in order, so data after a lost packet waits for several round trips, and a little longer.
-const IN_ORDER: u32 = 5;
-const ORDER_TAKES: Duration = Duration::from_millis(10);
+const IN_ORDER_ROUND_TRIPS: u32 = 5;
+const IN_ORDER_ALLOWANCE: Duration = Duration::from_millis(10);
 /// The smallest window: 50 ms of a link of 10 Mbit/s.
-const LEAST: u64 = 64 << 10;
+const MIN_WINDOW: u64 = 64 << 10;
 /// The largest window. It also applies in an outage, when packets in flight are lost and a probe must leave
 /// immediately.
-pub(super) const MOST: u64 = 64 << 20;
+pub(super) const MAX_WINDOW: u64 = 64 << 20;
 /// Lifetime of the highest rate; also the interval at which the shortest round trip is measured again.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const FILTER_INTERVAL: Duration = Duration::from_secs(10);
 /// Resolution and maximum number of the delivery samples.
-const GRAIN: Duration = Duration::from_millis(1);
-const MOST_MARKS: usize = 1024;
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_SAMPLES: usize = 1024;
 /// Losses are counted over at least this many bytes. A higher share of them is not random loss.
-const ROUND: u64 = 192 << 10;
-const MANY: f64 = 0.05;
+const MIN_ROUND_BYTES: u64 = 192 << 10;
+const MAX_RANDOM_LOSS: f64 = 0.05;
 
 /// The measurements of a link, and the window that follows from them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Link {
+pub(super) struct IntermittentController {
     arrived: u64,
     /// Delivered bytes by time.
-    marks: VecDeque<(Instant, u64)>,
+    samples: VecDeque<(Instant, u64)>,
     /// The highest rate, in bytes per second, and when it was measured.
     rate: Option<(f64, Instant)>,
     trip: Duration,
     /// The shortest round trip since this time.
     shortest: Option<(Instant, Duration)>,
     /// Packets sent before this time were lost in an outage.
-    bright_since: Option<Instant>,
+    up_since: Option<Instant>,
     /// Number of times that [`ACK_ALLOWANCE`] was halved, and when this number changed last.
     halvings: u32,
     halved: Option<Instant>,
@@ -52,58 +52,59 @@ pub(super) struct Link {
     lost: u64,
 }
 
-impl Link {
+impl IntermittentController {
     /// Records that the link came back.
-    pub(super) fn rose(&mut self, now: Instant) {
-        self.bright_since = Some(now);
+    pub(super) fn restored(&mut self, now: Instant) {
+        self.up_since = Some(now);
         (self.round, self.lost) = (None, 0);
     }
 
     /// Records the arrival of bytes that were sent at `sent`. `trip`: the shortest round trip ever; `is_idle`: the
     /// sender had too little data to fill the link, so the link may carry more.
     pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration, is_idle: bool) {
-        self.took(now, sent, trip);
+        self.update_trip(now, sent, trip);
         // The bytes delivered when the packet was sent. Without such a sample an outage lies between.
-        let mark = self.marks.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.marks[index]);
+        let sample =
+            self.samples.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.samples[index]);
         self.arrived += bytes;
-        match self.marks.back_mut() {
-            Some((at, upto)) if now.saturating_duration_since(*at) < GRAIN => *upto = self.arrived,
-            _ => self.marks.push_back((now, self.arrived)),
+        match self.samples.back_mut() {
+            Some((at, upto)) if now.saturating_duration_since(*at) < SAMPLE_INTERVAL => *upto = self.arrived,
+            _ => self.samples.push_back((now, self.arrived)),
         }
-        if self.marks.len() > MOST_MARKS {
-            self.marks.pop_front();
+        if self.samples.len() > MAX_SAMPLES {
+            self.samples.pop_front();
         }
-        if let Some((at, before)) = mark
-            && self.bright_since.is_none_or(|since| sent >= since)
+        if let Some((at, before)) = sample
+            && self.up_since.is_none_or(|since| sent >= since)
         {
-            let took = now.saturating_duration_since(at).max(GRAIN);
-            self.saw(now, (self.arrived - before) as f64 / took.as_secs_f64(), is_idle);
+            let took = now.saturating_duration_since(at).max(SAMPLE_INTERVAL);
+            self.update_rate(now, (self.arrived - before) as f64 / took.as_secs_f64(), is_idle);
         }
         let (since, of_round) = *self.round.get_or_insert((now, self.arrived));
         let arrived = self.arrived - of_round;
-        if arrived + self.lost >= ROUND && now.saturating_duration_since(since) >= self.trip {
-            self.judge(now, arrived, now.saturating_duration_since(since));
+        if arrived + self.lost >= MIN_ROUND_BYTES && now.saturating_duration_since(since) >= self.trip {
+            self.end_round(now, arrived, now.saturating_duration_since(since));
             (self.round, self.lost) = (Some((now, self.arrived)), 0);
         }
     }
 
     /// Updates the round trip. A path may become longer while it is used, but a queue delays packets, too. So the
     /// estimate grows only if every packet of an interval took longer than our own queue explains.
-    fn took(&mut self, now: Instant, sent: Instant, shortest_ever: Duration) {
+    fn update_trip(&mut self, now: Instant, sent: Instant, shortest_ever: Duration) {
         if self.trip.is_zero() || shortest_ever > self.trip {
             self.trip = shortest_ever;
         }
-        if self.bright_since.is_some_and(|since| sent < since) {
+        if self.up_since.is_some_and(|since| sent < since) {
             return;
         }
         let took = now.saturating_duration_since(sent);
         self.trip = self.trip.min(took.max(shortest_ever));
         let (since, shortest) = self.shortest.get_or_insert((now, took));
         *shortest = took.min(*shortest);
-        if now.saturating_duration_since(*since) > REMEMBERED {
+        if now.saturating_duration_since(*since) > FILTER_INTERVAL {
             let shortest = *shortest;
             self.shortest = None;
-            if shortest > self.trip + 2 * BEYOND {
+            if shortest > self.trip + 2 * ACK_ALLOWANCE {
                 self.trip = shortest;
             }
         }
@@ -116,53 +117,53 @@ impl Link {
 
     /// Records the loss of bytes that were sent no later than `sent`.
     pub(super) fn lost(&mut self, sent: Instant, bytes: u64) {
-        if self.bright_since.is_none_or(|since| sent >= since) {
+        if self.up_since.is_none_or(|since| sent >= since) {
             self.lost += bytes;
         }
     }
 
-    fn saw(&mut self, now: Instant, rate: f64, is_idle: bool) {
-        let is_old = |seen: Instant| !is_idle && now.saturating_duration_since(seen) > REMEMBERED;
+    fn update_rate(&mut self, now: Instant, rate: f64, is_idle: bool) {
+        let is_old = |seen: Instant| !is_idle && now.saturating_duration_since(seen) > FILTER_INTERVAL;
         if self.rate.is_none_or(|(highest, seen)| rate >= highest || is_old(seen)) {
             self.rate = Some((rate, now));
         }
     }
 
     /// Ends a loss round in which this many bytes arrived.
-    fn judge(&mut self, now: Instant, arrived: u64, took: Duration) {
-        if self.lost as f64 <= MANY * (arrived + self.lost) as f64 {
+    fn end_round(&mut self, now: Instant, arrived: u64, took: Duration) {
+        if self.lost as f64 <= MAX_RANDOM_LOSS * (arrived + self.lost) as f64 {
             let calm = self.halved.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-            if calm > CALM {
-                let times = u32::try_from(calm.as_millis() / CALM.as_millis()).unwrap_or(u32::MAX);
+            if calm > RECOVERY_INTERVAL {
+                let times = u32::try_from(calm.as_millis() / RECOVERY_INTERVAL.as_millis()).unwrap_or(u32::MAX);
                 self.halvings = self.halvings.saturating_sub(times);
                 self.halved = Some(now);
             }
             return;
         }
         self.halved = Some(now);
-        if self.beyond() > LEAST_BEYOND {
+        if self.ack_allowance() > MIN_ACK_ALLOWANCE {
             self.halvings += 1;
         } else if let Some((rate, _)) = &mut self.rate {
-            *rate = rate.min(arrived as f64 / took.max(GRAIN).as_secs_f64());
+            *rate = rate.min(arrived as f64 / took.max(SAMPLE_INTERVAL).as_secs_f64());
         }
     }
 
-    fn beyond(&self) -> Duration {
-        (BEYOND / 2_u32.saturating_pow(self.halvings)).max(LEAST_BEYOND)
+    fn ack_allowance(&self) -> Duration {
+        (ACK_ALLOWANCE / 2_u32.saturating_pow(self.halvings)).max(MIN_ACK_ALLOWANCE)
     }
 
-    fn carries(&self, during: Duration) -> Option<u64> {
-        self.rate.map(|(rate, _)| ((rate * during.as_secs_f64()) as u64).clamp(LEAST, MOST))
+    fn bytes_within(&self, during: Duration) -> Option<u64> {
+        self.rate.map(|(rate, _)| ((rate * during.as_secs_f64()) as u64).clamp(MIN_WINDOW, MAX_WINDOW))
     }
 
     /// The congestion window, in bytes.
     pub(super) fn window(&self) -> u64 {
-        self.carries(self.trip + self.beyond()).unwrap_or(LEAST)
+        self.bytes_within(self.trip + self.ack_allowance()).unwrap_or(MIN_WINDOW)
     }
 
     /// Bytes of one stream that may be sent beyond the part that has arrived in order. `None`: nothing is measured yet.
     pub(super) fn in_order(&self) -> Option<u64> {
-        self.carries(IN_ORDER * self.trip + self.beyond() + ORDER_TAKES)
+        self.bytes_within(IN_ORDER_ROUND_TRIPS * self.trip + self.ack_allowance() + IN_ORDER_ALLOWANCE)
     }
 }
 
@@ -182,7 +183,8 @@ mod tests {
     /// The same with a round trip that changes over time; both are in milliseconds.
     fn along(seconds: u32, rate: u64, trip: impl Fn(u32) -> u32, queue: usize, loses: u64) -> (u64, f64) {
         let start = Instant::now();
-        let (mut link, mut under_way, mut waiting) = (Link::default(), VecDeque::new(), VecDeque::new());
+        let (mut link, mut under_way, mut waiting) =
+            (IntermittentController::default(), VecDeque::new(), VecDeque::new());
         let (mut in_flight, mut number, mut sent, mut lost) = (0, 0_u64, 0_u64, 0_u64);
         let mut shortest = u32::MAX;
         for tick in 0..seconds * 1000 {
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn a_window_is_what_the_link_carries_in_a_trip_and_a_little_more() {
         // 10 Mbit/s and 1 ms: the minimum. 100 Mbit/s and 40 ms: 12.5 kB for each of some 70 ms.
-        assert_eq!(after(2, 1, 1, 1000, 0).0, LEAST);
+        assert_eq!(after(2, 1, 1, 1000, 0).0, MIN_WINDOW);
         let (wide, _) = after(2, 10, 40, 10_000, 0);
         assert!((700_000..1_100_000).contains(&wide), "{wide}");
         let (lossy, _) = after(5, 10, 40, 10_000, 100);
@@ -256,23 +258,23 @@ mod tests {
 
     #[test]
     fn what_the_dark_took_says_nothing() {
-        let (start, mut link) = (Instant::now(), Link::default());
+        let (start, mut link) = (Instant::now(), IntermittentController::default());
         let sent = |at: u32| start + MS * at;
         for at in 0..500 {
             link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10, false);
         }
-        let bright = link.window();
-        link.rose(sent(2000));
+        let window = link.window();
+        link.restored(sent(2000));
         link.arrived(sent(2000), sent(1990), 50, MS * 10, true);
         (0..100).for_each(|at| link.lost(sent(500 + at), 100 * PACKET));
         for at in 2000..2100 {
             link.arrived(sent(at + 10), sent(at), 2 * PACKET, MS * 10, false);
         }
-        assert_eq!(link.window(), bright);
+        assert_eq!(link.window(), window);
         // Control messages alone do not change the rate.
         for at in (3000..30_000).step_by(20) {
             link.arrived(sent(at + 10), sent(at), 50, MS * 10, true);
         }
-        assert_eq!(link.window(), bright);
+        assert_eq!(link.window(), window);
     }
 }

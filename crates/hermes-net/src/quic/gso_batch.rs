@@ -19,22 +19,22 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit};
 
 /// Datagrams in the longest transmit of quinn. If quinn's limit changed, fewer datagrams would be combined.
-const LONGEST: usize = 10;
+const MAX_QUINN_SEGMENTS: usize = 10;
 /// Bytes of the longest message: the maximum UDP payload of IPv4, rounded down.
-const MESSAGE: usize = 65_000;
+const MAX_MESSAGE_BYTES: usize = 65_000;
 
 /// A socket that sends in GSO batches.
 #[derive(Debug)]
-pub(super) struct Gather {
+pub(super) struct GsoBatcher {
     udp: Arc<dyn AsyncUdpSocket>,
-    held: Mutex<Held>,
+    pending: Mutex<PendingBatch>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct PendingBatch {
     bytes: Vec<u8>,
     /// The common properties of the held datagrams; `None`: none are held.
-    head: Option<Head>,
+    key: Option<BatchKey>,
     /// Datagrams were added since the last poll.
     has_grown: bool,
     /// The task that receives from the socket.
@@ -42,14 +42,14 @@ struct Held {
     writable: Pin<Box<dyn UdpPoller>>,
 }
 
-impl Held {
+impl PendingBatch {
     fn new(writable: Pin<Box<dyn UdpPoller>>) -> Self {
-        Self { bytes: Vec::new(), head: None, has_grown: false, receiver: None, writable }
+        Self { bytes: Vec::new(), key: None, has_grown: false, receiver: None, writable }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+struct BatchKey {
     destination: SocketAddr,
     ecn: Option<EcnCodepoint>,
     source: Option<IpAddr>,
@@ -57,7 +57,7 @@ struct Head {
     segment: usize,
 }
 
-impl Head {
+impl BatchKey {
     fn of(transmit: &Transmit<'_>) -> Self {
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len());
         Self { destination: transmit.destination, ecn: transmit.ecn, source: transmit.src_ip, segment }
@@ -71,19 +71,19 @@ impl Head {
     }
 }
 
-impl Gather {
+impl GsoBatcher {
     pub(super) fn new(udp: Arc<dyn AsyncUdpSocket>) -> Self {
-        let held = Mutex::new(Held::new(udp.clone().create_io_poller()));
-        Self { udp, held }
+        let pending = Mutex::new(PendingBatch::new(udp.clone().create_io_poller()));
+        Self { udp, pending }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, PendingBatch> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Called at each receive: sends the batch if nothing was added since the last call.
-    fn look(&self, cx: &Context<'_>) {
-        let mut held = self.held();
+    fn poll_flush(&self, cx: &Context<'_>) {
+        let mut held = self.pending();
         if !held.receiver.as_ref().is_some_and(|receiver| receiver.will_wake(cx.waker())) {
             held.receiver = Some(cx.waker().clone());
         }
@@ -98,11 +98,11 @@ impl Gather {
     /// # Errors
     /// `WouldBlock`: the socket is full, and the receiving task is woken once it is writable. Like quinn's own sockets,
     /// this reports no other error: the datagrams count as lost.
-    fn flush(&self, held: &mut Held) -> io::Result<()> {
-        let Some(head) = held.head else { return Ok(()) };
+    fn flush(&self, held: &mut PendingBatch) -> io::Result<()> {
+        let Some(key) = held.key else { return Ok(()) };
         let contents = &held.bytes[..];
-        let segment_size = (contents.len() > head.segment).then_some(head.segment);
-        let Head { destination, ecn, source: src_ip, .. } = head;
+        let segment_size = (contents.len() > key.segment).then_some(key.segment);
+        let BatchKey { destination, ecn, source: src_ip, .. } = key;
         let sent = self.udp.try_send(&Transmit { destination, ecn, contents, segment_size, src_ip });
         if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             if let Some(receiver) = &held.receiver
@@ -112,28 +112,29 @@ impl Gather {
             }
         } else {
             held.bytes.clear();
-            (held.head, held.has_grown) = (None, false);
+            (held.key, held.has_grown) = (None, false);
         }
         sent
     }
 
     /// Sends as the socket's own `try_send`.
     fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let mut held = self.held();
+        let mut held = self.pending();
         let most = self.udp.max_transmit_segments();
-        let is_longest = transmit.segment_size.is_some_and(|segment| transmit.contents.len() == LONGEST * segment);
-        if let Some(head) = held.head {
+        let is_longest =
+            transmit.segment_size.is_some_and(|segment| transmit.contents.len() == MAX_QUINN_SEGMENTS * segment);
+        if let Some(key) = held.key {
             let length = held.bytes.len() + transmit.contents.len();
             // A batch that ends with a shorter datagram could not be sent when it was due.
-            let ends = !held.bytes.len().is_multiple_of(head.segment);
-            if ends || !head.takes(transmit) || length > MESSAGE.min(most * head.segment) {
+            let ends = !held.bytes.len().is_multiple_of(key.segment);
+            if ends || !key.takes(transmit) || length > MAX_MESSAGE_BYTES.min(most * key.segment) {
                 self.flush(&mut held)?;
             }
         }
-        if held.head.is_none() && (!is_longest || most < 2 * LONGEST || held.receiver.is_none()) {
+        if held.key.is_none() && (!is_longest || most < 2 * MAX_QUINN_SEGMENTS || held.receiver.is_none()) {
             return self.udp.try_send(transmit);
         }
-        held.head.get_or_insert_with(|| Head::of(transmit));
+        held.key.get_or_insert_with(|| BatchKey::of(transmit));
         held.bytes.extend_from_slice(transmit.contents);
         held.has_grown = is_longest;
         if !is_longest {
@@ -147,14 +148,14 @@ impl Gather {
 }
 
 /// Sends the batch when the socket is dropped: after a move to another port, quinn counts it as sent.
-impl Drop for Gather {
+impl Drop for GsoBatcher {
     fn drop(&mut self) {
-        let mut held = std::mem::replace(&mut *self.held(), Held::new(self.udp.clone().create_io_poller()));
+        let mut held = std::mem::replace(&mut *self.pending(), PendingBatch::new(self.udp.clone().create_io_poller()));
         let _ = self.flush(&mut held);
     }
 }
 
-impl AsyncUdpSocket for Gather {
+impl AsyncUdpSocket for GsoBatcher {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
         self.udp.clone().create_io_poller()
     }
@@ -169,7 +170,7 @@ impl AsyncUdpSocket for Gather {
         bufs: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.look(cx);
+        self.poll_flush(cx);
         self.udp.poll_recv(cx, bufs, metas)
     }
 
@@ -199,21 +200,21 @@ mod tests {
 
     const SEGMENT: usize = 1000;
 
-    struct Bed {
-        from: Gather,
+    struct Fixture {
+        from: GsoBatcher,
         to: Arc<dyn AsyncUdpSocket>,
         /// Number of datagrams sent.
         sent: usize,
     }
 
-    impl Bed {
+    impl Fixture {
         async fn new() -> Self {
             let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
             let (from, to) = (open(), open());
             let mut writable = from.clone().create_io_poller();
             std::future::poll_fn(|cx| writable.as_mut().poll_writable(cx)).await.unwrap();
-            assert!(from.max_transmit_segments() >= 2 * LONGEST, "the kernel segments nothing");
-            Self { from: Gather::new(from), to, sent: 0 }
+            assert!(from.max_transmit_segments() >= 2 * MAX_QUINN_SEGMENTS, "the kernel segments nothing");
+            Self { from: GsoBatcher::new(from), to, sent: 0 }
         }
 
         /// Sends `count` datagrams in one transmit, the last of them with `last` bytes. All bytes of a datagram are its
@@ -230,12 +231,12 @@ mod tests {
             self.from.try_send(&transmit).unwrap();
         }
 
-        fn look(&self) {
-            self.from.look(&Context::from_waker(Waker::noop()));
+        fn poll_flush(&self) {
+            self.from.poll_flush(&Context::from_waker(Waker::noop()));
         }
 
         fn holds(&self) -> usize {
-            self.from.held().bytes.len()
+            self.from.pending().bytes.len()
         }
 
         /// Returns the number of datagrams in each received message, until all datagrams have arrived.
@@ -260,67 +261,70 @@ mod tests {
 
     #[tokio::test]
     async fn bulk_leaves_in_one_message_once_nothing_is_added() {
-        let mut bed = Bed::new().await;
-        bed.look();
+        let mut fixture = Fixture::new().await;
+        fixture.poll_flush();
         for _ in 0..3 {
-            bed.send(LONGEST, SEGMENT);
+            fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
             // The batch has grown since the last poll.
-            bed.look();
-            assert_ne!(bed.holds(), 0);
+            fixture.poll_flush();
+            assert_ne!(fixture.holds(), 0);
         }
-        bed.look();
-        assert_eq!(bed.holds(), 0);
-        assert_eq!(bed.messages().await, [3 * LONGEST]);
+        fixture.poll_flush();
+        assert_eq!(fixture.holds(), 0);
+        assert_eq!(fixture.messages().await, [3 * MAX_QUINN_SEGMENTS]);
     }
 
     #[tokio::test]
     async fn what_is_no_bulk_waits_for_nobody_and_passes_nobody() {
-        let mut bed = Bed::new().await;
-        bed.look();
-        bed.send(3, SEGMENT);
-        bed.send(1, 200);
-        bed.send(LONGEST, 300);
-        assert_eq!(bed.holds(), 0);
+        let mut fixture = Fixture::new().await;
+        fixture.poll_flush();
+        fixture.send(3, SEGMENT);
+        fixture.send(1, 200);
+        fixture.send(MAX_QUINN_SEGMENTS, 300);
+        assert_eq!(fixture.holds(), 0);
         // A shorter datagram ends the bulk transfer.
-        bed.send(LONGEST, SEGMENT);
-        bed.send(LONGEST, SEGMENT);
-        bed.send(4, 700);
-        assert_eq!(bed.holds(), 0);
+        fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
+        fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
+        fixture.send(4, 700);
+        assert_eq!(fixture.holds(), 0);
         // The length differs.
-        bed.send(LONGEST, SEGMENT);
-        bed.send(1, SEGMENT + 100);
-        assert_eq!(bed.holds(), 0);
-        assert_eq!(bed.messages().await, [3, 1, LONGEST, 2 * LONGEST + 4, LONGEST, 1]);
+        fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
+        fixture.send(1, SEGMENT + 100);
+        assert_eq!(fixture.holds(), 0);
+        assert_eq!(
+            fixture.messages().await,
+            [3, 1, MAX_QUINN_SEGMENTS, 2 * MAX_QUINN_SEGMENTS + 4, MAX_QUINN_SEGMENTS, 1]
+        );
     }
 
     #[tokio::test]
     async fn a_message_is_no_longer_than_the_kernel_takes() {
-        let mut bed = Bed::new().await;
-        bed.look();
+        let mut fixture = Fixture::new().await;
+        fixture.poll_flush();
         for _ in 0..13 {
-            bed.send(LONGEST, SEGMENT);
+            fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
         }
-        assert_eq!(bed.holds(), LONGEST * SEGMENT);
-        bed.send(1, SEGMENT);
-        assert_eq!(bed.messages().await, [6 * LONGEST, 6 * LONGEST, LONGEST + 1]);
+        assert_eq!(fixture.holds(), MAX_QUINN_SEGMENTS * SEGMENT);
+        fixture.send(1, SEGMENT);
+        assert_eq!(fixture.messages().await, [6 * MAX_QUINN_SEGMENTS, 6 * MAX_QUINN_SEGMENTS, MAX_QUINN_SEGMENTS + 1]);
     }
 
     #[tokio::test]
     async fn nothing_is_held_where_nobody_looks() {
-        let mut bed = Bed::new().await;
-        bed.send(LONGEST, SEGMENT);
-        bed.send(LONGEST, SEGMENT);
-        assert_eq!(bed.holds(), 0);
-        assert_eq!(bed.messages().await, [LONGEST; 2]);
+        let mut fixture = Fixture::new().await;
+        fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
+        fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
+        assert_eq!(fixture.holds(), 0);
+        assert_eq!(fixture.messages().await, [MAX_QUINN_SEGMENTS; 2]);
     }
 
     #[tokio::test]
     async fn what_is_held_leaves_with_the_socket() {
-        let mut bed = Bed::new().await;
-        bed.look();
-        bed.send(LONGEST, SEGMENT);
-        assert_ne!(bed.holds(), 0);
-        bed.from = Gather::new(bed.from.udp.clone());
-        assert_eq!(bed.messages().await, [LONGEST]);
+        let mut fixture = Fixture::new().await;
+        fixture.poll_flush();
+        fixture.send(MAX_QUINN_SEGMENTS, SEGMENT);
+        assert_ne!(fixture.holds(), 0);
+        fixture.from = GsoBatcher::new(fixture.from.udp.clone());
+        assert_eq!(fixture.messages().await, [MAX_QUINN_SEGMENTS]);
     }
 }
