@@ -19,9 +19,9 @@ use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 
 /// The kernel answers during the request; an answer that takes longer is lost.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of attempts for a list that changes during the dump.
-const LISTINGS: usize = 3;
+const MAX_DUMP_ATTEMPTS: usize = 3;
 /// Bytes of a message header: length, type, flags, sequence number and sender.
 const HEADER: usize = 16;
 
@@ -38,7 +38,7 @@ const NFTABLES: u8 = 10;
 const INET: u8 = 1;
 /// linux/netfilter/nf_tables.h: NFT_MSG_NEWTABLE, and NFT_MSG_DEL* of tables, chains and rules.
 const NEW_TABLE: u8 = 0;
-const GONE: [u8; 3] = [2, 5, 8];
+const DELETE_KINDS: [u8; 3] = [2, 5, 8];
 /// NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, NFTA_RULE_TABLE.
 const TABLE_NAME: u16 = 1;
 /// Bytes before the attributes of an nftables message: the header, and the family, a version and a number.
@@ -48,9 +48,9 @@ const NETFILTER_HEADER: usize = HEADER + 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TableChange {
     /// The table was created, possibly again.
-    Made(String),
+    Created(String),
     /// The table, or a part of it, was removed.
-    Gone(String),
+    Removed(String),
 }
 
 /// The expected state before a change.
@@ -61,7 +61,7 @@ pub(crate) enum Change {
     /// Any state: an existing setting is replaced.
     Set,
     /// The setting exists, and is changed or removed.
-    There,
+    Existing,
 }
 
 /// Changes one setting.
@@ -72,7 +72,7 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
     let flags = match change {
         Change::Add => NLM_F_CREATE | NLM_F_EXCL,
         Change::Set => NLM_F_CREATE | NLM_F_REPLACE,
-        Change::There => 0,
+        Change::Existing => 0,
     };
     ask(message, NLM_F_ACK | flags).map(drop)
 }
@@ -84,13 +84,13 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
 /// The errors of [`change`].
 pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut answer = Answer::default();
-    for _ in 0..LISTINGS {
+    for _ in 0..MAX_DUMP_ATTEMPTS {
         answer = match ask(message.clone(), NLM_F_DUMP) {
             // The table does not exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             answer => answer?,
         };
-        if !answer.is_torn {
+        if !answer.is_inconsistent {
             break;
         }
     }
@@ -102,7 +102,7 @@ pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkM
 struct Answer {
     messages: Vec<RouteNetlinkMessage>,
     /// The list changed during the dump.
-    is_torn: bool,
+    is_inconsistent: bool,
 }
 
 fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
@@ -114,7 +114,7 @@ fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
     let mut bytes = vec![0; packet.buffer_len()];
     packet.serialize(&mut bytes);
     let socket = Socket::new(NETLINK_ROUTE)?;
-    SockRef::from(&socket).set_read_timeout(Some(PATIENCE))?;
+    SockRef::from(&socket).set_read_timeout(Some(REPLY_TIMEOUT))?;
     if let (RouteNetlinkMessage::GetRoute(_), NLM_F_DUMP) = (&message, flags) {
         // Filter in the kernel: a full table may have a million routes.
         let _ = socket.set_netlink_get_strict_chk(true);
@@ -136,7 +136,7 @@ fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
         answer = rest;
         // A message newer than the codec is not one that we use.
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
-        found.is_torn |= message.header.flags & NLM_F_DUMP_INTR != 0;
+        found.is_inconsistent |= message.header.flags & NLM_F_DUMP_INTR != 0;
         match message.payload {
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
@@ -150,9 +150,9 @@ fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
 
 /// A subscription to notifications from its creation on.
 #[derive(Debug)]
-pub(crate) struct Announcements(AsyncFd<Socket>);
+pub(crate) struct Notifications(AsyncFd<Socket>);
 
-impl Announcements {
+impl Notifications {
     /// Subscribes in the network namespace and on the runtime of the caller.
     ///
     /// # Errors
@@ -164,7 +164,7 @@ impl Announcements {
     /// Subscribes to changes of nftables tables. The kernel may load its module for that.
     ///
     /// # Errors
-    /// The errors of [`Announcements::of`].
+    /// The errors of [`Notifications::of`].
     pub(crate) fn of_tables() -> io::Result<Self> {
         Self::open(NETLINK_NETFILTER, NFTABLES_GROUP)
     }
@@ -183,19 +183,19 @@ impl Announcements {
     /// # Errors
     /// The errors of the socket.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
-        let Some(messages) = self.heard().await? else { return Ok(None) };
+        let Some(messages) = self.receive().await? else { return Ok(None) };
         let mut found = Answer::default();
         // An answer instead of a notification is ignored.
         let _ = read(&messages, &mut found);
         Ok(Some(found.messages))
     }
 
-    /// Works like [`Announcements::next`], for [`Announcements::of_tables`].
+    /// Works like [`Notifications::next`], for [`Notifications::of_tables`].
     ///
     /// # Errors
     /// The errors of the socket.
     pub(crate) async fn next_tables(&mut self) -> io::Result<Option<Vec<TableChange>>> {
-        let Some(messages) = self.heard().await? else { return Ok(None) };
+        let Some(messages) = self.receive().await? else { return Ok(None) };
         let (mut rest, mut found) = (messages.as_slice(), Vec::new());
         while let Some((message, behind)) = split_first(rest) {
             found.extend(table_change(message));
@@ -204,7 +204,7 @@ impl Announcements {
         Ok(Some(found))
     }
 
-    async fn heard(&mut self) -> io::Result<Option<Vec<u8>>> {
+    async fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let mut ready = self.0.readable().await?;
             match ready.try_io(|io| io.get_ref().recv_from_full()) {
@@ -221,7 +221,7 @@ impl Announcements {
 
 fn table_change(message: &[u8]) -> Option<TableChange> {
     let [kind, subsystem] = u16::from_ne_bytes(*message.get(4..)?.first_chunk()?).to_le_bytes();
-    if subsystem != NFTABLES || !(kind == NEW_TABLE || GONE.contains(&kind)) {
+    if subsystem != NFTABLES || !(kind == NEW_TABLE || DELETE_KINDS.contains(&kind)) {
         return None;
     }
     // Other programs may use our tables' names in other families.
@@ -235,7 +235,7 @@ fn table_change(message: &[u8]) -> Option<TableChange> {
         if sort == TABLE_NAME {
             let name = attributes.get(4..length)?.split(|byte| *byte == 0).next()?;
             let name = String::from_utf8_lossy(name).into_owned();
-            return Some(if kind == NEW_TABLE { TableChange::Made(name) } else { TableChange::Gone(name) });
+            return Some(if kind == NEW_TABLE { TableChange::Created(name) } else { TableChange::Removed(name) });
         }
         attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
     }
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_list_that_changed_meanwhile_is_known() {
-        for (flags, is_torn) in [(0, false), (NLM_F_DUMP_INTR, true)] {
+        for (flags, is_inconsistent) in [(0, false), (NLM_F_DUMP_INTR, true)] {
             let mut header = NetlinkHeader::default();
             header.flags = flags;
             let link = RouteNetlinkMessage::NewLink(Default::default());
@@ -268,7 +268,7 @@ mod tests {
             message.serialize(&mut bytes);
             let mut answer = Answer::default();
             assert!(!read(&bytes, &mut answer).expect("an answer"));
-            assert_eq!((answer.messages.len(), answer.is_torn), (1, is_torn));
+            assert_eq!((answer.messages.len(), answer.is_inconsistent), (1, is_inconsistent));
         }
     }
 
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_table_of_another_family_is_not_ours() {
-        assert_eq!(table_change(&gone(INET)), Some(TableChange::Gone("hermes-gw0".to_owned())));
+        assert_eq!(table_change(&gone(INET)), Some(TableChange::Removed("hermes-gw0".to_owned())));
         // NFPROTO_IPV4.
         assert_eq!(table_change(&gone(2)), None);
     }

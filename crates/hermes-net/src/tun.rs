@@ -10,13 +10,13 @@
 
 mod capture;
 mod checksum;
+mod desired;
 mod error;
-mod guard;
-mod kept;
 mod merge;
 pub mod nat;
 mod offload;
 mod queue;
+mod reconcile;
 mod reverse_path;
 mod route;
 mod split;
@@ -36,14 +36,14 @@ use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, Link
 use netlink_packet_route::route::RouteMessage;
 use nix::errno::Errno;
 
+pub use desired::restore;
 pub use error::TunError;
-pub use guard::guard;
-pub use kept::restore;
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
+pub use reconcile::reconcile;
 pub use reverse_path::check as check_reverse_path;
 pub use route::Route;
 
-use self::kept::Kept;
+use self::desired::DesiredState;
 use crate::netlink::{self, Change};
 
 /// The device file that creates TUN devices.
@@ -53,7 +53,7 @@ pub const LARGEST_MTU: u32 = 65_535;
 /// linux/capability.h: CAP_NET_ADMIN, as a bit.
 const CAP_NET_ADMIN: u64 = 1 << 12;
 /// The kernel's limit for queues of one device (linux/drivers/net/tun.c: MAX_TAP_QUEUES).
-const MOST_QUEUES: usize = 256;
+const MAX_QUEUES: usize = 256;
 
 /// A TUN device of this process. The device lives as long as its queues; this value only refers to it.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ struct Inner {
     name: String,
     index: u32,
     captures: Mutex<Captures>,
-    kept: Mutex<Kept>,
+    desired: Mutex<DesiredState>,
     /// Held while the source NAT changes, which runs a program, so that other changes do not wait for it. Lock order:
     /// `nat` before `desired`.
     nat: Mutex<()>,
@@ -83,7 +83,7 @@ struct Captures {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        kept::own().remove(&self.index);
+        desired::registry().remove(&self.index);
         // Routes and addresses end with the device; rules must be removed.
         if self.is_ours.load(Ordering::Acquire) {
             capture::remove_rules_of(self.index);
@@ -107,13 +107,13 @@ impl Device {
         capture::remove_stale_rules();
         let mut made = vec![open_queue(name, true, true)?];
         // The name is ours now: further opens attach queues to this device.
-        for _ in 1..queues.min(MOST_QUEUES) {
+        for _ in 1..queues.min(MAX_QUEUES) {
             made.push(open_queue(name, true, false)?);
         }
         while made.len() < queues {
             // Further workers share a queue.
             let fault = |source| TunError::Device { device: name.to_owned(), doing: "share a queue of", source };
-            made.push(made[made.len() - MOST_QUEUES].try_clone().map_err(fault)?);
+            made.push(made[made.len() - MAX_QUEUES].try_clone().map_err(fault)?);
         }
         let this = Self::named(name, true)?;
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "bring up", source };
@@ -152,10 +152,10 @@ impl Device {
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
         let fault = |source| TunError::Device { device: name.to_owned(), doing: "find", source };
         let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(fault)?;
-        let (captures, kept, nat) = Default::default();
-        let inner = Inner { name: name.to_owned(), index, captures, kept, nat, is_ours: AtomicBool::new(is_ours) };
+        let (captures, desired, nat) = Default::default();
+        let inner = Inner { name: name.to_owned(), index, captures, desired, nat, is_ours: AtomicBool::new(is_ours) };
         let inner = Arc::new(inner);
-        kept::own().insert(index, Arc::downgrade(&inner));
+        desired::registry().insert(index, Arc::downgrade(&inner));
         Ok(Self { inner })
     }
 
@@ -189,9 +189,9 @@ impl Device {
     /// # Errors
     /// `TunError`: the address family is disabled, or the address is not valid.
     pub fn add_address(&self, address: IpNet) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.put_address(address, Change::Set)?;
-        kept.addresses.insert(address);
+        desired.addresses.insert(address);
         Ok(())
     }
 
@@ -206,14 +206,14 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_address(&self, address: IpNet) -> Result<(), TunError> {
-        let mut kept = self.kept();
-        kept.addresses.remove(&address);
+        let mut desired = self.desired();
+        desired.addresses.remove(&address);
         self.take_address(address)
     }
 
     fn take_address(&self, address: IpNet) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::DelAddress(route::address(self.index(), address));
-        match netlink::change(message, Change::There) {
+        match netlink::change(message, Change::Existing) {
             Err(source) if source.raw_os_error() != Some(libc::EADDRNOTAVAIL) => {
                 Err(TunError::Address { device: self.name().to_owned(), address, source })
             }
@@ -245,7 +245,7 @@ impl Device {
     pub fn remove_route(&self, prefix: IpNet) -> Result<(), TunError> {
         self.remove_from(route::MAIN, prefix)?;
         // The kernel cannot remove only the route without a metric: if that was missing, it removed the pool's route.
-        let is_pool = self.kept().pools.contains(&prefix.trunc());
+        let is_pool = self.desired().pools.contains(&prefix.trunc());
         if is_pool { self.add_pool(prefix) } else { Ok(()) }
     }
 
@@ -255,14 +255,14 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn add_pool(&self, prefix: IpNet) -> Result<(), TunError> {
-        let (prefix, mut kept) = (prefix.trunc(), self.kept());
+        let (prefix, mut desired) = (prefix.trunc(), self.desired());
         self.put_pool(prefix, Change::Set)?;
-        kept.pools.insert(prefix);
+        desired.pools.insert(prefix);
         Ok(())
     }
 
     fn put_pool(&self, prefix: IpNet, change: Change) -> Result<(), TunError> {
-        let message = RouteNetlinkMessage::NewRoute(route::last(self.index(), prefix));
+        let message = RouteNetlinkMessage::NewRoute(route::pool_route(self.index(), prefix));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
         netlink::change(message, change).map_err(fault)
     }
@@ -272,9 +272,9 @@ impl Device {
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_pool(&self, prefix: IpNet) -> Result<(), TunError> {
-        let (prefix, mut kept) = (prefix.trunc(), self.kept());
-        kept.pools.remove(&prefix);
-        self.remove(route::last(self.index(), prefix), prefix)
+        let (prefix, mut desired) = (prefix.trunc(), self.desired());
+        desired.pools.remove(&prefix);
+        self.remove(route::pool_route(self.index(), prefix), prefix)
     }
 
     /// Whether the main table routes an address elsewhere; the default route does not count. True if the kernel cannot
@@ -284,9 +284,9 @@ impl Device {
     }
 
     fn set_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.put_route(table, prefix, route)?;
-        kept.routes.insert((table, prefix.trunc()), route);
+        desired.routes.insert((table, prefix.trunc()), route);
         Ok(())
     }
 
@@ -296,7 +296,7 @@ impl Device {
                 let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
                 // Only our own route may be replaced; the kernel does not check the owner.
                 let whose = route::device_of(table, prefix).map_err(fault)?;
-                if !whose.is_some_and(|device| kept::own().contains_key(&device)) {
+                if !whose.is_some_and(|device| desired::registry().contains_key(&device)) {
                     return Err(fault(source));
                 }
                 self.replace(table, prefix, route)
@@ -312,9 +312,9 @@ impl Device {
     }
 
     fn replace_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.replace(table, prefix, route)?;
-        kept.routes.insert((table, prefix.trunc()), route);
+        desired.routes.insert((table, prefix.trunc()), route);
         Ok(())
     }
 
@@ -325,13 +325,13 @@ impl Device {
     }
 
     fn remove_from(&self, table: u32, prefix: IpNet) -> Result<(), TunError> {
-        let mut kept = self.kept();
-        kept.routes.remove(&(table, prefix.trunc()));
+        let mut desired = self.desired();
+        desired.routes.remove(&(table, prefix.trunc()));
         self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
     }
 
     fn remove(&self, message: RouteMessage, prefix: IpNet) -> Result<(), TunError> {
-        match netlink::change(RouteNetlinkMessage::DelRoute(message), Change::There) {
+        match netlink::change(RouteNetlinkMessage::DelRoute(message), Change::Existing) {
             Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
                 Err(TunError::Route { device: self.name().to_owned(), prefix, source })
             }
@@ -440,7 +440,7 @@ fn bring_up(index: u32, mtu: u32) -> io::Result<()> {
         message.header.flags = flags;
         message.header.change_mask = flags;
         message.attributes = attributes;
-        netlink::change(RouteNetlinkMessage::SetLink(message), Change::There)
+        netlink::change(RouteNetlinkMessage::SetLink(message), Change::Existing)
     };
     // No kernel-generated address: its router solicitations would be the first packets. A kernel without IPv6 rejects
     // this.

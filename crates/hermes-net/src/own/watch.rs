@@ -9,7 +9,7 @@ use netlink_packet_route::link::LinkFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::netlink::{ADDRESSES, Announcements, LINKS, ROUTES};
+use crate::netlink::{ADDRESSES, LINKS, Notifications, ROUTES};
 
 /// A change of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Change {
 /// A subscription to changes from its creation on.
 #[derive(Debug)]
 pub struct Watch {
-    announcements: Announcements,
+    notifications: Notifications,
     /// Received changes that were not returned yet; the next is last.
     heard: Vec<Change>,
 }
@@ -50,7 +50,7 @@ impl Watch {
     /// # Errors
     /// No socket can be opened.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { announcements: Announcements::of(LINKS | ADDRESSES | ROUTES)?, heard: Vec::new() })
+        Ok(Self { notifications: Notifications::of(LINKS | ADDRESSES | ROUTES)?, heard: Vec::new() })
     }
 
     /// Returns the next change. Cancel safe.
@@ -62,7 +62,7 @@ impl Watch {
             if let Some(change) = self.heard.pop() {
                 return Ok(change);
             }
-            match self.announcements.next().await? {
+            match self.notifications.next().await? {
                 Some(messages) => self.heard = messages.iter().rev().filter_map(change).collect(),
                 None => return Ok(Change::Much),
             }

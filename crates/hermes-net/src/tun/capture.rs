@@ -20,15 +20,15 @@ use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessa
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
 
-use super::kept::Item;
+use super::desired::Setting;
 use super::route::{self, MAIN, PROTOCOL, Route, family};
-use super::{Captures, Device, TunError, kept, reverse_path};
+use super::{Captures, Device, TunError, desired, reverse_path};
 use crate::mark::MARK;
 use crate::netlink::{self, Change};
 
 /// Our tables: "H" and the interface index, which shows whether a table is still in use.
 const TABLES: u32 = 0x4800_0000;
-const DEVICE: u32 = 0x00ff_ffff;
+const DEVICE_BITS: u32 = 0x00ff_ffff;
 /// Priorities of the pairs start here; all of them are after the local table and before the main one.
 const PRIORITY: u32 = 31_000;
 /// The exemption comes before all pairs.
@@ -135,7 +135,7 @@ impl Device {
 
     /// The number of the table with this device's captures.
     pub fn table(&self) -> u32 {
-        TABLES | (self.index() & DEVICE)
+        TABLES | (self.index() & DEVICE_BITS)
     }
 }
 
@@ -192,7 +192,7 @@ fn exemption(table: u32, is_v4: bool, device: &str) -> RuleMessage {
 
 /// A rule that cannot be removed selects an empty table: harmless, and the next start tries again.
 pub(super) fn remove(rule: RuleMessage) {
-    let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::There) else { return };
+    let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::Existing) else { return };
     if error.kind() != io::ErrorKind::NotFound {
         tracing::warn!(%error, "cannot remove a rule of a capture; see `ip rule`");
     }
@@ -204,7 +204,7 @@ fn rival(prefix: IpNet) -> Option<String> {
     // The devices that capture a prefix of this length.
     let [_, own] = pair(0, is_v4, length);
     let devices = rules().filter(|rule| key(rule) == key(&own)).filter_map(|rule| device_of(&rule));
-    let is_ours = |device: &u32| kept::own().keys().any(|index| is_of(*index, *device));
+    let is_ours = |device: &u32| desired::registry().keys().any(|index| is_of(*index, *device));
     let captures = |device: &u32| route::device_of(TABLES | device, prefix).is_ok_and(|found| found.is_some());
     let rival = devices.filter(|device| !is_ours(device)).find(captures)?;
     let name = nix::net::if_::if_indextoname(rival).ok()?;
@@ -230,8 +230,8 @@ pub(super) fn remove_stale_rules() {
 }
 
 /// The rules of one device, in their order.
-pub(super) fn rules_of(device: u32) -> BTreeMap<Item, RuleMessage> {
-    let of_it = rules().filter(|rule| device_of(rule) == Some(device & DEVICE));
+pub(super) fn rules_of(device: u32) -> BTreeMap<Setting, RuleMessage> {
+    let of_it = rules().filter(|rule| device_of(rule) == Some(device & DEVICE_BITS));
     of_it.filter_map(|rule| Some((item(&rule)?, rule))).collect()
 }
 
@@ -258,16 +258,16 @@ pub(super) fn key(rule: &RuleMessage) -> Option<(bool, u32)> {
 
 /// Whether a device has the shortened index that [`found`] returns.
 pub(super) fn is_of(device: u32, found: u32) -> bool {
-    device & DEVICE == found
+    device & DEVICE_BITS == found
 }
 
-fn item(rule: &RuleMessage) -> Option<Item> {
-    key(rule).map(|(is_v4, priority)| Item::Rule(is_v4, priority))
+fn item(rule: &RuleMessage) -> Option<Setting> {
+    key(rule).map(|(is_v4, priority)| Setting::Rule(is_v4, priority))
 }
 
 /// The device and identity of a rule of ours, from a kernel message. The index is shortened to the bits in a table
 /// number.
-pub(super) fn found(rule: &RuleMessage) -> Option<(u32, Item)> {
+pub(super) fn found(rule: &RuleMessage) -> Option<(u32, Setting)> {
     Some((device_of(rule)?, item(rule)?))
 }
 
@@ -277,8 +277,8 @@ fn device_of(rule: &RuleMessage) -> Option<u32> {
         return None;
     }
     rule.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Table(number) | RuleAttribute::SuppressIfGroup(number) if number & !DEVICE == TABLES => {
-            Some(number & DEVICE)
+        RuleAttribute::Table(number) | RuleAttribute::SuppressIfGroup(number) if number & !DEVICE_BITS == TABLES => {
+            Some(number & DEVICE_BITS)
         }
         _ => None,
     })

@@ -17,12 +17,12 @@ use super::{Device, Inner, Route, TunError, capture, nat, route};
 use crate::netlink::{self, Change};
 
 /// The devices of this process by interface index: a route may move from one of them to another.
-static OWN: Mutex<BTreeMap<u32, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+static REGISTRY: Mutex<BTreeMap<u32, Weak<Inner>>> = Mutex::new(BTreeMap::new());
 
 /// A setting of a device, in the order in which the kernel accepts them: routes need their source addresses, and
 /// rules refer to tables of routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Item {
+pub(super) enum Setting {
     Address(IpNet),
     /// A low-priority route of the main table for addresses without another route.
     Pool(IpNet),
@@ -34,15 +34,15 @@ pub(super) enum Item {
     Nat,
 }
 
-impl Item {
+impl Setting {
     fn is_of_sessions(self) -> bool {
-        matches!(self, Item::Route(route::MAIN, _))
+        matches!(self, Setting::Route(route::MAIN, _))
     }
 }
 
 /// The settings of a device that the kernel has accepted.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct DesiredState {
     pub(super) addresses: HashSet<IpNet>,
     /// Routes by table.
     pub(super) routes: HashMap<(u32, IpNet), Route>,
@@ -56,27 +56,27 @@ pub(super) struct Kept {
     pub(super) is_down: bool,
 }
 
-impl Kept {
-    pub(super) fn has(&self, item: Item) -> bool {
+impl DesiredState {
+    pub(super) fn has(&self, item: Setting) -> bool {
         match item {
-            Item::Address(address) => self.addresses.contains(&address),
-            Item::Pool(prefix) => self.pools.contains(&prefix),
-            Item::Route(table, prefix) => self.routes.contains_key(&(table, prefix)),
-            Item::Rule(is_v4, priority) => self.rules.contains_key(&(is_v4, priority)),
-            Item::Nat => self.nat.is_some(),
+            Setting::Address(address) => self.addresses.contains(&address),
+            Setting::Pool(prefix) => self.pools.contains(&prefix),
+            Setting::Route(table, prefix) => self.routes.contains_key(&(table, prefix)),
+            Setting::Rule(is_v4, priority) => self.rules.contains_key(&(is_v4, priority)),
+            Setting::Nat => self.nat.is_some(),
         }
     }
 }
 
-pub(super) fn own() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn registry() -> MutexGuard<'static, BTreeMap<u32, Weak<Inner>>> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Restores addresses, routes, rules and NAT that other programs removed from the devices of this process. Existing
 /// settings stay as they are.
 pub fn restore() {
     // A device that is down is restored when it comes up.
-    for device in devices(|_| true).iter().filter(|device| !device.kept().is_down) {
+    for device in devices(|_| true).iter().filter(|device| !device.desired().is_down) {
         if let Err(error) = device.restore(&mut device.items()) {
             tracing::warn!(device = device.name(), %error, "cannot restore all settings of a device. {}", error.remedy());
         }
@@ -86,7 +86,7 @@ pub fn restore() {
 /// The devices of this process that still exist.
 pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
     let found: Vec<Device> = {
-        let own = own();
+        let own = registry();
         let of = own.iter().filter(|(index, _)| is_it(**index)).filter_map(|(_, inner)| inner.upgrade());
         of.map(|inner| Device { inner }).collect()
     };
@@ -108,27 +108,27 @@ fn was_missing(added: Result<(), TunError>) -> Result<bool, TunError> {
 impl Device {
     /// Locks the desired state. Hold the lock while the kernel's state changes, so that removed settings are not
     /// restored.
-    pub(super) fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.inner.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn desired(&self) -> MutexGuard<'_, DesiredState> {
+        self.inner.desired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All settings of the device.
-    pub(super) fn items(&self) -> BTreeSet<Item> {
-        let kept = self.kept();
-        let addresses = kept.addresses.iter().map(|address| Item::Address(*address));
-        let pools = kept.pools.iter().map(|prefix| Item::Pool(*prefix));
-        let routes = kept.routes.keys().map(|(table, prefix)| Item::Route(*table, *prefix));
-        let rules = kept.rules.keys().map(|(is_v4, priority)| Item::Rule(*is_v4, *priority));
-        let nat = kept.nat.iter().map(|_| Item::Nat);
+    pub(super) fn items(&self) -> BTreeSet<Setting> {
+        let desired = self.desired();
+        let addresses = desired.addresses.iter().map(|address| Setting::Address(*address));
+        let pools = desired.pools.iter().map(|prefix| Setting::Pool(*prefix));
+        let routes = desired.routes.keys().map(|(table, prefix)| Setting::Route(*table, *prefix));
+        let rules = desired.rules.keys().map(|(is_v4, priority)| Setting::Rule(*is_v4, *priority));
+        let nat = desired.nat.iter().map(|_| Setting::Nat);
         addresses.chain(pools).chain(routes).chain(rules).chain(nat).collect()
     }
 
     /// Restores these settings as far as this process owns them. Continues after an error and returns the first one;
     /// the settings that failed stay in `items`. Returns false if none was missing.
-    pub(super) fn restore(&self, items: &mut BTreeSet<Item>) -> Result<bool, TunError> {
+    pub(super) fn restore(&self, items: &mut BTreeSet<Setting>) -> Result<bool, TunError> {
         // The list may be long, and sessions begin and end meanwhile: each setting is checked on its own.
         let (mut was_missing, mut fault) = (false, None);
-        items.retain(|item| match self.put_back(*item) {
+        items.retain(|item| match self.restore_setting(*item) {
             Ok(was) => {
                 was_missing |= was;
                 false
@@ -142,23 +142,23 @@ impl Device {
     }
 
     /// Whether this process owns a setting. Without ownership of the device it owns only the routes of its sessions.
-    pub(super) fn may_have(&self, item: Item) -> bool {
+    pub(super) fn may_have(&self, item: Setting) -> bool {
         item.is_of_sessions() || self.is_ours()
     }
 
     /// Restores one setting. Returns false if it was not missing.
-    fn put_back(&self, item: Item) -> Result<bool, TunError> {
-        if item == Item::Nat {
-            return self.put_nat_back();
+    fn restore_setting(&self, item: Setting) -> Result<bool, TunError> {
+        if item == Setting::Nat {
+            return self.restore_nat();
         }
-        let kept = self.kept();
-        if !kept.has(item) || !self.may_have(item) {
+        let desired = self.desired();
+        if !desired.has(item) || !self.may_have(item) {
             return Ok(false);
         }
         match item {
-            Item::Address(address) => was_missing(self.put_address(address, Change::Add)),
-            Item::Pool(prefix) => was_missing(self.put_pool(prefix, Change::Add)),
-            Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
+            Setting::Address(address) => was_missing(self.put_address(address, Change::Add)),
+            Setting::Pool(prefix) => was_missing(self.put_pool(prefix, Change::Add)),
+            Setting::Route(table, prefix) => match desired.routes.get(&(table, prefix)) {
                 Some(route) => match was_missing(self.add(table, prefix, *route)) {
                     // Only the device uses this table: another program's route in it is replaced.
                     Ok(false) if !item.is_of_sessions() && !self.has_route(table, prefix, *route)? => {
@@ -170,7 +170,7 @@ impl Device {
                 },
                 None => Ok(false),
             },
-            Item::Rule(is_v4, priority) => match kept.rules.get(&(is_v4, priority)) {
+            Setting::Rule(is_v4, priority) => match desired.rules.get(&(is_v4, priority)) {
                 Some(rule) => self.put_rule(rule).map_err(|source| TunError::Device {
                     device: self.name().to_owned(),
                     doing: "add a rule for",
@@ -178,14 +178,14 @@ impl Device {
                 }),
                 None => Ok(false),
             },
-            Item::Nat => Ok(false),
+            Setting::Nat => Ok(false),
         }
     }
 
     fn has_route(&self, table: u32, prefix: IpNet, wanted: Route) -> Result<bool, TunError> {
         let routes = route::routes_of(self.index(), table);
         let routes = routes.map_err(|source| TunError::Route { device: self.name().to_owned(), prefix, source })?;
-        Ok(routes.get(&Item::Route(table, prefix)) == Some(&wanted))
+        Ok(routes.get(&Setting::Route(table, prefix)) == Some(&wanted))
     }
 
     /// Changes the source NAT to these addresses, or removes it.
@@ -199,20 +199,20 @@ impl Device {
     ) -> Result<(), TunError> {
         let _changing = self.inner.nat.lock().unwrap_or_else(PoisonError::into_inner);
         change()?;
-        self.kept().nat = addresses.map(<[IpNet]>::to_vec);
+        self.desired().nat = addresses.map(<[IpNet]>::to_vec);
         Ok(())
     }
 
-    fn put_nat_back(&self) -> Result<bool, TunError> {
+    fn restore_nat(&self) -> Result<bool, TunError> {
         let _changing = self.inner.nat.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = self.kept().nat.clone().filter(|_| self.may_have(Item::Nat));
-        wanted.map_or(Ok(false), |addresses| nat::put_back(self, &addresses))
+        let wanted = self.desired().nat.clone().filter(|_| self.may_have(Setting::Nat));
+        wanted.map_or(Ok(false), |addresses| nat::restore_rules(self, &addresses))
     }
 
     /// Forgets a route of [`Device::set_route`] without removing it. Another process owns the device, and knows whether
     /// the route is needed.
     pub fn forget_route(&self, prefix: IpNet) {
-        self.kept().routes.remove(&(route::MAIN, prefix.trunc()));
+        self.desired().routes.remove(&(route::MAIN, prefix.trunc()));
     }
 
     /// Removes addresses, routes and rules of the device that carry our protocol number but were not set by this
@@ -224,15 +224,15 @@ impl Device {
     pub fn sweep(&self) -> Result<(), TunError> {
         let fault = |source| TunError::Device { device: self.name().to_owned(), doing: "clean up", source };
         // Both locks: no capture, route or release may change meanwhile.
-        let (_captures, kept) = (self.captures(), self.kept());
+        let (_captures, desired) = (self.captures(), self.desired());
         let mut rules = capture::rules_of(self.index());
-        rules.retain(|item, _| !kept.has(*item));
+        rules.retain(|item, _| !desired.has(*item));
         // Rules first, because they refer to routes.
         rules.into_iter().rev().for_each(|(_, rule)| capture::remove(rule));
-        for (item, route) in route::routes_of(self.index(), route::EVERY).map_err(fault)? {
+        for (item, route) in route::routes_of(self.index(), route::ALL_TABLES).map_err(fault)? {
             match item {
-                item if !kept.has(item) => self.remove_found(item)?,
-                Item::Route(table, prefix) => match kept.routes.get(&(table, prefix)) {
+                item if !desired.has(item) => self.remove_found(item)?,
+                Setting::Route(table, prefix) => match desired.routes.get(&(table, prefix)) {
                     Some(wanted) if *wanted != route => self.replace(table, prefix, *wanted)?,
                     _ => {}
                 },
@@ -240,17 +240,17 @@ impl Device {
             }
         }
         let addresses = route::addresses_of(self.index()).map_err(fault)?;
-        let mut others = addresses.into_iter().filter(|address| !kept.addresses.contains(address));
+        let mut others = addresses.into_iter().filter(|address| !desired.addresses.contains(address));
         others.try_for_each(|address| self.take_address(address))
     }
 
-    fn remove_found(&self, item: Item) -> Result<(), TunError> {
+    fn remove_found(&self, item: Setting) -> Result<(), TunError> {
         match item {
-            Item::Pool(prefix) => self.remove(route::last(self.index(), prefix), prefix),
-            Item::Route(table, prefix) => {
+            Setting::Pool(prefix) => self.remove(route::pool_route(self.index(), prefix), prefix),
+            Setting::Route(table, prefix) => {
                 self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
             }
-            Item::Address(_) | Item::Rule(..) | Item::Nat => Ok(()),
+            Setting::Address(_) | Setting::Rule(..) | Setting::Nat => Ok(()),
         }
     }
 
@@ -272,15 +272,15 @@ impl Device {
     }
 
     pub(super) fn add_rule(&self, rule: RuleMessage) -> io::Result<()> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.put_rule(&rule)?;
-        kept.rules.extend(capture::key(&rule).map(|key| (key, rule)));
+        desired.rules.extend(capture::key(&rule).map(|key| (key, rule)));
         Ok(())
     }
 
     pub(super) fn remove_rule(&self, rule: RuleMessage) {
-        let mut kept = self.kept();
-        capture::key(&rule).inspect(|key| drop(kept.rules.remove(key)));
+        let mut desired = self.desired();
+        capture::key(&rule).inspect(|key| drop(desired.rules.remove(key)));
         capture::remove(rule);
     }
 }

@@ -10,9 +10,9 @@ use super::checksum::{fold, of_header, pseudo, sum};
 use super::offload::{self, Segments};
 
 /// Packets of one merge. 64 KiB hold fewer packets of usual size; the kernel accepts no more of UDP.
-pub(super) const MOST: usize = 64;
+pub(super) const MAX_PACKETS: usize = 64;
 /// Bytes of the longest headers: IPv6 without extensions, and TCP with all options.
-const LONGEST_HEADER: usize = 40 + 60;
+const MAX_HEADER: usize = 40 + 60;
 
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
@@ -120,7 +120,7 @@ pub(super) struct Run {
     pub(super) count: usize,
     /// Bytes of each packet's headers, replaced by [`Run::header`]. 0: one packet, unchanged.
     pub(super) skipped: usize,
-    header: [u8; offload::LENGTH + LONGEST_HEADER],
+    header: [u8; offload::LENGTH + MAX_HEADER],
 }
 
 impl Run {
@@ -131,7 +131,7 @@ impl Run {
 
     /// A run of one packet.
     pub(super) fn single() -> Self {
-        Self { count: 1, skipped: 0, header: [0; offload::LENGTH + LONGEST_HEADER] }
+        Self { count: 1, skipped: 0, header: [0; offload::LENGTH + MAX_HEADER] }
     }
 
     fn merged(packets: &[Bytes], with_udp: bool) -> Option<Self> {
@@ -139,7 +139,7 @@ impl Run {
         let first = Segment::parse(first, with_udp)?;
         let size = first.payload();
         let (mut last, mut count, mut length) = (first, 1, first.packet.len());
-        for packet in rest.iter().take(MOST - 1) {
+        for packet in rest.iter().take(MAX_PACKETS - 1) {
             let Some(next) = Segment::parse(packet, with_udp) else { break };
             length += next.payload();
             let fits = last.payload() == size && next.payload() <= size && length <= 0xffff;
@@ -160,8 +160,8 @@ impl Run {
 }
 
 /// The headers of a GSO packet of `length` bytes.
-fn shared(first: &Segment<'_>, last: &Segment<'_>, length: usize) -> [u8; offload::LENGTH + LONGEST_HEADER] {
-    let mut bytes = [0; offload::LENGTH + LONGEST_HEADER];
+fn shared(first: &Segment<'_>, last: &Segment<'_>, length: usize) -> [u8; offload::LENGTH + MAX_HEADER] {
+    let mut bytes = [0; offload::LENGTH + MAX_HEADER];
     let (start, payload) = (first.start(), first.payload() as u16);
     let offload = offload::to_split(first.kind, !first.is_v4, first.header as u16, payload, start as u16);
     bytes[..offload::LENGTH].copy_from_slice(&offload);

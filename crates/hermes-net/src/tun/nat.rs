@@ -25,10 +25,10 @@ use crate::handover::{Handed, read_text};
 /// Prefix of the names of our tables.
 const PREFIX: &str = "hermes-";
 /// Whether this process has created a table; only then it listens to table changes.
-static MADE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+static HAS_TABLE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
 /// nft takes milliseconds, but the kernel locks the tables while another program changes them.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LATE: &str = "timed out and was killed";
+const NFT_TIMEOUT: Duration = Duration::from_secs(10);
+const TIMED_OUT: &str = "timed out and was killed";
 const FORWARDING_V4: &str = "net/ipv4/ip_forward";
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
@@ -56,14 +56,14 @@ pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, Tu
     device.exempt()?;
     forward_for(addresses)?;
     device.change_nat(Some(addresses), || set_rules(&table, device, addresses))?;
-    MADE.send_replace(true);
+    HAS_TABLE.send_replace(true);
     Ok(Masquerade { table, device: device.clone() })
 }
 
 /// Waits until this process has created a table.
-pub(crate) async fn made() {
+pub(crate) async fn table_created() {
     // The sender is a static, so it never closes.
-    let _ = MADE.subscribe().wait_for(|made| *made).await;
+    let _ = HAS_TABLE.subscribe().wait_for(|created| *created).await;
 }
 
 /// The device that belongs to a table of this name.
@@ -75,7 +75,7 @@ pub(crate) fn device_of(table: &str) -> Option<&str> {
 ///
 /// # Errors
 /// The errors of [`masquerade`].
-pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, TunError> {
+pub(crate) fn restore_rules(device: &Device, addresses: &[IpNet]) -> Result<bool, TunError> {
     let table = format!("{PREFIX}{}", device.name());
     let listing = listing(&table)?;
     forward_for(addresses)?;
@@ -91,11 +91,11 @@ pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, Tun
 
 fn set_rules(table: &str, device: &Device, addresses: &[IpNet]) -> Result<(), TunError> {
     let script = rules(table, device.name(), addresses);
-    let said = nft(&["-f", "-"], &script).map_err(|source| TunError::NoNft { source })?;
-    if said.status.success() {
+    let run = nft(&["-f", "-"], &script).map_err(|source| TunError::NoNft { source })?;
+    if run.status.success() {
         return Ok(());
     }
-    let reason = said.complaint.lines().next().unwrap_or_default().to_owned();
+    let reason = run.stderr.lines().next().unwrap_or_default().to_owned();
     Err(TunError::Nft { device: device.name().to_owned(), reason })
 }
 
@@ -128,7 +128,7 @@ impl Masquerade {
     /// # Errors
     /// The errors of [`masquerade`].
     pub fn restore(&self, addresses: &[IpNet]) -> Result<(), TunError> {
-        self.device.change_nat(Some(addresses), || put_back(&self.device, addresses).map(drop))
+        self.device.change_nat(Some(addresses), || restore_rules(&self.device, addresses).map(drop))
     }
 }
 
@@ -179,8 +179,8 @@ fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
 /// # Errors
 /// `TunError::NoNft`: nft cannot be run, so the table may exist.
 fn listing(table: &str) -> Result<Option<String>, TunError> {
-    let said = nft(&["list", "table", "inet", table], "").map_err(|source| TunError::NoNft { source })?;
-    Ok(said.status.success().then_some(said.output))
+    let run = nft(&["list", "table", "inet", table], "").map_err(|source| TunError::NoNft { source })?;
+    Ok(run.status.success().then_some(run.output))
 }
 
 /// Whether the table exists and `is` accepts its contents. False if nft cannot be run.
@@ -215,8 +215,8 @@ fn sources(addresses: &[IpNet]) -> BTreeSet<IpNet> {
 
 /// Removes tables that killed processes left behind, and whose devices no longer exist. Waits for nft.
 pub(crate) fn remove_stale() {
-    let Ok(said) = nft(&["list", "tables", "inet"], "") else { return };
-    for line in said.output.lines() {
+    let Ok(run) = nft(&["list", "tables", "inet"], "") else { return };
+    for line in run.output.lines() {
         let table = line.trim().strip_prefix("table inet ").unwrap_or_default();
         let Some(device) = table.strip_prefix(PREFIX) else { continue };
         // Any other error, for example a lack of file descriptors, does not mean that the device is missing.
@@ -229,8 +229,8 @@ pub(crate) fn remove_stale() {
 
 fn remove(table: &str) {
     match nft(&["-f", "-"], &format!("table inet {table}\ndelete table inet {table}\n")) {
-        Ok(said) if said.status.success() => {}
-        Ok(said) => tracing::warn!(table, reason = %said.complaint, "cannot remove an nftables table"),
+        Ok(run) if run.status.success() => {}
+        Ok(run) => tracing::warn!(table, reason = %run.stderr, "cannot remove an nftables table"),
         Err(error) => tracing::warn!(table, %error, "cannot remove an nftables table"),
     }
 }
@@ -240,31 +240,31 @@ fn remove(table: &str) {
 /// # Errors
 /// `TunError::NoNft`.
 pub fn nft_version() -> Result<String, TunError> {
-    let said = nft(&["--version"], "").map_err(|source| TunError::NoNft { source })?;
-    Ok(said.output.trim().to_owned())
+    let run = nft(&["--version"], "").map_err(|source| TunError::NoNft { source })?;
+    Ok(run.output.trim().to_owned())
 }
 
 /// The result of a run of nft.
-struct Said {
+struct NftOutput {
     status: ExitStatus,
     output: String,
-    complaint: String,
+    stderr: String,
 }
 
-fn nft(words: &[&str], script: &str) -> io::Result<Said> {
-    run("nft", words, script, PATIENCE)
+fn nft(words: &[&str], script: &str) -> io::Result<NftOutput> {
+    run("nft", words, script, NFT_TIMEOUT)
 }
 
-/// Runs a program to its end, or kills it if it writes nothing for `patience`.
-fn run(program: &str, words: &[&str], input: &str, patience: Duration) -> io::Result<Said> {
+/// Runs a program to its end, or kills it if it writes nothing for `timeout`.
+fn run(program: &str, words: &[&str], input: &str, timeout: Duration) -> io::Result<NftOutput> {
     // Files never block the child; and its output ends with it at the latest.
     let text = |text: &str| Handed::text(String::new(), text).map(|handed| handed.fd);
-    let (mut input, complaint) = (fs::File::from(text(input)?), text("")?);
+    let (mut input, stderr) = (fs::File::from(text(input)?), text("")?);
     input.rewind()?;
     let (mut ours, theirs) = UnixStream::pair()?;
-    ours.set_read_timeout(Some(patience))?;
+    ours.set_read_timeout(Some(timeout))?;
     let mut command = Command::new(program);
-    command.args(words).stdin(input).stdout(OwnedFd::from(theirs)).stderr(complaint.try_clone()?);
+    command.args(words).stdin(input).stdout(OwnedFd::from(theirs)).stderr(stderr.try_clone()?);
     let mut child = command.spawn()?;
     // The child holds the other end.
     drop(command);
@@ -275,13 +275,13 @@ fn run(program: &str, words: &[&str], input: &str, patience: Duration) -> io::Re
         // If no thread can start, the child stays a zombie.
         let _ = std::thread::Builder::new().spawn(move || child.wait());
         let is_late = error.kind() == io::ErrorKind::WouldBlock;
-        return Err(if is_late { io::Error::new(io::ErrorKind::TimedOut, LATE) } else { error });
+        return Err(if is_late { io::Error::new(io::ErrorKind::TimedOut, TIMED_OUT) } else { error });
     }
     let status = child.wait()?;
-    Ok(Said {
+    Ok(NftOutput {
         status,
         output: String::from_utf8_lossy(&output).into_owned(),
-        complaint: read_text(&complaint).unwrap_or_default(),
+        stderr: read_text(&stderr).unwrap_or_default(),
     })
 }
 
@@ -397,10 +397,11 @@ mod tests {
 
     #[test]
     fn a_program_that_hangs_is_ended() {
-        let said = run("sh", &["-c", "cat; cat /dev/stdin; echo no >&2; exit 3"], "words ", PATIENCE).expect("it runs");
-        assert_eq!((said.status.code(), &*said.output, &*said.complaint), (Some(3), "words words ", "no\n"));
+        let result =
+            run("sh", &["-c", "cat; cat /dev/stdin; echo no >&2; exit 3"], "words ", NFT_TIMEOUT).expect("it runs");
+        assert_eq!((result.status.code(), &*result.output, &*result.stderr), (Some(3), "words words ", "no\n"));
         let error =
-            run("sleep", &["1000"], "", Duration::from_millis(10)).map(|said| said.output).expect_err("it hangs");
+            run("sleep", &["1000"], "", Duration::from_millis(10)).map(|result| result.output).expect_err("it hangs");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let remedy = TunError::NoNft { source: error }.remedy();
         assert!(remedy.contains("nft monitor"), "{remedy}");

@@ -198,7 +198,7 @@ impl Queue {
     }
 
     fn write(&self, packets: &[Bytes], run: &Run) -> io::Result<()> {
-        let mut slices = [IoSlice::new(&[]); 1 + merge::MOST];
+        let mut slices = [IoSlice::new(&[]); 1 + merge::MAX_PACKETS];
         slices[0] = IoSlice::new(run.header());
         for (slice, packet) in slices[1..].iter_mut().zip(&packets[..run.count]) {
             *slice = IoSlice::new(&packet[run.skipped..]);

@@ -15,46 +15,46 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, L
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::time::Instant;
 
-use super::kept::{Item, devices, own};
+use super::desired::{Setting, devices, registry};
 use super::{Device, TunError, capture, nat, route};
-use crate::netlink::{self, ADDRESSES, Announcements, LINKS, ROUTES, RULES, TableChange};
+use crate::netlink::{self, ADDRESSES, LINKS, Notifications, ROUTES, RULES, TableChange};
 use crate::pace::Pace;
 
 /// Pauses between two restorations while removals repeat. A flush is checked for completeness within the first.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Pending notifications are read before any action, since a flush removes one setting after the other. If
 /// notifications do not end, the reconciler acts after this number of them.
-const IN_A_ROW: usize = 64;
+const MAX_NOTIFICATIONS: usize = 64;
 /// A full check may take long; it uses at most this share of the time.
-const SHARE: u32 = 10;
+const CHECK_TIME_SHARE: u32 = 10;
 
 /// Watches over all current and future devices of this process, in the network namespace and on the runtime of the
 /// caller. Does not end, and may be dropped at any time.
 ///
 /// # Errors
 /// The kernel sends no notifications, or has closed their socket.
-pub async fn guard() -> io::Result<Infallible> {
-    let mut announcements = Announcements::of(LINKS | ADDRESSES | ROUTES | RULES)?;
-    let mut tables = Tables::Unwanted;
-    let mut work = Work::default();
+pub async fn reconcile() -> io::Result<Infallible> {
+    let mut notifications = Notifications::of(LINKS | ADDRESSES | ROUTES | RULES)?;
+    let mut tables = Tables::Idle;
+    let mut reconciler = Reconciler::default();
     let mut in_a_row = 0;
     loop {
         tokio::select! {
             biased;
-            () = work.due(), if in_a_row >= IN_A_ROW => {
-                work.act().await;
+            () = reconciler.due(), if in_a_row >= MAX_NOTIFICATIONS => {
+                reconciler.act().await;
                 in_a_row = 0;
             }
-            heard = next(&mut announcements, &mut tables) => {
-                work.hear(heard?);
+            heard = next(&mut notifications, &mut tables) => {
+                reconciler.hear(heard?);
                 in_a_row += 1;
                 // Yields: other tasks share this thread.
                 tokio::task::coop::consume_budget().await;
             }
-            () = work.due() => {
-                work.act().await;
+            () = reconciler.due() => {
+                reconciler.act().await;
                 in_a_row = 0;
             }
         }
@@ -62,38 +62,38 @@ pub async fn guard() -> io::Result<Infallible> {
 }
 
 /// Received notifications; `None` in either: some were lost, so anything may have changed.
-enum Heard {
+enum Notification {
     Routes(Option<Vec<RouteNetlinkMessage>>),
     Tables(Option<Vec<TableChange>>),
 }
 
 /// Receives the next notification; neither source starves the other. Cancel safe.
-async fn next(announcements: &mut Announcements, tables: &mut Tables) -> io::Result<Heard> {
+async fn next(notifications: &mut Notifications, tables: &mut Tables) -> io::Result<Notification> {
     tokio::select! {
-        heard = announcements.next() => heard.map(Heard::Routes),
-        heard = tables.next() => heard.map(Heard::Tables),
+        heard = notifications.next() => heard.map(Notification::Routes),
+        heard = tables.next() => heard.map(Notification::Tables),
     }
 }
 
 /// Notifications of nftables tables, from the time when this process creates one.
 enum Tables {
-    Unwanted,
-    Heard(Announcements),
-    Unheard,
+    Idle,
+    Subscribed(Notifications),
+    Failed,
 }
 
 impl Tables {
     async fn next(&mut self) -> io::Result<Option<Vec<TableChange>>> {
         match self {
-            Tables::Heard(announcements) => announcements.next_tables().await,
-            Tables::Unheard => std::future::pending().await,
-            Tables::Unwanted => {
-                nat::made().await;
-                *self = match Announcements::of_tables() {
-                    Ok(announcements) => Tables::Heard(announcements),
+            Tables::Subscribed(notifications) => notifications.next_tables().await,
+            Tables::Failed => std::future::pending().await,
+            Tables::Idle => {
+                nat::table_created().await;
+                *self = match Notifications::of_tables() {
+                    Ok(notifications) => Tables::Subscribed(notifications),
                     Err(error) => {
                         tracing::warn!(%error, "cannot watch nftables tables; source NAT that others remove is restored only at a reload");
-                        Tables::Unheard
+                        Tables::Failed
                     }
                 };
                 Ok(None)
@@ -102,52 +102,52 @@ impl Tables {
     }
 }
 
-/// Pending work after notifications.
+/// The state of the reconciler: settings and checks that notifications made necessary.
 #[derive(Default)]
-struct Work {
+struct Reconciler {
     /// Lost settings by interface index.
-    losses: BTreeMap<u32, Loss>,
+    lost: BTreeMap<u32, LostSettings>,
     /// Notifications were lost: anything may have changed.
-    is_unheard: bool,
+    has_missed: bool,
     /// A TUN device was removed, perhaps one of a killed process.
-    is_any_gone: bool,
-    next_look: Option<Instant>,
+    is_any_removed: bool,
+    next_check: Option<Instant>,
 }
 
 /// The settings that a device lacks, and the pauses between restorations.
-struct Loss {
-    items: BTreeSet<Item>,
+struct LostSettings {
+    items: BTreeSet<Setting>,
     pace: Pace,
     /// The reason of the last failed restoration, as it was logged.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
-impl Default for Loss {
+impl Default for LostSettings {
     fn default() -> Self {
-        Self { items: BTreeSet::new(), pace: Pace::new(FIRST_PAUSE, LONGEST_PAUSE), told: None }
+        Self { items: BTreeSet::new(), pace: Pace::new(MIN_PAUSE, MAX_PAUSE), logged: None }
     }
 }
 
-impl Work {
-    fn wants_look(&self) -> bool {
-        self.is_unheard || self.is_any_gone
+impl Reconciler {
+    fn needs_check(&self) -> bool {
+        self.has_missed || self.is_any_removed
     }
 
     /// Waits until there is work to do and its pause has passed.
     async fn due(&self) {
         let look = async {
-            if let Some(next) = self.next_look {
+            if let Some(next) = self.next_check {
                 tokio::time::sleep_until(next).await;
             }
         };
-        let next = self.losses.values().filter(|loss| !loss.items.is_empty()).map(|loss| loss.pace.next()).min();
+        let next = self.lost.values().filter(|loss| !loss.items.is_empty()).map(|loss| loss.pace.next()).min();
         let restoration = async {
             if let Some(Some(next)) = next {
                 tokio::time::sleep_until(next).await;
             }
         };
         tokio::select! {
-            () = look, if self.wants_look() => {}
+            () = look, if self.needs_check() => {}
             () = restoration, if next.is_some() => {}
             else => std::future::pending().await,
         }
@@ -156,46 +156,46 @@ impl Work {
     /// Restores lost settings. Blocking work runs on another thread, except for a link that came up.
     async fn act(&mut self) {
         let began = Instant::now();
-        if self.wants_look() && self.next_look.is_none_or(|next| began >= next) {
-            if std::mem::take(&mut self.is_any_gone) {
+        if self.needs_check() && self.next_check.is_none_or(|next| began >= next) {
+            if std::mem::take(&mut self.is_any_removed) {
                 capture::remove_stale_rules();
                 let _ = tokio::task::spawn_blocking(nat::remove_stale).await;
             }
-            if std::mem::take(&mut self.is_unheard) {
-                self.look_at_links();
+            if std::mem::take(&mut self.has_missed) {
+                self.check_links();
                 devices(|_| true).iter().for_each(|device| self.lose(device, device.items()));
             }
-            self.next_look = Some(began);
+            self.next_check = Some(began);
         }
         {
-            let own = own();
-            self.losses.retain(|index, _| own.contains_key(index));
+            let own = registry();
+            self.lost.retain(|index, _| own.contains_key(index));
         }
-        let due = self.losses.iter_mut().filter(|(_, loss)| !loss.items.is_empty() && loss.pace.is_due());
+        let due = self.lost.iter_mut().filter(|(_, loss)| !loss.items.is_empty() && loss.pace.is_due());
         let due: Vec<_> = due.map(|(index, loss)| (*index, std::mem::take(&mut loss.items))).collect();
         if !due.is_empty() {
-            let all = move || due.into_iter().filter_map(|(index, items)| put_back(index, items)).collect();
+            let all = move || due.into_iter().filter_map(|(index, items)| restore(index, items)).collect();
             let restored: Vec<_> = tokio::task::spawn_blocking(all).await.unwrap_or_else(|_| {
                 // The thread panicked with its settings: all are checked again.
-                self.is_unheard = true;
+                self.has_missed = true;
                 Vec::new()
             });
             for (device, result, left) in restored {
-                self.losses.entry(device.index()).or_default().note(&device, result, left);
+                self.lost.entry(device.index()).or_default().note(&device, result, left);
             }
         }
-        if self.next_look == Some(began) {
+        if self.next_check == Some(began) {
             let now = Instant::now();
-            self.next_look = Some(now + FIRST_PAUSE.max(SHARE * (now - began)));
+            self.next_check = Some(now + MIN_PAUSE.max(CHECK_TIME_SHARE * (now - began)));
         }
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: Notification) {
         match heard {
-            Heard::Routes(Some(messages)) => messages.iter().for_each(|message| self.note(message)),
-            Heard::Routes(None) => self.is_unheard = true,
-            Heard::Tables(Some(changes)) => changes.iter().for_each(|change| self.note_table(change)),
-            Heard::Tables(None) => devices(|_| true).iter().for_each(|device| self.lose(device, [Item::Nat])),
+            Notification::Routes(Some(messages)) => messages.iter().for_each(|message| self.note(message)),
+            Notification::Routes(None) => self.has_missed = true,
+            Notification::Tables(Some(changes)) => changes.iter().for_each(|change| self.note_table(change)),
+            Notification::Tables(None) => devices(|_| true).iter().for_each(|device| self.lose(device, [Setting::Nat])),
         }
     }
 
@@ -205,10 +205,10 @@ impl Work {
             RouteNetlinkMessage::NewLink(link) => return self.follow(link),
             // Other address families report bridge ports.
             RouteNetlinkMessage::DelLink(link) if link.header.interface_family != AddressFamily::Unspec => return,
-            RouteNetlinkMessage::DelLink(link) => return self.is_any_gone |= is_tun(link),
+            RouteNetlinkMessage::DelLink(link) => return self.is_any_removed |= is_tun(link),
             RouteNetlinkMessage::DelAddress(address) => {
                 let Some((index, address)) = route::address_of(address) else { return };
-                (index, Item::Address(address))
+                (index, Setting::Address(address))
             }
             RouteNetlinkMessage::DelRoute(route) => {
                 let Some(found) = route::found(route) else { return };
@@ -216,7 +216,9 @@ impl Work {
             }
             RouteNetlinkMessage::NewRoute(route) => {
                 let Some(item) = route::in_the_way(route) else { return };
-                let Some(device) = devices(|_| true).into_iter().find(|device| device.kept().has(item)) else { return };
+                let Some(device) = devices(|_| true).into_iter().find(|device| device.desired().has(item)) else {
+                    return;
+                };
                 (device.index(), item)
             }
             RouteNetlinkMessage::DelRule(rule) => {
@@ -225,12 +227,12 @@ impl Work {
             }
             _ => return,
         };
-        for device in devices(|own| own == index || matches!(item, Item::Rule(..)) && capture::is_of(own, index)) {
+        for device in devices(|own| own == index || matches!(item, Setting::Rule(..)) && capture::is_of(own, index)) {
             // A successor process may remove its own settings.
-            if device.kept().has(item) && device.may_have(item) {
+            if device.desired().has(item) && device.may_have(item) {
                 match item {
                     // The kernel also removes the routes with this source address, without a notification.
-                    Item::Address(_) => self.lose(&device, device.items()),
+                    Setting::Address(_) => self.lose(&device, device.items()),
                     item => self.lose(&device, [item]),
                 }
             }
@@ -239,30 +241,30 @@ impl Work {
 
     /// Records a change of a device's table. A table that was created again at once is complete, or another program's.
     fn note_table(&mut self, change: &TableChange) {
-        let (TableChange::Made(table) | TableChange::Gone(table)) = change;
+        let (TableChange::Created(table) | TableChange::Removed(table)) = change;
         let Some(name) = nat::device_of(table) else { return };
         for device in devices(|_| true).iter().filter(|device| device.name() == name) {
-            if matches!(change, TableChange::Gone(_)) && device.kept().has(Item::Nat) {
-                self.lose(device, [Item::Nat]);
-            } else if let Some(loss) = self.losses.get_mut(&device.index()) {
-                loss.items.remove(&Item::Nat);
+            if matches!(change, TableChange::Removed(_)) && device.desired().has(Setting::Nat) {
+                self.lose(device, [Setting::Nat]);
+            } else if let Some(loss) = self.lost.get_mut(&device.index()) {
+                loss.items.remove(&Setting::Nat);
             }
         }
     }
 
-    fn lose(&mut self, device: &Device, items: impl IntoIterator<Item = Item>) {
-        self.losses.entry(device.index()).or_default().items.extend(items);
+    fn lose(&mut self, device: &Device, items: impl IntoIterator<Item = Setting>) {
+        self.lost.entry(device.index()).or_default().items.extend(items);
     }
 }
 
-impl Loss {
+impl LostSettings {
     /// Logs the result. Settings that could not be restored are tried again, with the same growing pauses.
-    fn note(&mut self, device: &Device, result: Result<bool, TunError>, left: BTreeSet<Item>) {
+    fn note(&mut self, device: &Device, result: Result<bool, TunError>, left: BTreeSet<Setting>) {
         let name = device.name();
         match result {
-            Ok(false) => self.told = None,
+            Ok(false) => self.logged = None,
             Ok(true) => {
-                self.told = None;
+                self.logged = None;
                 let pause = self.pace.begin();
                 tracing::warn!(
                     device = name,
@@ -275,8 +277,8 @@ impl Loss {
             Err(error) => {
                 self.pace.begin();
                 self.items.extend(left);
-                let told = self.told.replace(error.to_string());
-                if told != self.told {
+                let logged = self.logged.replace(error.to_string());
+                if logged != self.logged {
                     tracing::warn!(
                         device = name, %error,
                         "cannot restore all addresses, routes, rules or NAT of a device that another program removed; \
@@ -299,14 +301,14 @@ fn is_tun(link: &LinkMessage) -> bool {
 }
 
 /// Restores a device. Returns it with the result and the settings that could not be restored.
-fn put_back(index: u32, mut items: BTreeSet<Item>) -> Option<(Device, Result<bool, TunError>, BTreeSet<Item>)> {
+fn restore(index: u32, mut items: BTreeSet<Setting>) -> Option<(Device, Result<bool, TunError>, BTreeSet<Setting>)> {
     // A device that is down is restored when it comes up.
-    let device = devices(|own| own == index).into_iter().find(|device| !device.kept().is_down)?;
+    let device = devices(|own| own == index).into_iter().find(|device| !device.desired().is_down)?;
     let result = device.restore(&mut items);
     Some((device, result, items))
 }
 
-impl Work {
+impl Reconciler {
     /// Handles a link that was set up or down.
     fn follow(&mut self, link: &LinkMessage) {
         // For a new interface, the kernel reports that all flags changed.
@@ -318,12 +320,12 @@ impl Work {
     }
 
     /// Checks all links after lost notifications.
-    fn look_at_links(&mut self) {
+    fn check_links(&mut self) {
         let links = netlink::list(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap_or_default();
         for link in links {
             let RouteNetlinkMessage::NewLink(link) = link else { continue };
             let is_up = link.header.flags.contains(LinkFlags::Up);
-            let changed = |device: &&Device| device.kept().is_down == is_up;
+            let changed = |device: &&Device| device.desired().is_down == is_up;
             devices(|index| index == link.header.index)
                 .iter()
                 .filter(changed)
@@ -336,7 +338,7 @@ impl Work {
     fn follow_link(&mut self, device: &Device, is_up: bool) {
         let name = device.name();
         // The creator of a device sets it up, too.
-        let was_down = std::mem::replace(&mut device.kept().is_down, !is_up);
+        let was_down = std::mem::replace(&mut device.desired().is_down, !is_up);
         if !is_up {
             tracing::warn!(
                 device = name,

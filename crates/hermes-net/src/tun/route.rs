@@ -13,21 +13,21 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::kept::{self, Item};
+use super::desired::{self, Setting};
 use crate::netlink;
 
 /// The main routing table.
 pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// All tables, for a listing.
-pub(super) const EVERY: u32 = libc::RT_TABLE_UNSPEC as u32;
+pub(super) const ALL_TABLES: u32 = libc::RT_TABLE_UNSPEC as u32;
 /// The protocol number of our routes and rules: `proto 72` (H) for iproute2; no other program uses it.
-pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(NUMBER);
-const NUMBER: u8 = 72;
+pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(PROTOCOL_NUMBER);
+const PROTOCOL_NUMBER: u8 = 72;
 
 /// Metric of pool routes, with the interface index in the low bits. It is larger than all usual metrics, so any other
 /// route wins. The index allows several devices to share a pool.
-const LAST: u32 = 0x4800_0000;
-const DEVICE: u32 = 0x00ff_ffff;
+const POOL_METRIC: u32 = 0x4800_0000;
+const DEVICE_BITS: u32 = 0x00ff_ffff;
 
 /// The properties of a route besides its prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) fn address(device: u32, address: IpNet) -> AddressMessage {
     message.attributes.push(AddressAttribute::Local(address.addr()));
     message.attributes.push(AddressAttribute::Address(address.addr()));
     // Kernels before Linux 5.18 ignore the attribute.
-    message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(NUMBER)));
+    message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(PROTOCOL_NUMBER)));
     if address.addr().is_ipv6() {
         // The link has no other host that could use the address.
         message.header.flags = AddressHeaderFlags::Nodad;
@@ -73,15 +73,14 @@ pub(super) fn message(device: u32, table: u32, prefix: IpNet, route: Route) -> R
 }
 
 /// The route of a pool: any other route takes precedence.
-pub(super) fn last(device: u32, prefix: IpNet) -> RouteMessage {
+pub(super) fn pool_route(device: u32, prefix: IpNet) -> RouteMessage {
     let mut message = message(device, MAIN, prefix, Route::default());
-    message.attributes.push(RouteAttribute::Priority(LAST | (device & DEVICE)));
+    message.attributes.push(RouteAttribute::Priority(POOL_METRIC | (device & DEVICE_BITS)));
     message
 }
 
-fn is_last(route: &RouteMessage) -> bool {
-    let is_ours =
-        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Priority(metric) if metric & !DEVICE == LAST);
+fn is_pool_route(route: &RouteMessage) -> bool {
+    let is_ours = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Priority(metric) if metric & !DEVICE_BITS == POOL_METRIC);
     route.attributes.iter().any(is_ours)
 }
 
@@ -89,7 +88,7 @@ fn is_last(route: &RouteMessage) -> bool {
 ///
 /// # Errors
 /// The errors of the kernel.
-pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Item, Route>> {
+pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Setting, Route>> {
     let mut found = BTreeMap::new();
     for any in [IpAddr::from([0; 4]), IpAddr::from([0; 16])] {
         let mut all = to(table, any);
@@ -104,18 +103,18 @@ pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Item, Ro
 }
 
 /// The device and the identity of a route of ours, from a kernel message.
-pub(super) fn found(route: &RouteMessage) -> Option<(u32, Item)> {
+pub(super) fn found(route: &RouteMessage) -> Option<(u32, Setting)> {
     let (device, item) = read(route)?;
     device.filter(|_| route.header.protocol == PROTOCOL).map(|device| (device, item))
 }
 
 /// The captured route of ours that another program's route replaced, if it is in a device's own table.
-pub(super) fn in_the_way(route: &RouteMessage) -> Option<Item> {
+pub(super) fn in_the_way(route: &RouteMessage) -> Option<Setting> {
     let (_, item) = read(route).filter(|_| route.header.protocol != PROTOCOL)?;
-    matches!(item, Item::Route(table, _) if table != MAIN).then_some(item)
+    matches!(item, Setting::Route(table, _) if table != MAIN).then_some(item)
 }
 
-fn read(route: &RouteMessage) -> Option<(Option<u32>, Item)> {
+fn read(route: &RouteMessage) -> Option<(Option<u32>, Setting)> {
     let (mut device, mut start, mut table) = (None, None, u32::from(route.header.table));
     for attribute in &route.attributes {
         match attribute {
@@ -129,7 +128,7 @@ fn read(route: &RouteMessage) -> Option<(Option<u32>, Item)> {
     // The kernel omits the destination of a default route.
     let start = start.unwrap_or_else(|| if is_v4 { [0; 4].into() } else { [0; 16].into() });
     let prefix = IpNet::new(start, route.header.destination_prefix_length).ok()?;
-    Some((device, if is_last(route) { Item::Pool(prefix) } else { Item::Route(table, prefix) }))
+    Some((device, if is_pool_route(route) { Setting::Pool(prefix) } else { Setting::Route(table, prefix) }))
 }
 
 fn has(route: &RouteMessage) -> Route {
@@ -172,7 +171,7 @@ pub(super) fn address_of(message: &AddressMessage) -> Option<(u32, IpNet)> {
 /// # Errors
 /// The errors of the kernel.
 pub(super) fn addresses_of(device: u32) -> io::Result<Vec<IpNet>> {
-    let ours = AddressAttribute::Protocol(AddressProtocol::Other(NUMBER));
+    let ours = AddressAttribute::Protocol(AddressProtocol::Other(PROTOCOL_NUMBER));
     let all = netlink::list(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
     let of_it = all.iter().filter_map(|message| match message {
         RouteNetlinkMessage::NewAddress(address) if address.attributes.contains(&ours) => address_of(address),
@@ -196,7 +195,7 @@ fn to(table: u32, of: IpAddr) -> RouteMessage {
 /// The errors of the kernel.
 pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> {
     let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, address)))?;
-    let own: Vec<u32> = kept::own().keys().copied().collect();
+    let own: Vec<u32> = desired::registry().keys().copied().collect();
     Ok(routes.iter().any(|message| {
         let RouteNetlinkMessage::NewRoute(route) = message else { return false };
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
@@ -205,7 +204,7 @@ pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> 
             let net = ip(start).and_then(|start| IpNet::new(start, route.header.destination_prefix_length).ok());
             net.is_some_and(|net| net.contains(&address))
         });
-        let is_own = own.iter().any(|own| has(RouteAttribute::Oif(*own))) && !is_last(route);
+        let is_own = own.iter().any(|own| has(RouteAttribute::Oif(*own))) && !is_pool_route(route);
         holds && has(RouteAttribute::Table(MAIN)) && !has(RouteAttribute::Oif(device)) && !is_own
     }))
 }
@@ -222,7 +221,7 @@ pub(super) fn device_of(table: u32, prefix: IpNet) -> io::Result<Option<u32>> {
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
         let to_prefix = has(RouteAttribute::Destination(prefix.addr().into())) || prefix.addr().is_unspecified();
         let is_it = route.header.destination_prefix_length == prefix.prefix_len();
-        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) || is_last(route) {
+        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) || is_pool_route(route) {
             return None;
         }
         route.attributes.iter().find_map(|attribute| match attribute {

@@ -9,9 +9,9 @@ use super::checksum::{fold, of_header, pseudo, store, sum};
 use super::offload::{Offload, Segments};
 
 /// FIN and PSH: set in the last segment only.
-const OF_LAST: u8 = 0x01 | 0x08;
+const LAST_SEGMENT_FLAGS: u8 = 0x01 | 0x08;
 /// CWR: set in the first segment only.
-const OF_FIRST: u8 = 0x80;
+const FIRST_SEGMENT_FLAGS: u8 = 0x80;
 
 /// Passes the packets that `packet` represents to `each`; returns their number. `None`: the offload request is invalid.
 pub(super) fn split(offload: Offload, packet: &mut [u8], each: &mut impl FnMut(Bytes)) -> Option<usize> {
@@ -109,7 +109,8 @@ impl<'a> Cut<'a> {
                 let first = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
                 let sequence = first.wrapping_add((index * self.size) as u32);
                 transport[4..8].copy_from_slice(&sequence.to_be_bytes());
-                let cleared = if is_last { 0 } else { OF_LAST } | if index == 0 { 0 } else { OF_FIRST };
+                let cleared =
+                    if is_last { 0 } else { LAST_SEGMENT_FLAGS } | if index == 0 { 0 } else { FIRST_SEGMENT_FLAGS };
                 transport[13] &= !cleared;
             }
             Segments::Udp => transport[4..6].copy_from_slice(&(transport_length as u16).to_be_bytes()),
