@@ -4,9 +4,9 @@
 //! production traffic depends on it. A separate crate, because both the binary's demos and the test kit use it.
 
 mod link;
-mod road;
-pub mod seldom;
+mod netem;
+pub mod random_outages;
 pub mod turns;
 
 pub use link::{Counters, End, Link};
-pub use road::{Arrival, Conditions, Dropped, Road, Up};
+pub use netem::{Arrival, Conditions, Dropped, LinkEmulator, Up};

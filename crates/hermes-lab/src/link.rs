@@ -21,14 +21,14 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use crate::road::{Conditions, Dropped, Road};
+use crate::netem::{Conditions, Dropped, LinkEmulator};
 
 /// Frames in flight in one direction: at 20 ms and full frames this is 4.9 Gbit/s, far more than a TAP moves.
-const FRAMES_UNDER_WAY: usize = 8192;
+const MAX_FRAMES_IN_FLIGHT: usize = 8192;
 /// The largest frame: an MTU of 1500 with its Ethernet header, and room for a VLAN tag.
-const FRAME: usize = 1522;
+const MAX_FRAME_BYTES: usize = 1522;
 /// Interval at which a thread checks whether the link still exists.
-const LOOK: Duration = Duration::from_millis(50);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Frames that are read before the due ones are delivered.
 const BURST: usize = 64;
 /// Transmit queue of a TAP, in frames: a thousand clients at one instant fit.
@@ -80,14 +80,15 @@ impl Link {
         let wanted = Arc::new(AtomicBool::new(true));
         let counters = [Arc::<Counters>::default(), Arc::default()];
         let [there, back] = conditions;
-        let ways = [(a.clone(), b.clone(), there), (b, a, back)];
-        let threads = ways.into_iter().zip(&counters).enumerate().map(|(way, ((from, to, conditions), counters))| {
-            let road = Road::new(conditions, u64::from(number) << 1 | way as u64);
-            let (wanted, counters) = (wanted.clone(), counters.clone());
-            thread::spawn(move || {
-                Carrier { from, to, road, epoch, counters, under_way: BinaryHeap::new() }.run(&wanted)
-            })
-        });
+        let directions = [(a.clone(), b.clone(), there), (b, a, back)];
+        let threads =
+            directions.into_iter().zip(&counters).enumerate().map(|(direction, ((from, to, conditions), counters))| {
+                let emulator = LinkEmulator::new(conditions, u64::from(number) << 1 | direction as u64);
+                let (wanted, counters) = (wanted.clone(), counters.clone());
+                thread::spawn(move || {
+                    LinkThread { from, to, emulator, epoch, counters, in_flight: BinaryHeap::new() }.run(&wanted)
+                })
+            });
         Ok(Self { number, threads: threads.collect(), wanted, counters })
     }
 
@@ -147,48 +148,48 @@ struct Frame {
 }
 
 /// The thread of one direction.
-struct Carrier {
+struct LinkThread {
     from: Arc<SyncDevice>,
     to: Arc<SyncDevice>,
-    road: Road,
+    emulator: LinkEmulator,
     epoch: Instant,
     counters: Arc<Counters>,
-    under_way: BinaryHeap<Reverse<Frame>>,
+    in_flight: BinaryHeap<Reverse<Frame>>,
 }
 
-impl Carrier {
+impl LinkThread {
     fn run(mut self, wanted: &AtomicBool) {
-        let mut buffer = [0; FRAME];
+        let mut buffer = [0; MAX_FRAME_BYTES];
         let mut number = 0;
         while wanted.load(Ordering::Relaxed) {
-            if !self.take_in(&mut buffer, &mut number) {
+            if !self.read_frames(&mut buffer, &mut number) {
                 return;
             }
-            self.give_out();
-            let due = self.under_way.peek().map(|Reverse(frame)| frame.at.saturating_sub(self.epoch.elapsed()));
-            let patience = due.unwrap_or(LOOK).min(LOOK);
-            if !patience.is_zero() {
+            self.deliver_due();
+            let due = self.in_flight.peek().map(|Reverse(frame)| frame.at.saturating_sub(self.epoch.elapsed()));
+            let timeout = due.unwrap_or(STOP_CHECK_INTERVAL).min(STOP_CHECK_INTERVAL);
+            if !timeout.is_zero() {
                 // A frame, the timeout or a signal ends the wait; the loop checks all of them.
                 let mut readable = [PollFd::new(self.from.as_fd(), PollFlags::POLLIN)];
-                let _ = ppoll(&mut readable, Some(TimeSpec::from_duration(patience)), None);
+                let _ = ppoll(&mut readable, Some(TimeSpec::from_duration(timeout)), None);
             }
         }
     }
 
     /// Reads the waiting frames. Returns false if the namespace, and our TAP with it, was removed.
-    fn take_in(&mut self, buffer: &mut [u8], number: &mut u64) -> bool {
+    fn read_frames(&mut self, buffer: &mut [u8], number: &mut u64) -> bool {
         for _ in 0..BURST {
             let length = match self.from.recv(buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(_) => return false,
             };
-            let counter = match self.road.take(self.epoch.elapsed(), length) {
-                Ok(arrival) if self.under_way.len() < FRAMES_UNDER_WAY => {
+            let counter = match self.emulator.take(self.epoch.elapsed(), length) {
+                Ok(arrival) if self.in_flight.len() < MAX_FRAMES_IN_FLIGHT => {
                     for _ in 0..1 + u8::from(arrival.is_double) {
                         *number += 1;
                         let bytes = buffer[..length].to_vec();
-                        self.under_way.push(Reverse(Frame { at: arrival.at, number: *number, bytes }));
+                        self.in_flight.push(Reverse(Frame { at: arrival.at, number: *number, bytes }));
                     }
                     continue;
                 }
@@ -201,10 +202,10 @@ impl Carrier {
         true
     }
 
-    fn give_out(&mut self) {
-        while let Some(Reverse(frame)) = self.under_way.peek()
+    fn deliver_due(&mut self) {
+        while let Some(Reverse(frame)) = self.in_flight.peek()
             && frame.at <= self.epoch.elapsed()
-            && let Some(Reverse(frame)) = self.under_way.pop()
+            && let Some(Reverse(frame)) = self.in_flight.pop()
         {
             if self.to.send(&frame.bytes).is_ok() {
                 self.counters.arrived.fetch_add(1, Ordering::Relaxed);

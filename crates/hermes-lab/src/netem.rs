@@ -132,14 +132,14 @@ pub struct Arrival {
 
 /// The emulator of one direction of a link, with its queue.
 #[derive(Debug)]
-pub struct Road {
+pub struct LinkEmulator {
     conditions: Conditions,
     /// The time at which all accepted frames are transmitted.
     busy_until: Duration,
     chance: SmallRng,
 }
 
-impl Road {
+impl LinkEmulator {
     /// An idle direction.
     pub fn new(conditions: Conditions, seed: u64) -> Self {
         Self { conditions, busy_until: Duration::ZERO, chance: SmallRng::seed_from_u64(seed) }
@@ -184,11 +184,11 @@ mod tests {
     #[test]
     fn frames_leave_one_after_the_other_and_a_full_queue_takes_none() {
         let conditions = Conditions { rate: Some(8_000_000), queue: 2 * MS, one_way: 5 * MS, ..Conditions::default() };
-        let mut road = Road::new(conditions, 1);
+        let mut emulator = LinkEmulator::new(conditions, 1);
         // A thousand bytes take a millisecond.
-        let arrivals: Vec<_> = (0..5).map(|_| road.take(Duration::ZERO, 1000).map(|arrival| arrival.at)).collect();
+        let arrivals: Vec<_> = (0..5).map(|_| emulator.take(Duration::ZERO, 1000).map(|arrival| arrival.at)).collect();
         assert_eq!(arrivals, [Ok(6 * MS), Ok(7 * MS), Ok(8 * MS), Err(Dropped::Full), Err(Dropped::Full)]);
-        assert_eq!(road.take(10 * MS, 500).map(|arrival| arrival.at), Ok(15 * MS + MS / 2));
+        assert_eq!(emulator.take(10 * MS, 500).map(|arrival| arrival.at), Ok(15 * MS + MS / 2));
     }
 
     #[test]
@@ -198,11 +198,12 @@ mod tests {
             let at = Duration::from_secs(second) + MS;
             assert_eq!([0, 1, 2].map(|turn| up(turn).is_up(at)), [0, 1, 2].map(|turn| second % 3 == turn));
         }
-        let mut road = Road::new(Conditions { rate: Some(8_000_000), up: up(1), ..Conditions::default() }, 1);
-        assert_eq!(road.take(999 * MS, 1), Err(Dropped::Dark));
-        assert!(road.take(1998 * MS, 1000).is_ok());
+        let mut emulator =
+            LinkEmulator::new(Conditions { rate: Some(8_000_000), up: up(1), ..Conditions::default() }, 1);
+        assert_eq!(emulator.take(999 * MS, 1), Err(Dropped::Dark));
+        assert!(emulator.take(1998 * MS, 1000).is_ok());
         // Half of the frame would be sent after the slot.
-        assert_eq!(road.take(1999 * MS, 1500), Err(Dropped::Dark));
+        assert_eq!(emulator.take(1999 * MS, 1500), Err(Dropped::Dark));
     }
 
     #[test]
@@ -216,8 +217,8 @@ mod tests {
     fn chance_is_as_often_as_it_is_asked_for_and_the_same_again() {
         let conditions = Conditions { loss: 0.1, late: 0.2, late_by: MS, twice: 0.3, ..Conditions::default() };
         let run = || {
-            let mut road = Road::new(conditions.clone(), 7);
-            (0..10_000).map(|_| road.take(Duration::ZERO, 100)).collect::<Vec<_>>()
+            let mut emulator = LinkEmulator::new(conditions.clone(), 7);
+            (0..10_000).map(|_| emulator.take(Duration::ZERO, 100)).collect::<Vec<_>>()
         };
         let taken = run();
         assert_eq!(taken, run());

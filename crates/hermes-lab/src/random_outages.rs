@@ -13,13 +13,13 @@ use crate::turns::{RATE, SHARE, STEP, steady};
 use crate::{Conditions, Up};
 
 /// Ratio of the mean outage to the mean up time: a link is up a tenth of the time.
-const DARK: u32 = 9;
+const OUTAGE_RATIO: u32 = 9;
 /// The time after which the sequence repeats; longer than any run.
-const OF: Duration = Duration::from_secs(6 * 3600);
+const PERIOD: Duration = Duration::from_secs(6 * 3600);
 
 /// Conditions of links at the papers' rate, each up a tenth of the time. Up times and outages are exponentially
 /// distributed, so nothing predicts them. Each link of a seed has its own times.
-pub fn seldom(up: Duration, seed: u64) -> impl Fn(usize) -> Conditions + Copy {
+pub fn random_outages(up: Duration, seed: u64) -> impl Fn(usize) -> Conditions + Copy {
     move |link| Conditions { up: times(up, seed, link), ..steady() }
 }
 
@@ -28,8 +28,8 @@ fn times(up: Duration, seed: u64, link: usize) -> Up {
     let mut draw = |mean: Duration| mean.mul_f64(-(1.0 - chance.random::<f64>()).ln());
     let mut times = Vec::new();
     let mut now = Duration::ZERO;
-    while now < OF {
-        let from = now + draw(DARK * up);
+    while now < PERIOD {
+        let from = now + draw(OUTAGE_RATIO * up);
         now = from + draw(up);
         times.push((from, now));
     }
@@ -84,15 +84,15 @@ mod tests {
 
     #[test]
     fn a_link_is_up_a_tenth_of_the_time_and_by_its_own() {
-        let links: Vec<_> = (0..8).map(seldom(UP, 7)).collect();
+        let links: Vec<_> = (0..8).map(random_outages(UP, 7)).collect();
         let looks = 600_000_u64;
         let at = |look: u64| Duration::from_millis(10 * look);
         let mut together = 0;
         for (number, link) in links.iter().enumerate() {
             let up = (0..looks).filter(|look| link.up.is_up(at(*look))).count() as f64;
             assert!((up / looks as f64 - 0.1).abs() < 0.02, "{number}: {up}");
-            assert_eq!(link, &seldom(UP, 7)(number));
-            assert_ne!(link.up, seldom(UP, 8)(number).up);
+            assert_eq!(link, &random_outages(UP, 7)(number));
+            assert_ne!(link.up, random_outages(UP, 8)(number).up);
             together += (0..looks)
                 .filter(|look| number > 0 && link.up.is_up(at(*look)) && links[0].up.is_up(at(*look)))
                 .count();

@@ -22,7 +22,7 @@ use crate::{
     process, tls,
 };
 use bytes::Bytes;
-pub use hermes_lab::seldom::{limit, seldom};
+pub use hermes_lab::random_outages::{limit, random_outages as seldom};
 use hermes_lab::turns;
 pub use hermes_lab::turns::{RATE, SLOT as SECOND, in_turns};
 use nix::sys::signal::Signal;
