@@ -63,8 +63,8 @@ pub fn bind_remedy(error: &io::Error) -> &'static str {
 
 /// Share of all file descriptors that is reserved for incoming connections and for the node itself, and its maximum. A
 /// client that makes us open sockets cannot use these up.
-const KEPT: u64 = 8;
-const MOST_KEPT: u64 = 1024;
+const RESERVED_SHARE: u64 = 8;
+const MAX_RESERVED: u64 = 1024;
 
 /// Checks that a session may keep this new socket. The kernel assigns the lowest free number, so the number shows how
 /// many descriptors are in use.
@@ -73,7 +73,7 @@ const MOST_KEPT: u64 = 1024;
 /// `EMFILE`, the error of a process without descriptors (see [`is_lack`]).
 pub fn spare(socket: &impl AsRawFd) -> io::Result<()> {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-    if u64::from(socket.as_raw_fd().unsigned_abs()) < limit - (limit / KEPT).min(MOST_KEPT) {
+    if u64::from(socket.as_raw_fd().unsigned_abs()) < limit - (limit / RESERVED_SHARE).min(MAX_RESERVED) {
         return Ok(());
     }
     Err(io::Error::from_raw_os_error(libc::EMFILE))

@@ -17,7 +17,7 @@ use hickory_resolver::net::NetError;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Resolver as HickoryResolver, system_conf};
 
-use self::runtime::Marked;
+use self::runtime::MarkedRuntime;
 use crate::dial::Addresses;
 
 /// The reason why a name has no address.
@@ -37,12 +37,12 @@ pub enum ResolveError {
 }
 
 /// The files of the system's configuration.
-const SOURCES: [&str; 2] = ["/etc/resolv.conf", HOSTS];
+const CONFIG_FILES: [&str; 2] = ["/etc/resolv.conf", HOSTS];
 const HOSTS: &str = "/etc/hosts";
 /// The port of DNS.
 const DNS: u16 = 53;
 /// Interval of checks for a changed configuration: a laptop that moves to another network gets another DNS server.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The time that the answer for one family waits for that of the other (RFC 8305, section 3).
 const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
@@ -54,7 +54,7 @@ pub struct Resolver {
 /// The system's configuration.
 #[derive(Clone)]
 struct System {
-    resolver: HickoryResolver<Marked>,
+    resolver: HickoryResolver<MarkedRuntime>,
     hosts: Arc<Hosts>,
     servers: Vec<SocketAddr>,
     search: Arc<Search>,
@@ -72,16 +72,16 @@ type Hosts = HashMap<String, Vec<IpAddr>>;
 struct State {
     /// `Err` if the system has no usable configuration: address literals still work.
     inner: Result<System, String>,
-    read_from: [Option<Stamp>; SOURCES.len()],
-    looked: Instant,
+    read_from: [Option<Stamp>; CONFIG_FILES.len()],
+    checked: Instant,
 }
 
 /// Identifies the state of a file: time of modification, length, inode.
 type Stamp = (SystemTime, u64, u64);
 
 /// The stamp of each file; `None` if it does not exist.
-fn stamps() -> [Option<Stamp>; SOURCES.len()] {
-    SOURCES.map(|file| {
+fn stamps() -> [Option<Stamp>; CONFIG_FILES.len()] {
+    CONFIG_FILES.map(|file| {
         let metadata = std::fs::metadata(file).ok()?;
         Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
     })
@@ -89,7 +89,7 @@ fn stamps() -> [Option<Stamp>; SOURCES.len()] {
 
 fn read() -> Result<System, String> {
     let (config, options) = system_conf::read_system_conf().map_err(|error| error.to_string())?;
-    let built = HickoryResolver::builder(Marked::default()).and_then(hickory_resolver::ResolverBuilder::build);
+    let built = HickoryResolver::builder(MarkedRuntime::default()).and_then(hickory_resolver::ResolverBuilder::build);
     let resolver = built.map_err(|error| error.to_string())?;
     let servers = config.name_servers().iter().map(|server| SocketAddr::new(server.ip, DNS)).collect();
     let hosts = Arc::new(std::fs::read_to_string(HOSTS).map(|text| read_hosts(&text)).unwrap_or_default());
@@ -148,10 +148,10 @@ impl State {
     /// Reads a changed configuration. The file may be half written: until it is usable, the previous configuration
     /// stays.
     fn follow(&mut self) {
-        if self.looked.elapsed() < LOOK_AGAIN {
+        if self.checked.elapsed() < CONFIG_POLL_INTERVAL {
             return;
         }
-        self.looked = Instant::now();
+        self.checked = Instant::now();
         let now = stamps();
         if self.read_from == now {
             return;
@@ -176,7 +176,7 @@ impl Resolver {
     pub fn from_system() -> Self {
         // Taken before the files are read, so that the next check notices a change in between.
         let read_from = stamps();
-        Self { state: Mutex::new(State { inner: read(), read_from, looked: Instant::now() }) }
+        Self { state: Mutex::new(State { inner: read(), read_from, checked: Instant::now() }) }
     }
 
     fn current(&self) -> Result<System, ResolveError> {
@@ -213,12 +213,12 @@ impl Resolver {
                 Err(error) => _ = first_error.get_or_insert(error),
             }
         }
-        Err(no_address(first_error.map_or_else(|| "an empty answer".to_owned(), |error| words(&error))))
+        Err(no_address(first_error.map_or_else(|| "an empty answer".to_owned(), |error| describe(&error))))
     }
 }
 
 /// Queries both families of a name at once, and returns when one has addresses, by the rules of RFC 8305.
-async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresses, NetError> {
+async fn ask(resolver: &HickoryResolver<MarkedRuntime>, name: &Name) -> Result<Addresses, NetError> {
     let mut v6 = Box::pin(family(resolver.clone(), name.clone(), RecordType::AAAA));
     let mut v4 = Box::pin(family(resolver.clone(), name.clone(), RecordType::A));
     let (answer, (v6_is_left, v4_is_left)) = tokio::select! {
@@ -249,7 +249,7 @@ async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresse
 
 /// The addresses of one family. Empty if the name exists and has none.
 fn family(
-    resolver: HickoryResolver<Marked>,
+    resolver: HickoryResolver<MarkedRuntime>,
     name: Name,
     kind: RecordType,
 ) -> impl Future<Output = Result<Vec<IpAddr>, NetError>> + Send + 'static {
@@ -258,7 +258,7 @@ fn family(
 }
 
 /// A readable text: the resolver's own error contains the query in Rust's debug form.
-fn words(error: &NetError) -> String {
+fn describe(error: &NetError) -> String {
     match error {
         _ if error.is_nx_domain() => "no such name (NXDOMAIN)".to_owned(),
         _ if error.is_no_records_found() => "the name exists but has no address".to_owned(),
@@ -301,9 +301,9 @@ mod tests {
     fn what_dns_says_is_said_in_words() {
         use hickory_resolver::net::{DnsError, NoRecords};
         use hickory_resolver::proto::op::{Query, ResponseCode};
-        let said = |code| words(&DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)).into());
+        let said = |code| describe(&DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)).into());
         assert_eq!(said(ResponseCode::NXDomain), "no such name (NXDOMAIN)");
         assert_eq!(said(ResponseCode::NoError), "the name exists but has no address");
-        assert_eq!(words(&NetError::Timeout), "the DNS servers do not answer");
+        assert_eq!(describe(&NetError::Timeout), "the DNS servers do not answer");
     }
 }

@@ -22,7 +22,7 @@ const NETWORK: u32 = (-0x10_0000_i32).cast_unsigned();
 /// `ret a` (linux/bpf_common.h: BPF_A).
 const BPF_A: u32 = 0x10;
 /// Knuth's multiplicative hash: adjacent ports and addresses give distant values.
-const SPREAD: u32 = 0x9e37_79b1;
+const HASH_MULTIPLIER: u32 = 0x9e37_79b1;
 /// linux/socket.h (asm-generic): SO_DETACH_REUSEPORT_BPF.
 const SO_DETACH_REUSEPORT_BPF: libc::c_int = 68;
 
@@ -34,7 +34,7 @@ pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     let is_v4 = socket.local_addr()?.is_ipv4();
     let mut filter = if is_v4 { source_of_v4() } else { source_of_v6() };
     filter.extend([
-        op(BPF_ALU | BPF_MUL | BPF_K, SPREAD),
+        op(BPF_ALU | BPF_MUL | BPF_K, HASH_MULTIPLIER),
         op(BPF_ALU | BPF_RSH | BPF_K, 16),
         op(BPF_ALU | BPF_MOD | BPF_K, count),
         op(BPF_RET | BPF_A, 0),

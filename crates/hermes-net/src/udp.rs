@@ -368,13 +368,13 @@ fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, B
 /// dozen system calls. When the last socket with UDP_GRO closes, the kernel patches its own code on all processors,
 /// which took longer than anything else in a flow's life.
 fn abilities() -> io::Result<&'static UdpSocketState> {
-    static KEPT: OnceLock<(std::net::UdpSocket, UdpSocketState)> = OnceLock::new();
-    if let Some((_, state)) = KEPT.get() {
+    static PROBED: OnceLock<(std::net::UdpSocket, UdpSocketState)> = OnceLock::new();
+    if let Some((_, state)) = PROBED.get() {
         return Ok(state);
     }
     let socket: std::net::UdpSocket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.into();
     let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-    Ok(&KEPT.get_or_init(|| (socket, state)).1)
+    Ok(&PROBED.get_or_init(|| (socket, state)).1)
 }
 
 /// Makes the kernel merge datagrams of one flow into one message (UDP_GRO). Without support they arrive one by one.

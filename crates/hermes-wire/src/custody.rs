@@ -35,11 +35,11 @@ pub const PING: u64 = 0x2d48_524d_5f43_0006;
 pub const KINDS: &[u64] = &[BEGIN, DATA, HELD, GONE, DONE];
 
 /// Maximum number of data bytes in one record.
-pub const MOST_DATA: usize = 64 << 10;
+pub const MAX_DATA: usize = 64 << 10;
 /// Maximum number of bytes of a reason.
-pub const MOST_REASON: usize = 512;
+pub const MAX_REASON: usize = 512;
 /// The longest payload of a record.
-pub const MAX_CAPSULE: usize = MOST_DATA + 16 + 1 + varint::MAX_LEN;
+pub const MAX_CAPSULE: usize = MAX_DATA + 16 + 1 + varint::MAX_LEN;
 
 /// The identifier of an exchange: a random number of the first node that took custody, the same on all hops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -164,7 +164,7 @@ pub enum CustodyError {
 const OF_RESPONSE: u8 = 1;
 const WHOLE: u8 = 2;
 /// Flags of `Held` alone; they exclude each other.
-const AGAIN: u8 = 4;
+const RESEND: u8 = 4;
 const NO_ROOM: u8 = 8;
 
 impl Record {
@@ -182,7 +182,7 @@ impl Record {
                 varint::encode(*left, out);
             }
             Record::Data { id, part, offset, is_last, bytes } => {
-                assert!(bytes.len() <= MOST_DATA, "a record of {} bytes", bytes.len());
+                assert!(bytes.len() <= MAX_DATA, "a record of {} bytes", bytes.len());
                 head(DATA, id, 1 + varint::len(*offset) + bytes.len(), out);
                 out.put_u8(flags(*part, *is_last));
                 varint::encode(*offset, out);
@@ -193,7 +193,7 @@ impl Record {
                 let behind = match behind {
                     Behind::Taken => 0,
                     Behind::NoRoom => NO_ROOM,
-                    Behind::Again => AGAIN,
+                    Behind::Again => RESEND,
                 };
                 out.put_u8(flags(*part, *is_whole) | behind);
                 varint::encode(*upto, out);
@@ -228,7 +228,7 @@ impl Record {
                 }
                 let offset = number(&mut payload).ok_or_else(wrong)?;
                 let bytes = std::mem::take(&mut payload);
-                if bytes.len() > MOST_DATA {
+                if bytes.len() > MAX_DATA {
                     return Err(wrong());
                 }
                 if offset + bytes.len() as u64 > varint::MAX {
@@ -241,7 +241,7 @@ impl Record {
                 let behind = match behind {
                     0 => Behind::Taken,
                     NO_ROOM => Behind::NoRoom,
-                    AGAIN => Behind::Again,
+                    RESEND => Behind::Again,
                     both => return Err(CustodyError::Flags(both)),
                 };
                 Record::Held { id, part, upto: number(&mut payload).ok_or_else(wrong)?, is_whole, behind }
@@ -250,7 +250,7 @@ impl Record {
                 let status = number(&mut payload).ok_or_else(wrong)?;
                 let known = u16::try_from(status).ok().filter(|status| (400..600).contains(status));
                 let bytes = std::mem::take(&mut payload);
-                if bytes.len() > MOST_REASON {
+                if bytes.len() > MAX_REASON {
                     return Err(wrong());
                 }
                 let reason = String::from_utf8(bytes.to_vec()).map_err(|_| CustodyError::Reason)?;
@@ -272,7 +272,7 @@ fn head(kind: u64, id: &ExchangeId, rest: usize, out: &mut BytesMut) {
 
 /// At most [`MAX_REASON`] bytes of a reason, cut between characters.
 fn shortened(reason: &str) -> &str {
-    let mut end = reason.len().min(MOST_REASON);
+    let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
@@ -291,11 +291,11 @@ fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, u8), CustodyErro
         return Err(CustodyError::Length(kind));
     }
     let flags = payload.get_u8();
-    if flags & !(OF_RESPONSE | WHOLE | AGAIN | NO_ROOM) != 0 {
+    if flags & !(OF_RESPONSE | WHOLE | RESEND | NO_ROOM) != 0 {
         return Err(CustodyError::Flags(flags));
     }
     let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
-    Ok((part, flags & WHOLE != 0, flags & (AGAIN | NO_ROOM)))
+    Ok((part, flags & WHOLE != 0, flags & (RESEND | NO_ROOM)))
 }
 
 /// Encodes a ping, which every receiver skips.
@@ -362,7 +362,7 @@ mod tests {
         for kind in KINDS {
             assert_eq!(Record::parse(*kind, Bytes::from_static(&[7; 15])), Err(CustodyError::Length(*kind)));
         }
-        let long = [&[0, 0][..], &[0; MOST_DATA + 1]].concat();
+        let long = [&[0, 0][..], &[0; MAX_DATA + 1]].concat();
         let far = [&[0][..], &[0xff; 8], &[1]].concat();
         let cases = [
             (BEGIN, id(&[]), CustodyError::Length(BEGIN)),
@@ -386,13 +386,13 @@ mod tests {
 
     #[test]
     fn a_reason_is_cut_between_characters() {
-        let reason = "ü".repeat(MOST_REASON);
+        let reason = "ü".repeat(MAX_REASON);
         let mut out = BytesMut::new();
         Record::Gone { id: ID, status: 502, reason }.put(&mut out);
         let mut decoder = decoder();
         decoder.push(out.freeze());
         let Ok(Some(Capsule::Kept { kind, payload })) = decoder.next() else { panic!("no capsule") };
         let Ok(Record::Gone { reason, .. }) = Record::parse(kind, payload) else { panic!("no record") };
-        assert_eq!(reason, "ü".repeat(MOST_REASON / 2));
+        assert_eq!(reason, "ü".repeat(MAX_REASON / 2));
     }
 }

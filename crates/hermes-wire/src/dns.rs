@@ -14,11 +14,11 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 /// The length of a header, in bytes.
 const HEADER: usize = 12;
 /// The maximum UDP response for clients without EDNS (RFC 1035, section 4.2.1).
-const PLAIN: u16 = 512;
+const MAX_PLAIN_UDP_RESPONSE: u16 = 512;
 /// The maximum UDP response for all clients, since fragments get lost.
-const MOST: u16 = 4096;
+const MAX_UDP_RESPONSE: u16 = 4096;
 /// The UDP payload size that we advertise: it fits any path (DNS flag day 2020).
-const OURS: u16 = 1232;
+const OWN_UDP_PAYLOAD: u16 = 1232;
 
 /// A client's question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Question {
 
     /// The largest UDP response for this client, in bytes.
     pub fn room(&self) -> usize {
-        usize::from(self.room.unwrap_or(PLAIN).clamp(PLAIN, MOST))
+        usize::from(self.room.unwrap_or(MAX_PLAIN_UDP_RESPONSE).clamp(MAX_PLAIN_UDP_RESPONSE, MAX_UDP_RESPONSE))
     }
 
     /// Encodes an answer, with the client's own spelling of the name. Clients may cache its records for `ttl` seconds.
@@ -219,7 +219,7 @@ impl Question {
 /// Our EDNS record, with the upper bits of a response code.
 fn edns(code: ResponseCode) -> Edns {
     let mut edns = Edns::new();
-    edns.set_max_payload(OURS).set_rcode_high(code.high());
+    edns.set_max_payload(OWN_UDP_PAYLOAD).set_rcode_high(code.high());
     edns
 }
 

@@ -31,9 +31,9 @@ const HEADER_V6: usize = 40;
 /// Bytes of an ICMP error before the packet that it cites.
 const MIN_ICMP: usize = 8;
 /// The maximum size of an ICMPv4 error (RFC 1812, section 4.3.2.3).
-const MOST_ICMP_V4: usize = 576;
+const MAX_ICMP_V4: usize = 576;
 /// The maximum number of extension headers: a packet with more is invalid.
-const MOST_EXTENSIONS: usize = 16;
+const MAX_EXTENSION_HEADERS: usize = 16;
 /// The hop limit of packets that are created here (RFC 1700: 64).
 const OWN_HOP_LIMIT: u8 = 64;
 
@@ -82,7 +82,7 @@ pub enum PacketError {
     #[error("invalid IPv4 header length {0}")]
     HeaderLength(usize),
     /// The packet has more extension headers than any sender needs.
-    #[error("packet with more than {MOST_EXTENSIONS} extension headers")]
+    #[error("packet with more than {MAX_EXTENSION_HEADERS} extension headers")]
     TooManyExtensions,
     /// The checksum of the IPv4 header is wrong.
     #[error("wrong IPv4 header checksum")]
@@ -183,7 +183,7 @@ struct Transport {
 /// Skips the extension headers.
 fn transport_v6(packet: &[u8], first: u8) -> Result<Transport> {
     let (mut next, mut at, mut is_source_routed) = (first, HEADER_V6, false);
-    for _ in 0..MOST_EXTENSIONS {
+    for _ in 0..MAX_EXTENSION_HEADERS {
         let is_extension = matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140);
         if !is_extension {
             return Ok(Transport { protocol: next, at, is_later_fragment: false, is_source_routed });
@@ -379,7 +379,7 @@ fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<
         Trouble::NoRoute => (3, 0, 0),
         Trouble::Prohibited => (3, 13, 0),
     };
-    let cited = &packet[..packet.len().min(MOST_ICMP_V4 - HEADER_V4 - 8)];
+    let cited = &packet[..packet.len().min(MAX_ICMP_V4 - HEADER_V4 - 8)];
     let length = (HEADER_V4 + 8 + cited.len()) as u16;
     let mut error = vec![0x45, 0xc0];
     error.extend_from_slice(&length.to_be_bytes());

@@ -21,11 +21,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The tokio runtime of the worker that creates the resolver.
 #[derive(Clone, Default)]
-pub(super) struct Marked(TokioRuntimeProvider);
+pub(super) struct MarkedRuntime(TokioRuntimeProvider);
 
 type Opening<T> = Pin<Box<dyn Send + Future<Output = io::Result<T>>>>;
 
-impl RuntimeProvider for Marked {
+impl RuntimeProvider for MarkedRuntime {
     type Handle = TokioHandle;
     type Timer = TokioTime;
     type Udp = UdpSocket;
