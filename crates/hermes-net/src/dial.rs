@@ -84,7 +84,7 @@ pub async fn connect(addresses: &Addresses, port: u16) -> io::Result<TcpStream> 
 /// # Errors
 /// The errors of [`connect`] and [`host::spare`](crate::host::spare).
 pub async fn connect_session(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
-    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::host::spare)).await
 }
 
 /// Starts an attempt every `every`, round robin over the addresses, until one is answered. Each attempt times out after
@@ -96,7 +96,7 @@ pub async fn until_answered(
     times: (Duration, Duration),
     failed: impl FnMut(&io::Error),
 ) -> TcpStream {
-    let attempt = |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare);
+    let attempt = |ip| connect_one(SocketAddr::new(ip, port), crate::host::spare);
     until_one_is(addresses, times, attempt, failed).await
 }
 

@@ -6,6 +6,7 @@
 pub mod dial;
 pub mod file;
 pub mod handover;
+pub mod host;
 pub mod io;
 pub mod keyed;
 pub mod lock;
@@ -13,7 +14,6 @@ pub mod mark;
 pub mod memory;
 mod netlink;
 pub mod outage;
-pub mod own;
 pub mod pace;
 pub mod privilege;
 pub mod quic;

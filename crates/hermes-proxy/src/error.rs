@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_net::own;
+use hermes_net::host;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
@@ -204,7 +204,7 @@ pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
 impl Error {
     /// There is no connection to a peer: its fault, or that of no descriptor being left here.
     pub(crate) fn no_connection(worker: &Worker, peer: &Arc<str>, source: io::Error) -> Self {
-        if own::is_lack(&source) {
+        if host::is_lack(&source) {
             worker.shared.metrics.limit("descriptors");
             return Error::Limit("open files: `ulimit -n`, LimitNOFILE= of systemd");
         }

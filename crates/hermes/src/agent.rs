@@ -547,7 +547,7 @@ impl<'a> Conversation<'a> {
         // A newer order replaces one that failed.
         self.failed = None;
         obey(order.clone(), self.home, instruct, self.standing).await?;
-        if hermes_net::own::tells_of_lack(&self.standing.refused) {
+        if hermes_net::host::tells_of_lack(&self.standing.refused) {
             let pause = self.retry.begin();
             tracing::warn!(revision = order.revision, again_in = ?pause, "the order failed for want of resources; retrying");
             self.failed = Some(order);

@@ -129,7 +129,7 @@ async fn run(
     takeover: Option<&Path>,
     log: &Log,
 ) -> anyhow::Result<()> {
-    let limit = hermes_net::own::raise_descriptor_limit(DESCRIPTORS);
+    let limit = hermes_net::host::raise_descriptor_limit(DESCRIPTORS);
     // Before the document is read: a change in between must not be missed.
     let mut watch = Watch::new(followed)?;
     let (mut agent, controllers) = agent.unzip();
@@ -461,7 +461,7 @@ impl ReloadRetry {
 
     /// Notes the outcome of a reload.
     fn follow(&mut self, outcome: &Result<(), String>) {
-        self.is_wanted = outcome.as_ref().is_err_and(|reason| hermes_net::own::tells_of_lack(reason));
+        self.is_wanted = outcome.as_ref().is_err_and(|reason| hermes_net::host::tells_of_lack(reason));
         if self.is_wanted {
             let pause = self.pace.begin();
             tracing::warn!(again_in = ?pause, "the reload failed for want of resources; retrying");
@@ -644,7 +644,7 @@ impl AdminSocket {
             std::io::Result::Ok(Self { address, kept, listener })
         };
         bound().map_err(|error| {
-            let remedy = hermes_net::own::bind_remedy(&error);
+            let remedy = hermes_net::host::bind_remedy(&error);
             anyhow::anyhow!("admin: listening on {address} over TCP: {error}. {remedy}")
         })
     }

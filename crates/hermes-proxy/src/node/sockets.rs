@@ -13,7 +13,7 @@ use std::sync::Arc;
 use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
 use hermes_net::handover::Handed;
 use hermes_net::quic::{self, ForwardSocket, Group};
-use hermes_net::{own, steer, tcp, udp};
+use hermes_net::{host, steer, tcp, udp};
 
 use super::Node;
 use crate::generation::Unready;
@@ -196,7 +196,7 @@ impl Node {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
                 Err(error) => faults.push(Unready {
                     path: format!("listeners[{index}].bind"),
-                    reason: format!("listening on {key}: {error}. {}", own::bind_remedy(&error)),
+                    reason: format!("listening on {key}: {error}. {}", host::bind_remedy(&error)),
                 }),
             }
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Gateway, ListenerProtocol, Route, Target, Terminate};
-use hermes_net::own;
+use hermes_net::host;
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
@@ -254,7 +254,7 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
 fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
     let mut last = io::Error::other("no address");
     for address in addresses {
-        let socket = udp::connect((*address, port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
+        let socket = udp::connect((*address, port).into()).and_then(|socket| host::spare(&socket).map(|()| socket));
         // Who answers as the kernel has it: 0.0.0.0 is the loopback's address.
         let connected = socket.and_then(|socket| {
             let peer = socket.peer_addr()?;

@@ -1,6 +1,6 @@
 //! Changes of links, addresses and the default route are told as they happen.
 
-use hermes_net::own::watch::{Change, Watch};
+use hermes_net::host::watch::{Change, Watch};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
