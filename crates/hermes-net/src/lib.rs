@@ -8,7 +8,7 @@ pub mod file;
 pub mod handover;
 pub mod host;
 pub mod io;
-pub mod keyed;
+pub mod keyed_hash;
 pub mod lock;
 pub mod mark;
 pub mod memory;

@@ -1,4 +1,4 @@
-//! Keyed hashes: nobody without the key can predict them, and every process of a node computes the same.
+//! KeyedHash hashes: nobody without the key can predict them, and every process of a node computes the same.
 //!
 //! In: a node's private key, and the purpose of the hashes. Out: numbers. Without a private key the key is random, and
 //! the hashes are stable in this process only. Never: the key, or anything that reveals it.
@@ -9,15 +9,15 @@ use crate::tls::CertifiedKey;
 
 /// Hashes for one purpose.
 #[derive(Clone)]
-pub struct Keyed(hmac::Key);
+pub struct KeyedHash(hmac::Key);
 
-impl std::fmt::Debug for Keyed {
+impl std::fmt::Debug for KeyedHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keyed")
+        f.write_str("KeyedHash")
     }
 }
 
-impl Keyed {
+impl KeyedHash {
     /// Derives the key from a private key, if there is one. Hashes of different purposes are independent.
     pub fn of(own: Option<&CertifiedKey>, purpose: &str) -> Self {
         match own {
