@@ -3,6 +3,7 @@
 //! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS configurations, verified
 //! identities. Never: HTTP, routes, or a policy decision.
 
+pub mod backoff;
 pub mod dial;
 pub mod file;
 pub mod handover;
@@ -14,7 +15,6 @@ pub mod mark;
 pub mod memory;
 mod netlink;
 pub mod outage;
-pub mod pace;
 pub mod privilege;
 pub mod quic;
 pub mod resolve;

@@ -14,8 +14,8 @@ use anyhow::Context as _;
 use hermes_controller::client::Place;
 use hermes_controller::token::Ticket;
 use hermes_model::{Checked, Snapshot};
+use hermes_net::backoff::Backoff;
 use hermes_net::handover::Handed;
-use hermes_net::pace::Pace;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -443,12 +443,12 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
 /// Retries a reload that failed because descriptors or memory were exhausted: no other event would trigger it again.
 struct ReloadRetry {
     is_wanted: bool,
-    pace: Pace,
+    pace: Backoff,
 }
 
 impl ReloadRetry {
     fn new() -> Self {
-        Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
+        Self { is_wanted: false, pace: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)) }
     }
 
     /// Waits until a retry is due.
@@ -474,12 +474,12 @@ impl ReloadRetry {
 struct Restoration {
     /// A device is gone that we have heard of, or could not make; or something that was taken over is not served yet.
     is_wanted: bool,
-    pace: Pace,
+    pace: Backoff,
 }
 
 impl Default for Restoration {
     fn default() -> Self {
-        Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
+        Self { is_wanted: false, pace: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)) }
     }
 }
 

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::desired::{Setting, devices, registry};
 use super::{Device, TunError, capture, nat, route};
+use crate::backoff::Backoff;
 use crate::netlink::{self, ADDRESSES, LINKS, Notifications, ROUTES, RULES, TableChange};
-use crate::pace::Pace;
 
 /// Pauses between two restorations while removals repeat. A flush is checked for completeness within the first.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
@@ -117,14 +117,14 @@ struct Reconciler {
 /// The settings that a device lacks, and the pauses between restorations.
 struct LostSettings {
     items: BTreeSet<Setting>,
-    pace: Pace,
+    backoff: Backoff,
     /// The reason of the last failed restoration, as it was logged.
     logged: Option<String>,
 }
 
 impl Default for LostSettings {
     fn default() -> Self {
-        Self { items: BTreeSet::new(), pace: Pace::new(MIN_PAUSE, MAX_PAUSE), logged: None }
+        Self { items: BTreeSet::new(), backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE), logged: None }
     }
 }
 
@@ -140,7 +140,7 @@ impl Reconciler {
                 tokio::time::sleep_until(next).await;
             }
         };
-        let next = self.lost.values().filter(|loss| !loss.items.is_empty()).map(|loss| loss.pace.next()).min();
+        let next = self.lost.values().filter(|loss| !loss.items.is_empty()).map(|loss| loss.backoff.next()).min();
         let restoration = async {
             if let Some(Some(next)) = next {
                 tokio::time::sleep_until(next).await;
@@ -171,7 +171,7 @@ impl Reconciler {
             let own = registry();
             self.lost.retain(|index, _| own.contains_key(index));
         }
-        let due = self.lost.iter_mut().filter(|(_, loss)| !loss.items.is_empty() && loss.pace.is_due());
+        let due = self.lost.iter_mut().filter(|(_, loss)| !loss.items.is_empty() && loss.backoff.is_due());
         let due: Vec<_> = due.map(|(index, loss)| (*index, std::mem::take(&mut loss.items))).collect();
         if !due.is_empty() {
             let all = move || due.into_iter().filter_map(|(index, items)| restore(index, items)).collect();
@@ -265,7 +265,7 @@ impl LostSettings {
             Ok(false) => self.logged = None,
             Ok(true) => {
                 self.logged = None;
-                let pause = self.pace.begin();
+                let pause = self.backoff.begin();
                 tracing::warn!(
                     device = name,
                     next_restoration_in_secs = pause.as_secs_f64(),
@@ -275,7 +275,7 @@ impl LostSettings {
                 );
             }
             Err(error) => {
-                self.pace.begin();
+                self.backoff.begin();
                 self.items.extend(left);
                 let logged = self.logged.replace(error.to_string());
                 if logged != self.logged {

@@ -9,14 +9,14 @@ use tokio::time::Instant;
 
 /// A back-off between a minimum and a maximum delay.
 #[derive(Debug)]
-pub struct Pace {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
     pause: Duration,
     next: Option<Instant>,
 }
 
-impl Pace {
+impl Backoff {
     /// A back-off before the first run.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, pause: first, next: None }
@@ -57,16 +57,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_and_begin_anew_where_it_was_left_alone() {
         let second = Duration::from_secs(1);
-        let mut pace = Pace::new(second, 5 * second);
+        let mut backoff = Backoff::new(second, 5 * second);
         let mut pauses = Vec::new();
         for _ in 0..5 {
             let before = Instant::now();
-            pace.due().await;
+            backoff.due().await;
             pauses.push(before.elapsed().as_secs());
-            pace.begin();
+            backoff.begin();
         }
         assert_eq!(pauses, [0, 1, 2, 4, 5]);
         tokio::time::sleep(11 * second).await;
-        assert_eq!(pace.begin(), second);
+        assert_eq!(backoff.begin(), second);
     }
 }
