@@ -10,7 +10,7 @@ mod group;
 mod gso_batch;
 mod id;
 mod intermittent_cc;
-pub mod narrow;
+pub mod path_monitor;
 mod reset;
 mod socket;
 mod tokens;
@@ -68,7 +68,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    fn transport(self, controllers: narrow::Factory) -> Arc<TransportConfig> {
+    fn transport(self, controllers: path_monitor::Factory) -> Arc<TransportConfig> {
         let (initial, largest) = self.mtu;
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(largest);
@@ -113,7 +113,7 @@ pub fn server_config(
     let crypto = QuicServerConfig::try_from(tls)
         .map_err(|error| TlsError::Configuration { what: "QUIC of a listener", reason: error.to_string() })?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(bounds.transport(narrow::Factory::default())).max_incoming(MAX_INCOMING);
+    config.transport_config(bounds.transport(path_monitor::Factory::default())).max_incoming(MAX_INCOMING);
     config.incoming_buffer_size(INCOMING_BUFFER).incoming_buffer_size_total(16 * INCOMING_BUFFER);
     if early_data {
         let mut tokens = ValidationTokenConfig::default();
@@ -127,7 +127,7 @@ pub fn server_config(
 /// client's migration to another address.
 pub fn for_one(config: &ServerConfig, bounds: Bounds) -> ServerConfig {
     let mut config = config.clone();
-    config.transport_config(bounds.transport(narrow::Factory::of_one()));
+    config.transport_config(bounds.transport(path_monitor::Factory::of_one()));
     config
 }
 
@@ -146,7 +146,7 @@ pub fn client_config(tls: &Arc<rustls::ClientConfig>, bounds: Bounds) -> Result<
     let crypto = QuicClientConfig::try_from(tls.clone())
         .map_err(|error| TlsError::Configuration { what: "QUIC of an upstream", reason: error.to_string() })?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(bounds.transport(narrow::Factory::default()));
+    config.transport_config(bounds.transport(path_monitor::Factory::default()));
     Ok(config)
 }
 

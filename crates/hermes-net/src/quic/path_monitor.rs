@@ -28,11 +28,11 @@ const ANSWER_TIMEOUT_TRIPS: u32 = 3;
 
 /// The observed state of one connection's path.
 #[derive(Debug, Default)]
-pub struct Narrow {
+pub struct PathMonitor {
     lost: AtomicU32,
     arrived: AtomicU64,
     answered: AtomicU64,
-    is_dark_at_times: AtomicBool,
+    is_intermittent: AtomicBool,
     in_order: AtomicU64,
     trip: AtomicU64,
     /// The time of the oldest unanswered packet. Times are nanoseconds since [`epoch`]; 0 is never.
@@ -53,15 +53,15 @@ fn nanos(at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(epoch()).as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
-impl Narrow {
+impl PathMonitor {
     /// Packets of more than [`BASE`] bytes no longer arrive.
     pub fn is_narrow(&self) -> bool {
         self.lost.load(Ordering::Relaxed) >= MAX_LOSSES
     }
 
     /// Switches to the congestion window of a dedicated, intermittently available link, which ignores random losses.
-    pub fn is_dark_at_times(&self) {
-        self.is_dark_at_times.store(true, Ordering::Relaxed);
+    pub fn set_intermittent(&self) {
+        self.is_intermittent.store(true, Ordering::Relaxed);
     }
 
     /// Bytes of one stream that may be sent beyond the part that has arrived in order. `None`: the link is not measured
@@ -121,9 +121,9 @@ impl Narrow {
 }
 
 /// The monitor of a connection that was configured here.
-pub fn of(connection: &Connection) -> Arc<Narrow> {
+pub fn of(connection: &Connection) -> Arc<PathMonitor> {
     let watched = connection.congestion_state().into_any().downcast::<MonitoredController>();
-    watched.map(|watched| watched.narrow).unwrap_or_default()
+    watched.map(|watched| watched.monitor).unwrap_or_default()
 }
 
 /// Builds congestion controllers with a path monitor.
@@ -131,26 +131,26 @@ pub fn of(connection: &Connection) -> Arc<Narrow> {
 pub(super) struct Factory {
     cubic: Arc<CubicConfig>,
     /// The shared monitor of a single connection. `None`: each connection gets its own.
-    narrow: Option<Arc<Narrow>>,
+    monitor: Option<Arc<PathMonitor>>,
 }
 
 impl Factory {
     /// A factory for one connection: all its successive paths share one monitor.
     pub(super) fn of_one() -> Self {
-        Self { narrow: Some(Arc::default()), ..Self::default() }
+        Self { monitor: Some(Arc::default()), ..Self::default() }
     }
 }
 
 impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.cubic.clone().build(now, current_mtu);
-        let narrow = self.narrow.clone().unwrap_or_default();
+        let monitor = self.monitor.clone().unwrap_or_default();
         // The path is new: its MTU and its capacity are measured again.
-        narrow.lost.store(0, Ordering::Relaxed);
-        narrow.in_order.store(0, Ordering::Relaxed);
+        monitor.lost.store(0, Ordering::Relaxed);
+        monitor.in_order.store(0, Ordering::Relaxed);
         Box::new(MonitoredController {
             inner,
-            narrow,
+            monitor,
             intermittent: IntermittentController::default(),
             unacknowledged: None,
             last_sent: 0,
@@ -161,7 +161,7 @@ impl ControllerFactory for Factory {
 
 struct MonitoredController {
     inner: Box<dyn Controller>,
-    narrow: Arc<Narrow>,
+    monitor: Arc<PathMonitor>,
     /// The controller that applies if the link is intermittent.
     intermittent: IntermittentController,
     /// The time of the first packet since the last acknowledgement.
@@ -184,25 +184,25 @@ impl Controller for MonitoredController {
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         if bytes > BASE {
-            self.narrow.lost.store(0, Ordering::Relaxed);
+            self.monitor.lost.store(0, Ordering::Relaxed);
             self.has_sent_long = false;
         }
         if bytes >= BASE {
-            self.narrow.arrived.fetch_add(1, Ordering::Relaxed);
+            self.monitor.arrived.fetch_add(1, Ordering::Relaxed);
         }
-        self.narrow.answered.fetch_add(1, Ordering::Relaxed);
+        self.monitor.answered.fetch_add(1, Ordering::Relaxed);
         self.unacknowledged = None;
-        if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
+        if self.monitor.is_intermittent.load(Ordering::Relaxed) {
             // A datagram may have arrived before this acknowledgement.
-            if self.narrow.heard(now) || self.narrow.has_risen.swap(false, Ordering::Relaxed) {
-                self.narrow.has_risen.store(false, Ordering::Relaxed);
+            if self.monitor.heard(now) || self.monitor.has_risen.swap(false, Ordering::Relaxed) {
+                self.monitor.has_risen.store(false, Ordering::Relaxed);
                 self.intermittent.restored(now);
             }
             self.intermittent.arrived(now, sent, bytes, rtt.min(), app_limited);
-            self.narrow
+            self.monitor
                 .trip
                 .store(u64::try_from(self.intermittent.trip().as_nanos()).unwrap_or_default(), Ordering::Relaxed);
-            self.narrow.in_order.store(self.intermittent.in_order().unwrap_or_default(), Ordering::Relaxed);
+            self.monitor.in_order.store(self.intermittent.in_order().unwrap_or_default(), Ordering::Relaxed);
         }
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
@@ -210,7 +210,7 @@ impl Controller for MonitoredController {
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
         if in_flight > 0 {
             // Packets in flight are still unanswered, although no more may be sent.
-            self.narrow.asked(now);
+            self.monitor.asked(now);
         }
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
     }
@@ -218,7 +218,7 @@ impl Controller for MonitoredController {
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost_bytes: u64) {
         if lost_bytes > BASE && self.has_sent_long {
             // The counter stays far below overflow: after `MAX_LOSSES` losses no long packets are sent.
-            self.narrow.lost.fetch_add(1, Ordering::Relaxed);
+            self.monitor.lost.fetch_add(1, Ordering::Relaxed);
         }
         self.intermittent.lost(sent, lost_bytes);
         self.inner.on_congestion_event(now, sent, is_persistent, lost_bytes);
@@ -229,10 +229,10 @@ impl Controller for MonitoredController {
     }
 
     fn window(&self) -> u64 {
-        if self.narrow.is_dark_at_times.load(Ordering::Relaxed) {
+        if self.monitor.is_intermittent.load(Ordering::Relaxed) {
             // Bytes lost in an outage count as in flight until an acknowledgement arrives, and that needs a packet
             // first.
-            let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.narrow.answer_timeout());
+            let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.monitor.answer_timeout());
             return if is_stale { intermittent_cc::MAX_WINDOW } else { self.intermittent.window() };
         }
         self.inner.window()
@@ -241,7 +241,7 @@ impl Controller for MonitoredController {
     fn clone_box(&self) -> Box<dyn Controller> {
         Box::new(Self {
             inner: self.inner.clone_box(),
-            narrow: self.narrow.clone(),
+            monitor: self.monitor.clone(),
             intermittent: self.intermittent.clone(),
             ..*self
         })
@@ -274,7 +274,7 @@ mod tests {
             }
             watched.on_congestion_event(now, now, false, batches.iter().map(|(_, bytes)| bytes).sum());
         }
-        watched.into_any().downcast::<MonitoredController>().unwrap().narrow.is_narrow()
+        watched.into_any().downcast::<MonitoredController>().unwrap().monitor.is_narrow()
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         let mut watched =
             Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<MonitoredController>().unwrap();
         let before = watched.window();
-        watched.narrow.is_dark_at_times();
+        watched.monitor.set_intermittent();
         for number in 1..10 {
             watched.on_sent(now, 1200, number);
             watched.on_congestion_event(now, now, true, 1200);
@@ -304,14 +304,14 @@ mod tests {
         let now = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let mut watched =
             Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<MonitoredController>().unwrap();
-        watched.narrow.is_dark_at_times();
+        watched.monitor.set_intermittent();
         watched.on_sent(Instant::now(), 1200, 1);
         assert_eq!(watched.window(), 64 << 10);
         watched.unacknowledged = Some(now);
         let asked = Instant::now();
-        watched.narrow.asked(asked);
+        watched.monitor.asked(asked);
         assert!(
-            watched.narrow.heard(asked + Duration::from_secs(1)),
+            watched.monitor.heard(asked + Duration::from_secs(1)),
             "a word was heard, which says nothing of what is under way"
         );
         assert_eq!(watched.window(), intermittent_cc::MAX_WINDOW);
@@ -319,15 +319,15 @@ mod tests {
 
     #[test]
     fn what_is_not_answered_was_sent_into_the_dark() {
-        let (narrow, start) = (Narrow::default(), Instant::now());
+        let (monitor, start) = (PathMonitor::default(), Instant::now());
         let at = |millis| start + Duration::from_millis(millis);
-        assert!(!narrow.is_dark(at(5000)), "nothing is owed");
-        narrow.asked(at(5000));
-        narrow.asked(at(5090));
-        assert!(!narrow.is_dark(at(5100)) && narrow.is_dark(at(5101)));
-        assert!(narrow.heard(at(7000)) && !narrow.is_dark(at(9000)));
-        narrow.asked(at(9000));
-        assert!(!narrow.heard(at(9010)));
-        assert_eq!((narrow.take_rise(), narrow.take_rise()), (Some(at(7000)), None));
+        assert!(!monitor.is_dark(at(5000)), "nothing is owed");
+        monitor.asked(at(5000));
+        monitor.asked(at(5090));
+        assert!(!monitor.is_dark(at(5100)) && monitor.is_dark(at(5101)));
+        assert!(monitor.heard(at(7000)) && !monitor.is_dark(at(9000)));
+        monitor.asked(at(9000));
+        assert!(!monitor.heard(at(9010)));
+        assert_eq!((monitor.take_rise(), monitor.take_rise()), (Some(at(7000)), None));
     }
 }
