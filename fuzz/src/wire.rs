@@ -11,7 +11,7 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
 use hermes_wire::custody::{self, Record};
 use hermes_wire::dns::{self, Answer, Question};
 use hermes_wire::h3::{Frame, FrameDecoder, FrameError, Settings};
-use hermes_wire::ip::{self, Trouble};
+use hermes_wire::ip::{self, IcmpError};
 use hermes_wire::proxy_protocol::{self, Parsed};
 use hermes_wire::socks5::{self, Greeting, Request};
 use hermes_wire::traceparent::Traceparent;
@@ -253,12 +253,12 @@ fn forward(mut packet: Vec<u8>, mtu: usize) {
     assert!(header.transport <= packet.len());
     translate(&packet, &header, mtu as u16);
     let own = if header.source.is_ipv4() { [10, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
-    for trouble in [Trouble::TooBig(mtu), Trouble::NoRoute, Trouble::Prohibited] {
-        let Some(error) = ip::icmp_error(&packet, &header, trouble, own) else { continue };
+    for cause in [IcmpError::TooBig(mtu), IcmpError::NoRoute, IcmpError::Prohibited] {
+        let Some(error) = ip::icmp_error(&packet, &header, cause, own) else { continue };
         let told = ip::parse(&error).expect("an ICMP error is a packet");
         assert_eq!((told.source, told.destination), (own, header.source));
         assert!(error.len() <= ip::MIN_MTU_V6);
-        assert_eq!(ip::icmp_error(&error, &told, trouble, own), None, "no error about an error");
+        assert_eq!(ip::icmp_error(&error, &told, cause, own), None, "no error about an error");
     }
     if header.may_be_cut {
         for fragment in ip::fragment(&packet, &header, mtu) {

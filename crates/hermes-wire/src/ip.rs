@@ -313,7 +313,7 @@ fn later_head(head: &[u8]) -> Vec<u8> {
 
 /// An ICMP error that is reported to the sender of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub enum IcmpError {
     /// The packet is larger than the path MTU, which is given (RFC 1191, RFC 8201).
     TooBig(usize),
     /// No route leads to the destination.
@@ -325,8 +325,8 @@ pub enum Trouble {
 /// Builds the ICMP error for a packet that [`parse`] accepted, from `own` to its sender. `None` if no error may be
 /// sent: for errors, later fragments, and packets whose addresses are not those of single hosts (RFC 1122, section
 /// 3.2.2; RFC 4443, section 2.4). The caller limits the rate.
-pub fn icmp_error(packet: &[u8], header: &Header, trouble: Trouble, own: IpAddr) -> Option<Vec<u8>> {
-    let may_be_to_many = matches!(trouble, Trouble::TooBig(_)) && header.source.is_ipv6();
+pub fn icmp_error(packet: &[u8], header: &Header, cause: IcmpError, own: IpAddr) -> Option<Vec<u8>> {
+    let may_be_to_many = matches!(cause, IcmpError::TooBig(_)) && header.source.is_ipv6();
     if header.is_later_fragment || !is_one_host(header.source) || !(may_be_to_many || is_one_host(header.destination)) {
         return None;
     }
@@ -334,8 +334,8 @@ pub fn icmp_error(packet: &[u8], header: &Header, trouble: Trouble, own: IpAddr)
         return None;
     }
     match (own, header.source) {
-        (IpAddr::V4(own), IpAddr::V4(to)) => Some(icmp_v4(packet, trouble, own, to)),
-        (IpAddr::V6(own), IpAddr::V6(to)) => Some(icmp_v6(packet, trouble, own, to)),
+        (IpAddr::V4(own), IpAddr::V4(to)) => Some(icmp_v4(packet, cause, own, to)),
+        (IpAddr::V6(own), IpAddr::V6(to)) => Some(icmp_v6(packet, cause, own, to)),
         _ => None,
     }
 }
@@ -373,11 +373,11 @@ pub fn cited(packet: &[u8], header: &Header) -> Option<(IpAddr, IpAddr)> {
     ends(packet.get(header.transport + MIN_ICMP..)?)
 }
 
-fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    let (kind, code, rest) = match trouble {
-        Trouble::TooBig(mtu) => (3, 4, u32::try_from(mtu.min(0xffff)).unwrap_or_default()),
-        Trouble::NoRoute => (3, 0, 0),
-        Trouble::Prohibited => (3, 13, 0),
+fn icmp_v4(packet: &[u8], cause: IcmpError, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    let (kind, code, rest) = match cause {
+        IcmpError::TooBig(mtu) => (3, 4, u32::try_from(mtu.min(0xffff)).unwrap_or_default()),
+        IcmpError::NoRoute => (3, 0, 0),
+        IcmpError::Prohibited => (3, 13, 0),
     };
     let cited = &packet[..packet.len().min(MAX_ICMP_V4 - HEADER_V4 - 8)];
     let length = (HEADER_V4 + 8 + cited.len()) as u16;
@@ -395,11 +395,11 @@ fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<
     error
 }
 
-fn icmp_v6(packet: &[u8], trouble: Trouble, own: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
-    let (kind, code, rest) = match trouble {
-        Trouble::TooBig(mtu) => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX)),
-        Trouble::NoRoute => (1, 0, 0),
-        Trouble::Prohibited => (1, 1, 0),
+fn icmp_v6(packet: &[u8], cause: IcmpError, own: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+    let (kind, code, rest) = match cause {
+        IcmpError::TooBig(mtu) => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX)),
+        IcmpError::NoRoute => (1, 0, 0),
+        IcmpError::Prohibited => (1, 1, 0),
     };
     let cited = &packet[..packet.len().min(MIN_MTU_V6 - HEADER_V6 - 8)];
     let length = (8 + cited.len()) as u16;

@@ -136,7 +136,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::tests::{tcp, transport_sum, udp, v4, v6};
-    use super::super::{ICMP, Trouble, checksum, icmp_error, parse, sum};
+    use super::super::{ICMP, IcmpError, checksum, icmp_error, parse, sum};
     use super::*;
 
     fn with(mut packet: Vec<u8>, side: Side, address: &str) -> Vec<u8> {
@@ -180,7 +180,7 @@ mod tests {
         ] {
             // The error comes from the packet's destination, so its source is the cited destination.
             let header = parse(&packet).unwrap();
-            let error = icmp_error(&packet, &header, Trouble::TooBig(1280), own.parse().unwrap()).unwrap();
+            let error = icmp_error(&packet, &header, IcmpError::TooBig(1280), own.parse().unwrap()).unwrap();
             let changed = with(error.clone(), Side::Source, other);
             let header = parse(&changed).unwrap();
             let within = &changed[header.transport + MIN_ICMP..];

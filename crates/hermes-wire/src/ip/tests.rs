@@ -163,7 +163,7 @@ fn fragments_hold_all_and_fit() {
 fn senders_are_told_what_they_can_use() {
     let own: IpAddr = "10.9.9.9".parse().unwrap();
     let packet = v4(UDP, 0x4000, &[1; 1400]);
-    let error = icmp_error(&packet, &parse(&packet).unwrap(), Trouble::TooBig(1280), own).unwrap();
+    let error = icmp_error(&packet, &parse(&packet).unwrap(), IcmpError::TooBig(1280), own).unwrap();
     let header = parse(&error).unwrap();
     assert_eq!((header.source, header.destination.to_string(), header.protocol), (own, "10.0.0.1".to_owned(), ICMP));
     assert_eq!(error[20..28], [3, 4, error[22], error[23], 0, 0, 5, 0]);
@@ -172,16 +172,16 @@ fn senders_are_told_what_they_can_use() {
 
     let own: IpAddr = "2001:db8::9".parse().unwrap();
     let packet = v6(UDP, &[1; 1400]);
-    for (trouble, begin) in [
-        (Trouble::TooBig(1300), [2, 0, 0, 0, 5, 20]),
-        (Trouble::NoRoute, [1, 0, 0, 0, 0, 0]),
-        (Trouble::Prohibited, [1, 1, 0, 0, 0, 0]),
+    for (cause, begin) in [
+        (IcmpError::TooBig(1300), [2, 0, 0, 0, 5, 20]),
+        (IcmpError::NoRoute, [1, 0, 0, 0, 0, 0]),
+        (IcmpError::Prohibited, [1, 1, 0, 0, 0, 0]),
     ] {
-        let error = icmp_error(&packet, &parse(&packet).unwrap(), trouble, own).unwrap();
+        let error = icmp_error(&packet, &parse(&packet).unwrap(), cause, own).unwrap();
         assert_eq!((error.len(), transport_sum(&error)), (1280, 0));
         assert_eq!([error[40], error[41], error[44], error[45], error[46], error[47]], begin);
         assert_eq!(error[48..], packet[..1232]);
-        let again = icmp_error(&error, &parse(&error).unwrap(), trouble, own);
+        let again = icmp_error(&error, &parse(&error).unwrap(), cause, own);
         assert_eq!(again, None, "no error about an error");
     }
 }
@@ -189,16 +189,16 @@ fn senders_are_told_what_they_can_use() {
 #[test]
 fn nobody_is_told_who_was_not_one_host() {
     let own: IpAddr = "10.9.9.9".parse().unwrap();
-    let told = |packet: &[u8], trouble| icmp_error(packet, &parse(packet).unwrap(), trouble, own).is_some();
-    assert!(told(&v4(ICMP, 0, &[8, 0]), Trouble::NoRoute) && told(&v4(TCP, 0, &[]), Trouble::Prohibited));
-    assert!(!told(&v4(ICMP, 0, &[3, 0]), Trouble::NoRoute) && !told(&v4(ICMP, 0, &[]), Trouble::NoRoute));
-    assert!(!told(&v4(UDP, 9, &[]), Trouble::NoRoute), "a later fragment");
+    let told = |packet: &[u8], cause| icmp_error(packet, &parse(packet).unwrap(), cause, own).is_some();
+    assert!(told(&v4(ICMP, 0, &[8, 0]), IcmpError::NoRoute) && told(&v4(TCP, 0, &[]), IcmpError::Prohibited));
+    assert!(!told(&v4(ICMP, 0, &[3, 0]), IcmpError::NoRoute) && !told(&v4(ICMP, 0, &[]), IcmpError::NoRoute));
+    assert!(!told(&v4(UDP, 9, &[]), IcmpError::NoRoute), "a later fragment");
     let between = |source: [u8; 4], destination: [u8; 4]| {
         let mut packet = v4(UDP, 0, &[]);
         packet[12..16].copy_from_slice(&source);
         packet[16..20].copy_from_slice(&destination);
         finish_v4(&mut packet, 20);
-        told(&packet, Trouble::TooBig(576))
+        told(&packet, IcmpError::TooBig(576))
     };
     assert!(between([10, 0, 0, 1], [10, 0, 0, 2]));
     assert!(!between([10, 0, 0, 1], [224, 0, 0, 1]) && !between([10, 0, 0, 1], [255; 4]));
@@ -224,8 +224,8 @@ proptest! {
         }
         let Ok(header) = parse(&packet) else { return Ok(()) };
         let own = if header.source.is_ipv4() { "10.0.0.1" } else { "::1" }.parse().unwrap();
-        for trouble in [Trouble::TooBig(mtu), Trouble::NoRoute, Trouble::Prohibited] {
-            if let Some(error) = icmp_error(&packet, &header, trouble, own) {
+        for cause in [IcmpError::TooBig(mtu), IcmpError::NoRoute, IcmpError::Prohibited] {
+            if let Some(error) = icmp_error(&packet, &header, cause, own) {
                 prop_assert!(parse(&error).is_ok());
             }
         }
