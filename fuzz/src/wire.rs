@@ -111,7 +111,7 @@ pub fn connect_ip(data: &[u8]) {
     }
     let payload = Bytes::copy_from_slice(data);
     if let Ok(addresses) = connect_ip::parse_address_assign(payload.clone()) {
-        assert!(addresses.len() <= connect_ip::MOST_ENTRIES);
+        assert!(addresses.len() <= connect_ip::MAX_ENTRIES);
         let mut out = Vec::new();
         connect_ip::put_addresses(&addresses, &mut out);
         assert_eq!(connect_ip::parse_address_assign(out.clone().into()).as_ref(), Ok(&addresses));

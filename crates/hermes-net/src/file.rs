@@ -14,7 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The largest certificate, key or bundle that is read; a bundle of all public CAs has 300 KiB.
-pub const MOST: u64 = 16 << 20;
+pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads a whole regular file of at most `most` bytes.
 ///
@@ -86,8 +86,8 @@ mod tests {
         std::fs::create_dir_all(&directory).unwrap();
         let fifo = directory.join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(read(&fifo, MOST).is_err() && append(&fifo, 0o600).is_err());
-        assert!(read(Path::new("/dev/zero"), MOST).is_err() && read(&directory, MOST).is_err());
+        assert!(read(&fifo, MAX_FILE_BYTES).is_err() && append(&fifo, 0o600).is_err());
+        assert!(read(Path::new("/dev/zero"), MAX_FILE_BYTES).is_err() && read(&directory, MAX_FILE_BYTES).is_err());
         let log = directory.join("log");
         io::Write::write_all(&mut append(&log, 0o600).unwrap(), b"one").unwrap();
         io::Write::write_all(&mut append(&log, 0o600).unwrap(), b"two").unwrap();

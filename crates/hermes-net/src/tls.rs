@@ -75,7 +75,7 @@ impl CertifiedKey {
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = load_certificates(cert)?;
         let fault = |reason: String| TlsError::File { path: key.to_owned(), reason };
-        let pem = file::read(key, file::MOST).map_err(|error| fault(format!("cannot read: {error}")))?;
+        let pem = file::read(key, file::MAX_FILE_BYTES).map_err(|error| fault(format!("cannot read: {error}")))?;
         let private = PrivateKeyDer::from_pem_slice(bare(&pem))
             .map_err(|error| fault(format!("no readable private key: {error}")))?;
         // Other errors are reported when they are used.
@@ -251,7 +251,7 @@ pub fn fingerprints(pem: &[u8]) -> Result<Vec<[u8; 32]>, String> {
 
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |reason: String| TlsError::File { path: path.to_owned(), reason };
-    let pem = file::read(path, file::MOST).map_err(|error| fault(format!("cannot read: {error}")))?;
+    let pem = file::read(path, file::MAX_FILE_BYTES).map_err(|error| fault(format!("cannot read: {error}")))?;
     certificates(&pem).map_err(fault)
 }
 

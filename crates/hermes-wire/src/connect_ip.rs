@@ -31,10 +31,10 @@ pub const MTU: u64 = 0x2d48_524d_5f4d_5455;
 pub const LEAVING: u64 = 0x2d48_524d_5f42_5945;
 
 /// Maximum number of addresses or ranges in one capsule. The limit bounds the memory and the search for each packet.
-pub const MOST_ENTRIES: usize = 1024;
+pub const MAX_ENTRIES: usize = 1024;
 
 /// The longest payload of one of the three capsules with at most [`MAX_ENTRIES`] entries.
-pub const MAX_CAPSULE: usize = MOST_ENTRIES * (varint::MAX_LEN + 1 + 2 * 16 + 1);
+pub const MAX_CAPSULE: usize = MAX_ENTRIES * (varint::MAX_LEN + 1 + 2 * 16 + 1);
 
 /// All but the unreserved characters of RFC 3986; `*` is not encoded, as in the RFC.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'*');
@@ -110,7 +110,7 @@ pub enum ConnectIpError {
     #[error("ROUTE_ADVERTISEMENT ranges overlap or are not sorted by version, protocol and address")]
     Order,
     /// The capsule has more entries than [`MAX_ENTRIES`].
-    #[error("CONNECT-IP capsule with more than {MOST_ENTRIES} entries")]
+    #[error("CONNECT-IP capsule with more than {MAX_ENTRIES} entries")]
     TooMany,
 }
 
@@ -403,7 +403,7 @@ pub fn put_routes(routes: &[Route], out: &mut impl BufMut) {
 }
 
 fn push<T>(entries: &mut Vec<T>, entry: T) -> Result<()> {
-    if entries.len() == MOST_ENTRIES {
+    if entries.len() == MAX_ENTRIES {
         return Err(ConnectIpError::TooMany);
     }
     entries.push(entry);

@@ -97,7 +97,7 @@ fn malformed_capsules_say_what_is_wrong() {
     assert_eq!(parse_route_advertisement(Bytes::from_static(apart)).unwrap().len(), 3);
     assert_eq!(routes(&[4, 10, 0, 0, 0, 10, 0, 0, 2, 0, 4, 10, 0, 0, 2, 10, 0, 0, 2, 0]), ConnectIpError::Order);
     assert_eq!(routes(&[4, 9, 0, 0, 0, 9, 0, 0, 0, 6, 4, 10, 0, 0, 0, 10, 0, 0, 1, 0]), ConnectIpError::Order);
-    let many: Bytes = [0, 4, 10, 0, 0, 1, 32].repeat(MOST_ENTRIES + 1).into();
+    let many: Bytes = [0, 4, 10, 0, 0, 1, 32].repeat(MAX_ENTRIES + 1).into();
     assert_eq!(parse_address_assign(many), Err(ConnectIpError::TooMany));
 }
 
