@@ -71,7 +71,7 @@ fn a_capsule_as_long_as_the_limit_passes_and_a_byte_more_fails() {
     assert_eq!((capsules.len(), end), (1, Ok(())));
     let error = CapsuleError::TooLong { kind: DATAGRAM, length: LIMIT as u64 + 1, limit: LIMIT };
     assert_eq!(decode(LIMIT, [stream(LIMIT + 1)]), (vec![], Err(error)));
-    assert_eq!(error.to_string(), "a capsule of type 0 and of 1501 bytes exceeds the limit of 1500 bytes");
+    assert_eq!(error.to_string(), "capsule of type 0 with 1501 bytes exceeds the limit of 1500 bytes");
 }
 
 #[test]
