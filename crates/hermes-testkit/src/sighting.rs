@@ -25,7 +25,7 @@ use crate::{
 /// The header that a document of a test sets to its own number.
 pub const GENERATION: &str = "x-generation";
 
-/// What several origins have seen.
+/// The requests that several origins have seen.
 #[derive(Debug, Clone)]
 pub struct Sightings {
     seen: watch::Sender<BTreeMap<u64, Sighting>>,
@@ -36,7 +36,7 @@ pub struct Sightings {
 pub struct Sighting {
     /// When.
     pub at: Instant,
-    /// Where: the origin's label.
+    /// The label of the origin.
     pub origin: String,
     /// All that it said.
     pub head: Head,

@@ -1,4 +1,4 @@
-//! One transfer and its proof.
+//! A verified transfer.
 //!
 //! In: a door, a way, a size. Out: nothing where every byte came out as it went in, else where it did not. Pieces
 //! are of random length, so that no boundary of ours falls together with a boundary of theirs.
@@ -34,8 +34,8 @@ pub enum Version {
 const PIECE: usize = 200 << 10;
 /// Datagrams under way at once: a modest rate, whatever the machine.
 const OUTSTANDING: usize = 4;
-/// And so many bytes: a socket with the system's usual buffer (Envoy's) has no room for three of the
-/// largest, and what it has no time to read is lost.
+/// Bytes in flight at once: a socket with the system's default buffer (Envoy's) has no room for three of the largest
+/// datagrams, and loses what it does not read in time.
 const OUTSTANDING_BYTES: usize = 80 << 10;
 
 fn wrong(what: impl Into<String>) -> io::Error {
@@ -62,7 +62,7 @@ pub async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut
 /// As [`echo`], for proxies that end both directions of a tunnel when one has ended: ours ends only when all is back.
 ///
 /// # Errors
-/// As [`echo`].
+/// The errors of [`echo`].
 pub async fn echo_whole(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
     let mut tunnel = door.tunnel(way, authority).await?;
     let pattern = Pattern::new(rng.random());
@@ -255,7 +255,7 @@ pub async fn datagrams(door: &Door, way: FlowWay, name: &str, count: usize, rng:
 /// As [`datagrams`], of lengths between two, both of them among them: for proxies that do not carry all lengths.
 ///
 /// # Errors
-/// As [`datagrams`].
+/// The errors of [`datagrams`].
 pub async fn datagrams_between(
     (least, most): (usize, usize),
     door: &Door,

@@ -23,7 +23,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 /// Any connection, on the heap.
 pub type BoxedStream = Box<dyn Stream>;
 
-/// What is read at once.
+/// Maximum number of bytes of one read.
 const PIECE: usize = 64 << 10;
 
 /// A tunnel.
@@ -34,7 +34,7 @@ pub struct Tunnel {
     pub writer: Writer,
 }
 
-/// One direction.
+/// A direction of a stream.
 pub enum Reader {
     /// A connection, and what was read of it already.
     Io(ReadHalf<BoxedStream>, Bytes),
@@ -117,7 +117,7 @@ impl Reader {
         Ok(all)
     }
 
-    /// At least so many bytes, then whatever came with them.
+    /// Reads at least this number of bytes, and all that arrived with them.
     ///
     /// # Errors
     /// The tunnel ended or broke before.

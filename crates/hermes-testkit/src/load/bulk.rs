@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{Error, Result, netns::inside, pattern::Pattern};
 
-/// What is written at once: large enough that system calls do not limit, small enough for the cache.
+/// Bytes of one write: large enough that system calls do not limit, small enough for the cache.
 const CHUNK: usize = 256 << 10;
 /// Comparing every byte would cost more than receiving it.
 const VERIFY_EVERY: u64 = 16;

@@ -1,4 +1,4 @@
-//! What a program has used, read from `/proc`.
+//! Resource usage of a program, read from `/proc`.
 //!
 //! In: a pid. Out: CPU time of all its threads and children, resident and proportional memory. The clock tick of
 //! 10 ms bounds the precision of CPU time: measure for seconds.

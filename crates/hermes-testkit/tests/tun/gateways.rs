@@ -1,4 +1,4 @@
-//! A gateway: what comes out of a device reaches the world with the gateway's address, and answers find back.
+//! A gateway: packets from a device reach the world with the gateway's address, and replies return to the device.
 
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use hermes_testkit::skip::needs_root;
 
 use crate::lab::{PATIENCE, UPLINK, WORLD, connect, inside, joined, output};
 
-/// What users have behind the gateway.
+/// The address of a user behind the gateway.
 const BEHIND: [&str; 2] = ["10.90.0.0/24", "fd90::/64"];
 
 fn device(name: &str) -> (Device, IdleQueue) {
@@ -43,7 +43,7 @@ fn users_reach_the_world_with_the_address_of_the_gateway() {
         for behind in BEHIND {
             gateways.set_route(behind.parse().unwrap(), Route { mtu: Some(1400), source: None }).unwrap();
         }
-        // What the gateway's own programs send is captured; what comes out of the overlay is not.
+        // Packets of the gateway's own programs are captured; those from the overlay are not.
         let (captures, captured) = device("ht0");
         for all in ["0.0.0.0/0", "::/0"] {
             captures.capture(all.parse().unwrap(), Route::default()).unwrap();

@@ -27,7 +27,7 @@ pub(crate) fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + 
     })
 }
 
-/// What went one way.
+/// The traffic of one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Way {
     pub(crate) received: Cell<Moved>,
@@ -115,7 +115,7 @@ pub(crate) fn connect(here: &Namespace, world: &Namespace) {
     }
 }
 
-/// What a program says inside a namespace.
+/// The output of a program inside a namespace.
 pub(crate) fn output(namespace: &Namespace, program: &str) -> String {
     let output = Command::new("ip").args(["netns", "exec", namespace.name(), "sh", "-c", program]).output().unwrap();
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
@@ -128,7 +128,7 @@ pub(crate) fn rules(namespace: &Namespace) -> Vec<String> {
     all.lines().filter(|line| line.contains("proto 72")).map(str::to_owned).collect()
 }
 
-/// Waits until packets to an address of ours are taken: of IPv6 the kernel gives it first, and its route later.
+/// Waits until packets to our address are accepted: for IPv6, the kernel adds the address first and its route later.
 pub(crate) fn is_local(namespace: &Namespace, address: &str) {
     let started = Instant::now();
     while !output(namespace, &format!("ip route get {address}")).contains("local") {

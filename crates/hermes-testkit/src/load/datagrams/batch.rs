@@ -16,7 +16,7 @@ use super::HEADER;
 
 /// Datagrams in one system call.
 const BATCH: usize = 64;
-/// How long the receiver waits before it looks whether it is still wanted.
+/// Interval at which the receiver checks whether it should stop.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Sends numbered datagrams of one flow.
