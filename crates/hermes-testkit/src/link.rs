@@ -1,7 +1,7 @@
-//! Links between two namespaces that a kernel without netem cannot make: delayed, slow, lossy, mostly dark.
+//! Links between two namespaces for kernels without netem: delayed, slow, lossy, intermittent.
 //!
-//! In: two namespaces, an address for each, what becomes of frames. Out: a link, there until it is dropped. What it does
-//! to a frame is `hermes-lab`'s.
+//! In: two namespaces, an address for each, link conditions. Out: a link, which exists until it is dropped.
+//! `hermes-lab` emulates the conditions.
 
 use std::{
     net::Ipv4Addr,

@@ -1,7 +1,7 @@
-//! Tests that cannot run here say so loudly.
+//! Visible skipping of tests that cannot run on this machine.
 //!
-//! In: what is missing. Out: a line `SKIPPED: ...` on standard error, past the test harness, which would swallow it;
-//! with `HERMES_NO_SKIP=1`, which continuous integration sets, a failure.
+//! In: the missing requirement. Out: a line `SKIPPED: ...` on standard error, which bypasses the capture of the test
+//! harness; a failure with `HERMES_NO_SKIP=1`, which continuous integration sets.
 
 use std::io::Write as _;
 

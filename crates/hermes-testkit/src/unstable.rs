@@ -2,7 +2,7 @@
 //! namespace.
 //!
 //! In: the links' conditions, and the protocol between nodes. Out: a running chain, with a plaintext origin and a TLS
-//! origin at its end, and downloads by curl. Nodes use custody, with a journal each.
+//! origin after the last node, and downloads by curl. Nodes use custody, with a journal each.
 
 use std::{
     collections::BTreeMap,

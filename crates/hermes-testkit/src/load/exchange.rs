@@ -1,8 +1,8 @@
-//! Clients with a single exchange: open, ask once, compare the answer, close.
+//! Clients with a single exchange: open, send one request, compare the response, close.
 //!
-//! In: an [`Exchange`]. Out: [`Client`], which does it any number of times, each with sockets of its own. What can be
-//! prepared before the instant (socket, TLS configuration, request) is; what a user would wait for (handshakes, the
-//! answer) is not.
+//! In: an [`Exchange`]. Out: [`Client`], which runs it any number of times, each with its own sockets. Preparation
+//! happens before the measured time (socket, TLS configuration, request). Everything that a user waits for is measured
+//! (handshakes, the response).
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -1,8 +1,7 @@
 //! ICMP echoes: the round-trip time that a path adds.
 //!
-//! In: whom to ask, how often. Out: the latency of each echo as the system's `ping` tells it, and every one that did
-//! not come back as a failure. The kernel at the other end answers, so that no program's wake-up is in it but those
-//! of whoever carries the packets.
+//! In: the address, the number of echoes. Out: the latency of each echo as reported by the system's `ping`, and every
+//! lost one as a failure. The kernel at the other end answers, so only programs on the path add wake-up latency.
 
 use std::{process::Command, time::Duration};
 

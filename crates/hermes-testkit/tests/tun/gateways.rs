@@ -11,7 +11,7 @@ use hermes_testkit::skip::needs_root;
 
 use crate::lab::{PATIENCE, UPLINK, WORLD, connect, inside, joined, output};
 
-/// The address of a user behind the gateway.
+/// The prefixes behind the gateway.
 const BEHIND: [&str; 2] = ["10.90.0.0/24", "fd90::/64"];
 
 fn device(name: &str) -> (Device, IdleQueue) {
@@ -64,7 +64,7 @@ fn users_reach_the_world_with_the_address_of_the_gateway() {
     drop((users, gateways, captures));
 }
 
-/// Connects from the user to the world; returns from where the world saw that come.
+/// Connects from the user to the world; returns the source address that the world sees.
 fn source_seen(user: &Namespace, world: &Namespace, far: &str) -> IpAddr {
     let listener = inside(world, || TcpListener::bind(SocketAddr::new(far.parse().unwrap(), 0)).unwrap());
     let to = listener.local_addr().unwrap();
@@ -89,7 +89,7 @@ fn the_tables_of_devices_that_are_gone_are_removed_and_no_others() {
             "nft add table inet somebody; nft add table inet hermes-else; nft add table inet hermes-gw1",
         );
         let (_living, _queue) = device("gw1");
-        // As a killed process leaves it: nobody ends its rules, and its device goes with its queues.
+        // The state after a killed process: its rules remain, and its device is removed with its queues.
         let (gone, queue) = device("gone");
         std::mem::forget(masquerade(&gone, &[BEHIND[0].parse().unwrap()]).unwrap());
         drop((gone, queue));

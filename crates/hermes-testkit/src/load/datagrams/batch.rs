@@ -1,7 +1,7 @@
-//! Many datagrams with one system call, both ways.
+//! Many datagrams with one system call, in both directions.
 //!
-//! In: a socket. Out: [`Sender`] and [`Receiver`] on `sendmmsg` and `recvmmsg`. No segmentation offload: what a
-//! proxy receives is what ordinary programs send.
+//! In: a socket. Out: [`Sender`] and [`Receiver`] on `sendmmsg` and `recvmmsg`. Without segmentation offload, so that a
+//! proxy receives the datagrams of ordinary programs.
 
 use std::{
     io::{IoSlice, IoSliceMut},
