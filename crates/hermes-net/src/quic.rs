@@ -1,4 +1,4 @@
-//! QUIC endpoints of one worker, implemented with quinn. No other module names quinn.
+//! QUIC endpoints of one worker, implemented with quinn. Only [`tls`](crate::tls) names quinn, too: its error type.
 //!
 //! In: sockets, TLS configurations. Out: server endpoints whose connection ids name the socket that reads them, so
 //! that [`steer`](crate::steer) finds that socket again after a peer migrates; and client endpoints. All tasks have one
@@ -39,7 +39,7 @@ use self::id::ReaderIdGenerator;
 pub use self::reset::ResetKey;
 use self::socket::Reader;
 use self::tokens::UsedTokens;
-use crate::tls::{Fault, TlsError};
+use crate::tls::TlsError;
 use crate::udp;
 
 /// The ALPN name of HTTP/3 (RFC 9114, section 3.1).
@@ -289,25 +289,6 @@ pub async fn connect(
 /// A peer that the kernel reports as unreachable may still answer within this time. Anybody can forge such an ICMP
 /// error, and a firewall may refuse the empty probe but let QUIC pass.
 const UNREACHABLE_GRACE: Duration = Duration::from_millis(300);
-
-/// Returns the TLS fault of a failed handshake, if that is the cause. QUIC reports only the text of rustls and an
-/// alert, which is not the same for every certificate error (RFC 9001, section 4.8).
-pub(crate) fn tls_fault(error: &ConnectionError) -> Option<Fault> {
-    let (code, is_certificate) = match error {
-        ConnectionError::TransportError(ours) => {
-            (ours.code, CERTIFICATE_ERROR_PREFIXES.iter().any(|words| ours.reason.starts_with(words)))
-        }
-        ConnectionError::ConnectionClosed(theirs) => (theirs.error_code, false),
-        _ => return None,
-    };
-    let is_tls = (CRYPTO_ERROR..=CRYPTO_ERROR + 0xff).contains(&u64::from(code));
-    is_tls.then_some(if is_certificate { Fault::Certificate } else { Fault::Protocol })
-}
-
-/// Prefixes of the texts of rustls for an invalid certificate, and for one that our own verifier rejected.
-const CERTIFICATE_ERROR_PREFIXES: [&str; 2] = ["invalid peer certificate: ", "unexpected error: "];
-/// CRYPTO_ERROR; the TLS alert is added to it (RFC 9000, section 20.1).
-const CRYPTO_ERROR: u64 = 0x100;
 
 /// Moves a client endpoint to another local port and to the current source address, and tells its peers immediately.
 /// Otherwise the peers would notice only with the next packet.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
+use quinn::ConnectionError;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -555,10 +556,29 @@ impl Fault {
             // `General` is the error of our own verifier for a name that it rejects.
             Some(rustls::Error::InvalidCertificate(_) | rustls::Error::General(_)) => Some(Self::Certificate),
             Some(_) => Some(Self::Protocol),
-            None => crate::quic::tls_fault(inner.downcast_ref()?),
+            None => quic_fault(inner.downcast_ref()?),
         }
     }
 }
+
+/// Returns the TLS fault of a failed handshake, if that is the cause. QUIC reports only the text of rustls and an
+/// alert, which is not the same for every certificate error (RFC 9001, section 4.8).
+fn quic_fault(error: &ConnectionError) -> Option<Fault> {
+    let (code, is_certificate) = match error {
+        ConnectionError::TransportError(ours) => {
+            (ours.code, CERTIFICATE_ERROR_PREFIXES.iter().any(|words| ours.reason.starts_with(words)))
+        }
+        ConnectionError::ConnectionClosed(theirs) => (theirs.error_code, false),
+        _ => return None,
+    };
+    let is_tls = (CRYPTO_ERROR..=CRYPTO_ERROR + 0xff).contains(&u64::from(code));
+    is_tls.then_some(if is_certificate { Fault::Certificate } else { Fault::Protocol })
+}
+
+/// Prefixes of the texts of rustls for an invalid certificate, and for one that our own verifier rejected.
+const CERTIFICATE_ERROR_PREFIXES: [&str; 2] = ["invalid peer certificate: ", "unexpected error: "];
+/// CRYPTO_ERROR; the TLS alert is added to it (RFC 9000, section 20.1).
+const CRYPTO_ERROR: u64 = 0x100;
 
 pub use rustls::pki_types::CertificateDer;
 pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};
