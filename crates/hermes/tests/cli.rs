@@ -927,7 +927,7 @@ fn doctor_tells_of_a_device_name_that_somebody_has() {
     fs::write(&config, "node: n\nroutes:\n- {name: r, terminate: {tun: lo, address: 10.9.0.1}}\n").unwrap();
     let (code, printed) = doctor(&config);
     let found = line(&printed, "device lo");
-    assert!(code == 1 && found.starts_with("FAIL") && found.contains("which is not this node's"), "{printed}");
+    assert!(code == 1 && found.starts_with("FAIL") && found.contains("and is not this node's"), "{printed}");
 }
 
 #[test]
