@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use hermes_net::quic::{self, narrow::Narrow};
+use hermes_net::quic::{self, path_monitor::PathMonitor};
 use hermes_wire::h3::{self, Code, Settings};
 use tokio::sync::Notify;
 
@@ -44,7 +44,7 @@ pub(crate) struct Windows {
 /// What all streams of a connection share.
 pub(crate) struct Link {
     pub(crate) connection: quic::Connection,
-    narrow: Arc<Narrow>,
+    narrow: Arc<PathMonitor>,
     is_server: bool,
     windows: Windows,
     /// What streams that nobody reads add to the connection's.
@@ -81,7 +81,7 @@ impl Link {
     pub(crate) fn new(connection: quic::Connection, is_server: bool, windows: Windows) -> Rc<Self> {
         connection.set_receive_window(windows.connection.into());
         Rc::new(Self {
-            narrow: quic::narrow::of(&connection),
+            narrow: quic::path_monitor::of(&connection),
             connection,
             is_server,
             windows,
@@ -123,7 +123,7 @@ impl Link {
             return Some(most);
         }
         // What is sent meanwhile fits the shortest packets that QUIC has: longer ones are lost.
-        let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::narrow::BASE);
+        let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::path_monitor::BASE);
         Some(most.saturating_sub(excess as usize))
     }
 

@@ -82,7 +82,7 @@ async fn read(group: Arc<Group>) {
     }
     // That a process ends is no event here.
     let mut look = tokio::time::interval(LOOK);
-    while group.has_elders() {
+    while group.has_predecessors() {
         look.tick().await;
     }
 }

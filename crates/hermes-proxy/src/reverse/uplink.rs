@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hermes_model::snapshot::{Listener, UpstreamProtocol};
 use hermes_net::tcp::Acks;
-use hermes_net::{own, quic, tls};
+use hermes_net::{host, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -191,7 +191,7 @@ impl Dialled {
     /// Nothing comes over it any more: it is over, its address is not ours, or its path has forgotten it. The far end
     /// may not know, and have flows on it that wait.
     fn is_dead(&self) -> bool {
-        self.line.is_dead() || (!self.is_quic && !own::is_at(self.local))
+        self.line.is_dead() || (!self.is_quic && !host::is_at(self.local))
     }
 }
 
@@ -306,7 +306,7 @@ impl Keeper {
             Carrier::Tcp(io) => (io.peer_addr().map_err(fault)?, io.tcp().local_addr().map_err(fault)?.ip()),
             Carrier::Quic(quic) => {
                 let remote = quic.remote_address();
-                (remote, own::source_towards(remote).map_err(fault)?)
+                (remote, host::source_towards(remote).map_err(fault)?)
             }
         };
         // Judged once: what the far end is told is what happens here.
@@ -405,7 +405,7 @@ async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: 
             why = dialled.line.moves_on.wait() => return why,
             Ok(()) = doubts.changed() => dialled.line.ask(),
             changed = network.changed() => {
-                let from = own::source_towards(dialled.remote);
+                let from = host::source_towards(dialled.remote);
                 // Where no way leads there any more, the next change will tell of one that does.
                 if changed.is_err() || from.is_ok_and(|from| from != dialled.local) {
                     return MovesOn::Moved;

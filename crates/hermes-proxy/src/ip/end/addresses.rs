@@ -22,7 +22,7 @@ use hermes_ip::owner::Owner;
 /// Addresses that one session may hold.
 const MOST_ADDRESSES: usize = 64;
 /// Refusals that wait to be heard: with those, as many as one capsule may name.
-const MOST_REFUSED: usize = connect_ip::MOST_ENTRIES - MOST_ADDRESSES;
+const MOST_REFUSED: usize = connect_ip::MAX_ENTRIES - MOST_ADDRESSES;
 /// Free addresses that are found for one request, where others take them first.
 const MOST_LOOKS: usize = 8;
 

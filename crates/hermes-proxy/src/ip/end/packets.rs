@@ -61,7 +61,7 @@ impl End {
     }
 
     /// What a packet's sender is told, at a bounded rate.
-    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::Trouble) -> Option<Bytes> {
+    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::IcmpError) -> Option<Bytes> {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
         // Each session has its own share: whoever floods is told of little, and takes nothing from others.
