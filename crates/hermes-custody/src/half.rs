@@ -18,7 +18,8 @@ use bytes::Bytes;
 use hermes_wire::custody::Behind;
 use hermes_wire::varint;
 
-/// Small chunks are merged once there are more chunks than this, because each chunk costs more than its bytes.
+/// Chunks of at most `SMALL` bytes are merged once there are more than `FEW` chunks, because each chunk costs more than
+/// its bytes.
 const FEW: usize = 8;
 const SMALL: usize = 4 << 10;
 

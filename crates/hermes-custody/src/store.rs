@@ -119,7 +119,7 @@ impl Store {
         Ok(Opened { files, held, gone })
     }
 
-    /// Queues a job. An error of the disk is retried by the thread, and never returned here.
+    /// Queues a job. The thread reports the result.
     pub(super) fn ask(&self, job: Job) {
         self.jobs.ask(job);
     }

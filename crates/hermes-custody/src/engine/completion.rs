@@ -119,7 +119,7 @@ impl Engine {
     }
 
     /// Records that this neighbour has heard of the end. An order stays known until its deadline, because the neighbour
-    /// may have lost its state and receive the same order from its client again.
+    /// may know nothing of it and receive the same order again.
     pub(super) fn has_heard(&mut self, id: ExchangeId, peer: &Arc<str>) {
         let all = self.ended.get(&id).into_iter().flatten();
         let Some(number) = all.filter(|one| one.peer == *peer && one.is_order).map(|one| one.number).next() else {

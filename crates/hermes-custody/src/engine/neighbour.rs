@@ -140,7 +140,7 @@ impl Engine {
                 let half = exchange.half(part);
                 let before = half.held().offset;
                 if half.awaits_head() && upto == 0 && !is_whole {
-                    // An acknowledgement of nothing, for a direction that was not begun, says nothing.
+                    // The neighbour acknowledges nothing of a direction that this node has not begun to send.
                     return;
                 }
                 if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {

@@ -338,7 +338,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
         id[..4].copy_from_slice(&number.to_be_bytes());
         let id = ExchangeId(id);
         engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), (&account(), &name(77)), false).unwrap();
-        // Every second neighbour has confirmed its end.
+        // The neighbour has heard of every second exchange.
         if number % 2 == 0 {
             engine.append(id, Part::Request, vec![1; 10].into(), true);
             write(&mut engine);

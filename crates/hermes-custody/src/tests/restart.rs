@@ -50,7 +50,8 @@ fn nothing_goes_on_before_it_is_known_where_it_came_from() {
     assert_eq!((reads(&mut engine), engine.len()), (None, 0));
 }
 
-/// The previous node confirms exchanges even if all of their bytes were acknowledged to it.
+/// A node confirms an exchange on each new channel to the next node, even if that one has acknowledged the whole
+/// request.
 #[test]
 fn who_knows_an_exchange_says_so_on_each_channel() {
     for upto in [50, 94] {
@@ -217,8 +218,8 @@ fn a_node_between_makes_the_next_one_go_on() {
     }
 }
 
-/// A node lost its acknowledgement of the whole stream in a restart, together with the channel. The node repeats it,
-/// and waits.
+/// The next node restarted, and its acknowledgement of the whole request was lost with the channel. The next node
+/// repeats it, and waits until this node confirms the exchange.
 #[test]
 fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
