@@ -4,6 +4,9 @@
 //! stored response may be used, its bytes, and the clients that wait for the same fetch. Never: a socket, a session, or
 //! a response for one user to another one. The caller, `hermes-proxy`, sends requests to the origin.
 //!
+//! A *target* is a URI, in a private cache together with its user. A *variant* is one of its stored responses, selected
+//! by the fields of `Vary`. A *run* is a stored range without gaps. A *flight* is a fetch that several clients share.
+//!
 //! The modules [`lookup`], [`head`], [`key`], [`range`], [`conditional`], [`directives`] and [`content`] are pure.
 //! [`store`] holds the responses of a route in memory, [`disk`] keeps them over a restart, [`flight`] shares a fetch
 //! among clients, and [`registry`] has the cache of each route.
