@@ -4,9 +4,10 @@
 //! the sessions that wait for them, records for neighbours, and a journal that survives a restart.
 //! Never: a socket, or a decision where an exchange goes; `hermes-proxy` has the channels between neighbours.
 //!
-//! An *exchange* is a request and its response. A *neighbour* is an adjacent node, and a *channel* is the connection that
-//! carries its records. An *account* is a storage quota, usually that of a route. Bytes are *durable* once they survive
-//! the failures that the route names. An *order* is an exchange whose request its origin must not receive twice.
+//! An *exchange* is a request and its response. A *neighbour* is an adjacent node, and a *channel* is the connection
+//! that carries its records. An *account* is a storage quota, usually that of a route. Bytes are *durable* once they
+//! survive the failures that the route names. An *order* is an exchange whose request its origin must not receive
+//! twice.
 //!
 //! The module [`engine`] holds the exchanges and is pure. [`service`] is the handle that all workers share. [`store`]
 //! writes the [`journal`]. [`window`] and [`contact_plan`] tell a channel how much to send and when its link returns.
