@@ -1,7 +1,7 @@
-//! Asking whether a kept response still holds, and being asked (RFC 9110, 13; RFC 9111, 4.3).
+//! Validation of stored responses, and conditional requests of clients (RFC 9110, section 13; RFC 9111, section 4.3).
 //!
-//! In: a kept head, a request's conditions, what an origin said of it. Out: the fields that ask, whether a client has
-//! what it would get, and the head as it is now. Pure.
+//! In: a stored head, the conditions of a request, an origin's response. Out: the fields of a validation request,
+//! whether a 304 answers a client, and the updated head. Pure.
 
 use http::header::{
     AGE, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
@@ -34,12 +34,12 @@ impl Conditions {
         }
     }
 
-    /// The client wants something only if it has not got it.
+    /// Whether the client makes the response depend on its copy.
     pub fn are_there(&self) -> bool {
         !self.none_match.is_empty() || self.modified_since.is_some()
     }
 
-    /// It has it: 304 is the answer.
+    /// Whether the client's copy is current, so that the response is 304.
     pub fn are_met(&self, head: &Head) -> bool {
         if !self.none_match.is_empty() {
             let tag = head.headers.get(ETAG);
@@ -49,20 +49,21 @@ impl Conditions {
             });
         }
         let Some(since) = self.modified_since.as_ref().and_then(seconds_of_date) else { return false };
-        // Without a date of its own it has changed when it was sent, at the latest; so the client's has to be later.
+        // Without `Last-Modified`, the response's `Date` is the latest possible change; the client's date must not be
+        // earlier.
         match instant(&head.headers, &LAST_MODIFIED) {
             Some(changed) => changed <= since,
             None => instant(&head.headers, &DATE).is_some_and(|sent| sent <= since),
         }
     }
 
-    /// A part is wanted of this one, or the whole of another one (RFC 9110, 13.1.5).
+    /// Whether `If-Range` lets the client have a part: it names this representation (RFC 9110, section 13.1.5).
     pub fn want_part(&self, head: &Head) -> bool {
         let Some(of) = &self.range else { return true };
         if of.as_bytes().starts_with(b"\"") {
             return head.strong_etag() == Some(of);
         }
-        // A date says which one it is where a second had passed before it was sent.
+        // A date is a strong validator only if the response was sent at least a second after the change.
         let is_strong = || {
             let changed = instant(&head.headers, &LAST_MODIFIED);
             changed.zip(instant(&head.headers, &DATE)).is_some_and(|(changed, sent)| changed < sent)
@@ -71,7 +72,7 @@ impl Conditions {
     }
 }
 
-/// Entity tags of a list; a comma may stand within one.
+/// Splits a list of entity tags; a tag may contain a comma.
 fn tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = list;
     std::iter::from_fn(move || {
@@ -94,33 +95,33 @@ fn tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Weak comparison looks at this alone.
+/// The part of a tag that weak comparison uses.
 fn opaque(tag: &[u8]) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
-/// Fields that ask whether it still holds.
+/// The fields of a validation request.
 pub fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
     let one = |from: &HeaderName, to: HeaderName| head.headers.get(from).map(|value| (to, value.clone()));
     [one(&ETAG, IF_NONE_MATCH), one(&LAST_MODIFIED, IF_MODIFIED_SINCE)].into_iter().flatten().collect()
 }
 
-/// The head as an origin says that it is now: of a 304, a 206 that completes it, or a 200 to HEAD. `None` where what it
-/// says is of another representation.
+/// Updates a stored head from a 304, from a 206 that completes the content, or from a 200 to HEAD. Returns `None` if
+/// the response describes another representation.
 pub fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     if is_of_another(&head.headers, by) {
         return None;
     }
-    // Who may be given it hangs on other fields than it was kept by.
+    // A changed `Vary` changes the requests that the response may serve.
     if by.contains_key(VARY) && !head.vary.is_of(by) {
         return None;
     }
     let mut headers = head.headers.clone();
-    // They are of the response that came before.
+    // These fields describe the previous response.
     headers.remove(AGE);
     headers.remove(DATE);
     for name in by.keys() {
-        // What the content is like does not change without it (RFC 9111, 3.2).
+        // Fields that describe the content stay, because the content does not change (RFC 9111, section 3.2).
         if [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_MD5, CONTENT_DIGEST, ETAG].contains(name) {
             continue;
         }
@@ -137,8 +138,8 @@ pub fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     Some(fresh)
 }
 
-/// What is said names another representation (RFC 9111, 4.3.4): by its tag, or without one by its date. A strong tag
-/// that was not asked by names one that is not known.
+/// Whether a response describes another representation (RFC 9111, section 4.3.4): by its entity tag, or without one by
+/// its date. A strong tag that was not part of the validation names an unknown representation.
 fn is_of_another(own: &HeaderMap, by: &HeaderMap) -> bool {
     let tags = (own.get(ETAG), by.get(ETAG));
     match tags {
@@ -150,7 +151,7 @@ fn is_of_another(own: &HeaderMap, by: &HeaderMap) -> bool {
     }
 }
 
-/// What a 304 says of what the client has: which one it is, and how long it holds.
+/// Reduces headers to those of a 304: they identify the representation and its freshness.
 pub fn not_modified(headers: &mut HeaderMap) {
     let has_tag = headers.contains_key(ETAG);
     let names: Vec<HeaderName> = headers.keys().cloned().collect();

@@ -1,7 +1,8 @@
-//! The bytes of a representation: all of them, or some runs of them; and what they cost.
+//! The bytes of a representation, complete or in runs, and their cost in memory.
 //!
-//! In: chunks. Out: slices, what is missing, one content of two (RFC 9111, 3.4). A chunk is paid for as long as anybody
-//! holds a slice of it, in the store or on its way to a slow client: what is evicted and still read counts on.
+//! In: chunks. Out: slices, missing ranges, and the combination of two contents (RFC 9111, section 3.4). A chunk counts
+//! as used memory as long as a slice of it exists, in the store or on its way to a slow client. An evicted chunk that
+//! is still being read therefore counts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 
-/// An object that is known in more pieces is not worth them: each costs a look with each request.
+/// Maximum runs of an object. Each run costs time at every request.
 pub const MOST_RUNS: usize = 64;
-/// What a chunk costs beside its bytes, about: who asks for a byte at a time shall not hold more than is counted.
+/// Estimated overhead of a chunk. It counts, so that a client that fetches single bytes cannot exceed the limit.
 pub const CHUNK_COST: usize = 192;
-/// Chunks that are put together have as many bytes.
+/// Length of a merged chunk.
 const GATHERED: usize = 64 << 10;
 
-/// Bytes that may be held together.
+/// A memory limit that several contents share.
 pub struct Tier {
     used: AtomicU64,
     most: u64,
@@ -30,7 +31,7 @@ impl Tier {
         Arc::new(Self { used: AtomicU64::new(0), most, gauge })
     }
 
-    /// Takes room for so many bytes, where there is some.
+    /// Takes room for these bytes, if there is enough.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
         let bytes = bytes as u64;
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
@@ -40,7 +41,7 @@ impl Tier {
     }
 }
 
-/// Room that is taken until this is dropped.
+/// Room that is released when this is dropped.
 pub struct Charge {
     tier: Arc<Tier>,
     bytes: u64,
@@ -53,7 +54,7 @@ impl Drop for Charge {
     }
 }
 
-/// Bytes that are paid for.
+/// Bytes with the room that they use.
 pub struct Paid {
     /// The bytes, which may grow within the charge.
     pub bytes: Vec<u8>,
@@ -68,18 +69,18 @@ impl AsRef<[u8]> for Paid {
 }
 
 impl Paid {
-    /// As a chunk, which is paid for until its last slice is gone.
+    /// Converts the bytes to a chunk, which uses the room until its last slice is dropped.
     pub fn into_chunk(self) -> Bytes {
         debug_assert!(self.charge.bytes >= self.bytes.len() as u64, "nothing is free");
         Bytes::from_owner(self)
     }
 }
 
-/// Chunks without a gap.
+/// Consecutive chunks without a gap.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     start: u64,
-    /// Where each chunk ends.
+    /// End offset of each chunk.
     ends: Vec<u64>,
     chunks: Vec<Bytes>,
 }
@@ -90,12 +91,12 @@ impl Run {
         Self { start, ..Self::default() }
     }
 
-    /// The bytes that it has.
+    /// The range of its bytes.
     pub fn range(&self) -> Range<u64> {
         self.start..self.end()
     }
 
-    /// The first byte after it.
+    /// The offset after its last byte.
     pub fn end(&self) -> u64 {
         self.ends.last().copied().unwrap_or(self.start)
     }
@@ -108,7 +109,7 @@ impl Run {
         }
     }
 
-    /// What lies there: the rest of one chunk.
+    /// The rest of the chunk at this offset.
     pub fn slice(&self, at: u64) -> Option<Bytes> {
         if at < self.start {
             return None;
@@ -119,7 +120,7 @@ impl Run {
         Some(chunk.slice((at - begins) as usize..))
     }
 
-    /// Forgets the chunks that end there or before.
+    /// Drops the chunks that end at or before this offset.
     pub fn forget(&mut self, before: u64) {
         let count = self.ends.partition_point(|end| *end <= before);
         if count > 0 {
@@ -129,7 +130,7 @@ impl Run {
         }
     }
 
-    /// The part of it within.
+    /// The part of the run within a range.
     fn within(&self, range: &Range<u64>) -> Self {
         let (start, end) = (range.start.max(self.start), range.end.min(self.end()));
         let mut part = Self::at(start);
@@ -144,12 +145,12 @@ impl Run {
     }
 }
 
-/// Which bytes of how many.
+/// The stored ranges of a representation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The length of the representation.
     pub total: u64,
-    /// In order, with gaps between them.
+    /// Stored ranges, in order, with gaps between them.
     pub runs: Vec<Range<u64>>,
 }
 
@@ -159,12 +160,12 @@ impl Shape {
         range.is_empty() || self.runs.iter().any(|run| run.start <= range.start && range.end <= run.end)
     }
 
-    /// Bytes that are there.
+    /// Number of stored bytes.
     pub fn stored_bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
-    /// From the first missing byte to the last one within. One request has to do for it.
+    /// The range from the first to the last missing byte. The range is a single one, because one request must fetch it.
     pub fn missing(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let holder = |at: u64| self.runs.iter().find(|run| run.contains(&at));
         let start = holder(range.start).map_or(range.start, |run| run.end);
@@ -173,7 +174,7 @@ impl Shape {
     }
 }
 
-/// Bytes of a representation whose length is known.
+/// The stored bytes of a representation of known length.
 #[derive(Clone, Debug)]
 pub struct Content {
     runs: Vec<Run>,
@@ -181,7 +182,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Of runs in any order; the first of two that overlap is the one that counts.
+    /// Creates a content from runs in any order. If two overlap, the first one counts.
     pub fn new(runs: impl IntoIterator<Item = Run>, total: u64) -> Self {
         let mut this = Self { runs: Vec::new(), total };
         runs.into_iter().for_each(|run| this.add(&run));
@@ -200,13 +201,13 @@ impl Content {
         let mut gaps = Vec::from_iter((!run.range().is_empty()).then(|| run.range()));
         for known in &self.runs {
             let known = known.range();
-            // Each look makes two of one: those that are empty would be as many as there are numbers.
+            // Empty gaps must be removed, because each step doubles their number.
             gaps = gaps.into_iter().flat_map(|gap| without(gap, &known)).filter(|gap| !gap.is_empty()).collect();
         }
         self.runs.extend(gaps.iter().map(|gap| run.within(gap)));
     }
 
-    /// Which bytes are present.
+    /// The ranges that are present.
     pub fn shape(&self) -> Shape {
         Shape { total: self.total, runs: self.runs.iter().map(Run::range).collect() }
     }
@@ -221,13 +222,13 @@ impl Content {
         self.total
     }
 
-    /// It lies in far more chunks than its bytes need.
+    /// Whether the content has far more chunks than its size needs.
     pub fn is_scattered(&self) -> bool {
         let chunks: usize = self.runs.iter().map(|run| run.chunks.len()).sum();
         chunks > 2 * MOST_RUNS + 2 * (self.shape().stored_bytes() / GATHERED as u64) as usize
     }
 
-    /// The same in as few chunks as there may be. `None` where there is no room to put them together.
+    /// Merges the chunks. Returns `None` if there is no room for the copy.
     pub fn gathered(&self, room: impl Fn(usize) -> Option<Charge>) -> Option<Self> {
         let mut runs = Vec::with_capacity(self.runs.len());
         for scattered in &self.runs {
@@ -250,14 +251,14 @@ impl Content {
         Some(Self { runs, total: self.total })
     }
 
-    /// What lies there: the rest of one chunk.
+    /// The rest of the chunk at this offset.
     pub fn slice(&self, at: u64) -> Option<Bytes> {
         let index = self.runs.partition_point(|run| run.start <= at).checked_sub(1)?;
         self.runs[index].slice(at)
     }
 }
 
-/// What is left of a gap beside what is known.
+/// The parts of a gap outside of a known range.
 fn without(gap: Range<u64>, known: &Range<u64>) -> [Range<u64>; 2] {
     let before = gap.start..gap.end.min(known.start.max(gap.start));
     let behind = gap.start.max(known.end.min(gap.end))..gap.end;

@@ -1,27 +1,27 @@
-//! `Cache-Control` and its like, of requests and responses.
+//! Directives of `Cache-Control` and similar fields, in requests and responses.
 //!
-//! In: field lines. Out: what they say. What is malformed counts as the careful reading of it: a lifetime that is no
-//! number is no lifetime, and of several the shortest holds (RFC 9111, 4.2.1).
+//! In: field lines. Out: directives. Malformed ones get the cautious meaning: an invalid lifetime counts as zero, and
+//! the shortest of several counts (RFC 9111, section 4.2.1).
 
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
-/// No more than 68 years: what is more counts as that (RFC 9111, 1.2.2).
+/// Maximum number of seconds, 68 years; larger ones count as this (RFC 9111, section 1.2.2).
 const MOST_SECONDS: u64 = (1 << 31) - 1;
 
-/// A directive that may be about certain fields alone.
+/// A directive that may apply to single fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// It is not there.
+    /// The directive is absent.
     #[default]
     None,
-    /// It is about these.
+    /// The directive applies to these fields.
     Fields(Vec<HeaderName>),
-    /// It is about the whole response.
+    /// The directive applies to the whole response.
     All,
 }
 
-/// What the lines say.
+/// Parsed directives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directives {
     /// `no-store`.
@@ -50,19 +50,19 @@ pub struct Directives {
     pub stale_if_error: Option<u64>,
     /// `min-fresh`, in seconds.
     pub min_fresh: Option<u64>,
-    /// Without a value it is any staleness.
+    /// `max-stale`, in seconds; without a value it allows any staleness.
     pub max_stale: Option<u64>,
 }
 
 impl Directives {
-    /// Of all lines of a field.
+    /// Parses all lines of a field.
     pub fn of(headers: &HeaderMap, name: &HeaderName) -> Self {
         let mut this = Self::default();
         headers.get_all(name).iter().for_each(|line| each(line.as_bytes(), &mut |name, value| this.take(name, value)));
         this
     }
 
-    /// Of a request. `Pragma` counts where nothing else is said, as for caches of HTTP/1.0.
+    /// Parses the directives of a request. `Pragma` counts only without `Cache-Control`, as in HTTP/1.0.
     pub fn of_request(headers: &HeaderMap) -> Self {
         let mut this = Self::of(headers, &http::header::CACHE_CONTROL);
         let is_old = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
@@ -110,7 +110,7 @@ impl Scope {
             (_, Scope::All) => {}
             (Some(more), Scope::Fields(names)) => names.extend(more),
             (Some(names), Scope::None) => *self = Scope::Fields(names),
-            // What is no list of fields was meant for something.
+            // An invalid list of fields applies to the whole response, which is the cautious reading.
             (None, _) => *self = Scope::All,
         }
     }
@@ -121,7 +121,7 @@ fn shortest(known: &mut Option<u64>, value: Option<&[u8]>) {
     *known = Some(known.map_or(seconds, |known| known.min(seconds)));
 }
 
-/// Digits alone are a number of seconds.
+/// Parses a number of seconds, which consists of digits alone.
 pub fn seconds(value: &[u8]) -> Option<u64> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;
@@ -130,7 +130,7 @@ pub fn seconds(value: &[u8]) -> Option<u64> {
     Some(value.iter().fold(0, add).min(MOST_SECONDS))
 }
 
-/// Reads a line directive by directive. What stands in quotes is a value, whatever it looks like.
+/// Splits a line into directives. A quoted string is a value, whatever it contains.
 fn each(mut line: &[u8], take: &mut impl FnMut(&[u8], Option<&[u8]>)) {
     loop {
         line = line.trim_ascii_start();
@@ -160,7 +160,7 @@ fn each(mut line: &[u8], take: &mut impl FnMut(&[u8], Option<&[u8]>)) {
     }
 }
 
-/// What stands before the closing quote, and what behind it.
+/// Splits a quoted string: the value, and the text after the closing quote.
 fn unquote(text: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut value = Vec::new();
     let mut at = 0;

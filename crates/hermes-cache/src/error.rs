@@ -1,12 +1,12 @@
-//! Why a fetch that several clients read came to no end.
+//! Errors of a fetch that several clients read.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
 
-/// Why a reader of a fetch gets no more bytes. All readers get the same.
+/// The reason why a reader of a fetch gets no more bytes; it is the same for all readers.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The origin, or the connection to it, failed. The caller's own error.
+    /// The origin, or the connection to it, failed. This is the caller's own error.
     #[error("{0}")]
     Origin(Arc<dyn StdError + Send + Sync>),
     /// The task that fetched was dropped before the head of the response came.

@@ -1,8 +1,10 @@
-//! A response on its way from the origin, which several clients read as it comes.
+//! A response on its way from the origin, which several clients read while it arrives.
 //!
-//! In: chunks, from the task that fetches them (`fetch.rs`). Out: the same, to each reader at its own pace; and when the
-//! head is there, so that who asked for the same meanwhile can look. While it is kept, readers are anywhere in it.
-//! Where it gets too large to be kept, it holds a window for the readers it has, and takes no more of them.
+//! In: chunks, from the task that fetches them. Out: the same chunks, to each reader at its own pace, and a signal that
+//! the head has arrived, for requests that wait for it. While the whole response is kept for the store, readers may be
+//! anywhere in it. If it becomes too large, the flight holds a window for its present readers, and accepts no more of
+//! them.
+//!
 //! Never: a lock of the store while its own is held.
 
 use std::ops::Range;
@@ -19,14 +21,14 @@ use super::head::Head;
 use super::range::Asked;
 use crate::error::FetchError;
 
-/// What lies between the first and the last reader of what is not kept.
+/// Maximum distance between the first and the last reader of a response that is not stored.
 pub const WINDOW: u64 = 512 << 10;
-/// A reader may join so far ahead of what has come: it waits for that long, instead of asking by itself.
+/// Maximum distance between the received bytes and a new reader, which waits for them instead of fetching them itself.
 const AHEAD: u64 = 1 << 20;
 
-/// A fetch, as others see it.
+/// A fetch that others may join.
 pub struct Flight {
-    /// Of the request that began it, as it goes on.
+    /// The fields of the request that began the fetch, as they go to the origin.
     pub fields: HeaderMap,
     /// The part that the request asked for.
     pub asked: Asked,
@@ -36,23 +38,23 @@ pub struct Flight {
 
 #[derive(Default)]
 struct State {
-    /// Nobody has to wait for its head any more.
+    /// The head has arrived, or the fetch has ended: nobody waits for it any longer.
     is_settled: bool,
-    /// Something was changed meanwhile.
+    /// The target was invalidated meanwhile.
     is_forgotten: bool,
     open: Option<Open>,
 }
 
 struct Open {
     head: Arc<Head>,
-    /// `None` until it is through, where its origin does not say.
+    /// The total length; `None` until the end if the origin does not send it.
     total: Option<u64>,
-    /// What was there before.
+    /// Bytes that were stored before.
     base: Vec<Run>,
     run: Run,
-    /// Behind the run; others may read what is in it.
+    /// The buffer after `run` that is being filled; its bytes can be read already.
     tail: Option<Paid>,
-    /// Where it ends, if that is known: it may be a part.
+    /// The end of the fetched range, if it is known.
     until: Option<u64>,
     is_kept: bool,
     ended: Option<Result<(), FetchError>>,
@@ -64,11 +66,11 @@ struct Open {
 struct Reader {
     at: u64,
     waker: Option<Waker>,
-    /// It was so slow that others starved.
+    /// The reader was so slow that others waited for it.
     is_cut: bool,
 }
 
-/// What a fetch brings.
+/// The head of a fetch, and the range that follows.
 pub struct Opening {
     /// The head of the response.
     pub head: Arc<Head>,
@@ -76,7 +78,7 @@ pub struct Opening {
     pub total: Option<u64>,
     /// Stored bytes that the fetch completes.
     pub base: Option<Arc<Content>>,
-    /// From where, and to where if that is known.
+    /// The offset of the first fetched byte.
     pub start: u64,
     /// The first byte after the fetched part, if that is known.
     pub until: Option<u64>,
@@ -92,12 +94,12 @@ impl Flight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its head is not there yet.
+    /// Whether the head has not arrived yet.
     pub fn is_asking(&self) -> bool {
         !self.lock().is_settled
     }
 
-    /// Waits until its head is there, or there is none.
+    /// Waits until the head has arrived, or the fetch has ended.
     pub async fn settled(&self) {
         loop {
             let notified = self.settled.notified();
@@ -108,13 +110,13 @@ impl Flight {
         }
     }
 
-    /// Nobody has to wait for it.
+    /// Wakes everybody who waits for the head.
     pub fn settle(&self) {
         self.lock().is_settled = true;
         self.settled.notify_waiters();
     }
 
-    /// Its head is there.
+    /// Records the head.
     pub fn open(&self, opening: Opening) {
         let Opening { head, total, base, start, until } = opening;
         let base = base.map_or_else(Vec::new, |base| base.runs().to_vec());
@@ -136,15 +138,15 @@ impl Flight {
         self.settle();
     }
 
-    /// What others may know of it, while they may join: the head, and the length. So they may when all of it has come,
-    /// until what it brought is found by itself: nobody is to find neither.
+    /// The head and length, while others may join. A complete fetch can still be joined until the store has its
+    /// content, so that no request finds neither of them.
     pub fn view(&self) -> Option<(Arc<Head>, Option<u64>)> {
         let state = self.lock();
         let open = state.open.as_ref().filter(|open| open.may_be_joined())?;
         Some((open.head.clone(), open.total))
     }
 
-    /// Begins to read this part of it, or all of it. `None` where it will not have that, or not soon.
+    /// Joins as a reader of a range, or of everything. Returns `None` if the fetch will not have the range soon.
     pub fn join(self: &Arc<Self>, range: Option<&Range<u64>>) -> Option<FlightReader> {
         let mut state = self.lock();
         let open = state.open.as_mut().filter(|open| open.may_be_joined())?;
@@ -172,7 +174,7 @@ impl Open {
         self.is_kept && !matches!(self.ended, Some(Err(_)))
     }
 
-    /// Where the next byte goes.
+    /// The offset of the next byte to arrive.
     fn edge(&self) -> u64 {
         self.run.end() + self.tail.as_ref().map_or(0, |tail| tail.bytes.len() as u64)
     }
@@ -193,7 +195,7 @@ impl Open {
         }
     }
 
-    /// Nobody reads it, and it is not nearly there for those who come.
+    /// Whether nobody reads, and the rest is too much to fetch for later requests alone.
     fn is_deserted(&self) -> bool {
         let left = self.until.or(self.total).map(|end| end.saturating_sub(self.edge()));
         let is_worth_it = self.is_kept && left.is_some_and(|left| left <= WINDOW);
@@ -204,7 +206,7 @@ impl Open {
         self.readers.iter_mut().filter_map(|(_, reader)| reader.waker.take()).for_each(Waker::wake);
     }
 
-    /// Of what is not kept, forgets what everybody has read.
+    /// Drops the bytes that all readers have read, if the response is not stored.
     fn forget(&mut self) {
         if !self.is_kept {
             let slowest = self.readers.iter().map(|(_, reader)| reader.at).min();
@@ -213,9 +215,9 @@ impl Open {
     }
 }
 
-/// For the task that fetches.
+/// Methods of the fetching task.
 impl Flight {
-    /// Puts in as much as there is room for, and returns the rest, for which a new tail is needed.
+    /// Appends as much as the buffer takes, and returns the rest, for which the caller provides another buffer.
     pub fn push(&self, mut data: Bytes, room: Option<Paid>) -> Bytes {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Bytes::new() };
@@ -234,18 +236,19 @@ impl Flight {
         data
     }
 
-    /// What it brings may be of before something was changed.
+    /// Marks the fetch as outdated, because the target was invalidated; its response is not stored.
     pub fn forget(&self) {
         self.lock().is_forgotten = true;
         self.give_up();
     }
 
-    /// See [`Flight::forget`].
+    /// Whether [`Flight::forget`] was called.
     pub fn is_forgotten(&self) -> bool {
         self.lock().is_forgotten
     }
 
-    /// It is too large to be kept, or there is no room for it. Returns whether it was kept until now.
+    /// Gives up storing the response: it is too large, or there is no room. Returns whether the store was still going
+    /// to keep it.
     pub fn give_up(&self) -> bool {
         let mut state = self.lock();
         state.open.as_mut().is_some_and(|open| {
@@ -255,7 +258,8 @@ impl Flight {
         })
     }
 
-    /// Ready where more may come: it is kept, or its readers are near. `Err` where nobody reads what nobody keeps.
+    /// Ready if more may be read from the origin: the store will keep the response, or its readers are close. Returns
+    /// `Err` if nobody reads a response that is not stored.
     pub fn poll_room(&self, cx: &Context<'_>) -> Poll<Result<(), ()>> {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Poll::Ready(Err(())) };
@@ -270,16 +274,17 @@ impl Flight {
         Poll::Pending
     }
 
-    /// Ready when nobody reads any more and it is not worth going on.
+    /// Ready once nobody reads any more, and the rest is not worth fetching.
     pub fn poll_deserted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         let Some(open) = state.open.as_mut().filter(|open| !open.is_deserted()) else { return Poll::Ready(()) };
-        // Under one lock with the look: the last reader may go at any moment, on another thread.
+        // The waker is set under the same lock as the check, because the last reader may leave at any moment on another
+        // thread.
         open.fetcher = Some(cx.waker().clone());
         Poll::Pending
     }
 
-    /// Cuts the readers off that others wait for. Returns how many.
+    /// Disconnects the readers that others wait for. Returns their number.
     pub fn cut_laggards(&self) -> usize {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return 0 };
@@ -300,7 +305,7 @@ impl Flight {
         count
     }
 
-    /// It is over. What came is the content, where it is kept: some of it, where the length is known.
+    /// Ends the fetch. Returns the content for the store, if it is kept and its length is known; it may be incomplete.
     pub fn finish(&self, how: Result<(), FetchError>) -> Option<Content> {
         let mut state = self.lock();
         let open = state.open.as_mut()?;
@@ -316,11 +321,11 @@ impl Flight {
     }
 }
 
-/// Somebody who reads it.
+/// A reader of a flight.
 pub struct FlightReader {
     flight: Arc<Flight>,
     number: usize,
-    /// `None`: to its end.
+    /// The end of the range; `None` for the end of the response.
     end: Option<u64>,
 }
 

@@ -1,9 +1,11 @@
-//! The head of a kept response: how long it is fresh, whether it may be kept, who may be given it when
-//! (RFC 9111, 3, 4.2, 5.2; RFC 5861; RFC 8246; RFC 9213).
+//! The head of a stored response: its freshness, whether it may be stored, and which requests it may serve (RFC 9111,
+//! sections 3, 4.2 and 5.2; RFC 5861; RFC 8246; RFC 9213).
 //!
-//! In: a response's status and fields, what its request said, times. Out: answers. Pure: time is given.
-//! Not `http-cache-semantics` (3.0.0): it reads directives out of quoted values, compares one line of what `Vary` names,
-//! knows neither parts nor `stale-if-error` nor targeted fields, and keeps the request's head with each response.
+//! In: status and fields of a response, fields of its request, times. Out: decisions. Pure; callers pass the time.
+//!
+//! The crate `http-cache-semantics` (3.0.0) is not used. It reads directives out of quoted values, compares one line of
+//! a field that `Vary` names, and stores the request's head with each response. It supports neither partial content nor
+//! `stale-if-error` nor targeted fields.
 
 use std::time::Duration;
 
@@ -13,18 +15,18 @@ use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use super::directives::{Directives, Scope, seconds};
 use super::key::Vary;
 
-/// What the origin says to caches that serve many (RFC 9213).
+/// Directives of the origin for shared caches (RFC 9213).
 const TARGETED: HeaderName = HeaderName::from_static("cdn-cache-control");
-/// Where nobody says how long, a tenth of a response's age at its origin is taken, and no more than a day.
+/// Heuristic freshness: a tenth of the time since the last modification, at most a day.
 const GUESS_SHARE: u64 = 10;
 const MOST_GUESSED: u64 = 24 * 3600;
-/// A head costs this beside its bytes, about.
+/// Estimated overhead of a head.
 const HEAD_COST: usize = 512;
 
 /// Milliseconds of Unix time.
 pub type Millis = u64;
 
-/// When a response was asked for, and when its head came.
+/// The times of the request and of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     /// When the request was sent.
@@ -33,10 +35,10 @@ pub struct Times {
     pub came: Millis,
 }
 
-/// The head of a kept response.
+/// The head of a stored response.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// Of a part it is 200: which part, its content knows.
+    /// The status. For partial content it is 200; the content knows its ranges.
     pub status: StatusCode,
     /// The version of the response.
     pub version: Version,
@@ -46,30 +48,30 @@ pub struct Head {
     pub vary: Vary,
     /// When the response was requested and came.
     pub times: Times,
-    /// Its rules are those of a cache for many.
+    /// The rules of a shared cache apply.
     pub shared: bool,
     says: Directives,
-    /// Milliseconds for which it is fresh, from its origin on.
+    /// Freshness lifetime in milliseconds, from the response's creation on.
     lifetime: u64,
-    /// Milliseconds that it had when it came. `None`: what it says of that cannot be read.
+    /// Age at reception in milliseconds; `None` if the `Age` field is invalid.
     age: Option<u64>,
 }
 
-/// May it be given to a request?
+/// The use of a stored response for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// As it is.
+    /// Serve the response.
     Fresh,
-    /// It is stale, and the request takes that.
+    /// Serve the response although it is stale; the request allows that.
     StaleAllowed,
-    /// Its origin has to be asked, since it is stale.
+    /// Validate the response at the origin, because it is stale.
     Stale,
-    /// Its origin has to be asked, since the request, or the response itself, wants that.
+    /// Validate the response at the origin, because the request or the response demands it.
     Asked,
 }
 
 impl Head {
-    /// Of a response whose hop-by-hop fields are gone. `None` where it hangs on more than can be told.
+    /// Creates a head without hop-by-hop fields. Returns `None` if `Vary` cannot be satisfied.
     pub fn new(
         status: StatusCode,
         version: Version,
@@ -80,13 +82,13 @@ impl Head {
     ) -> Option<Self> {
         let vary = Vary::of(&headers, request)?;
         if !headers.contains_key(DATE) {
-            // RFC 9110, 6.6.1: whoever keeps it says when it came.
+            // A cache adds a missing `Date` (RFC 9110, section 6.6.1).
             headers.insert(DATE, date(times.came));
         }
         Some(Self::again(status, version, headers, vary, times, shared))
     }
 
-    /// Of one that was known before.
+    /// Recreates a head whose `Vary` is known already.
     pub fn again(
         status: StatusCode,
         version: Version,
@@ -95,7 +97,7 @@ impl Head {
         times: Times,
         shared: bool,
     ) -> Self {
-        // One that says nothing is not there (RFC 9213, section 2.2).
+        // A targeted field without directives is ignored (RFC 9213, section 2.2).
         let targeted = Directives::of(&headers, &TARGETED);
         let is_targeted = shared && targeted != Directives::default();
         let says = if is_targeted { targeted } else { Directives::of(&headers, &CACHE_CONTROL) };
@@ -111,7 +113,7 @@ impl Head {
         }
         let sent = instant(&self.headers, &DATE).unwrap_or(self.times.came / 1000);
         if self.headers.contains_key(EXPIRES) && !is_targeted {
-            // One that cannot be read is in the past.
+            // An invalid date counts as one in the past.
             return instant(&self.headers, &EXPIRES).map_or(0, |end| end.saturating_sub(sent));
         }
         if !(is_understood(self.status) || self.says.public) {
@@ -135,12 +137,12 @@ impl Head {
         Some(apparent.max(corrected))
     }
 
-    /// How old it is, in milliseconds. `None`: nobody can tell.
+    /// The present age in milliseconds; `None` if it is unknown.
     pub fn age_at(&self, now: Millis) -> Option<u64> {
         self.age.map(|age| age + now.saturating_sub(self.times.came))
     }
 
-    /// Seconds that it is fresh for; negative where it has been stale for so many.
+    /// Remaining freshness in seconds; negative if the response is stale.
     pub fn ttl(&self, now: Millis) -> i64 {
         let Some(age) = self.age_at(now) else { return -(self.lifetime as i64 / 1000) };
         (self.lifetime as i64 - age as i64).div_euclid(1000)
@@ -150,22 +152,23 @@ impl Head {
         self.age_at(now).is_some_and(|age| age < self.lifetime)
     }
 
-    /// Milliseconds since when it is stale; at most the largest number.
+    /// Time since the response became stale, in milliseconds; the maximum if the age is unknown.
     fn staleness(&self, now: Millis) -> u64 {
         self.age_at(now).map_or(u64::MAX, |age| age.saturating_sub(self.lifetime))
     }
 
-    /// May it be kept, as the answer to a GET with these fields?
+    /// Whether the response to a GET with these fields may be stored.
     ///
     /// # Errors
-    /// Why not, as a word for `Cache-Status`.
+    ///
+    /// The reason against it, as a token for `Cache-Status`.
     pub fn may_be_kept(&self, request: &HeaderMap, now: Millis) -> Result<(), &'static str> {
         let says = &self.says;
         let is_understood = is_understood(self.status);
         if says.must_understand && !is_understood {
             return Err("must-understand");
         }
-        // Whoever knows the status need not heed what is for those who do not (RFC 9111, 5.2.2.3).
+        // A cache that understands the status ignores `no-store` beside `must-understand` (RFC 9111, section 5.2.2.3).
         if says.no_store && !says.must_understand {
             return Err("no-store");
         }
@@ -180,7 +183,7 @@ impl Head {
             if request.contains_key(AUTHORIZATION) && !is_public && !says.must_revalidate {
                 return Err("authorization");
             }
-            // Who sets a cookie has somebody in mind, unless it says otherwise.
+            // A response with a cookie is meant for one user, unless it says otherwise.
             if self.headers.contains_key(SET_COOKIE) && !is_public {
                 return Err("set-cookie");
             }
@@ -193,14 +196,14 @@ impl Head {
         if !is_explicit && !is_understood {
             return Err("status");
         }
-        // What can neither be given nor asked about is of no use.
+        // A response that can neither be served nor validated is useless.
         if !self.is_fresh(now) && !self.has_validator() && says.stale_if_error.is_none() {
             return Err("stale");
         }
         Ok(())
     }
 
-    /// Takes away the fields that are not for those who come later.
+    /// Removes the fields that later clients must not receive.
     pub fn strip(&mut self) {
         let mut names = Vec::new();
         if let Scope::Fields(fields) = &self.says.no_cache {
@@ -214,14 +217,14 @@ impl Head {
         names.iter().for_each(|name| drop(self.headers.remove(name)));
     }
 
-    /// May it be given to a request that says this?
+    /// Decides whether the response may serve a request with these directives.
     pub fn judge(&self, request: &Directives, now: Millis) -> Use {
         if request.no_cache == Scope::All || self.says.no_cache == Scope::All {
             return Use::Asked;
         }
         let age = self.age_at(now).unwrap_or(u64::MAX);
         let is_fresh = self.is_fresh(now);
-        // A reload asks with `max-age=0`; what never changes need not be asked for (RFC 8246).
+        // Browsers reload with `max-age=0`; an immutable response needs no validation (RFC 8246).
         let is_reload = request.max_age == Some(0) && self.says.immutable && is_fresh;
         let is_too_old = |seconds: u64| age > seconds * 1000 || seconds == 0;
         let left = self.lifetime.saturating_sub(age);
@@ -246,8 +249,9 @@ impl Head {
         !says.must_revalidate && !is_for_many && says.no_cache != Scope::All && self.age.is_some()
     }
 
-    /// May it be given where the origin failed? `unreachable` for how long, where nobody said anything: without a path
-    /// to the origin that is allowed (RFC 9111, 4.2.4); `None` where the origin was reached and failed.
+    /// Whether the stale response may be served after the origin failed. If no directive sets a limit, `unreachable` is
+    /// the permitted staleness without a path to the origin, which is allowed (RFC 9111, section 4.2.4). `None`: the
+    /// origin was reached and failed.
     pub fn may_stand_in(&self, request: &Directives, unreachable: Option<Duration>, now: Millis) -> bool {
         if !self.may_be_stale() || request.no_cache == Scope::All {
             return false;
@@ -258,47 +262,47 @@ impl Head {
         most.is_some_and(|most| staleness < most || (staleness == 0 && self.is_fresh(now)))
     }
 
-    /// Its origin can be asked whether it still holds.
+    /// Whether the origin can validate the response.
     pub fn has_validator(&self) -> bool {
         self.headers.contains_key(ETAG) || self.headers.contains_key(LAST_MODIFIED)
     }
 
-    /// What says byte by byte what it is.
+    /// The strong entity tag, which identifies the exact bytes.
     pub fn strong_etag(&self) -> Option<&HeaderValue> {
         strong_etag(&self.headers)
     }
 
-    /// Bytes that it costs to keep it.
+    /// Estimated bytes in memory.
     pub fn cost(&self) -> usize {
         let lines: usize = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
         HEAD_COST + lines + self.vary.bytes()
     }
 }
 
-/// An entity tag that is strong.
+/// The entity tag, if it is strong.
 pub fn strong_etag(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get(ETAG).filter(|tag| tag.as_bytes().starts_with(b"\""))
 }
 
-/// Statuses whose meaning for caches is known; of these a lifetime may be guessed (RFC 9110, 15.1).
+/// Statuses that the cache understands and that are heuristically cacheable (RFC 9110, section 15.1).
 fn is_understood(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
-/// Seconds of Unix time that a field says. Two lines say nothing.
+/// A date field in seconds of Unix time. Two lines count as none.
 pub fn instant(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     let mut lines = headers.get_all(name).iter();
     let (first, second) = (lines.next()?, lines.next());
     second.is_none().then_some(first).and_then(seconds_of_date)
 }
 
-/// Seconds of Unix time that a date says, in any of the three forms.
+/// A date in seconds of Unix time, in any of the three formats.
 pub fn seconds_of_date(value: &HeaderValue) -> Option<u64> {
     let time = httpdate::parse_http_date(value.to_str().ok()?).ok()?;
     Some(time.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// As a field's value.
+/// A time as the value of a date field.
 pub fn date(millis: Millis) -> HeaderValue {
     let text = httpdate::fmt_http_date(std::time::UNIX_EPOCH + Duration::from_millis(millis));
     HeaderValue::try_from(text).unwrap_or_else(|_| unreachable!("words and numbers"))

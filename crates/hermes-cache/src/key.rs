@@ -1,7 +1,7 @@
-//! Under what a response is kept: the target, and what `Vary` names (RFC 9111, 2 and 4.1).
+//! Cache keys: the target, and the fields that `Vary` names (RFC 9111, sections 2 and 4.1).
 //!
-//! In: the head of a request as it goes on, rewritten by its route: what the origin is asked is what the answer hangs
-//! on, and nothing else of the request is looked at. Out: keys, and whether a response was chosen by the same fields.
+//! In: the head of a request after its route's rewrite. The origin's response depends on exactly that head, so nothing
+//! else of the request counts. Out: keys, and whether a stored response matches a request.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use http::header::{ACCEPT_ENCODING, ACCEPT_LANGUAGE, HeaderName, VARY};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Uri};
 
-/// A response that hangs on more fields than that would hardly be chosen twice.
+/// Maximum number of fields in `Vary`. A response with more would hardly match a second request.
 const MOST_FIELDS: usize = 16;
 
-/// What is asked for.
+/// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Whose part of a private cache it is in.
+    /// The user, in a cache that keeps users apart.
     user: Option<Arc<str>>,
     scheme: Scheme,
     authority: Authority,
@@ -25,12 +25,12 @@ pub struct Target {
 }
 
 impl Target {
-    /// Of a request. `user` where the cache keeps users apart.
+    /// Creates a target. `user` is set if the cache keeps users apart.
     pub fn new(scheme: Scheme, authority: Authority, path: PathAndQuery, user: Option<Arc<str>>) -> Self {
         Self { user, scheme, authority, path }
     }
 
-    /// No two targets have the same. A user may have any name: its length says where that ends.
+    /// A unique key. The length prefix marks the end of the user name, which may hold any character.
     pub fn key(&self) -> Arc<str> {
         let mut key = String::with_capacity(64);
         if let Some(user) = &self.user {
@@ -40,8 +40,8 @@ impl Target {
         key.into()
     }
 
-    /// What a response to it names as another target, where that is of the same origin: of no other one may it say
-    /// anything (RFC 9111, 4.4).
+    /// Resolves a reference in a response, such as `Location`. Returns `None` for another origin, because a response
+    /// may not invalidate its URIs (RFC 9111, section 4.4).
     pub fn named(&self, reference: &str) -> Option<Self> {
         let reference = reference.split('#').next().unwrap_or_default();
         let path = if let Some(rest) = reference.strip_prefix("//") {
@@ -71,12 +71,12 @@ impl Target {
     }
 }
 
-/// The fields of a request that a response was chosen by, and what they said.
+/// The request fields that selected a response, with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vary(pub Vec<(HeaderName, Option<String>)>);
 
 impl Vary {
-    /// `None` where it hangs on more than fields say, or on too many.
+    /// Reads `Vary`. Returns `None` for `*`, or for too many fields.
     pub fn of(response: &HeaderMap, request: &HeaderMap) -> Option<Self> {
         let mut names = Vec::new();
         for line in response.get_all(VARY) {
@@ -97,7 +97,7 @@ impl Vary {
         Some(Self(names.into_iter().map(|name| (name.clone(), said(request, &name))).collect()))
     }
 
-    /// Whether a response with these fields hangs on the same ones.
+    /// Whether a response with these headers varies on the same fields.
     pub fn is_of(&self, headers: &HeaderMap) -> bool {
         Self::of(headers, &HeaderMap::new()).is_some_and(|other| {
             let names = |vary: &Self| vary.0.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
@@ -105,23 +105,23 @@ impl Vary {
         })
     }
 
-    /// Would this request have chosen the same?
+    /// Whether a request with these headers selects the same response.
     pub fn is_met_by(&self, request: &HeaderMap) -> bool {
         self.0.iter().all(|(name, value)| said(request, name) == *value)
     }
 
-    /// Bytes in memory, about.
+    /// Estimated bytes in memory.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|(name, value)| name.as_str().len() + value.as_ref().map_or(0, String::len) + 32).sum()
     }
 }
 
-/// What a request says in a field: its lines as one, with the space around commas taken off, as it may be.
+/// A field's value in a request: lines joined, and whitespace around commas removed, as RFC 9111, section 4.1 allows.
 fn said(request: &HeaderMap, name: &HeaderName) -> Option<String> {
     if !request.contains_key(name) {
         return None;
     }
-    // A character a byte: what differs in bytes differs here.
+    // Each byte becomes one character, so that values that differ in bytes differ here.
     let lines = request.get_all(name).iter().map(|line| line.as_bytes().iter().map(|byte| char::from(*byte)));
     let lines = lines.map(Iterator::collect::<String>);
     let mut text = String::new();
@@ -134,7 +134,7 @@ fn said(request: &HeaderMap, name: &HeaderName) -> Option<String> {
         }
     }
     if *name == ACCEPT_LANGUAGE || *name == ACCEPT_ENCODING {
-        // They compare without regard to case, and browsers differ in it.
+        // Both fields are case-insensitive, and browsers differ in case.
         text.make_ascii_lowercase();
         text.retain(|c| c != ' ');
     }
@@ -191,7 +191,7 @@ mod tests {
     fn users_have_keys_of_their_own() {
         assert_ne!(target(None, "/").key(), target(Some("a"), "/").key());
         assert_ne!(target(Some("a"), "/").key(), target(Some("b"), "/").key());
-        // A name that looks like a part of the key is none.
+        // A user name that looks like a part of the key.
         assert_ne!(target(Some("a http://web:80/ 1:b"), "/").key(), target(Some("a"), "/").key());
         assert_ne!(target(None, "/?a").key(), target(None, "/?b").key());
     }

@@ -1,7 +1,7 @@
-//! What a request asks of a cache.
+//! A cache lookup: the request as the cache sees it.
 //!
-//! In: the head of a request as it goes on. Out: its key, its conditions and ranges, and whether a kept response is
-//! enough for it. Pure.
+//! In: the head of a request after its route's rewrite. Out: its key, conditions and ranges, and whether a stored
+//! response satisfies it. Pure.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,33 +33,33 @@ pub struct RequestHead {
     pub fields: HeaderMap,
 }
 
-/// What a request asks for.
+/// A request to the cache.
 pub struct Ask {
     /// The target of the request.
     pub target: Target,
     /// The key of the target.
     pub key: Arc<str>,
-    /// As they go on, before the cache asks in their place.
+    /// The fields as they go to the origin, before the cache adds its own conditions.
     pub fields: HeaderMap,
     /// The directives of the request.
     pub says: Directives,
     /// True for HEAD.
     pub is_head: bool,
-    /// The part that is asked for.
+    /// The requested range.
     pub asked: Asked,
     /// The conditions of the request.
     pub conditions: Conditions,
-    /// What it gets is under the rules of a cache for many.
+    /// The rules of a shared cache apply to the response.
     pub shared: bool,
-    /// It may read what others fetch, and they what it does.
+    /// The request may read the fetch of another one, and others may read its own.
     pub may_join: bool,
 }
 
-/// Reading along: with what, of what, and how long that is.
+/// A joined fetch: the reader, the head, and the length if it is known.
 pub type Joined = (FlightReader, Arc<Head>, Option<u64>);
 
 impl Ask {
-    /// `user`: whose it is, in a cache that keeps users apart.
+    /// Creates a lookup. `user` is set in a cache that keeps users apart.
     pub fn new(head: RequestHead, is_shared: bool, user: Option<Arc<str>>) -> Self {
         // Requests without a user are served as those of a shared cache.
         let shared = is_shared || user.is_none();
@@ -81,18 +81,19 @@ impl Ask {
         }
     }
 
-    /// What others have asked for may do for it. Who wants it from the origin itself, and now, would wait for nothing: what
-    /// was asked for before is too old. Nor is anything given to HEAD before all of it is there.
+    /// Whether the response of another client's fetch may serve this request. A client that demands revalidation would
+    /// wait in vain, because the earlier fetch is too old for it. HEAD does not wait either, because it is served only
+    /// from a complete response.
     pub fn may_wait(&self) -> bool {
         self.may_join && !self.is_head && self.says.no_cache != Scope::All && self.says.max_age != Some(0)
     }
 
-    /// It has conditions that only its origin can judge.
+    /// Whether the request has preconditions that only the origin can evaluate.
     pub fn is_for_the_origin(&self) -> bool {
         self.fields.contains_key(IF_MATCH) || self.fields.contains_key(IF_UNMODIFIED_SINCE)
     }
 
-    /// The part of a response that it gets.
+    /// The part of a response that the client gets.
     pub fn part(&self, head: &Head, total: u64) -> Resolved {
         if head.status != StatusCode::OK || !self.conditions.want_part(head) {
             return Resolved::Whole;
@@ -100,17 +101,17 @@ impl Ask {
         self.asked.resolve(total)
     }
 
-    /// The client has it already.
+    /// Whether the client's copy is current.
     pub fn is_met(&self, head: &Head) -> bool {
         head.status == StatusCode::OK && self.conditions.are_there() && self.conditions.are_met(head)
     }
 
-    /// Is what is there enough?
+    /// Whether the stored bytes suffice.
     pub fn is_served_by(&self, head: &Head, shape: &Shape) -> bool {
         self.is_head || self.is_met(head) || shape.covers(&self.wanted(head, shape.total))
     }
 
-    /// The bytes that it needs.
+    /// The bytes that the request needs.
     pub fn wanted(&self, head: &Head, total: u64) -> Range<u64> {
         match self.part(head, total) {
             Resolved::Whole => 0..total,
@@ -119,14 +120,14 @@ impl Ask {
         }
     }
 
-    /// Reads along with others, where it may.
+    /// Joins a fetch of another client, if that may serve this request.
     pub fn join(&self, flight: &Arc<Flight>, now: Millis) -> Option<Joined> {
         let (head, total) = flight.view()?;
         if self.is_head || !head.vary.is_met_by(&self.fields) || head.judge(&self.says, now) != Use::Fresh {
             return None;
         }
         let part = match total.map(|total| self.part(&head, total)) {
-            // What is asked for of an unknown length cannot be told.
+            // A range of a representation of unknown length cannot be resolved.
             None if self.asked != Asked::Whole => return None,
             Some(Resolved::Unsatisfiable) => return None,
             Some(Resolved::Part(range)) => Some(range),

@@ -1,4 +1,4 @@
-//! What the cache of a route counts.
+//! Metrics of a route's cache.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ pub struct CacheMetrics {
     pub memory: Gauge,
     /// Bytes on disk.
     pub disk: Gauge,
-    /// Responses that were removed from memory for want of room.
+    /// Responses evicted from memory for lack of room.
     pub evictions_memory: Counter,
-    /// Responses that were removed from disk for want of room.
+    /// Responses evicted from disk for lack of room.
     pub evictions_disk: Counter,
-    /// Counts a bound that was reached, by its name.
+    /// Counts a limit that was reached, by its name.
     pub limit: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
 

@@ -1,47 +1,48 @@
-//! Ranges of bytes: what is asked for, what came, what is missing (RFC 9110, 14).
+//! Byte ranges: requested, received and missing ones (RFC 9110, section 14).
 //!
-//! In: `Range` and `Content-Range`. Out: intervals. Pure arithmetic; ends are exclusive here, whatever they are on
+//! In: `Range` and `Content-Range`. Out: intervals. Pure arithmetic. Ends are exclusive in this code, and inclusive on
 //! the wire.
 
 use std::ops::Range;
 
 use http::HeaderValue;
 
-/// Who asks for more ranges than that is given the whole: each would cost a turn over all of them.
+/// Maximum ranges of a request; one with more gets the whole representation, because resolving ranges takes time for
+/// each.
 const MOST_RANGES: usize = 32;
 
-/// One range of a request, whose ends may hang on the length.
+/// A range of a request. Its ends may depend on the length of the representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Piece {
-    /// From here to there, or to the end.
+    /// From the first byte position to the last one, both inclusive, or to the end.
     From(u64, Option<u64>),
-    /// The last so many.
+    /// The last bytes, this many.
     Last(u64),
 }
 
-/// What a request asks for.
+/// The ranges that a request asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Asked {
-    /// All of it.
+    /// The whole representation.
     #[default]
     Whole,
-    /// These parts of it; at least one.
+    /// Some parts; at least one.
     Parts(Vec<Piece>),
 }
 
-/// What it asks for, of so many bytes.
+/// The requested ranges, resolved for a representation of known length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     /// The whole representation.
     Whole,
     /// A part of it.
     Part(Range<u64>),
-    /// Nothing of it is there.
+    /// No requested byte exists.
     Unsatisfiable,
 }
 
 impl Asked {
-    /// What is no range of bytes is none (RFC 9110, 14.2).
+    /// Parses a `Range` field. An invalid one is ignored (RFC 9110, section 14.2).
     pub fn parse(value: Option<&HeaderValue>) -> Self {
         Self::try_parse(value).unwrap_or_default()
     }
@@ -59,8 +60,8 @@ impl Asked {
         pieces.into_iter().map(piece).collect::<Option<Vec<_>>>().map(Asked::Parts)
     }
 
-    /// Of a representation of so many bytes. Several ranges that make no single one are answered with the whole: a
-    /// server may ignore `Range`, and what is given in parts costs more than it saves.
+    /// Resolves the ranges for a length. Ranges that do not join to a single one get the whole representation: a server
+    /// may ignore `Range`, and a multipart response costs more than it saves.
     pub fn resolve(&self, total: u64) -> Resolved {
         let Asked::Parts(pieces) = self else { return Resolved::Whole };
         let mut ranges: Vec<Range<u64>> = pieces.iter().filter_map(|piece| piece.resolve(total)).collect();
@@ -105,11 +106,12 @@ fn number(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    // What is beyond every length is as good as this.
+    // A number beyond any length is equivalent to this one.
     Some(text.parse().unwrap_or(u64::MAX - 1))
 }
 
-/// What a part of a representation is, and of how many bytes. `None` where that is not said: such a part fits nowhere.
+/// Parses a `Content-Range` field: the range and the total length. Returns `None` without a total length, because such
+/// a part cannot be stored.
 pub fn content_range(value: Option<&HeaderValue>) -> Option<(Range<u64>, u64)> {
     let text = value?.to_str().ok()?;
     let (unit, rest) = text.trim().split_once(' ')?;
@@ -121,17 +123,17 @@ pub fn content_range(value: Option<&HeaderValue>) -> Option<(Range<u64>, u64)> {
     is_sane.then_some((first..last + 1, total))
 }
 
-/// `Content-Range` of a part.
+/// The `Content-Range` field of a part.
 pub fn to_content_range(range: &Range<u64>, total: u64) -> HeaderValue {
     value(format!("bytes {}-{}/{total}", range.start, range.end.saturating_sub(1)))
 }
 
-/// `Content-Range` where nothing can be given.
+/// The `Content-Range` field of a 416 response.
 pub fn unsatisfied(total: u64) -> HeaderValue {
     value(format!("bytes */{total}"))
 }
 
-/// `Range` for this part of so many bytes. An end that is the whole's is left out: it says the same.
+/// A `Range` field for a part of a representation. An end equal to the total length is left out, which means the same.
 pub fn to_range(range: &Range<u64>, total: u64) -> HeaderValue {
     if range.end == total {
         return value(format!("bytes={}-", range.start));
@@ -169,7 +171,7 @@ mod tests {
             ("bytes=0-0,77-", 10, Resolved::Part(0..1)),
             ("bytes=0-99999999999999999999", 10, Resolved::Part(0..10)),
             ("bytes=99999999999999999999-", 10, Resolved::Unsatisfiable),
-            // None of these is a range of bytes.
+            // Invalid ranges.
             ("bytes=5-4", 10, Resolved::Whole),
             ("bytes=a-b", 10, Resolved::Whole),
             ("bytes=", 10, Resolved::Whole),

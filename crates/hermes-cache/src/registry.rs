@@ -1,6 +1,6 @@
-//! Which cache a route has, while documents change.
+//! The cache of each route, across configuration changes.
 //!
-//! In: snapshots. Out: the cache of a route; it outlives a reload that leaves its settings and its origin as they are.
+//! In: snapshots. Out: the cache of a route, which survives a reload that changes neither its settings nor its origin.
 //! Never: a cache that two routes share, or two caches in one directory.
 
 use std::collections::HashMap;
@@ -25,19 +25,20 @@ pub struct CacheRegistry(ArcSwap<Routes>);
 #[derive(Default)]
 struct Routes {
     by_route: HashMap<Arc<str>, OfRoute>,
-    /// Where they have their directories.
+    /// The parent directory of the caches.
     root: Option<Arc<Root>>,
 }
 
 struct OfRoute {
     cache: Arc<Cache>,
-    /// As the latest document has it.
+    /// The route in the latest configuration.
     route: Arc<Route>,
 }
 
 impl CacheRegistry {
-    /// The one of a route. A session may go by a route of an earlier document, or of one that is about to hold: it has
-    /// the cache only where both mean the same, or its answer would be given to those who are led elsewhere.
+    /// The cache of a route. A session may use a route of an earlier configuration, or of one about to take effect. It
+    /// gets the cache only if both routes mean the same. Otherwise, its response could be served to clients that are
+    /// now routed elsewhere.
     pub fn of(&self, route: &Route) -> Option<Arc<Cache>> {
         route.cache.as_ref()?;
         let routes = self.0.load();
@@ -46,7 +47,7 @@ impl CacheRegistry {
         is_same.then(|| cache.clone())
     }
 
-    /// Has those that the snapshot asks for, from now on.
+    /// Creates and retires caches as the snapshot requires.
     pub fn follow(&self, snapshot: &Snapshot, metrics: &dyn Fn(&Arc<str>) -> CacheMetrics) {
         let before = self.0.load_full();
         let path = snapshot.state.as_ref().map(|state| state.join("cache"));
@@ -59,7 +60,7 @@ impl CacheRegistry {
         if let Some(root) = &root {
             root.uses(wanted.iter().filter_map(|wanted| wanted.directory.clone()).collect());
         }
-        // Two caches at once in one directory would each write what the other one does not know of.
+        // Two caches in one directory would write files that the other one does not know of.
         let stays = |name: &str, cache: &Cache| {
             wanted.iter().any(|wanted| *wanted.route.name == *name && wanted.is_met_by(cache))
         };
@@ -80,7 +81,7 @@ impl CacheRegistry {
         self.0.store(Arc::new(Routes { by_route, root }));
     }
 
-    /// Another process has what is on disk from now on.
+    /// Releases the disk, because another process takes over.
     pub fn hand_over(&self) {
         for of_route in self.0.load().by_route.values() {
             drop(of_route.cache.retire());
@@ -88,7 +89,7 @@ impl CacheRegistry {
     }
 }
 
-/// A cache that a document asks for.
+/// A cache that the configuration requires.
 struct Wanted {
     route: Arc<Route>,
     settings: hermes_model::snapshot::Cache,
@@ -122,27 +123,28 @@ impl Wanted {
     }
 }
 
-/// On what the answers of a route hang beside the requests, as a digest: who is let in, what its origin is asked, and
-/// who that is. An upstream is known by its name: its endpoints come and go.
+/// A digest of everything besides the request that a response depends on: the matcher, the request rewrite, and the
+/// action. An upstream counts by its name only, because its endpoints change.
 fn identity(route: &Route) -> String {
     let action = match &route.action {
         Action::Upstream(upstream) => format!("upstream {}", upstream.name),
         other => format!("{other:?}"),
     };
-    // What is changed of responses is changed behind the cache.
+    // Response rewrites are left out, because they happen after the cache.
     let Rewrite { authority, path, query, headers, response: _ } = route.rewrite.clone().unwrap_or_default();
     let asked = format!("{authority:?} {path:?} {query:?} {headers:?}");
     let shared = route.cache.is_some_and(|cache| cache.shared);
     hex(&format!("{:?}\n{action}\n{asked}\n{shared}", route.matcher), 16)
 }
 
-/// Whether both routes have one cache: what either's origin says holds for what is kept of the other.
+/// Whether both routes share one cache: a change that either's origin reports then applies to the stored responses of
+/// both.
 pub fn is_one(one: &Route, other: &Route) -> bool {
     let are_alike = || one.name == other.name && one.cache == other.cache && identity(one) == identity(other);
     std::ptr::eq(one, other) || are_alike()
 }
 
-/// The folder of a route: readable, and no other one's.
+/// The folder name of a route: readable and unique.
 fn folder(route: &str, of: &str) -> String {
     let readable: String = route.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
     format!("{readable}.{}", hex(&format!("{route} {of}"), 8))

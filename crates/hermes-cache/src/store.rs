@@ -1,9 +1,10 @@
-//! What is kept: the index of a cache, its memory tier, and who is on the way for what.
+//! The store of a route's cache: index, memory tier, and fetches in progress.
 //!
-//! In: heads and contents. Out: the same again, for whoever may have them. Bounded by bytes, heads included, and by
-//! variants a target; what was used longest ago goes first. Heads have a share of their own: those of what is on disk
-//! alone are no room for bodies, and memory that is full of bodies costs nothing of what is on disk. One lock, held for a
-//! look at the index and never over I/O.
+//! In: heads and contents. Out: the same, for requests that they may serve. Limits apply to bytes, heads included, and
+//! to variants of a target; the least recently used go first.
+//!
+//! Heads have a share of their own. Heads of objects on disk thus take no room from contents, and full memory removes
+//! nothing from disk. One lock protects the index; it is held for one access, and never during I/O.
 
 pub mod disk;
 mod index;
@@ -24,16 +25,16 @@ use crate::error::FetchError;
 use crate::metrics::CacheMetrics;
 use http::HeaderMap;
 
-/// An object has at most this share of the memory: one alone shall not push all others out.
+/// The maximum share of memory for one object, as a divisor. One object must not push out all others.
 const LARGEST_SHARE: u64 = 4;
-/// Heads have this share of it.
+/// The share of memory for heads, as a divisor.
 const HEADS_SHARE: u64 = 4;
 
 /// A route's cache.
 pub struct Cache {
     /// The settings of the route.
     pub settings: hermes_model::snapshot::Cache,
-    /// What it holds is of this; another one's answers are others.
+    /// The identity of the route. Responses for another identity differ, so this cache does not serve them.
     pub of: String,
     /// The directory on disk, if there is one.
     pub directory: Option<PathBuf>,
@@ -45,14 +46,14 @@ pub struct Cache {
     pub metrics: CacheMetrics,
 }
 
-/// A kept response, as a session has it.
+/// A stored response, as a session receives it.
 #[derive(Clone)]
 pub struct Stored {
     /// The number of the stored response.
     pub id: u64,
     /// The head of the response.
     pub head: Arc<Head>,
-    /// Which bytes are stored.
+    /// The stored ranges.
     pub shape: Arc<Shape>,
     /// The bytes in memory.
     pub content: Option<Arc<Content>>,
@@ -60,7 +61,7 @@ pub struct Stored {
     pub file: Option<FileId>,
 }
 
-/// Why nothing could be given.
+/// The reason why the store could not serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// No response of this target is stored.
@@ -73,7 +74,7 @@ pub enum Miss {
     Partial,
     /// The request demands the origin's answer.
     Request,
-    /// It is there, and cannot be read for now.
+    /// The response is stored, but cannot be read for now.
     Busy,
 }
 
@@ -91,11 +92,11 @@ impl Miss {
     }
 }
 
-/// What a look at the store found.
+/// The result of a lookup.
 pub enum Found {
-    /// It may be given.
+    /// The stored response may be served.
     Hit(Stored),
-    /// It is on its way; and how long it is.
+    /// A fetch in progress may be joined.
     Join {
         /// Reads the fetch.
         reader: FlightReader,
@@ -106,9 +107,9 @@ pub enum Found {
         /// Why the store could not serve it.
         miss: Miss,
     },
-    /// Somebody asks for it: it may be the same.
+    /// Another request may bring the same response.
     Wait(Arc<Flight>, Miss),
-    /// Its origin has to be asked. `lead`: others may wait for the answer.
+    /// The request must go to the origin.
     Ask {
         /// A stored response that the origin may confirm.
         stored: Option<Stored>,
@@ -119,7 +120,7 @@ pub enum Found {
     },
 }
 
-/// A fetch whose head is not there yet. Its drop tells those who wait.
+/// A fetch whose head has not arrived yet. Dropping this wakes the requests that wait for it.
 pub struct Lead {
     cache: Arc<Cache>,
     key: Arc<str>,
@@ -133,7 +134,7 @@ impl Drop for Lead {
     fn drop(&mut self) {
         if !self.is_open {
             self.cache.land(&self.key, &self.flight);
-            // Whoever has joined meanwhile waits for nothing.
+            // Readers that have joined meanwhile would wait forever.
             let gone = FetchError::Abandoned;
             let _ = self.flight.finish(Err(gone));
         }
@@ -164,18 +165,19 @@ impl Cache {
         cache
     }
 
-    /// Its directory is for another one: from now on it has its memory alone. Returns which, and who tells when it is free.
+    /// Releases the directory; the cache uses only memory from now on. Returns the directory and the signal that it is
+    /// free.
     pub fn retire(&self) -> Option<(PathBuf, Ended)> {
         let ended = self.disk.as_ref()?.retire()?;
         Some((self.directory.clone()?, ended))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked with it has ended its session; the index is whole between calls.
+        // A task that panicked with the lock has ended its session; the index is consistent between calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that one object may have.
+    /// Maximum bytes of one object.
     pub fn largest(&self) -> u64 {
         self.settings.memory / LARGEST_SHARE
     }
@@ -185,7 +187,8 @@ impl Cache {
         (self.metrics.limit)(name);
     }
 
-    /// Room in memory for a body, for which others may have to leave it. `None`: what is there is being read, or written.
+    /// Takes room in memory for a content, and evicts others if necessary. Returns `None` if all contents are being
+    /// read or written.
     pub fn room(&self, bytes: usize) -> Option<Charge> {
         loop {
             if let Some(charge) = self.tier.take(bytes) {
@@ -198,7 +201,7 @@ impl Cache {
         }
     }
 
-    /// Room for a head, for which others may have to go, with their files.
+    /// Takes room for a head. Others may be removed for it, along with their files.
     fn room_for_head(&self, state: &mut State, bytes: usize, gone: &mut Vec<FileId>) -> Option<Charge> {
         loop {
             if let Some(charge) = self.heads.take(bytes) {
@@ -223,12 +226,12 @@ impl Cache {
         }
     }
 
-    /// Looks for what a request may be given. `waits`: it may wait for what others ask for.
+    /// Looks up a request. `waits` says whether it may wait for another request's fetch.
     pub fn look(self: &Arc<Self>, ask: &Ask, now: Millis, waits: bool) -> Found {
         let mut state = self.lock();
         let state = &mut *state;
         let variants = state.targets.get(&ask.key).map_or(&[][..], Vec::as_slice);
-        // The latest of those that fit.
+        // The latest matching variant is used.
         let fitting = variants.iter().filter(|variant| variant.head.vary.is_met_by(&ask.fields));
         let best = fitting.max_by_key(|variant| variant.head.times.came).map(|variant| (variant.id, variant.stored()));
         let mut miss = if variants.is_empty() { Miss::Uri } else { Miss::Vary };
@@ -271,19 +274,19 @@ impl Cache {
         Found::Ask { stored, miss, lead }
     }
 
-    /// A fetch is over, or will be read by those alone who read it already.
+    /// Removes a fetch that has ended, or that only its present readers may read.
     pub fn land(&self, key: &Arc<str>, flight: &Arc<Flight>) {
         self.lock().land(key, flight);
         flight.settle();
     }
 
-    /// What it says has become so: a kept response has a newer head.
+    /// Stores a newer head of a stored response.
     pub fn freshen(&self, key: &Arc<str>, id: u64, head: &Arc<Head>) {
         let mut gone = Vec::new();
         let mut file = None;
         {
             let mut state = self.lock();
-            // So that it is not the one that goes.
+            // The touch protects this response from the eviction below.
             state.touch(&(key.clone(), id));
             let charge = self.room_for_head(&mut state, head.cost() + key.len(), &mut gone);
             if let (Some(charge), Some(variant)) = (charge, state.find(&(key.clone(), id))) {
@@ -297,13 +300,13 @@ impl Cache {
         }
     }
 
-    /// Nothing that is kept of it may be given any more.
+    /// Invalidates all stored responses of a target.
     pub fn forget(&self, key: &Arc<str>) {
         let mut state = self.lock();
         state.ends(key);
         let ids: Vec<u64> = state.targets.get(key).into_iter().flatten().map(|variant| variant.id).collect();
         let gone: Vec<FileId> = ids.into_iter().filter_map(|id| state.remove(&(key.clone(), id))).collect();
-        // What is on its way may be of before.
+        // A fetch in progress may bring an outdated response.
         let flights = state.flights.remove(key).unwrap_or_default();
         drop(state);
         flights.iter().for_each(|flight| {
@@ -313,22 +316,23 @@ impl Cache {
         self.unlink(gone);
     }
 
-    /// One of them may not be given any more.
+    /// Removes one stored response.
     pub fn drop_one(&self, key: &Arc<str>, id: u64) {
         let gone = self.lock().remove(&(key.clone(), id));
         self.unlink(gone.into_iter().collect());
     }
 
-    /// Its answers are for those who asked alone: nobody waits for another one's for a while.
+    /// Marks a target whose responses serve only the client that asked. For a while, requests do not wait for each
+    /// other's fetch.
     pub fn is_solitary(&self, key: &Arc<str>, now: Millis) {
         self.lock().is_solitary(key, now);
     }
 }
 
-/// For the disk tier.
+/// Methods of the disk tier.
 impl Cache {
-    /// A response is in a file now. Returns its head, which may be a newer one; `None` where it is not kept any more: then
-    /// nobody needs the file.
+    /// Records that a response is in a file. Returns its present head, which may be newer; `None` if the response is no
+    /// longer stored, so that nobody needs the file.
     pub fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: Shape) -> Option<Arc<Head>> {
         let mut gone = Vec::new();
         let mut state = self.lock();
@@ -354,7 +358,7 @@ impl Cache {
         head
     }
 
-    /// It could not be written.
+    /// Records that a write failed.
     pub fn unwritten(&self, key: &Arc<str>, id: u64) {
         if let Some(variant) = self.lock().find(&(key.clone(), id)) {
             variant.writes = variant.writes.saturating_sub(1);
@@ -362,7 +366,7 @@ impl Cache {
         }
     }
 
-    /// A response was found in a file. False where there is no use for it.
+    /// Adds a response that was found in a file. Returns false if it is not useful.
     pub fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: Shape, file: FileId, bytes: u64) -> bool {
         let mut gone = Vec::new();
         let mut state = self.lock();
@@ -389,7 +393,7 @@ impl Cache {
         is_wanted
     }
 
-    /// All that is on disk is found.
+    /// Records that all files have been read.
     pub fn has_looked(&self) {
         self.lock().ended = None;
     }
@@ -402,7 +406,7 @@ impl Cache {
         }
     }
 
-    /// The content of a kept response; read from the disk, where it is there alone.
+    /// The content of a stored response, read from disk if it is not in memory.
     pub async fn content(&self, key: &Arc<str>, stored: &Stored) -> Loaded {
         if let Some(content) = &stored.content {
             return Loaded::Content(content.clone());
@@ -417,12 +421,12 @@ impl Cache {
         loaded
     }
 
-    /// The content of its file is in memory again.
+    /// Records that a content was read back into memory.
     fn warmed(&self, key: &Arc<str>, id: u64, file: FileId, content: &Arc<Content>) {
         let mut state = self.lock();
         let place = (key.clone(), id);
         let cold = state.find(&place).filter(|variant| {
-            // More of it may have come meanwhile.
+            // More of the content may have arrived meanwhile.
             variant.content.is_none() && variant.file.as_ref().is_some_and(|filed| filed.id == file)
         });
         let used = cold.map(|variant| {
@@ -434,7 +438,7 @@ impl Cache {
         }
     }
 
-    /// Its file is not there any more, or not what was written.
+    /// Records that a file is missing or damaged.
     fn lost(&self, key: &Arc<str>, id: u64, file: FileId) {
         let mut state = self.lock();
         let place = (key.clone(), id);
@@ -453,7 +457,7 @@ fn same(ask: &Ask, flight: &Flight, name: &http::HeaderName) -> bool {
     all(&ask.fields) == all(&flight.fields)
 }
 
-/// How long somebody waits for what another one asks for.
+/// Maximum time that a request waits for the head of another one's fetch.
 pub const WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! When a link that comes and goes will be there next, where that has an order.
+//! Predicts when an intermittent link will be up again, if its contacts are periodic.
 //!
-//! In: when it came. Out: when it comes again; `None` where no order was found. What was said by this costs nothing if it
-//! is wrong: what goes into the dark is sent again. Time is given.
+//! In: times at which the link came up. Out: the next such time; `None` if no period was found. A wrong prediction
+//! costs nothing, because data that is lost while the link is down is sent again. Callers pass the time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -10,21 +10,21 @@ use hermes_model::snapshot::Contact as Plan;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-/// By which a node that dials tells the other what its document says of the link between them.
+/// The header by which a dialling node tells its neighbour the contact plan of their link.
 const CONTACT: HeaderName = HeaderName::from_static("hermes-contact");
 
-/// What the clock says; a plan counts from there.
+/// Wall-clock time; a plan counts from 1970.
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Tells of a plan: a period and its offset, in milliseconds.
+/// Writes a plan into the headers: its period and its offset, in milliseconds.
 pub fn tell(plan: &Plan, headers: &mut HeaderMap) {
     let value = format!("{} {}", plan.every.as_millis(), plan.from.as_millis());
     headers.extend(HeaderValue::from_str(&value).ok().map(|value| (CONTACT, value)));
 }
 
-/// What was told of a plan. `None`: nothing, or no plan.
+/// Reads a plan from the headers. Returns `None` if the headers hold no plan, or an invalid one.
 pub fn told(headers: &HeaderMap) -> Option<Plan> {
     let (every, from) = headers.get(CONTACT)?.to_str().ok()?.split_once(' ')?;
     let [every, from] =
@@ -33,20 +33,20 @@ pub fn told(headers: &HeaderMap) -> Option<Plan> {
     (plan.every >= Plan::MIN_PERIOD && plan.from < plan.every).then_some(plan)
 }
 
-/// So many times are remembered, and so many of them have to fit.
+/// Number of contacts that are remembered, and the minimum of them that must fit a period.
 const REMEMBERED: usize = 8;
 const ENOUGH: usize = 3;
-/// A link is heard of this much later than it came: whoever speaks over it does so each 20 ms.
+/// Maximum delay between a contact and its detection: a neighbour with data probes the link every 20 ms.
 const LATE: Duration = Duration::from_millis(30);
-/// What comes more often than this has no order that is of use.
+/// Minimum period; the prediction of a shorter one is useless.
 const SHORTEST: Duration = Duration::from_millis(300);
-/// Between two times it may have come unheard so often.
+/// Maximum number of missed contacts in a row.
 const MISSED: u32 = 8;
 
-/// What is known of a link's order.
+/// Recent contacts of a link, and the period found in them.
 #[derive(Debug)]
 pub struct Contact {
-    /// Times are counted from there.
+    /// Origin of the recorded times.
     epoch: Instant,
     came: VecDeque<Duration>,
     order: Option<Order>,
@@ -55,9 +55,9 @@ pub struct Contact {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Order {
     period: Duration,
-    /// When it came last that fits, as early in its period as was seen.
+    /// The last contact that fits, placed as early in its period as any contact was seen.
     last: Duration,
-    /// How many fit.
+    /// Number of contacts that fit.
     fits: usize,
 }
 
@@ -68,7 +68,7 @@ impl Default for Contact {
 }
 
 impl Contact {
-    /// It has come; or it was not used before, and nobody knows.
+    /// Records a contact. The link may have come up earlier, if it was not used before.
     pub fn came(&mut self, at: Instant) {
         let at = at.saturating_duration_since(self.epoch).max(self.came.back().copied().unwrap_or_default());
         if self.came.len() == REMEMBERED {
@@ -78,7 +78,8 @@ impl Contact {
         self.order = self.find();
     }
 
-    /// The order that fits most of what is remembered; of two, the longer one. Its period was seen once at least.
+    /// The period that most contacts fit; the longer one of two equals. The period must have been seen between two
+    /// contacts.
     fn find(&self) -> Option<Order> {
         let pairs = self.came.iter().enumerate().flat_map(|(index, one)| {
             self.came.iter().skip(index + 1).map(move |other| (*one, other.saturating_sub(*one)))
@@ -88,7 +89,7 @@ impl Contact {
         orders.filter(is_one).max_by_key(|order| (order.fits, order.period))
     }
 
-    /// How much fits this period, from this time on.
+    /// Fits a period to the contacts from this time on.
     fn order(&self, begin: Duration, period: Duration) -> Order {
         let (begin, of_period, late) = (begin.as_secs_f64(), period.as_secs_f64(), LATE.as_secs_f64());
         let (mut fitting, mut periods) = (Vec::with_capacity(REMEMBERED), 1.0);
@@ -99,20 +100,20 @@ impl Contact {
                 periods = count.max(1.0);
             }
         }
-        // Over all of them it is known better than by two.
+        // The average over all contacts is more precise than the distance of two.
         let whole = fitting.last().map_or(of_period, |(at, _)| (at - begin) / periods);
         let early = fitting.iter().map(|(at, count)| at - begin - count * whole).fold(0.0, f64::min);
         let last = Duration::from_secs_f64((begin + early + periods * whole).max(0.0));
         Order { period: Duration::from_secs_f64(whole.max(0.0)), last, fits: fitting.len() }
     }
 
-    /// When it comes next, after this.
+    /// The next contact after this time.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         let Order { period, last, .. } = self.order?;
         let last = self.epoch + last;
         let Some(since) = now.checked_duration_since(last) else { return Some(last) };
         let periods = u32::try_from(since.as_nanos() / period.as_nanos()).ok()?;
-        // Whoever was not heard for long has another order by now, or none.
+        // A link that was not heard for long has another period by now, or none.
         (periods < MISSED).then(|| last + period * (periods + 1))
     }
 }
@@ -157,9 +158,9 @@ mod tests {
         let seen = [5, 3010, 6000, 9015];
         assert!(is_near(next(&seen, 9020), 12_003), "{:?}", next(&seen, 9020));
         assert!(is_near(next(&seen, 12_500), 15_004), "{:?}", next(&seen, 12_500));
-        // Nobody listened in between.
+        // The link was not observed in between.
         assert!(is_near(next(&[0, 3000, 12_000, 15_000], 15_100), 18_000));
-        // It was there when it was used again.
+        // The link was up already when it was used again.
         assert!(is_near(next(&[1234, 3000, 6000, 9000, 13_300, 15_010], 15_100), 18_000));
     }
 

@@ -1,12 +1,12 @@
-//! The exchanges that a node has in custody, and who is to get what of them next.
+//! The state machine of custody: the exchanges that a node stores, and which bytes each side receives next.
 //!
-//! In: bytes of local clients and origins, records of neighbours, what is safe by now, channels that come and go, time.
-//! Out: records for each neighbour when it may have one, bytes for those who are here, what is to be written, and what has
-//! come to nothing. Pure: no I/O, no clock, no chance. Bounded by what its accounts say; what it does for a record does
-//! not grow with the exchanges that it has.
+//! In: bytes of local clients and origins, records of neighbours, offsets that became durable, channels that open and
+//! close, time. Out: records for each neighbour, bytes for local readers, entries for the journal, failures. Pure: no
+//! I/O, no clock, no randomness. Accounts bound what the engine stores. The cost of one record does not grow with the
+//! number of exchanges.
 //!
-//! Each exchange has a side that it came from and one that it goes to; its request goes the one way, its response the
-//! other. Where the next one holds a half, it is its own: this node forgets it.
+//! Each exchange comes from one side and goes to another: its request flows one way, its response the other. Once the
+//! next node has acknowledged bytes, that node answers for them, and this node forgets them.
 
 mod completion;
 mod disk;
@@ -32,41 +32,43 @@ pub(crate) use self::neighbour::LONGEST;
 use self::quota::Account;
 use super::half::{Half, RECORD, Upto};
 
-/// Bytes in one record: small ones behind a large one wait for so much.
+/// Size of the data in one record. Small exchanges wait for at most this much of a large one.
 const CHUNK: usize = RECORD as usize;
 
 /// The exchanges of a node.
 #[derive(Debug)]
 pub(crate) struct Engine {
     exchanges: HashMap<ExchangeId, Exchange>,
-    /// What has ended, and whom it was with: who has not heard of it is told again, until its time is over.
+    /// Ended exchanges and the neighbours that must learn of the end. The engine repeats the record to a neighbour that
+    /// has not confirmed it, until the deadline.
     ended: HashMap<ExchangeId, Vec<Ended>>,
     accounts: HashMap<Arc<str>, Account>,
     peers: HashMap<Arc<str>, Peer>,
-    /// Of exchanges, and of what has ended.
+    /// Deadlines of exchanges and of entries in `ended`.
     deadlines: BTreeSet<(Duration, ExchangeId)>,
-    /// Who is here and far ahead of its path.
+    /// Local producers that are far ahead of what their path takes.
     held_up: BTreeMap<(ExchangeId, Part), HeldUp>,
-    /// Who may forget what it has ended once that is written here: it would begin anew what this node offers it again.
+    /// Neighbours that may forget an exchange once its end is in the journal. If a neighbour forgot it earlier, it
+    /// would accept the exchange as new when this node, restarted, offers it again.
     farewells: HashMap<ExchangeId, Arc<str>>,
-    /// What there is of the disk, for each account.
+    /// Disk space available to each account, whatever its own limit is.
     disk_there: u64,
     is_stuck: bool,
     out: VecDeque<Output>,
     next: u64,
-    /// Exchanges of neighbours that found no slot, since [`Engine::take_refused`].
+    /// The number of exchanges of neighbours that found no free slot since [`Engine::take_refused`].
     refused: u64,
 }
 
-/// An exchange that is over here, and perhaps not for a neighbour.
+/// An exchange that has ended on this node, but perhaps not on a neighbour.
 #[derive(Debug)]
 struct Ended {
     peer: Arc<str>,
     record: Record,
     until: Duration,
-    /// It may have been done, and must not be done again, whoever has heard of that.
+    /// The exchange may have been executed and must not run again, even if the neighbour has confirmed its end.
     is_order: bool,
-    /// In the order in which they ended.
+    /// Sequence number in the order of ending.
     number: u64,
 }
 
@@ -88,29 +90,29 @@ impl Engine {
         }
     }
 
-    /// The number of exchanges of neighbours that found no slot, since the last call.
+    /// The number of exchanges of neighbours that found no free slot since the last call.
     pub(crate) fn take_refused(&mut self) -> u64 {
         std::mem::take(&mut self.refused)
     }
 
-    /// What an account may hold from now on. What it holds already it may keep.
+    /// Sets the limits of an account. Bytes that it already stores stay, even above the new limits.
     pub(crate) fn allow(&mut self, account: &Arc<str>, limits: Limits) {
         let state = self.accounts.entry(account.clone()).or_default();
         (state.limits, state.disk_there, state.is_stuck) = (limits, self.disk_there, self.is_stuck);
         self.tell_room(account);
     }
 
-    /// What is to be done next.
+    /// The next action for the caller.
     pub(crate) fn output(&mut self) -> Option<Output> {
         self.out.pop_front()
     }
 
-    /// Bytes that are held: in memory, and on disk.
+    /// Bytes stored: in memory, and on disk.
     pub(crate) fn kept(&self) -> (u64, u64) {
         self.accounts.values().fold((0, 0), |(memory, disk), one| (memory + one.memory, disk + one.disk))
     }
 
-    /// Exchanges that are held.
+    /// The number of exchanges.
     pub(crate) fn len(&self) -> usize {
         self.exchanges.len()
     }
@@ -120,33 +122,33 @@ impl Engine {
         self.out.push_back(Output::Keep { id, entry, survives });
     }
 
-    /// What bytes of it survive that are safe.
+    /// The failures that acknowledged bytes of this exchange survive.
     pub(crate) fn survives(&self, id: ExchangeId) -> Survives {
         self.exchanges.get(&id).map(|exchange| exchange.survives).unwrap_or_default()
     }
 
-    /// How long ago it came, if it is no tunnel.
+    /// Time since the exchange arrived. The result is meaningless for a tunnel, whose deadline moves.
     pub(crate) fn age(&self, now: Duration, id: ExchangeId) -> Option<Duration> {
         let exchange = self.exchanges.get(&id)?;
         Some((now + exchange.life).saturating_sub(exchange.deadline))
     }
 
-    /// On which account it is.
+    /// The account that the exchange counts on.
     pub(crate) fn account(&self, id: ExchangeId) -> Option<&Arc<str>> {
         self.exchanges.get(&id).map(|exchange| &exchange.account)
     }
 
-    /// How far a half has come.
+    /// The bytes received in one direction.
     pub(crate) fn have(&self, id: ExchangeId, part: Part) -> Option<Upto> {
         self.half(id, part).map(Half::have)
     }
 
-    /// Whether the beginning of a half is gone: nobody can read it from there.
+    /// Whether the beginning of a direction was deleted, so that nobody can read it from the start.
     pub(crate) fn is_torn(&self, id: ExchangeId, part: Part) -> bool {
         self.half(id, part).is_some_and(Half::is_torn)
     }
 
-    /// Bytes of the head that this node gave a half.
+    /// Length of the head that this node wrote for a direction.
     pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
         self.half(id, part).map(Half::head_length)
     }
@@ -155,25 +157,26 @@ impl Engine {
         self.exchanges.get(&id).map(|exchange| exchange.half_of(part))
     }
 
-    /// Whether its response waits for a head of ours.
+    /// Whether the response waits for the head that this node writes.
     pub(crate) fn awaits_head(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.response.awaits_head())
     }
 
-    /// Whether it goes on from here.
+    /// Whether the exchange goes on to another node.
     pub(crate) fn is_led(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| matches!(exchange.to, Some(Side::Peer(_))))
     }
 
-    /// Whether it ends here.
+    /// Whether the exchange ends at this node.
     pub(crate) fn is_for_here(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.to == Some(Side::Here))
     }
 
-    /// Takes custody of an exchange that began here.
+    /// Takes custody of an exchange that a local client begins.
     ///
     /// # Errors
-    /// There are as many as may be.
+    ///
+    /// The account holds its maximum number of exchanges.
     pub(crate) fn begin(
         &mut self,
         now: Duration,
@@ -189,7 +192,8 @@ impl Engine {
     }
 
     /// # Errors
-    /// There are as many as may be.
+    ///
+    /// The account holds its maximum number of exchanges.
     fn add(
         &mut self,
         id: ExchangeId,
@@ -249,8 +253,8 @@ impl Engine {
         self.exchanges.insert(id, exchange);
     }
 
-    /// What was held before this process is held again, however many there may be by now. Its request goes on where it was
-    /// led to.
+    /// Restores an exchange from the journal, even if that exceeds the present limits. The request continues to the
+    /// side that it was assigned to.
     pub(crate) fn restore(
         &mut self,
         id: ExchangeId,
@@ -260,7 +264,7 @@ impl Engine {
         is_tunnel: bool,
         [request, response]: [Former; 2],
     ) {
-        // What the next one sends for who is not here has a head of ours.
+        // If both sides are neighbours, this node writes a response head of its own.
         let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
         let is_vouched = from == Side::Here;
         let owner = from.peer().map_or_else(|| Arc::from(""), neighbour::owner_of);
@@ -286,35 +290,35 @@ impl Engine {
         self.reindex(id);
     }
 
-    /// Its request goes to an origin that must not have it twice, or may have gone there.
+    /// Marks an exchange whose request goes, or may have gone, to an origin that must not receive it twice.
     pub(crate) fn intend(&mut self, id: ExchangeId) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.is_intended = true;
         }
     }
 
-    /// An order came to nothing before this process.
+    /// Restores the failed end of an exchange that must not run again.
     pub(crate) fn restore_end(&mut self, id: ExchangeId, peer: Arc<str>, record: Record, until: Duration) {
         self.remember_ended(id, peer, record, until, true);
     }
 
-    /// It is not held again, and not to be found once more.
+    /// Does not restore an exchange, and deletes it from the journal.
     pub(crate) fn discard(&mut self, id: ExchangeId) {
         self.keep(id, Entry::Forget);
     }
 
-    /// A neighbour has part in an exchange.
+    /// Records that a neighbour takes part in an exchange.
     fn enter(&mut self, id: ExchangeId, side: &Side) {
         let Some(name) = side.peer() else { return };
         let peer = self.peers.entry(name.clone()).or_default();
         peer.exchanges.insert(id);
-        // A channel is wanted, where none was.
+        // The first exchange of a neighbour asks for a channel.
         if peer.exchanges.len() == 1 {
             self.out.push_back(Output::Stir(name.clone()));
         }
     }
 
-    /// It has none any more.
+    /// Reverts [`Engine::enter`].
     fn leave(&mut self, id: ExchangeId, side: &Side) {
         if let Some(peer) = side.peer().and_then(|name| self.peers.get_mut(name)) {
             peer.exchanges.remove(&id);
@@ -339,7 +343,7 @@ impl Engine {
         self.enter(id, &to);
     }
 
-    /// An exchange that a neighbour began ends here: its request is read as it came.
+    /// Assigns an exchange that a neighbour began to this node: a local endpoint reads its request as it arrived.
     pub(crate) fn take_in(&mut self, id: ExchangeId, account: &Arc<str>, is_tunnel: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         let had = exchange.request.have();
@@ -347,8 +351,9 @@ impl Engine {
         self.settle_as(id, Part::Request, 0, Bytes::new(), had.is_whole);
     }
 
-    /// An exchange that a neighbour began goes on, with this head in the place of so many bytes of its request. So does
-    /// its response, once its head is known. Where its route has no room for what came meanwhile, it stays what it is.
+    /// Forwards an exchange that a neighbour began. `head` replaces the first `theirs` bytes of the request. The
+    /// response waits for its own head in the same way. If the route's account has no room for the bytes that arrived
+    /// meanwhile, the exchange stays unassigned.
     pub(crate) fn lead(
         &mut self,
         id: ExchangeId,
@@ -362,7 +367,7 @@ impl Engine {
         };
         let bytes = usize::try_from(exchange.request.kept()).unwrap_or(usize::MAX);
         if exchange.account != *account {
-            // No more of it comes than any route has room for: see `EARLY`.
+            // The request has at most `EARLY` bytes by now, and each route has room for those.
             let Some(its) = self.accounts.get_mut(account).filter(|its| its.takes_exchange(&exchange.owner)) else {
                 self.fail(id, 503, "this node holds as many exchanges for its route as it may");
                 return Appended::Gone;
@@ -378,7 +383,7 @@ impl Engine {
         Appended::Taken
     }
 
-    /// The head of a half is known: this one stands where the one before had so many bytes.
+    /// Sets the head of a direction: `head` replaces the first `theirs` bytes.
     pub(crate) fn settle(&mut self, id: ExchangeId, part: Part, theirs: u64, head: Bytes) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let is_whole = exchange.half(part).have().is_whole;
@@ -423,7 +428,8 @@ impl Engine {
         self.make_room(id);
     }
 
-    /// A tunnel has its time anew with each step; not at each of them, which would cost more than it is worth.
+    /// Extends the deadline of a tunnel when it makes progress. Small extensions are skipped, because updating the
+    /// deadline at each step costs too much.
     fn renew(&mut self, now: Duration, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.is_tunnel) else { return };
         let deadline = now + exchange.life;

@@ -1,12 +1,12 @@
-//! One direction of an exchange: bytes that come from one side, are held, and go to the other.
+//! A direction of an exchange: a byte stream that arrives from one side, is stored, and goes to the other.
 //!
-//! In: bytes at an offset, what of them is safe, what the next one holds. Out: bytes to be written, to be told of, to be
-//! sent. Holds what the next one does not, and nothing else: in memory, or as a place that is on disk. Never: which
-//! exchange it is, or who is on either side.
+//! In: bytes at an offset, the offset that is durable, the offset that the next node has acknowledged. Out: bytes to
+//! write, acknowledgements, bytes to send. The stream keeps exactly the bytes that the next node has not acknowledged:
+//! in memory, or as a range on disk. Never: the identity of the exchange or of its sides.
 //!
-//! A node may have another head than the one before gave it (`Via`, what a route rewrites). Behind the head the bytes are
-//! the same: what is held, sent and written counts from the beginning of our string, and only what is said to the one
-//! before, and by it, from the beginning of its own.
+//! A node may replace the head that the previous node sent (`Via`, headers that a route rewrites). The bytes after the
+//! head are the same. Offsets of stored, sent and written bytes count in this node's stream. Only acknowledgements to
+//! the previous node, and its data, count in the previous node's stream.
 
 mod disk;
 #[cfg(test)]
@@ -18,11 +18,12 @@ use bytes::Bytes;
 use hermes_wire::custody::Behind;
 use hermes_wire::varint;
 
-/// Of more chunks than these, those that are not longer are put together: each of them costs more than its bytes.
+/// Chunks of at most `SMALL` bytes are merged once there are more than `FEW` chunks, because each chunk costs more than
+/// its bytes.
 const FEW: usize = 8;
 const SMALL: usize = 4 << 10;
 
-/// A record carries so many bytes.
+/// Maximum data of one record.
 pub(crate) const RECORD: u64 = 16 << 10;
 
 /// The progress of one direction of an exchange.
@@ -34,11 +35,11 @@ pub struct Upto {
     pub is_whole: bool,
 }
 
-/// Bytes that the next one does not hold.
+/// Bytes that the next node has not acknowledged.
 #[derive(Debug)]
 enum Chunk {
     Here(Bytes),
-    /// So many of them are on disk alone.
+    /// A range of this length that is on disk alone.
     Away(u64),
 }
 
@@ -51,66 +52,67 @@ impl Chunk {
     }
 }
 
-/// What stands at the beginning.
+/// The head at the beginning of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Head {
-    /// It is being read: what will stand there is not known yet.
+    /// The head is being read; its replacement is not known yet.
     Awaited,
-    /// So many bytes of ours, where the one before had so many of its own.
+    /// A head of `length` bytes replaces `theirs` bytes of the previous node's stream.
     Settled { length: u64, theirs: u64 },
 }
 
-/// What may be sent next.
+/// The next item to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// These bytes, which stand there. An empty chunk says that the end is there.
+    /// Bytes at an offset. An empty chunk marks the end of the stream.
     Bytes { offset: u64, bytes: Bytes, is_last: bool },
-    /// What stands there is on disk, so many bytes of it.
+    /// A range on disk, which must be read first.
     Away { offset: u64, length: u64 },
 }
 
-/// One direction of an exchange.
+/// The state of one direction of an exchange.
 #[derive(Debug)]
 pub(crate) struct Half {
-    /// What the next one does not hold yet, from `base` on.
+    /// Bytes that the next node has not acknowledged, from `base` on.
     kept: VecDeque<Chunk>,
     base: u64,
     in_memory: u64,
     head: Head,
-    /// What has come.
+    /// Bytes received.
     have: Upto,
-    /// What of it survives us.
+    /// Bytes that are durable.
     safe: Upto,
-    /// What the one before has heard of that, over the channel that is there; in its count.
+    /// The last acknowledgement sent over the present channel, in the previous node's count.
     told: Option<Upto>,
-    /// It is to hear even that there is nothing: who knows of no such exchange says so.
+    /// An acknowledgement must be sent even if it acknowledges nothing: the previous node learns from it whether the
+    /// exchange is known.
     greets: bool,
-    /// Bytes came for which there was no room, or behind such: they are to be sent again.
+    /// Bytes arrived without room for them, or after such bytes; the previous node must send them again.
     lacks: bool,
-    /// The one before knows that.
+    /// The previous node has heard that there is no room.
     told_no_room: bool,
-    /// From where that was asked for last.
+    /// The offset of the last request to send again.
     asked_again: Option<u64>,
-    /// The next one may hold more of it than there is here, and has not said so to this process.
+    /// The next node may hold more than this process has, and has not reported its offset yet.
     is_behind: bool,
-    /// Before so much is safe nothing goes out that is not: who begins anew behind us must find the same head.
+    /// Until this offset is durable, only durable bytes are sent. If this node restarts, it must not send another head.
     first: u64,
-    /// From there on it is on disk still.
+    /// Stored bytes from this offset on are still on disk.
     floor: u64,
-    /// Pieces that it is written in, from there on.
+    /// Number of pieces on disk, from `floor` on.
     pieces: u64,
-    /// What went out over the channel that is there.
+    /// Bytes sent over the present channel.
     sent: Upto,
-    /// What the next one holds.
+    /// Bytes that the next node has acknowledged.
     held: Upto,
-    /// It has no room for more, and will say when it has.
+    /// The next node has no room, and will report when it has.
     waits: bool,
-    /// So many bytes that are on disk were asked for.
+    /// Length of the requested read from disk.
     loading: u64,
 }
 
 impl Default for Half {
-    /// Its bytes are passed on as they come.
+    /// A stream whose bytes pass unchanged.
     fn default() -> Self {
         Self {
             kept: VecDeque::new(),
@@ -137,12 +139,12 @@ impl Default for Half {
 }
 
 impl Half {
-    /// One whose head is read first, by [`Half::settle`].
+    /// Creates a stream whose head is replaced later, by [`Half::settle`].
     pub(crate) fn awaiting_head() -> Self {
         Self { head: Head::Awaited, ..Self::default() }
     }
 
-    /// Bytes of a head of ours.
+    /// Length of the head that this node wrote.
     pub(crate) fn head_length(&self) -> u64 {
         match self.head {
             Head::Awaited => 0,
@@ -150,13 +152,13 @@ impl Half {
         }
     }
 
-    /// Whether its head is not known yet.
+    /// Whether the head is not known yet.
     pub(crate) fn awaits_head(&self) -> bool {
         self.head == Head::Awaited
     }
 
-    /// Bytes have come that stand there, in the count of whoever sent them. Those that are new, and where they begin;
-    /// `None`: there is a gap before them, or there is nothing new.
+    /// Accepts bytes at an offset in the previous node's count. Returns the new bytes and their offset; `None` if there
+    /// is a gap before them, or if nothing is new.
     pub(crate) fn take(&mut self, offset: u64, mut bytes: Bytes, is_last: bool) -> Option<(u64, Bytes)> {
         if self.have.is_whole {
             return None;
@@ -174,7 +176,7 @@ impl Half {
             offset = offset - theirs + length;
         }
         let Some(known) = self.have.offset.checked_sub(offset) else {
-            // What is under way behind those that were lost comes too; it is asked for once.
+            // Bytes in flight after the lost ones arrive as well; they are requested only once.
             self.lacks |= !self.is_behind && self.asked_again != Some(self.have.offset);
             return None;
         };
@@ -196,10 +198,10 @@ impl Half {
         }
         self.in_memory += bytes.len() as u64;
         if bytes.len() <= SMALL {
-            // Part of a large buffer would keep all of it.
+            // A slice of a large buffer would keep the whole buffer alive.
             bytes = Bytes::copy_from_slice(&bytes);
         }
-        // Like with like, so that no byte is copied often.
+        // Merging chunks of similar size copies each byte only a few times.
         while self.kept.len() >= FEW
             && let Some(Chunk::Here(last)) = self.kept.back()
             && last.len() <= 2 * bytes.len()
@@ -211,8 +213,8 @@ impl Half {
         self.kept.push_back(Chunk::Here(bytes));
     }
 
-    /// Where the one before had so many bytes of a head, this one stands. What came behind is returned: it is to be
-    /// written, behind the head.
+    /// Replaces the first `theirs` bytes by this head. Returns the bytes after the head, which must be written after
+    /// it.
     pub(crate) fn settle(&mut self, theirs: u64, head: Bytes) -> Vec<Bytes> {
         let mut behind = Vec::new();
         let mut left = theirs;
@@ -236,32 +238,32 @@ impl Half {
         behind
     }
 
-    /// Nothing is sent that is not safe: of what goes out once, all is known after a restart too.
+    /// Sends only durable bytes from now on, so that a restarted node knows every byte that it sent.
     pub(crate) fn send_what_is_safe(&mut self) {
         self.first = u64::MAX;
     }
 
-    /// So much of it survives us.
+    /// Records that bytes up to this offset are durable.
     pub(crate) fn set_safe(&mut self, upto: Upto) {
         if upto.offset >= self.safe.offset && upto.offset <= self.have.offset {
             self.safe = Upto { is_whole: upto.is_whole && self.have == upto, ..upto };
         }
     }
 
-    /// Bytes came for which there is no room.
+    /// Records that bytes arrived for which there was no room.
     pub(crate) fn refuse(&mut self) {
         self.lacks = true;
         self.asked_again = None;
     }
 
-    /// What was refused is to be asked for, once there is room.
+    /// Whether refused bytes must be requested again once there is room.
     pub(crate) fn is_lacking(&self) -> bool {
         self.lacks
     }
 
-    /// What the one before is to be told, if it has not heard that yet; and whether it is to send again what comes behind
-    /// that, for which there is room by now. `is_read_again`: what was read of it may have to be read after a restart too,
-    /// so that nobody but the disk holds it.
+    /// Returns the next acknowledgement for the previous node, if it has not heard it yet, and whether the node must
+    /// send the following bytes again. `is_read_again`: bytes that were read may be read again after a restart, so that
+    /// only durable bytes count as stored.
     pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
         let (said, behind) = self.to_say(has_room, is_read_again)?;
         self.told_no_room |= behind == Behind::NoRoom;
@@ -274,14 +276,14 @@ impl Half {
         Some((said, behind))
     }
 
-    /// Whether [`Half::news`] has any.
+    /// Whether [`Half::news`] would return an acknowledgement.
     pub(crate) fn has_news(&self, has_room: bool, is_read_again: bool) -> bool {
         self.to_say(has_room, is_read_again).is_some()
     }
 
     fn to_say(&self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
         let Head::Settled { length, theirs } = self.head else {
-            // Whoever was refused begins anew.
+            // A refused sender begins again at offset zero.
             let behind = match (self.lacks, has_room) {
                 (true, true) => Behind::Again,
                 (true, false) if !self.told_no_room => Behind::NoRoom,
@@ -289,34 +291,34 @@ impl Half {
             };
             return (self.greets || behind != Behind::Taken).then_some((Upto::default(), behind));
         };
-        // What the next one holds is safe too.
+        // Bytes that the next node has acknowledged count as durable.
         let is_held = !is_read_again && (self.held.offset > self.safe.offset || self.held.is_whole);
         let safe = if is_held { self.held } else { self.safe };
-        // Whoever says that it holds more than there can be is not passed on.
+        // An impossible offset from a neighbour is not passed on.
         let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
         let said = Upto { offset, is_whole: safe.is_whole };
         if self.lacks && has_room && safe.offset == self.have.offset && !self.is_behind {
             return Some((said, Behind::Again));
         }
         if self.lacks && !has_room && !self.told_no_room {
-            // What was lost is not to be waited for as if it were under way.
+            // The previous node must not count the lost bytes as in flight.
             return Some((said, Behind::NoRoom));
         }
-        // Who knows of none of it is told nothing new by that.
+        // An acknowledgement of nothing is no news.
         (self.greets || said != self.told.unwrap_or_default()).then_some((said, Behind::Taken))
     }
 
-    /// The next one holds so much. What that is no longer needed here; what it has not is sent again.
+    /// Handles an acknowledgement: acknowledged bytes are dropped here, all others may be sent again.
     pub(crate) fn set_held(&mut self, upto: Upto) {
         if std::mem::take(&mut self.is_behind) {
-            // What came behind a gap meanwhile was dropped.
+            // Bytes after a gap were dropped meanwhile.
             self.lacks = !self.have.is_whole;
         }
         if upto.offset < self.held.offset || self.held.is_whole {
             return;
         }
         if upto.offset > self.have.offset {
-            // We have lost what the next one got of us before, and nobody needs it any more.
+            // This node lost bytes that the next node received earlier; nobody needs them any longer.
             self.have.offset = upto.offset;
             self.have.is_whole |= upto.is_whole;
             self.sent = Upto { offset: upto.offset, is_whole: false };
@@ -324,7 +326,7 @@ impl Half {
             self.kept.clear();
             self.in_memory = 0;
             self.base = upto.offset;
-            // What came behind the gap was dropped, and whoever sent it does not know that.
+            // Bytes after the gap were dropped, and their sender does not know that.
             (self.lacks, self.asked_again) = (!self.have.is_whole, None);
         }
         self.held = Upto { is_whole: upto.is_whole && self.have.is_whole && upto.offset == self.have.offset, ..upto };
@@ -342,7 +344,7 @@ impl Half {
             }
             if ahead < first.len() {
                 match first {
-                    // A part of a chunk keeps all of it.
+                    // A slice keeps the whole chunk alive.
                     Chunk::Here(bytes) => {
                         let _ = bytes.split_to(ahead as usize);
                         self.in_memory -= ahead;
@@ -359,33 +361,33 @@ impl Half {
         }
     }
 
-    /// The next one asks for what it has let us forget.
+    /// Whether the next node asks for bytes that it had acknowledged and this node has dropped.
     pub(crate) fn has_gone(&self, upto: u64, is_whole: bool) -> bool {
         upto < self.held.offset || (self.held.is_whole && !is_whole)
     }
 
-    /// The next one says that it is where it was: what is under way behind that was lost.
+    /// Handles a request to send again from the acknowledged offset: the bytes in flight after it were lost.
     pub(crate) fn rewind(&mut self) {
         (self.sent, self.waits) = (self.held, false);
     }
 
-    /// The next one has no room for what is under way behind that, and will say when it has.
+    /// Handles a refusal: the next node has no room for the bytes in flight, and will report when it has.
     pub(crate) fn wait(&mut self) {
         (self.sent, self.waits) = (self.held, true);
     }
 
-    /// There is another channel to the one before.
+    /// Prepares for a new channel to the previous node.
     pub(crate) fn forget_told(&mut self) {
         (self.told, self.told_no_room) = (None, false);
     }
 
-    /// The same, and it hears of it in any case.
+    /// Like [`Half::forget_told`], and sends an acknowledgement in any case.
     pub(crate) fn greet(&mut self) {
         self.forget_told();
         self.greets = true;
     }
 
-    /// The next bytes for the next one, at most so many.
+    /// The next bytes for the next node, at most `most`.
     pub(crate) fn send(&mut self, most: usize) -> Option<Next> {
         if !self.is_sendable() {
             return None;
@@ -416,31 +418,33 @@ impl Half {
         Some(Next::Bytes { offset: at, bytes: Bytes::new(), is_last: true })
     }
 
-    /// There is something that may be sent.
+    /// Whether something may be sent.
     pub(crate) fn is_sendable(&self) -> bool {
         let limit = self.limit();
         let is_there = self.sent.offset < limit.offset || (limit.is_whole && !self.sent.is_whole);
         !self.awaits_head() && self.loading == 0 && !self.waits && is_there
     }
 
-    /// What may be sent.
+    /// The offset up to which bytes may be sent.
     fn limit(&self) -> Upto {
-        // What is one record is there as a whole or not at all: nobody can have a part of it that would differ later.
+        // A stream of one record arrives completely or not at all. The next node cannot receive a part of it that would
+        // differ after a restart.
         let is_one = self.have.is_whole && self.base == 0 && self.kept.len() == 1 && self.have.offset <= RECORD;
         if self.safe.offset < self.first && !is_one { self.safe } else { self.have }
     }
 
-    /// Bytes under way.
+    /// Bytes in flight.
     pub(crate) fn in_flight(&self) -> u64 {
         self.sent.offset - self.held.offset
     }
 
-    /// Bytes kept here, wherever.
+    /// Bytes stored, in memory or on disk.
     pub(crate) fn kept(&self) -> u64 {
         self.have.offset - self.base
     }
 
-    /// Bytes in memory. Where they are written, those that are not yet are, though the next one may hold them.
+    /// Bytes in memory. Unwritten bytes count even if the next node has acknowledged them, because they wait for the
+    /// disk.
     pub(crate) fn in_memory(&self, is_written: bool) -> u64 {
         let unwritten = if is_written { self.base.saturating_sub(self.safe.offset) } else { 0 };
         self.in_memory + unwritten
@@ -458,7 +462,7 @@ impl Half {
         self.held
     }
 
-    /// All of it is the next one's.
+    /// Whether the next node has acknowledged the whole stream.
     pub(crate) fn is_over(&self) -> bool {
         self.held.is_whole
     }

@@ -1,8 +1,8 @@
-//! The journal of custody: what a node answers for, as records in files that are only ever appended to.
+//! Record format of the custody journal: append-only files that hold the exchanges a node answers for.
 //!
-//! In: entries of exchanges. Out: bytes of records; or the entries of records that were written before. Pure. An exchange's
-//! entries may stand in any order and more than once: what is found for an id is put together, and nothing of it counts
-//! where one of them says that it is over. Ids are never used again.
+//! In: entries of exchanges. Out: bytes of records, and the entries of records that were written before. Pure. The
+//! entries of an exchange may appear in any order and more than once. The reader merges all entries of an id, and
+//! ignores them if one of them marks the exchange as ended. Ids are never reused.
 
 use std::sync::Arc;
 
@@ -12,40 +12,41 @@ use hermes_wire::varint;
 
 use super::engine::Side;
 
-/// Before a record's payload: its length and its checksum, of four bytes each.
+/// Frame in front of a record's payload: length and CRC-32, four bytes each.
 pub(super) const FRAME: usize = 8;
-/// No record is longer. What says so is none.
+/// Maximum length of a record. A larger length field marks the record as damaged.
 const MOST: usize = 16 << 20;
 
-/// How sure it is that a request has gone to its origin.
+/// Certainty that a request was sent to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// It was about to.
+    /// The journal says that the node was about to send it.
     Certain,
-    /// Nothing says so, and what might is damaged.
+    /// The journal has no such entry, but a damaged part may have held it.
     Possible,
 }
 
-/// One entry.
+/// An entry of an exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Note {
-    /// There is an exchange. Its deadline is in milliseconds since 1970: a restart forgets all other clocks. So long before
-    /// that it came.
+    /// The exchange exists. The deadline is in milliseconds since 1970, because a restart resets all other clocks. The
+    /// exchange arrived `life` milliseconds before its deadline.
     Begin { from: Side, account: Arc<str>, deadline: u64, life: u64 },
-    /// It goes there.
+    /// The exchange goes to this side.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
-    /// Its string begins with this, where the one before had so many bytes.
+    /// The stream begins with this head, which replaces the first `theirs` bytes of the previous node's stream.
     Head { part: Part, theirs: u64, bytes: Bytes },
-    /// Its string goes on with this.
+    /// More bytes of the stream, at this offset.
     Bytes { part: Part, offset: u64, is_last: bool, bytes: Bytes },
-    /// Its request goes to an origin that must not have it twice.
+    /// The request goes to an origin that must not receive it twice.
     Intent(Intent),
-    /// Its client was here, and asked this: one that asks the same may have its response.
+    /// The exchange has a local client, whose request this was. A client that repeats the request may read the
+    /// response.
     Asked { bytes: Bytes },
-    /// It has come to nothing, and must not be done again for this neighbour before that time: none of the rest counts any
-    /// more.
+    /// The exchange has failed and must not run again for this neighbour before the deadline. All other entries are
+    /// void.
     Gone { peer: Arc<str>, status: u16, reason: Arc<str>, deadline: u64 },
-    /// It is over.
+    /// The exchange has ended.
     Forget,
 }
 
@@ -63,7 +64,7 @@ const GONE: u8 = 9;
 const OF_RESPONSE: u8 = 1;
 const LAST: u8 = 2;
 
-/// Adds a record. Where the entry's bytes begin, from its beginning.
+/// Appends a record. Returns the offset of the entry's data within the record.
 pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
     let start = out.len();
     out.put_bytes(0, FRAME);
@@ -133,7 +134,7 @@ fn put_text(text: &str, out: &mut BytesMut) {
     out.put_slice(text.as_bytes());
 }
 
-/// Nobody's name is empty.
+/// An empty name stands for the local side, since no neighbour has an empty name.
 fn put_side(side: &Side, out: &mut BytesMut) {
     match side {
         Side::Here => put_text("", out),
@@ -141,18 +142,18 @@ fn put_side(side: &Side, out: &mut BytesMut) {
     }
 }
 
-/// A record that was found.
+/// A record read from the journal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) id: ExchangeId,
     pub(super) note: Note,
-    /// Where the entry's bytes begin, from the record's beginning; and how long the record is.
+    /// Offset of the data within the record, and the record's length.
     pub(super) at: usize,
     pub(super) length: usize,
 }
 
-/// The first record of these bytes. `None`: there is none, or it was not written whole. What follows one that is damaged
-/// is not believed either.
+/// Parses the first record of these bytes. Returns `None` if there is no record, or an incomplete or damaged one.
+/// Records after a damaged one are not trusted either.
 pub(super) fn first(bytes: &Bytes) -> Option<Found> {
     let length = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let sum = u32::from_le_bytes(bytes.get(4..FRAME)?.try_into().ok()?);
@@ -188,7 +189,7 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
         }
         INTENT => Note::Intent(Intent::Certain),
         DOUBT => Note::Intent(Intent::Possible),
-        // It is kept for long; part of a segment would keep all of it.
+        // The entry lives long. A slice of the segment's buffer would keep the whole buffer alive.
         ASKED => Note::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
         GONE if payload.len() >= 2 => {
             let status = payload.get_u16();
@@ -205,7 +206,7 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
     payload.is_empty().then_some(Found { id, note, at: FRAME + whole - data, length: FRAME + whole })
 }
 
-/// Whether these bytes, of which [`first`] makes nothing, are the beginning of a record: more of it was to come.
+/// Whether bytes that [`first`] rejects are an incomplete record rather than a damaged one.
 pub(super) fn is_unfinished(bytes: &[u8]) -> bool {
     let length = bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize);
     length.is_none_or(|length| length <= MOST && bytes.len() < FRAME + length)
@@ -289,7 +290,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// A record whose frame is right, whatever is in it: it is an entry as long as it says, or none.
+        /// A well-framed record with arbitrary content parses to an entry of the framed length, or not at all.
         #[test]
         fn whatever_is_framed_is_an_entry_or_none(payload: Vec<u8>, kind in 0..10_u8, behind: Vec<u8>) {
             for payload in [payload.clone(), [&[kind][..], &[7; 16], &payload].concat()] {

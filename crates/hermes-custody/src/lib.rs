@@ -4,8 +4,13 @@
 //! the sessions that wait for them, records for neighbours, and a journal that survives a restart.
 //! Never: a socket, or a decision where an exchange goes; `hermes-proxy` has the channels between neighbours.
 //!
-//! [`engine`] holds the exchanges and is pure. [`service`] is the handle that all workers share. [`store`] writes the
-//! [`journal`]. [`window`] and [`contact_plan`] tell a channel how much to send and when its link returns.
+//! An *exchange* is a request and its response. A *neighbour* is an adjacent node, and a *channel* is the connection
+//! that carries its records. An *account* is a storage quota, usually that of a route. Bytes are *durable* once they
+//! survive the failures that the route names. An *order* is an exchange whose request its origin must not receive
+//! twice.
+//!
+//! The module [`engine`] holds the exchanges and is pure. [`service`] is the handle that all workers share. [`store`]
+//! writes the [`journal`]. [`window`] and [`contact_plan`] tell a channel how much to send and when its link returns.
 
 pub mod contact_plan;
 mod engine;
@@ -22,7 +27,7 @@ pub use engine::BY;
 pub use half::Upto;
 pub use journal::Intent;
 
-/// How the reason of a failure begins if nobody knows whether the origin has processed the request.
+/// The prefix of a failure's reason if nobody knows whether the origin has processed the request.
 pub const OUTCOME_UNKNOWN: &str = "outcome unknown";
-/// How it begins if the deadline passed while the node had no channel to the next node.
+/// The prefix of that reason if the deadline passed while the node had no channel to the next node.
 pub const NO_CHANNEL: &str = "its time is over, and there was no channel";

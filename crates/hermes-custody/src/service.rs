@@ -1,10 +1,10 @@
-//! What all workers of a node see of its custody: the engine, and who waits for what.
+//! The shared handle of a node's custody: the engine, and the tasks that wait for it.
 //!
-//! In: what clients and origins bring, what channels hear, what is safe. Out: bytes for those who wait for them, records
-//! for channels, and whose task goes on. A lock is held for a record or a chunk, and never over I/O.
+//! In: bytes of clients and origins, records of channels, notices of durable entries. Out: bytes for readers, records
+//! for channels, and wake-ups of tasks. The lock is held for one record or chunk, and never during I/O.
 //!
-//! Here is what sessions ask of it; `neighbours` is for channels, `stored` for the journal, `left` for clients that are
-//! gone, and `state` is what is behind the lock.
+//! This file serves sessions. The module `neighbours` serves channels, `stored` the journal, and `abandoned` clients
+//! that disconnected; `state` holds everything under the lock.
 
 mod abandoned;
 mod neighbours;
@@ -28,26 +28,26 @@ use super::engine::{Limits, Side, Survives};
 use super::journal::Note;
 use super::store::Job;
 
-/// Why an exchange came to nothing.
+/// The reason why an exchange failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What its client gets.
+    /// The status for its client.
     pub status: u16,
-    /// For people.
+    /// An explanation for people.
     pub reason: Arc<str>,
 }
 
-/// The exchanges of a node.
+/// The custody of a node.
 pub struct Office {
     state: Mutex<State>,
     epoch: Instant,
-    /// What arrives is counted here until its route is known, and beyond where that has no `custody`.
+    /// The account of exchanges without a route yet, and of those whose route has no `custody`.
     arrivals: Arc<str>,
-    /// Whom this node has refused a channel.
+    /// Addresses that were refused a channel.
     refused: Mutex<HashSet<IpAddr>>,
 }
 
-/// So many of those are remembered; of further ones nothing is said.
+/// Maximum number of such addresses; further ones are not logged.
 const MOST_REFUSED: usize = 64;
 
 impl Default for Office {
@@ -67,7 +67,7 @@ impl Office {
         }
     }
 
-    /// What may be held from now on.
+    /// Applies the limits of a new configuration.
     pub fn follow(&self, snapshot: &Snapshot) {
         let limits = &snapshot.limits;
         self.act(|state, _| {
@@ -79,7 +79,7 @@ impl Office {
             };
             let (memory, exchanges) = (limits.custody_memory as u64, limits.custody_exchanges);
             let durable = snapshot.routes.iter().filter_map(|route| route.custody).map(|custody| custody.durable);
-            // What arrives for other routes is as safe as the safest of them.
+            // Exchanges for other routes are as durable as the most durable route.
             let safest =
                 if durable.into_iter().any(|one| one == Durable::Fsync) { Durable::Fsync } else { Durable::Process };
             let disk = limits.custody_disk as u64;
@@ -96,18 +96,19 @@ impl Office {
         });
     }
 
-    /// Who comes from there gets no channel. True where that is to be said: once of each, and of so many.
+    /// Records a refused channel from this address. Returns true if the refusal should be logged: once for each
+    /// address, up to a maximum of addresses.
     pub fn refuses(&self, who: IpAddr) -> bool {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         refused.len() < MOST_REFUSED && refused.insert(who)
     }
 
-    /// On which account it is.
+    /// The account that the exchange counts on.
     pub fn account(&self, id: ExchangeId) -> Option<Arc<str>> {
         self.lock().engine.account(id).cloned()
     }
 
-    /// Bytes of the head that this node gave a half.
+    /// Length of the head that this node wrote for a direction.
     pub fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
         self.lock().engine.head_length(id, part)
     }
@@ -115,7 +116,8 @@ impl Office {
     /// Takes custody of an exchange.
     ///
     /// # Errors
-    /// There are as many as may be.
+    ///
+    /// The account holds its maximum number of exchanges.
     pub fn begin(
         &self,
         id: ExchangeId,
@@ -139,7 +141,7 @@ impl Office {
             state.ends.insert(id, End::default());
             let survives = state.engine.survives(id);
             if let Some(asked) = asked.filter(|_| survives != Survives::Nothing) {
-                // Behind what the engine says of it, which is told first.
+                // The entry must follow the engine's own entries of this exchange.
                 state.settle(now);
                 let note = Note::Asked { bytes: asked.clone() };
                 state.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
@@ -148,12 +150,12 @@ impl Office {
         })
     }
 
-    /// An exchange that has arrived ends here.
+    /// Assigns an exchange of a neighbour to this node.
     pub fn take_in(&self, id: ExchangeId, is_tunnel: bool) {
         self.act(|state, _| state.engine.take_in(id, &self.arrivals, is_tunnel));
     }
 
-    /// Ready when an exchange that has arrived goes on: when there is room for it on its route's account.
+    /// Forwards an exchange of a neighbour. Ready once the account of its route has room for it.
     pub fn poll_lead(
         &self,
         cx: &Context<'_>,
@@ -170,7 +172,7 @@ impl Office {
         })
     }
 
-    /// The head of its response, as this node has it.
+    /// Sets the head of the response that this node writes.
     pub fn settle_response(&self, id: ExchangeId, theirs: u64, head: Bytes) {
         self.act(|state, _| state.engine.settle(id, Part::Response, theirs, head));
     }
@@ -184,14 +186,14 @@ impl Office {
         state.wait(cx, id, part)
     }
 
-    /// A head that was awaited is known: what comes behind it stays where it is.
+    /// Ends the reading of a head: bytes after it stay in the engine.
     pub fn has_head(&self, id: ExchangeId, part: Part) {
         if let Some(end) = self.lock().ends.get_mut(&id) {
             (end.heads[part.index()], end.has_head[part.index()]) = (VecDeque::new(), true);
         }
     }
 
-    /// The next bytes for who is here, at most so many; and whether they are the last.
+    /// Up to `most` bytes for a local reader, and whether they are the last.
     pub fn poll_read(
         &self,
         cx: &Context<'_>,
@@ -205,7 +207,7 @@ impl Office {
         })
     }
 
-    /// Brings bytes of who is here.
+    /// Accepts bytes of a local producer.
     pub fn poll_append(
         &self,
         cx: &Context<'_>,
@@ -220,7 +222,7 @@ impl Office {
         })
     }
 
-    /// Ready when it is over, in whatever way.
+    /// Ready when the exchange has ended or failed.
     pub fn poll_over(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         let mut state = self.lock();
         match state.ends.get(&id) {
@@ -231,50 +233,50 @@ impl Office {
         state.wait(cx, id, Part::Response).map(|_: Result<(), _>| Ok(()))
     }
 
-    /// It comes to nothing, by who is here.
+    /// Fails an exchange on behalf of its local endpoint.
     pub fn fail(&self, id: ExchangeId, status: u16, reason: &str) {
         self.act(|state, _| state.engine.fail(id, status, reason));
     }
 
-    /// It goes on from here, and nobody here answers it.
+    /// Whether the exchange exists and goes to another node.
     pub fn is_led(&self, id: ExchangeId) -> bool {
         let state = self.lock();
         state.engine.have(id, Part::Request).is_some() && state.engine.is_led(id)
     }
 
-    /// Nobody here has part in it any more.
+    /// Detaches the local endpoint from the exchange.
     pub fn part(&self, id: ExchangeId) {
         self.lock().ends.remove(&id);
     }
 
-    /// Ends what has had its time.
+    /// Ends exchanges and waits whose time has passed.
     pub fn expire(&self) {
         self.act(|state, now| state.engine.expire(now));
     }
 
-    /// How long ago it came.
+    /// Time since the exchange arrived.
     pub fn age(&self, id: ExchangeId) -> Option<Duration> {
         self.act(|state, now| state.engine.age(now, id))
     }
 
-    /// Exchanges that are held, and their bytes in memory and on disk.
+    /// The number of exchanges, and their bytes in memory and on disk.
     pub fn held(&self) -> (usize, u64, u64) {
         let state = self.lock();
         let (memory, disk) = state.engine.kept();
         (state.engine.len(), memory, disk)
     }
 
-    /// The number of exchanges of neighbours that found no slot, since the last call.
+    /// The number of exchanges of neighbours that found no free slot since the last call.
     pub fn take_refused(&self) -> u64 {
         self.lock().engine.take_refused()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked with it has ended its session; the engine is whole between calls.
+        // A task that panicked with the lock has ended its session; the engine is consistent between calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something, and what follows from it.
+    /// Runs a function under the lock, then the actions that the engine returns.
     fn act<R>(&self, does: impl FnOnce(&mut State, Duration) -> R) -> R {
         let now = self.epoch.elapsed();
         let (result, woken) = {

@@ -1,9 +1,10 @@
-//! Where the journal of custody is: segments in a directory, written by a thread of its own.
+//! Storage of the custody journal: segment files in a directory, written by a dedicated thread.
 //!
-//! In: entries, in their order, and places that are to be read again. Out: what is safe by now, and bytes. Entries that
-//! come together are written together; of what has passed by before its turn came nothing is written. Segments go from the
-//! oldest on, when nothing in them is held any more; where one exchange keeps an old one, what is held in it is written anew.
-//! Where the file system is full they go in any order (`space`).
+//! In: entries in order, and ranges to read. Out: notices of durable entries, and bytes. Entries that arrive together
+//! are written together. An entry that becomes obsolete before its turn is not written at all. The store deletes
+//! segments from the oldest on once they hold nothing of use. If one exchange keeps an old segment, its entries are
+//! written again at the end. If the file system is full, the store may delete any segment (`reserve`).
+//!
 //! Never: a write on a worker's thread.
 
 mod index;
@@ -35,50 +36,50 @@ pub(super) use self::reserve::is_full;
 use super::half::{RECORD, Upto};
 use super::journal::{self, Note};
 
-/// A segment is closed when it is so long.
+/// Length at which a segment is closed.
 const SEGMENT: u64 = 16 << 20;
-/// What is whole and not longer is passed on before it is safe.
+/// A complete stream of at most this length is sent before it is durable.
 const SMALL: usize = RECORD as usize;
-/// An entry without bytes has about so many.
+/// Estimated length of an entry without data.
 const FEW: usize = 64;
-/// So many bytes are written at once.
+/// Bytes of one batch.
 const BATCH: usize = 1 << 20;
-/// Beyond twice what is held, the journal may be so much longer.
+/// Length that the journal may have beyond twice its live bytes.
 const SLACK: u64 = 4 * SEGMENT;
-/// A disk that takes nothing is tried again after so long.
+/// Interval of retries while the disk is full.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// What the thread is asked for.
+/// A request to the journal's thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// To be made safe.
+    /// Write an entry.
     Keep { id: ExchangeId, note: Note, is_synced: bool },
-    /// Up to there nobody needs what is safe of it, but for its head and its end.
+    /// Delete stored bytes below this offset, except the head and the end of the stream.
     Release { id: ExchangeId, part: Part, upto: u64 },
-    /// To be read.
+    /// Read stored bytes.
     Read { id: ExchangeId, part: Part, offset: u64, length: u64, back: Option<oneshot::Sender<Option<Bytes>>> },
 }
 
-/// Who hears of it.
+/// The receiver of the thread's reports.
 pub(super) trait Reader: Send + Sync {
-    /// These are safe, in this order.
+    /// These entries are durable, in this order.
     fn are_safe(&self, safe: Vec<Safe>);
-    /// What was to be read; `None` where it cannot be.
+    /// Delivers bytes of a read; `None` if the read failed.
     fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>);
-    /// The disk takes nothing, for this reason; or it does again.
+    /// The disk fails with this error, or works again.
     fn is_stuck(&self, why: Option<&io::Error>);
-    /// So many bytes may be held there, by what its file system has.
+    /// The file system has room for this number of bytes in custody.
     fn is_there(&self, bytes: u64);
 }
 
-/// What is safe.
+/// A durable entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Safe {
-    /// So much of a string.
+    /// The stream is durable up to this offset.
     Upto { id: ExchangeId, part: Part, upto: Upto },
-    /// That its request goes out.
+    /// The intent to send the request is durable.
     Intent(ExchangeId),
-    /// That it is over: none of it is found again.
+    /// The end of the exchange is durable: a restart does not find it.
     Over(ExchangeId),
 }
 
@@ -89,10 +90,12 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens the journal in a directory, which is made if it is not there. Nobody else may have it.
+    /// Opens the journal in a directory, and creates the directory if it does not exist. The store locks it against
+    /// other processes.
     ///
     /// # Errors
-    /// It cannot be made or read, or another process has it (`WouldBlock`).
+    ///
+    /// The directory cannot be created or read, or another process holds its lock (`WouldBlock`).
     pub(super) fn open(directory: &Path) -> io::Result<Opened> {
         make_own_directory(directory)?;
         let lock = Lock::take(&directory.join("lock"))?;
@@ -108,7 +111,7 @@ impl Store {
         if !damaged.is_empty()
             && let Err(error) = files.doubt(&mut held, &damaged)
         {
-            // It stays as it is, and is found to be damaged the next time too.
+            // The segments stay unchanged, so that the next start detects the damage again.
             tracing::error!(%error, "what a damaged journal of custody makes doubtful cannot be written");
         }
         files.reserve();
@@ -116,7 +119,7 @@ impl Store {
         Ok(Opened { files, held, gone })
     }
 
-    /// For who asks it for nothing: it is safe where it was put.
+    /// Queues a job. The thread reports the result.
     pub(super) fn ask(&self, job: Job) {
         self.jobs.ask(job);
     }
@@ -125,27 +128,28 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         self.jobs.end();
-        // Its own thread may be the last that knows its office.
+        // The journal's own thread may drop the last reference to its service; it must not join itself.
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
     }
 }
 
-/// A journal that was read, and that nobody writes yet.
+/// A journal that was read, before its thread starts.
 pub(super) struct Opened {
     files: Files,
-    /// What it answers for.
+    /// Exchanges that the journal holds.
     pub(super) held: Vec<(ExchangeId, Held)>,
-    /// What has come to nothing, and must not be done again.
+    /// Failed exchanges that must not run again.
     pub(super) gone: Vec<(ExchangeId, Note)>,
 }
 
 impl Opened {
-    /// Writes it from now on.
+    /// Starts the thread that writes the journal.
     ///
     /// # Errors
-    /// There is no thread for it.
+    ///
+    /// The thread cannot be started.
     pub(super) fn start(self, reader: Weak<dyn Reader>) -> io::Result<Store> {
         let (mut files, jobs) = (self.files, Arc::new(Queue::new()));
         let todo = jobs.clone();
@@ -154,36 +158,36 @@ impl Opened {
         Ok(Store { jobs, thread: Some(thread) })
     }
 
-    /// Does what its thread would with these.
+    /// Runs one turn of the thread with these jobs.
     #[cfg(test)]
     pub(super) fn turn(&mut self, jobs: Vec<Job>, reader: &Weak<dyn Reader>) {
         self.files.turn(jobs, &mut Pending::default(), &mut Seen::default(), reader);
     }
 }
 
-/// One file of it.
+/// A segment file.
 pub(super) struct Segment {
     number: u64,
     path: PathBuf,
     file: Arc<File>,
     length: u64,
-    /// That it is there survives a loss of power.
+    /// The directory entry of the file survives a loss of power.
     is_named: bool,
 }
 
-/// What is to be written.
+/// Entries that wait to be written.
 #[derive(Default)]
 struct Pending {
     notes: Vec<(ExchangeId, Note)>,
-    /// What need not be written any more, since the next one holds it: to be told of as safe.
+    /// Obsolete entries, because the next node has acknowledged their bytes; they are reported as durable.
     passed: Vec<Safe>,
     is_synced: bool,
-    /// The disk took it not, and when that was looked at last.
+    /// The disk rejected a write; `looked` is the time of the last check.
     is_stuck: bool,
     looked: Option<Instant>,
-    /// It took no batch: what is small may find room.
+    /// The disk rejected a batch; smaller batches may fit.
     is_tight: bool,
-    /// Something is no longer of use.
+    /// Some entries became obsolete.
     has_released: bool,
 }
 
@@ -194,18 +198,18 @@ fn size(note: &Note) -> usize {
     }
 }
 
-/// The thread's own.
+/// The state of the journal's thread.
 struct Files {
     directory: PathBuf,
     index: Index,
-    /// What is written next is put together here.
+    /// Buffer of the next batch.
     out: BytesMut,
-    /// Room is held for what is to be moved.
+    /// The reserve file exists, which provides room to move entries.
     has_reserve: bool,
     _lock: Lock,
 }
 
-/// An entry that was put into the batch.
+/// An entry in the present batch.
 struct Put {
     id: ExchangeId,
     note: Note,
@@ -217,7 +221,7 @@ impl Files {
     fn run(&mut self, todo: &Queue, reader: &Weak<dyn Reader>) {
         let mut pending = Pending::default();
         let mut seen = Seen::default();
-        // A disk that takes nothing is tried again, and meanwhile read.
+        // While the disk is full, the thread retries, and serves reads meanwhile.
         while let Some(jobs) = todo.take(if pending.is_stuck { Some(AGAIN) } else { seen.looks_again() }) {
             self.turn(jobs, &mut pending, &mut seen, reader);
             if pending.is_stuck && todo.is_over() {
@@ -240,8 +244,8 @@ impl Files {
         reads.into_iter().for_each(|job| self.read(job, reader));
     }
 
-    /// Puts a note to those that wait. Of what is over nothing has to be written that was not yet; and where nothing was, not
-    /// even that it is over.
+    /// Queues an entry. The end of an exchange discards its unwritten entries. If nothing of the exchange was written,
+    /// its end is not written either.
     fn take(&mut self, pending: &mut Pending, id: ExchangeId, note: Note, is_synced: bool) {
         if note == Note::Forget {
             pending.notes.retain(|(other, _)| *other != id);
@@ -257,11 +261,12 @@ impl Files {
         pending.notes.push((id, note));
     }
 
-    /// What was not written yet has not to be: a disk that is slower than the path has the less to do.
+    /// Discards unwritten entries that are no longer needed, so that a disk slower than the path has less to write.
     fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Part, upto: u64) {
         let before = pending.notes.len();
         for (other, note) in &mut pending.notes {
-            // Of its end no more than that it is there; what is one record may be asked for again.
+            // Only the mark of the end remains of a final piece. A stream of one record is kept, because the next node
+            // may ask for it again.
             if let Note::Bytes { part: of, offset, is_last: true, bytes } = note
                 && *offset > 0
                 && (*other, *of, *offset + bytes.len() as u64) == (id, part, upto)
@@ -284,20 +289,20 @@ impl Files {
     fn read(&self, job: Job, reader: &Weak<dyn Reader>) {
         let Job::Read { id, part, offset, length, back } = job else { return };
         let bytes = self.index.read(id, part, offset, length);
-        // Of what has ended meanwhile nobody needs it.
+        // An error for an exchange that has ended meanwhile is irrelevant.
         if let Err(error) = &bytes
             && self.index.has(id)
         {
             tracing::error!(%id, %error, "what is in custody cannot be read again");
         }
         match back {
-            // Who asked may have gone.
+            // The caller may have stopped waiting.
             Some(back) => drop(back.send(bytes.ok())),
             None => drop(reader.upgrade().inspect(|reader| reader.is_read(id, part, offset, bytes.ok()))),
         }
     }
 
-    /// Writes what waits, if the disk takes it: nobody hears that it is safe before.
+    /// Writes queued entries. They are reported as durable only once the disk has accepted them.
     fn write(&mut self, pending: &mut Pending, reader: &Weak<dyn Reader>) {
         let reader = reader.upgrade();
         let tell = |safe: Vec<Safe>| {
@@ -318,7 +323,7 @@ impl Files {
                 if is_full(&error) && self.is_room_made(pending) {
                     continue;
                 }
-                // What is over meanwhile may make room.
+                // Exchanges that end meanwhile may make room.
                 pending.is_stuck = true;
                 if pending.is_due() {
                     pending.looked = Some(Instant::now());
@@ -335,7 +340,7 @@ impl Files {
         }
         if pending.notes.is_empty() {
             (pending.is_synced, pending.is_tight) = (false, false);
-            // What it did not take is over.
+            // The entries that the disk rejected are obsolete.
             if std::mem::take(&mut pending.is_stuck) {
                 reader.as_ref().inspect(|reader| reader.is_stuck(None));
             }
@@ -374,7 +379,7 @@ impl Files {
             Ok(())
         });
         if let Err(error) = synced {
-            // What stands behind the end is written over; a restart must not read it.
+            // The next batch overwrites the bytes after the end; a restart must not read them.
             let _ = segment.file.set_len(segment.length);
             return Err(error);
         }
@@ -386,7 +391,7 @@ impl Files {
         Ok(())
     }
 
-    /// Goes on in another segment.
+    /// Starts a new segment.
     fn roll(&mut self) -> io::Result<()> {
         let number = self.index.segments.back().map_or(0, |segment| segment.number + 1);
         let segment = self.segment(number, true)?;
@@ -394,8 +399,8 @@ impl Files {
         Ok(())
     }
 
-    /// Removes a segment that nothing is held in. False where it cannot be: what says that something in it is over has to
-    /// stay as long.
+    /// Removes a segment that holds nothing of use. Returns false if the removal fails: the end marks of its exchanges
+    /// must then stay as well.
     fn remove(&mut self, number: u64) -> bool {
         let Some(place) = self.index.segments.iter().position(|segment| segment.number == number) else { return false };
         let path = &self.index.segments[place].path;
@@ -407,7 +412,7 @@ impl Files {
         true
     }
 
-    /// Removes what nobody needs any more. What says of an exchange that it is over goes after all else of it.
+    /// Removes obsolete segments, the oldest first, so that an exchange's end mark outlives its other entries.
     fn tidy(&mut self) {
         while self.index.segments.len() > 1
             && let Some(oldest) = self.index.segments.front()
@@ -416,7 +421,7 @@ impl Files {
             if self.index.live(number) > 0 {
                 let all: u64 = self.index.segments.iter().map(|segment| segment.length).sum();
                 let is_long = all > 2 * self.index.live_in_all() + SLACK;
-                // What is held in it goes to the end.
+                // Live entries of the oldest segment move to the end.
                 if !is_long || self.move_on(number).is_err() {
                     return;
                 }
@@ -435,13 +440,13 @@ impl Files {
         }
     }
 
-    /// Writes anew what is held in a segment.
+    /// Writes the live entries of a segment again.
     fn move_on(&mut self, number: u64) -> io::Result<()> {
         let moving = self.index.moving(number)?;
         let ids: Vec<_> = moving.iter().map(|(id, _)| *id).collect();
         let notes: Vec<_> =
             moving.into_iter().flat_map(|(id, notes)| notes.into_iter().map(move |note| (id, note))).collect();
-        // First there, then no more here: on a disk that is full it stays where it is.
+        // The index drops the old copy only after the write: on a full disk, the entries stay where they are.
         self.append(&notes, true)?;
         ids.into_iter().for_each(|id| self.index.forget_in(id, number));
         Ok(())

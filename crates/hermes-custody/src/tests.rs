@@ -1,8 +1,8 @@
-//! Engines in time that is computed, without a socket: one with two neighbours (`alone`, `room`,
-//! `restart`), and chains of them (`chain`), of whose nodes some are killed (`killed`).
+//! Tests of engines in computed time, without a socket: one engine with two neighbours (`alone`, `room`, `restart`),
+//! chains of engines (`chain`), and chains whose nodes are killed (`killed`).
 //!
-//! In: what an account may hold, or the number of a node or an exchange. Out: the engine, name and bytes that both have
-//! for it.
+//! In: the limits of an account, or the number of a node or an exchange. Out: the engine, name or bytes that all tests
+//! derive from them.
 
 mod alone;
 mod chain;
@@ -33,7 +33,7 @@ fn engine(limits: Limits) -> Engine {
     engine
 }
 
-/// The byte at this place of what is said in this exchange.
+/// The byte at this offset of an exchange's content.
 fn byte_at(id: ExchangeId, at: usize) -> u8 {
     (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ id.0[0]
 }

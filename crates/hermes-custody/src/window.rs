@@ -1,49 +1,50 @@
-//! How much may be under way to a neighbour: what the link carries in a round trip, and a little more.
+//! Send window towards a neighbour: slightly more than the bandwidth-delay product of the path.
 //!
-//! In: when what was sent, and when the neighbour held it. Out: a window in bytes. What is in a queue when a link goes dark
-//! is lost, so that little is in one; what is missing in the window is time in which the link idles. Time is given.
+//! In: times of sent data and of acknowledgements. Out: a window in bytes. Queued data is lost when an intermittent
+//! link goes down, so the window keeps queues short. A window that is too small leaves the link idle. Callers pass the
+//! time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Beyond a round trip, what a neighbour takes to write and to answer.
+/// Time beyond a round trip that a neighbour takes to write and to acknowledge.
 const BEYOND: Duration = Duration::from_millis(30);
-/// A window is not smaller: of a link of 10 Mbit/s that is 50 ms.
+/// Minimum window: 50 ms of a link of 10 Mbit/s.
 const LEAST: u64 = 64 << 10;
-/// Nor larger.
+/// Maximum window.
 const MOST: u64 = 16 << 20;
-/// Rates and round trips are remembered for so long.
+/// Age at which a measured rate or round trip is replaced.
 const REMEMBERED: Duration = Duration::from_secs(10);
-/// Samples under way; of more, the oldest are forgotten.
+/// Maximum number of samples in flight; beyond it, the oldest are dropped.
 const MOST_SAMPLES: usize = 1024;
 
-/// What is known of the way to a neighbour. Times are since any one moment.
+/// The measured path to a neighbour. Times count from any fixed moment.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    /// Bytes that the neighbour has come to hold, over all.
+    /// Bytes acknowledged in total, over all channels.
     delivered: u64,
     under_way: VecDeque<Sample>,
-    /// Bytes that were sent over the channel that is there.
+    /// Bytes sent over the present channel.
     sent: u64,
     acknowledged: u64,
-    /// The highest rate, in bytes a second, and when it was seen.
+    /// The highest delivery rate in bytes a second, and its time.
     rate: Option<(f64, Duration)>,
-    /// The shortest round trip, and when it was seen.
+    /// The shortest round trip, and its time.
     trip: Option<(Duration, Duration)>,
 }
 
-/// Something that was sent.
+/// A sample of sent data.
 #[derive(Debug)]
 struct Sample {
     at: Duration,
-    /// The last of its bytes, counted over the channel.
+    /// Offset of its last byte, counted over the channel.
     upto: u64,
-    /// What had been delivered then.
+    /// Bytes acknowledged in total when it was sent.
     delivered: u64,
 }
 
 impl Pace {
-    /// There is another channel: nothing is under way.
+    /// Starts a new channel: nothing is in flight.
     pub(crate) fn begin(&mut self) {
         self.under_way.clear();
         (self.sent, self.acknowledged) = (0, 0);
@@ -57,7 +58,7 @@ impl Pace {
         self.under_way.push_back(Sample { at: now, upto: self.sent, delivered: self.delivered });
     }
 
-    /// The neighbour holds so many bytes more.
+    /// Records an acknowledgement of more bytes.
     pub(crate) fn held(&mut self, now: Duration, bytes: u64) {
         self.delivered = self.delivered.saturating_add(bytes);
         self.acknowledged = self.acknowledged.saturating_add(bytes).min(self.sent);
@@ -77,7 +78,7 @@ impl Pace {
         }
     }
 
-    /// So many bytes may be under way.
+    /// Maximum of bytes in flight.
     pub(crate) fn window(&self) -> u64 {
         let (Some((rate, _)), Some((trip, _))) = (self.rate, self.trip) else { return LEAST };
         ((rate * (trip + BEYOND).as_secs_f64()) as u64).clamp(LEAST, MOST)
@@ -90,7 +91,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A link of this many bytes a millisecond and this round trip, always full.
+    /// Simulates a link with this rate in bytes a millisecond and this round trip, always full.
     fn after_a_second(rate: u64, trip: u32) -> u64 {
         let (mut pace, mut link, mut in_flight) = (Pace::default(), VecDeque::new(), 0);
         let mut free_at = 0;
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_window_is_what_the_link_carries_in_a_trip_and_a_little_more() {
-        // 10 Mbit/s and 1 ms: the least. 100 Mbit/s and 40 ms: 12.5 kB for each of some 71 ms.
+        // 10 Mbit/s and 1 ms give the minimum. 100 Mbit/s and 40 ms give 12.5 kB for each of some 71 ms.
         assert_eq!(after_a_second(1250, 1), LEAST);
         let wide = after_a_second(12_500, 40);
         assert!((800_000..1_200_000).contains(&wide), "{wide}");

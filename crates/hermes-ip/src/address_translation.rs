@@ -1,8 +1,8 @@
-//! Another address than a tunnel's far side knows: of a machine that a route names, or of who was given another one than
-//! it has.
+//! 1:1 NAT between the address that the far side of a tunnel uses and another one. The other one is a machine that a
+//! route names, or the own address of a client that was assigned another one.
 //!
-//! In: packets that were judged. Out: the same with the other address, in errors about them too. Never: a packet that
-//! may not pass.
+//! In: packets that the packet filter accepted. Out: the same packets with the other address, also inside ICMP errors.
+//! Never: a packet that may not pass.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use hermes_wire::connect_ip::{Address, Prefix};
 use hermes_wire::ip;
 use ipnet::IpNet;
 
-/// Whom packets are for, and who gets them.
+/// A pair of addresses.
 #[derive(Clone, Copy)]
 pub struct Inner {
     /// The address that the session holds.
@@ -21,10 +21,11 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// Everything for what the session is scoped to goes to `inner`.
+    /// Sends all packets for the session's single address to `inner`.
     ///
     /// # Errors
-    /// That is not one address of the same version.
+    ///
+    /// The session's network is not a single address of the same IP version.
     pub fn of(inner: IpAddr, network: Option<IpNet>) -> Result<Self, String> {
         let one = network.filter(|network| network.prefix_len() == network.max_prefix_len());
         match one.map(|network| network.addr()) {
@@ -33,14 +34,15 @@ impl Inner {
         }
     }
 
-    /// What was given in the place of what was wanted; `None`: it is the same, or not for one machine.
+    /// The translation between the assigned and the requested address. Returns `None` if they are equal, or not single
+    /// addresses.
     pub fn instead(given: &Address, wanted: &[Address]) -> Option<Self> {
         let wanted = wanted.iter().find(|wanted| wanted.request == given.request)?;
         let (asked, inner) = (one_address(given.prefix)?, one_address(wanted.prefix)?);
         (asked != inner && asked.is_ipv4() == inner.is_ipv4()).then_some(Self { asked, inner })
     }
 
-    /// A packet that was for the one is for the other.
+    /// Rewrites the destination from `asked` to `inner`.
     pub fn inwards(self, packet: &mut Bytes) {
         let Ok(header) = ip::parse(packet) else { return };
         if header.destination != self.asked {
@@ -52,7 +54,7 @@ impl Inner {
         }
     }
 
-    /// A packet of the one comes from the other.
+    /// Rewrites the source from `inner` to `asked`.
     pub fn outwards(self, packet: Bytes, header: ip::Header) -> (Bytes, ip::Header) {
         let mut changed = packet.to_vec();
         if !ip::readdress(&mut changed, &header, ip::Side::Source, self.asked) {
@@ -61,7 +63,8 @@ impl Inner {
         (changed.into(), ip::Header { source: self.asked, ..header })
     }
 
-    /// A router behind the device speaks of a packet to the one: its sender knows the other.
+    /// Rewrites the packet that an ICMP error cites: a router reports an error about a packet to `inner`, but the
+    /// sender knows it as `asked`.
     pub fn cited_outwards(&self, packet: &[u8], header: &ip::Header) -> Bytes {
         let mut changed = packet.to_vec();
         ip::readdress_cited(&mut changed, header, ip::Side::Destination, self.inner, self.asked);
@@ -69,7 +72,7 @@ impl Inner {
     }
 }
 
-/// The address of a prefix that has one.
+/// The address of a prefix of full length.
 fn one_address(prefix: Prefix) -> Option<IpAddr> {
     let whole = if prefix.address().is_ipv4() { 32 } else { 128 };
     (prefix.length() == whole).then_some(prefix.address())

@@ -1,7 +1,7 @@
-//! The holds of sessions on a prefix of a device.
+//! The sessions that claim a prefix of a device.
 //!
-//! In: a session, with whom it is, and a packet's source. Out: whether it gets the prefix, and which session a packet
-//! is for. Never: which prefixes there are; that is the device's.
+//! In: a session, its scope, and the source of a packet. Out: whether the session gets the prefix, and the session for
+//! a packet. Never: the set of prefixes, which the device has.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use ipnet::IpNet;
 use crate::mailbox::Mailbox;
 use crate::owner::Owner;
 
-/// Sessions that may hold one prefix.
+/// Maximum sessions with one prefix.
 const MOST_CLAIMS: usize = 256;
 
-/// A session's hold on a prefix.
+/// The claim of a session on a prefix.
 #[derive(Debug)]
 pub struct Claim {
     /// The owner of the session.
     pub owner: Owner,
-    /// Where packets for the session go.
+    /// The queue of packets for the session.
     pub mailbox: Arc<Mailbox>,
     /// The number of the session at the device.
     pub number: u64,
@@ -27,12 +27,12 @@ pub struct Claim {
     pub scope: Scope,
 }
 
-/// With whom a session is; `None`: with anybody.
+/// The networks that a session talks to; `None` stands for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// As its client knows them.
+    /// The network as the client knows it.
     pub asked: Option<IpNet>,
-    /// As they are behind the device.
+    /// The network as it is behind the device, after translation.
     pub here: Option<IpNet>,
 }
 
@@ -45,7 +45,7 @@ impl Scope {
         self.here.is_none_or(|scope| scope.contains(&from))
     }
 
-    /// What comes from the same machine is for the one or the other, and the machine's address does not say for which.
+    /// Whether packets from the same machine may belong to either session, and its address does not tell which.
     fn crosses(&self, other: &Self) -> bool {
         let meets = self.here.zip(other.here).is_none_or(|(one, two)| one.contains(&two) || two.contains(&one));
         let is_mapped = |scope: &Self| scope.asked != scope.here;
@@ -53,36 +53,36 @@ impl Scope {
     }
 }
 
-/// Why a session does not get a prefix.
+/// The reason why a session does not get a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is another's, or as much as one may have.
+    /// The prefix belongs to another owner, or has its maximum of sessions.
     Others,
-    /// Another session of the same owner has it, and answers for the two could not be told apart.
+    /// Another session of the same owner has it, and packets for the two could not be told apart.
     Crosses,
 }
 
-/// All holds on one prefix.
+/// All claims on one prefix.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// Of one owner: a device has a session for each of the networks that it captures, all of them with its one
-    /// address.
-    /// The narrower ones come first, of equal ones the newer.
+    /// Claims of one owner. A device has a session for each network that it captures, all of them with its single
+    /// address. Narrower scopes come first; among equal ones, newer sessions.
     pub sessions: Vec<Claim>,
-    /// A listener captures it. What is for it is for no wider one, though there be no session just now.
+    /// A listener captures the prefix. Its packets never match a wider prefix, even if no session exists at the moment.
     pub is_captured: bool,
 }
 
 impl Claims {
-    /// Whether this owner may not have it.
+    /// Whether the prefix is not available to this owner.
     pub fn is_anothers(&self, owner: &Owner) -> bool {
         self.is_captured && owner.is_client() || self.sessions.iter().any(|claim| claim.owner != *owner)
     }
 
-    /// One more session has it. One that `may_cross` gets it though another one's scope crosses its own.
+    /// Adds a claim. `may_cross`: the claim is accepted even if its scope crosses that of another one.
     ///
     /// # Errors
-    /// `Refused`: why it does not.
+    ///
+    /// The reason for the rejection.
     pub fn enter(&mut self, claim: Claim, may_cross: bool) -> Result<(), Refused> {
         if self.sessions.len() >= MOST_CLAIMS || self.is_anothers(&claim.owner) {
             return Err(Refused::Others);
@@ -95,8 +95,8 @@ impl Claims {
         Ok(())
     }
 
-    /// Whose a packet from there is. Routers speak from elsewhere, to whichever session is newest, where all of them
-    /// are here.
+    /// The session for a packet from this address. Routers send from other addresses; their packets go to the newest
+    /// session, if all sessions of the owner are in this process (`are_all`).
     pub fn holder(&self, from: IpAddr, are_all: bool) -> Option<&Claim> {
         let newest = || self.sessions.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
         self.sessions.iter().find(|claim| claim.scope.takes(from)).or_else(newest)

@@ -2,13 +2,12 @@
 //! ports), so that the kernel serves them at two sockets of this process.
 //!
 //! A program at `client` talks to `target`. Its packets are rewritten to come from an alias (the target's address with
-//! a port of ours) and to go to our socket; the packets of our socket to the alias are rewritten to come from the target
-//! and to go to the client. The kernel keeps the TCP state on both sides.
+//! a port of this node) and to go to the node's socket. The socket's packets to the alias are rewritten to come from
+//! the target and to go to the client. The kernel keeps the TCP state on both sides.
 //!
-//! In: packets, and the time. Out: the same packets rewritten, or why not; the flows that are displaced. Bounded: the
-//! number of flows, shared among destinations. A closed connection keeps its alias for a minute, for segments that are
-//! still in flight.
-//! Never: a socket, or a name.
+//! In: packets, and the time. Out: the same packets rewritten, or the reason against it; displaced flows. The number of
+//! flows is limited, and shared among destinations. A closed connection keeps its alias for a minute, for segments that
+//! are still in flight. Never: a socket, or a name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -22,9 +21,10 @@ const SILENT_KEPT: u64 = 120_000;
 /// A flow that was silent for this long yields to a flow of its own destination, and to one of a destination that has
 /// none (milliseconds).
 const IDLE: u64 = 20_000;
-/// Flows are displaced in batches, one in this many at a time, since each choice looks at all of them.
+/// Size of a batch of displaced flows, as a fraction of the limit: each choice scans all flows, so one scan displaces
+/// several.
 const BATCH: usize = 128;
-/// The maximum of `unyielding`, beside the one for destinations without flows.
+/// Maximum entries of `unyielding`; the entry for destinations without flows comes on top.
 const MAX_UNYIELDING: usize = 16;
 /// The lowest port of an alias.
 const FIRST_ALIAS: u16 = 1024;
@@ -38,7 +38,7 @@ pub enum Transport {
     Udp,
 }
 
-/// One connection or flow, as its program sees it.
+/// A connection or flow, as its program sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     /// The protocol above IP.
@@ -56,17 +56,17 @@ pub enum Outcome {
     Rewritten,
     /// The first packet of a flow.
     Begins(FlowKey),
-    /// The upstream connection is being opened: the client's SYN has to wait.
+    /// The upstream connection is not open yet, so the client's SYN has to wait.
     Waits,
     /// A segment of no known connection.
     Unknown,
-    /// Neither TCP nor UDP, or a fragment without the ports.
+    /// The packet is neither TCP nor UDP, or a fragment without ports.
     Untranslatable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The far end is being opened; the client's SYN waits.
+    /// The upstream connection is being opened; the client's SYN waits.
     Opening,
     Open,
     /// Closed at this time.
@@ -156,8 +156,8 @@ impl Translation {
         }
     }
 
-    /// In a fragment without ports only addresses can be rewritten. Local programs and the node's sockets send from the
-    /// same address, so that one rewrite serves both directions.
+    /// Rewrites the addresses of a fragment without ports. Local programs and the node's sockets send from the same
+    /// address, so that one rewrite serves both directions.
     fn translate_fragment(&self, packet: &mut [u8], header: &Header, transport: Transport) -> Outcome {
         let own = self.own(transport).ip();
         if header.source != own || transport == Transport::Tcp {
@@ -169,7 +169,7 @@ impl Translation {
         Outcome::Rewritten
     }
 
-    /// Gives a new flow its alias. `None`: there are `limit` flows, and none yields. Look at
+    /// Assigns an alias to a new flow. Returns `None` if there are `limit` flows, and none yields. Call
     /// [`Translation::take_displaced`] afterwards in both cases.
     pub fn begin(&mut self, key: FlowKey, limit: usize, now: u64) -> Option<SocketAddr> {
         if self.by_alias.len() >= limit {
@@ -191,7 +191,7 @@ impl Translation {
         std::mem::take(&mut self.displaced)
     }
 
-    /// Marks the flow open: the client's SYN may go to the node's socket.
+    /// Marks the flow open: the client's SYN can reach the node's socket.
     pub fn open(&mut self, key: &FlowKey) {
         if let Some(flow) = self.flow_mut(key).filter(|flow| flow.state == State::Opening) {
             flow.state = State::Open;
@@ -249,7 +249,7 @@ impl Translation {
         self.by_alias.get_mut(&(key.transport, *self.aliases.get(key)?))
     }
 
-    /// Frees the aliases of closed flows: of all that closed long ago, else of the one that closed first. If none is
+    /// Frees the aliases of closed flows: all that closed long ago, or else the one that closed first. If none is
     /// closed, flows are displaced.
     fn make_room(&mut self, target: IpAddr, limit: usize, now: u64) {
         while self.closed.first().is_some_and(|(since, ..)| since + CLOSED_KEPT <= now) {
@@ -261,8 +261,9 @@ impl Translation {
         while self.by_alias.len() >= limit && self.forget_oldest_closed() {}
     }
 
-    /// Displaces flows for one to this destination: the longest idle of the destination that has most flows, as long as
-    /// that leaves it no less than the newcomer's has; else those that were silent for long.
+    /// Displaces flows to make room for one to this destination. The longest idle flows of the largest destination
+    /// yield, as long as it keeps at least as many as the new flow's destination. Otherwise, flows that were silent for
+    /// long yield.
     fn displace_for(&mut self, target: IpAddr, limit: usize, now: u64) {
         if self.unyielding.0 != now {
             self.unyielding = (now, Vec::new());

@@ -1,8 +1,9 @@
-//! Whose each prefix is that clients were given, on all devices of the node: they share the machine's routes.
+//! Leases of prefixes to clients, over all devices of the node, because devices share the machine's routes.
 //!
-//! In: prefixes, as sessions take them and give them back. Out: whether one may have it. Nothing overlaps what is
-//! another's, nor for a while what was the one's whose session broke, here or in the process before us, and an owner has
-//! so many. Never: a prefix that a listener captures; those are a device's own.
+//! In: prefixes that sessions take and return. Out: whether a session may have a prefix. No lease overlaps one of
+//! another owner. The prefixes of a broken session stay reserved for a while, including those of the previous process.
+//! Each owner has a maximum number of prefixes. Never: a prefix that a listener captures, since those belong to a
+//! device.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,57 +17,58 @@ use ipnet::IpNet;
 use crate::owner::Owner;
 use crate::table::Table;
 
-/// Prefixes that one owner may have at a time: as many sessions as it likes share them. A pool is for more than one.
+/// Maximum prefixes of one owner at a time. Any number of its sessions share them. The limit keeps one owner from
+/// exhausting a pool.
 const MOST_OWNED: usize = 128;
 
-/// Of the whole node. Taken where sessions begin and end, never for a packet.
+/// The leases of the node. They are consulted when sessions begin and end, never for a packet.
 #[derive(Debug, Default)]
 pub struct Given {
     holdings: Mutex<Holdings>,
-    /// By device and pool. Locked before anything that a search looks at.
+    /// Searches by device and pool. This lock is taken before any lock that a search needs.
     searches: Mutex<HashMap<(Arc<str>, IpNet), Search>>,
 }
 
 #[derive(Debug, Default)]
 struct Holdings {
     table: Table<Holding>,
-    /// Prefixes that rest, and until when.
+    /// Reserved prefixes without a session, by the end of the reservation.
     resting: BTreeSet<(Instant, IpNet)>,
     shares: HashMap<Owner, Share>,
-    /// Owners with resting prefixes, by their number.
+    /// Owners with reserved prefixes, by the number of these.
     ranks: BTreeSet<(usize, Owner)>,
     /// Addresses that became free since the last search.
     freed: VecDeque<IpNet>,
 }
 
-/// The number of prefixes that one owner has, and those of them that rest.
+/// The prefixes of one owner, and those of them that are reserved.
 #[derive(Debug, Default)]
 struct Share {
     prefixes: usize,
     resting: BTreeSet<(Instant, IpNet)>,
-    /// What it was given in the place of what it wanted, for what the session is for.
+    /// Prefixes that the owner received instead of requested ones, by request.
     instead: HashMap<Wish, IpNet>,
 }
 
-/// A prefix that is wanted, for packets to this network.
+/// A request: the prefix, and the network that its packets go to.
 pub type Wish = (IpNet, Option<IpNet>);
 
-/// A prefix that sessions of one owner have, or had a moment ago.
+/// A prefix that sessions of one owner have, or for which the owner has a reservation.
 #[derive(Debug)]
 struct Holding {
     owner: Owner,
     sessions: usize,
-    /// The session that gives it back next was broken off.
+    /// The last session broke off, so its prefix will be reserved.
     is_broken: bool,
     until: Option<Instant>,
-    /// Given in the place of another one.
+    /// The request, if this prefix was assigned instead of the requested one.
     wish: Option<Wish>,
 }
 
-/// Whose session broke has its prefixes for so long: connections to them last, and what comes for them is nobody
-/// else's.
+/// Duration of a reservation after a session breaks off. Connections to the prefix survive that long, and their packets
+/// reach no other owner.
 const REST: Duration = Duration::from_secs(60);
-/// Prefixes that rest, of all owners. With more the first are free at once.
+/// Maximum reserved prefixes of all owners; beyond it, the oldest reservations end at once.
 const MOST_RESTING: usize = 4096;
 
 impl Given {
@@ -78,22 +80,22 @@ impl Given {
         self.searches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more session of this owner has it. False: a part of it, or more than it, is another's, or the owner has as
-    /// much as one may have.
+    /// Takes a prefix for one more session of this owner. Returns false if an overlapping prefix belongs to another
+    /// owner, or the owner has its maximum number.
     pub fn take(&self, prefix: IpNet, owner: &Owner) -> bool {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.take(prefix, owner)
     }
 
-    /// The session that is about to give it back was broken off: its owner may come again.
+    /// Marks that the session with this prefix broke off, before it returns the prefix: its owner may come back.
     pub fn breaks(&self, prefix: IpNet) {
         if let Some(holding) = self.lock().table.get_mut(prefix) {
             holding.is_broken = true;
         }
     }
 
-    /// It is given in the place of what its owner wanted: whoever wants that again is to have the same.
+    /// Records that this prefix was assigned instead of a requested one, so that the same request receives it again.
     pub fn give_instead(&self, prefix: IpNet, wish: Wish) {
         let mut holdings = self.lock();
         let Some(holding) = holdings.table.get_mut(prefix) else { return };
@@ -102,14 +104,14 @@ impl Given {
         holdings.share(&owner).instead.insert(wish, prefix);
     }
 
-    /// What was given in the place of what is wanted.
+    /// The prefix that was assigned instead of the requested one.
     pub fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.shares.get(owner)?.instead.get(&wish).copied()
     }
 
-    /// It was given by the process before us, in the place of another one, and waits for its owner here.
+    /// Restores such an assignment of the previous process, and reserves the prefix for its owner.
     pub fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: Wish) {
         if self.take(prefix, owner) {
             self.give_instead(prefix, wish);
@@ -118,12 +120,12 @@ impl Given {
         }
     }
 
-    /// For what it is given, if that is in the place of another one.
+    /// The request for which this prefix was assigned instead.
     pub fn wish(&self, prefix: IpNet) -> Option<Wish> {
         self.lock().table.get(prefix)?.wish
     }
 
-    /// One less has it.
+    /// Returns a prefix of one session.
     pub fn give_back(&self, prefix: IpNet) {
         let mut holdings = self.lock();
         let Some(holding) = holdings.table.get_mut(prefix) else { return };
@@ -139,7 +141,7 @@ impl Given {
         }
     }
 
-    /// What rests, for another process: a line each, with the milliseconds that are left.
+    /// Serializes the reservations for another process: one line each, with the remaining milliseconds.
     pub fn resting(&self) -> String {
         let mut holdings = self.lock();
         let now = Instant::now();
@@ -149,7 +151,7 @@ impl Given {
         resting.map(|((until, prefix), owner)| format!("{} {prefix} {owner}\n", (*until - now).as_millis())).collect()
     }
 
-    /// Takes the word of the process before us for what rests.
+    /// Restores the reservations of the previous process.
     pub fn go_on_resting(&self, resting: &str) {
         let read = |line: &str| {
             let (left, rest) = line.split_once(' ')?;
@@ -162,21 +164,22 @@ impl Given {
         }
     }
 
-    /// The widest prefix around this address that somebody has, or had a moment ago.
+    /// The widest leased or reserved prefix that contains this address.
     pub fn around(&self, address: IpAddr) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.table.around(address)
     }
 
-    /// Whether this owner has as much as one may have, and none of that rests.
+    /// Whether this owner has its maximum number of prefixes, none of them reserved.
     pub fn is_full(&self, owner: &Owner) -> bool {
         self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting.len() >= MOST_OWNED)
     }
 
-    /// A free address of a device's pools, else a resting one: the owner's own, or one of the owner with the most
-    /// resting addresses. `taken` says what holds an address that is not free. Repeated searches do not look at an
-    /// address twice: one that was found taken counts as taken for a while, unless it is given back.
+    /// Finds a free address in a device's pools, or else a reserved one: the owner's own, or one of the owner with the
+    /// most reservations. `taken` returns the prefix that holds an address, if it is not free. An address that was
+    /// found taken counts as taken for a while, unless it is returned, so that repeated searches do not examine it
+    /// again.
     pub fn find_free(
         &self,
         device: &Arc<str>,
@@ -210,12 +213,12 @@ impl Given {
         let rested = {
             let mut holdings = self.lock();
             let own = holdings.free_first(owner, fits);
-            // Owners keep their resting addresses as long as any address may be free.
+            // Reservations are honoured as long as another address may be free.
             let rested = own.or_else(|| {
                 let is_all_taken = pools.iter().all(is_searched);
                 is_all_taken.then(|| holdings.free_of_most_resting(fits)).flatten()
             });
-            // The search has found it already.
+            // The search has already found this address.
             holdings.freed.retain(|net| Some(*net) != rested);
             rested
         };
@@ -228,36 +231,37 @@ impl Given {
     }
 }
 
-/// How far a pool was looked through for a free address.
+/// The progress of a search for free addresses in a pool.
 #[derive(Clone, Debug)]
 struct Search {
     pool: IpNet,
-    /// The first and the last address that a machine may have.
+    /// The first and the last address that a host may have.
     hosts: (u128, u128),
-    /// All before this one were taken; `None`: all of them.
+    /// The first address that was not examined yet; `None` if all were.
     next: Option<u128>,
-    /// What was given back since.
+    /// Addresses that were returned since.
     freed: VecDeque<IpAddr>,
-    /// From then on, in milliseconds of the node's clock, nothing of this is sure: listeners and documents take and
-    /// leave addresses too.
+    /// Time of expiry of these results, in milliseconds of the node's clock, because listeners and configurations take
+    /// and release addresses too.
     until: u64,
-    /// Addresses that may be looked at until then.
+    /// Number of addresses that may still be examined until then.
     looks: usize,
-    /// None of it was free, and none rested.
+    /// No address of the pool was free or reserved.
     is_spent: bool,
 }
 
-/// Milliseconds for which addresses that were taken are not looked at again.
+/// Milliseconds until taken addresses are examined again.
 const LOOK_AGAIN: u64 = 1000;
-/// Addresses, or what holds several, that are looked at in that time. Each costs less than a microsecond.
+/// Maximum addresses, or prefixes of several, examined in that time. Each takes less than a microsecond.
 const MOST_LOOKS: usize = 65_536;
-/// Addresses that are remembered as given back. More are found when all is looked at again.
+/// Maximum returned addresses that are remembered; further ones are found by the next full search.
 const MOST_FREED: usize = 1024;
 
 impl Search {
     fn of(pool: IpNet) -> Self {
         let (first, last) = (bits(pool.network()), bits(pool.broadcast()));
-        // The first address of a network is nobody's, nor is the last of IPv4 (RFC 4291, 2.6.1; RFC 1122, 3.2.1.3).
+        // The first address of a network is not assigned, nor is the last one of an IPv4 network (RFC 4291, section
+        // 2.6.1; RFC 1122, section 3.2.1.3).
         let hosts = match last - first {
             0 | 1 => (first, last),
             _ => (first + 1, last - u128::from(pool.addr().is_ipv4())),
@@ -296,7 +300,7 @@ impl Search {
             return;
         }
         self.is_spent = false;
-        // What lies ahead is looked at anyway.
+        // Addresses further ahead will be examined anyway.
         if self.next.is_none_or(|next| address < next) && address <= self.hosts.1 && self.freed.len() < MOST_FREED {
             self.freed.push_back(of_bits(address, self.pool));
         }
@@ -310,7 +314,7 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// An address of the pool's version.
+/// Converts bits to an address of the pool's IP version.
 fn of_bits(bits: u128, pool: IpNet) -> IpAddr {
     match pool {
         IpNet::V4(_) => Ipv4Addr::from_bits(bits as u32).into(),
@@ -319,7 +323,7 @@ fn of_bits(bits: u128, pool: IpNet) -> IpAddr {
 }
 
 impl Holdings {
-    /// One more session of the owner has it, if it may.
+    /// Takes a prefix for one more session of the owner, if that is possible.
     fn take(&mut self, prefix: IpNet, owner: &Owner) -> bool {
         if self.table.overlapping(prefix).any(|holding| holding.owner != *owner) {
             return false;
@@ -330,7 +334,7 @@ impl Holdings {
             return true;
         }
         if self.share(owner).prefixes >= MOST_OWNED {
-            // What it has no more goes first.
+            // The owner's own reservations end first.
             self.free_first(owner, |_| true);
         }
         let share = self.share(owner);
@@ -347,7 +351,7 @@ impl Holdings {
         self.shares.entry(owner.clone()).or_default()
     }
 
-    /// Nobody has it any more.
+    /// Frees a prefix.
     fn remove(&mut self, prefix: IpNet) {
         if self.freed.len() < MOST_FREED {
             self.freed.push_back(prefix);
@@ -364,7 +368,7 @@ impl Holdings {
         }
     }
 
-    /// It waits for its owner.
+    /// Reserves a prefix for its owner.
     fn rest(&mut self, prefix: IpNet, until: Instant) {
         self.set_rest(prefix, Some(until));
         if self.resting.len() > MOST_RESTING {
@@ -372,7 +376,7 @@ impl Holdings {
         }
     }
 
-    /// Changes until when a prefix rests, and all sets with it. `None`: it does not rest.
+    /// Changes the end of a reservation, and updates all sets. `None` ends the reservation.
     fn set_rest(&mut self, prefix: IpNet, until: Option<Instant>) {
         let Some(holding) = self.table.get_mut(prefix).filter(|holding| holding.until != until) else { return };
         let before = std::mem::replace(&mut holding.until, until);
@@ -394,7 +398,7 @@ impl Holdings {
         }
     }
 
-    /// The same for one that is nobody's here.
+    /// Reserves a prefix that is not leased in this process.
     fn rest_anew(&mut self, prefix: IpNet, owner: &Owner, until: Instant) {
         if self.table.overlapping(prefix).next().is_none() && self.take(prefix, owner) {
             if let Some(holding) = self.table.get_mut(prefix) {
@@ -404,7 +408,7 @@ impl Holdings {
         }
     }
 
-    /// Frees what has rested long enough.
+    /// Frees prefixes whose reservation has expired.
     fn forget(&mut self, now: Instant) {
         while self.resting.first().is_some_and(|(until, _)| *until <= now) {
             self.end_first_rest();
@@ -417,7 +421,7 @@ impl Holdings {
         }
     }
 
-    /// Frees the first prefix of an owner that rests and fits.
+    /// Frees the owner's oldest reservation that fits.
     fn free_first(&mut self, owner: &Owner, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
         let its = &self.shares.get(owner)?.resting;
         let prefix = its.iter().map(|(_, prefix)| *prefix).find(|prefix| fits(*prefix))?;
@@ -425,9 +429,9 @@ impl Holdings {
         Some(prefix)
     }
 
-    /// Frees the first address that fits, of the owner with the most resting addresses.
+    /// Frees the oldest fitting reservation of the owner with the most reservations.
     fn free_of_most_resting(&mut self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
-        // Owners whose resting addresses are all of other pools are passed over.
+        // Owners whose reservations are all in other pools are skipped.
         let its = |(_, owner): &(usize, Owner)| {
             let its = &self.shares.get(owner)?.resting;
             its.iter().map(|(_, prefix)| *prefix).find(|prefix| fits(*prefix))
@@ -438,15 +442,15 @@ impl Holdings {
     }
 }
 
-/// Whether the document gives it to clients: of the pools that it names, else any private address.
+/// Whether the configuration lets clients have this network: it is in a pool, or private if there are no pools.
 pub fn gives(gateway: &Gateway, net: IpNet) -> bool {
     withheld(gateway, net).is_none()
 }
 
-/// Why the document gives it to nobody, and what to do; `None`: it does.
+/// The reason why the configuration does not let clients have this network, with a remedy; `None` if it does.
 pub fn withheld(gateway: &Gateway, net: IpNet) -> Option<&'static str> {
     let address = net.addr();
-    // Who may have a network may have all of a pool with a few words.
+    // A client that may have a network could take a whole pool with one request.
     let is_one = net.prefix_len() == net.max_prefix_len();
     let is_pooled = gateway.assign.iter().any(|pool| pool.contains(&net));
     if !ip::is_one_host(address) || address.is_loopback() {
@@ -464,7 +468,7 @@ pub fn withheld(gateway: &Gateway, net: IpNet) -> Option<&'static str> {
     }
 }
 
-/// Networks that are nobody's on the Internet (RFC 1918, RFC 6598, RFC 4193).
+/// Private networks (RFC 1918, RFC 6598, RFC 4193).
 const PRIVATE: [(IpAddr, u8); 5] = [
     (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
     (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),

@@ -1,12 +1,13 @@
 //! IP sessions (CONNECT-IP, RFC 9484), without a device or a socket.
 //!
-//! In: packets, and the addresses that sessions ask for. Out: which session a packet belongs to, whether it may pass, and
-//! which addresses a session holds.
-//! Never: I/O. `hermes-proxy` reads and writes the devices and the tunnels.
+//! In: packets, and the addresses that sessions ask for. Out: the session that a packet belongs to, whether it may
+//! pass, and the addresses that a session holds. Never: I/O. The proxy (`hermes-proxy`) reads and writes devices and
+//! tunnels.
 //!
-//! [`leases`] assigns addresses to owners, [`claims`] holds what sessions of a device claim, [`table`] finds the session
-//! of a packet, [`packet_filter`] judges packets, [`mailbox`] queues them for a session. [`address_translation`] is 1:1 NAT
-//! (RFC 3022), [`flow_translation`] turns packets of TCP and UDP flows into packets for local sockets.
+//! The module [`leases`] assigns addresses to owners, [`claims`] holds the prefixes that sessions of a device claim,
+//! and [`table`] finds the session of a packet. [`packet_filter`] accepts or drops packets, and [`mailbox`] queues them
+//! for a session. [`address_translation`] is 1:1 NAT (RFC 3022), and [`flow_translation`] turns packets of TCP and UDP
+//! flows into packets for local sockets.
 
 pub mod address_translation;
 pub mod claims;

@@ -1,7 +1,7 @@
-//! Packets on their way to a session, from whichever worker read them.
+//! The packet queue of a session; any worker may add to it.
 //!
-//! In: batches of packets. Out: the same, to the session's task. Bounded in bytes: the oldest make room for
-//! what comes. The lock is held for a batch, and nearly always nobody else wants it.
+//! In: batches of packets. Out: the same packets, to the session's task. The queue is limited in bytes; the oldest
+//! packets are dropped for new ones. The lock is held for one batch, and is almost always uncontended.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,12 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-/// Datagrams that one turn takes from a port before it sends them on.
+/// Maximum datagrams that one turn takes from a port before it forwards them.
 pub const BATCH: usize = 256;
-/// The overhead of a queued packet, in bytes: empty packets are not free.
+/// Overhead of a queued packet in bytes, so that empty packets count as well.
 pub const PACKET_OVERHEAD: usize = 64;
 
-/// Packets for one session.
+/// The queue of one session.
 #[derive(Debug, Default)]
 pub struct Mailbox(Mutex<Letters>);
 
@@ -31,7 +31,7 @@ impl Mailbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a batch in, and tells the session. Returns how many of the oldest were dropped for it.
+    /// Queues a batch and wakes the session. Returns the number of packets that were dropped to make room.
     pub fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
         let mut letters = self.letters();
         for packet in packets.drain(..) {
@@ -51,7 +51,7 @@ impl Mailbox {
         dropped
     }
 
-    /// Its session takes nothing more. Returns what nobody has taken.
+    /// Closes the queue, because its session takes no more packets. Returns the unread packets.
     pub fn close(&self) -> VecDeque<Bytes> {
         let mut letters = self.letters();
         letters.is_closed = true;
@@ -59,12 +59,12 @@ impl Mailbox {
         std::mem::take(&mut letters.packets)
     }
 
-    /// Whether its session is over.
+    /// Whether the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.letters().is_closed
     }
 
-    /// Nothing will come any more: its session hears of it when it has taken what there is.
+    /// Closes the queue for new packets. The session learns of it after it has read the queued ones.
     pub fn finish(&self) {
         let mut letters = self.letters();
         letters.is_closed = true;
@@ -73,7 +73,7 @@ impl Mailbox {
         waker.inspect(Waker::wake_by_ref);
     }
 
-    /// Waits for that, and takes nothing.
+    /// Waits until the queue is closed, and reads nothing.
     pub fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         let mut letters = self.letters();
         if letters.is_closed {
@@ -83,7 +83,7 @@ impl Mailbox {
         Poll::Pending
     }
 
-    /// Takes a batch, into an empty one. False where none will come any more.
+    /// Moves queued packets into an empty batch. Returns false if the queue is closed and empty.
     pub fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         let mut letters = self.letters();
         if letters.packets.is_empty() {
@@ -112,7 +112,7 @@ impl Letters {
     }
 }
 
-/// The bytes that a queued datagram is charged for.
+/// The number of bytes that a queued datagram counts for.
 pub fn weight(datagram: &Bytes) -> usize {
     datagram.len() + PACKET_OVERHEAD
 }

@@ -1,6 +1,7 @@
-//! Whose an address is that a device leads packets to.
+//! The owner of an address on a device.
 //!
-//! In: what is known of a session, or what another process wrote. Out: an owner, and its words. Never: what it may have.
+//! In: the attributes of a session, or the text form that another process wrote. Out: an owner, and its text form.
+//! Never: its permissions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,24 +9,24 @@ use std::sync::Arc;
 use hermes_model::facts::Facts;
 use hermes_model::trust::HERMES_ORIGIN;
 
-/// Whose an address is. Nobody else can take it.
+/// The owner of an address; no other owner can take it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Owner {
-    /// A user, whichever way the session comes.
+    /// A user, on any connection.
     User(Arc<str>),
-    /// Without a user: where the session began, as `settle` has proven it.
+    /// The origin of a session without a user, as `settle` has proven it.
     Origin(Arc<str>),
-    /// A listener of our own.
+    /// A listener of this node.
     Listener(Arc<str>),
 }
 
 impl Owner {
-    /// It is not a listener of our own.
+    /// Whether the owner is not a listener.
     pub fn is_client(&self) -> bool {
         !matches!(self, Owner::Listener(_))
     }
 
-    /// Whose session it is.
+    /// The owner of a session.
     pub fn of(facts: &Facts) -> Self {
         if let Some(user) = &facts.user {
             return Owner::User(user.clone());
@@ -46,7 +47,7 @@ impl fmt::Display for Owner {
 }
 
 impl Owner {
-    /// As it is written for another process.
+    /// Parses the text form.
     pub fn parse(text: &str) -> Option<Self> {
         let (kind, name) = text.split_once(' ')?;
         Some(match kind {

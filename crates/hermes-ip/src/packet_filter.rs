@@ -1,36 +1,36 @@
-//! What a packet may do: the rules of one session, in both directions.
+//! The packet filter of a session, in both directions.
 //!
-//! In: a packet, and which addresses lie on which side. Out: whether it passes, and where it does not, why,
-//! and what its sender is told. Never: sends or counts anything.
+//! In: a packet, and the addresses on each side. Out: whether the packet passes, and otherwise the reason, and the ICMP
+//! error for its sender. Never: sending or counting.
 
 use std::net::IpAddr;
 
 use hermes_wire::connect_ip::Route;
 use hermes_wire::ip::{self, Header, IcmpError};
 
-/// What becomes of a packet.
+/// The decision on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The packet may go on.
+    /// The packet passes.
     Pass,
-    /// It is too long, and may be cut into packets of this length.
+    /// The packet is too long, and may be fragmented to this length.
     Cut(usize),
-    /// Dropped, for this reason; where there is trouble, its sender hears of it.
+    /// The packet is dropped for this reason, with an ICMP error for its sender if one is given.
     Drop(&'static str, Option<IcmpError>),
 }
 
-/// Where packets of a session may come from and go to.
+/// The sources and destinations that a session permits.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Addresses on the device's side.
+    /// Routes on the device's side.
     pub here: Vec<Route>,
-    /// Addresses on the tunnel's side.
+    /// Routes on the tunnel's side.
     pub there: Vec<Route>,
-    /// The only protocol that is carried, ICMP aside.
+    /// The only permitted protocol besides ICMP.
     pub protocol: Option<u8>,
 }
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the device into the tunnel.
@@ -40,27 +40,27 @@ pub enum Way {
 }
 
 impl Rules {
-    /// Judges a packet; `mtu` is the length of the longest that goes further.
+    /// Decides on a packet; `mtu` is the maximum length of the next link.
     pub fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
         let (from, to) = match way {
             Way::Out => (&self.here, &self.there),
             Way::In => (&self.there, &self.here),
         };
         if header.is_source_routed {
-            // The next router would forward it to an address that no scope was checked for.
+            // The next router would forward the packet to an address that no scope has permitted.
             return Verdict::Drop("source-route", None);
         }
         if header.hops == 0 {
             return Verdict::Drop("ttl-expired", None);
         }
         if !ip::is_one_host(header.destination) || !ip::is_one_host(header.source) {
-            // What a device says to its link: there is nobody on it.
+            // Multicast and broadcast serve the local link, which has no other hosts here.
             return Verdict::Drop("not-unicast", None);
         }
         if !is_routed(header.destination) || !is_routed(header.source) {
             return Verdict::Drop("out-of-scope", None);
         }
-        // Routers on the way speak for themselves, to whoever sent the packet that they speak of.
+        // A router on the path sends ICMP errors from its own address to the sender of the packet that it cites.
         let is_of_a_router = ip::cited(packet, header)
             .is_some_and(|(by, to)| by == header.destination && allows(from, to, header.protocol));
         if !is_of_a_router && !allows(from, header.source, header.protocol) {
@@ -78,8 +78,8 @@ impl Rules {
     }
 }
 
-/// Routers forward nothing that is for one link or one machine (RFC 3927, 2.7; RFC 4291, 2.5.3 and 2.5.6), whatever a
-/// scope says: that is also where clouds tell their machines secrets.
+/// Whether routers forward the address: link-local and loopback addresses are dropped whatever the scope is (RFC 3927,
+/// section 2.7; RFC 4291, sections 2.5.3 and 2.5.6). Clouds serve credentials to their machines on such addresses.
 fn is_routed(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !(address.is_link_local() || address.is_loopback()),
@@ -91,7 +91,8 @@ fn allows(routes: &[Route], address: IpAddr, protocol: u8) -> bool {
     routes.iter().any(|route| route.covers(address, protocol))
 }
 
-/// RFC 8200, section 5, has every link carry 1,280 bytes of IPv6: what no datagram takes goes on the stream.
+/// Checks the length. Each link must carry 1,280 bytes of IPv6 (RFC 8200, section 5); a packet too long for a datagram
+/// is sent on the stream.
 fn fit(header: &Header, mtu: usize) -> Verdict {
     let mtu = if header.source.is_ipv6() { mtu.max(ip::MIN_MTU_V6) } else { mtu.max(ip::MIN_MTU_V4) };
     if header.length <= mtu {

@@ -1,17 +1,17 @@
-//! Prefixes and what lies behind them: the longest that holds an address counts.
+//! A routing table: values by prefix, with longest-prefix match.
 //!
-//! In: prefixes. Out: what an address leads to. A look-up costs a hash for each length that there is.
+//! In: prefixes. Out: the value for an address. A lookup costs one hash for each prefix length in the table.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// By prefix.
+/// Values by prefix.
 #[derive(Debug)]
 pub struct Table<T> {
     entries: HashMap<IpNet, T>,
-    /// How many entries there are of each length, the longest first, of IPv4 and of IPv6.
+    /// Number of entries of each prefix length, the longest first, for IPv4 and for IPv6.
     lengths: [Vec<(u8, usize)>; 2],
 }
 
@@ -27,17 +27,17 @@ impl<T> Table<T> {
         self.entries.get(&prefix)
     }
 
-    /// All of them, in no order.
+    /// All entries, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&IpNet, &T)> {
         self.entries.iter()
     }
 
-    /// The value of exactly this prefix, to change it.
+    /// Mutable access to the value of exactly this prefix.
     pub fn get_mut(&mut self, prefix: IpNet) -> Option<&mut T> {
         self.entries.get_mut(&prefix)
     }
 
-    /// What lies behind a prefix; nothing much, where there was nothing.
+    /// The value of a prefix; a missing one is created with its default.
     pub fn get_or_default(&mut self, prefix: IpNet) -> &mut T
     where
         T: Default,
@@ -48,7 +48,7 @@ impl<T> Table<T> {
         self.entries.entry(prefix).or_default()
     }
 
-    /// Puts something behind a prefix. Returns what was there.
+    /// Inserts a value. Returns the previous one.
     pub fn insert(&mut self, prefix: IpNet, value: T) -> Option<T> {
         let before = self.entries.insert(prefix, value);
         if before.is_none() {
@@ -77,19 +77,19 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// What lies behind prefixes that this one holds, or that hold it.
+    /// The values of all prefixes that overlap this one.
     pub fn overlapping(&self, prefix: IpNet) -> impl Iterator<Item = &T> {
         let around =
             self.lengths[family(prefix.addr())].iter().filter(move |(length, _)| *length <= prefix.prefix_len());
         let around = around.filter_map(move |(length, _)| IpNet::new(prefix.addr(), *length).ok());
         let is_whole = prefix.prefix_len() == prefix.max_prefix_len();
-        // An address holds nothing: that spares a look at all there are.
+        // A single address contains no other prefix, which spares a scan of all entries.
         let within = (!is_whole).then_some(&self.entries).into_iter().flatten();
         let within = within.filter(move |(other, _)| prefix.contains(*other) && **other != prefix);
         around.filter_map(|net| self.entries.get(&net.trunc())).chain(within.map(|(_, value)| value))
     }
 
-    /// The widest prefix around this address.
+    /// The widest prefix that contains this address.
     pub fn around(&self, address: IpAddr) -> Option<IpNet> {
         self.lengths[family(address)].iter().rev().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();
@@ -97,7 +97,7 @@ impl<T> Table<T> {
         })
     }
 
-    /// What the longest prefix around this address leads to.
+    /// The value of the longest prefix that contains this address.
     pub fn find(&self, address: IpAddr) -> Option<&T> {
         self.lengths[family(address)].iter().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();

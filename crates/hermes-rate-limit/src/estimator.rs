@@ -1,12 +1,13 @@
-//! The budget of a service: what it lets through in which time, as its answers have shown.
+//! Estimates the rate that a service allows, from its responses.
 //!
-//! In: requests that want to go, those that went, and refusals with what they say; the time is given. Out: who goes when.
-//! Pure. Until a first refusal it only notes when requests went.
+//! In: requests to send, requests that were sent, refusals with their headers; callers pass the time. Out: the order
+//! and time of each request. Pure. Until the first refusal it only records when requests were sent.
 //!
-//! The model is a rate. It is measured at a refusal: what the service took in the window before, where the window is what it
-//! says itself (`Retry-After`, a policy), else a second. Requests then go one after the other, a little slower than that:
-//! such a flow fits a window that is fixed, one that slides, and a bucket. Now and then, where more would go, a higher rate is
-//! probed; a probe that is refused costs what the service asks to wait, so that failed probes become rare.
+//! The model is a rate. A refusal triggers a measurement: the number of requests that the service accepted in the
+//! window before. The window is the one that the service states (`Retry-After`, a policy), or else a second. Requests
+//! are then spaced evenly, slightly below that rate. Even spacing satisfies fixed windows, sliding windows and token
+//! buckets alike. If there is more demand, a higher rate is probed now and then. A failed probe costs the wait that the
+//! service demands, so that failed probes become rare.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,68 +15,71 @@ use std::time::Duration;
 use crate::fair_queue::{Client, Pushed, Queue, Ticket};
 use crate::headers::Hint;
 
-/// Of the rate that was measured: so that no more than the limit falls into any window, in spite of jitter.
+/// Fraction of the measured rate that is used. The rest keeps jitter from exceeding the limit in any window.
 const MARGIN: f64 = 0.985;
-/// A slot may be used so much later than it was due without being lost. Less than the margin leaves of a second.
+/// Maximum delay after which a slot can still be used. The value is below the part of a second that `MARGIN` leaves
+/// free.
 const LATENESS: Duration = Duration::from_millis(10);
-/// And so much later where others wait and the last second has room: a machine that is busy does not lose all that it was
-/// late with.
+/// The same while others wait and the last second has room, so that a busy machine does not lose all slots that it was
+/// late for.
 const CAUGHT_UP: Duration = Duration::from_millis(200);
-/// A window that nothing is said of.
+/// The window if the service states none; shorter ones are extended to it.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Nor is one longer, or shorter, than this.
+/// Maximum window, and maximum wait that a service can demand.
 const LONGEST: Duration = Duration::from_secs(60);
-/// After a refusal at a rate that had been measured, without a probe: the limit has come down, or others share it.
+/// Decrease after a refusal at a measured rate without a probe: the limit has fallen, or other clients share it.
 const DECREASE: f64 = 0.93;
-/// Unless it took as much as this of the rate before, and has not refused so for as long as that.
+/// Exceptions to the decrease: the service accepted this fraction of the rate before, and has refused no such request
+/// for `SELDOM`.
 const ENOUGH: f64 = 0.9;
 const SELDOM: Duration = Duration::from_secs(10);
-/// The second time.
+/// Decrease after the second refusal of this kind.
 const MORE_MARGIN: f64 = 0.98;
-/// How much higher a probe is.
+/// Increase of a probe.
 const PROBE: f64 = 1.25;
-/// And in the beginning: what was taken in one burst may be far less than what is taken all the time. Where it was, the
-/// rate is searched for by halves as soon as such a probe fails; where the first of them fails at once, it was not.
+/// Increase of the first probes, because a burst may be far below the sustained rate. If such probes succeed, the rate
+/// is bisected once one fails. If the very first one fails, there is nothing to search for.
 const FIRST_PROBE: f64 = 2.0;
-/// The search is over.
+/// Step below which the bisection ends.
 const FOUND: f64 = 1.15;
-/// The least that is made of what a service states.
+/// Minimum fraction of a stated rate that is used.
 const LEAST_OF_STATED: f64 = 0.5;
-/// What is given back of that with each interval that passes.
+/// Increase of that fraction after each interval.
 const GIVEN_BACK: f64 = 1.05;
-/// Until the next probe, after one that failed; doubles.
+/// Interval until the next probe, after one that failed; it doubles.
 const INTERVAL: Duration = Duration::from_secs(60);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(600);
-/// What the service takes in the long run, its own waits included, it has not taken less of for being refused once.
+/// Window of the long-term rate, including the service's own waits. A single refusal does not lower the estimate below
+/// it.
 const LONG_RUN: Duration = Duration::from_secs(10);
-/// A refusal that does not say when to come again: the first wait, which doubles while nothing passes.
+/// First wait after a refusal without `Retry-After`; it doubles while no request passes.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// A limit that nobody had to wait for in so long is forgotten.
+/// Time after which a limit is forgotten if no request had to wait for it.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Requests whose times are kept. Of more, the window is the time that they span.
+/// Number of send times that are kept. With more requests, the window shrinks to the time that these span.
 const NOTED: usize = 8192;
-/// The lowest rate a second: one request a minute.
+/// Minimum rate: one request a minute.
 const SLOWEST: f64 = 1.0 / 60.0;
 
-/// What becomes of a request that wants to go.
+/// The outcome for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entered {
-    /// It goes now.
+    /// The request is sent now.
     Goes,
-    /// It waits in the queue.
+    /// The request waits in the queue.
     Waits,
-    /// It waits, and another one does so no more.
+    /// The request waits instead of this one, which is removed from the queue.
     InPlaceOf(Ticket),
-    /// Too many wait.
+    /// The queue is full.
     Full,
 }
 
-/// What is known of a service, and who waits for it.
+/// The estimated limit of a service, and the queue for it.
 #[derive(Debug)]
 pub struct Budget {
     limit: Option<Limit>,
-    /// When requests went that were not refused, as far as is known.
+    /// Send times of requests that were not refused, as far as is known.
     went: VecDeque<Duration>,
     queue: Queue,
 }
@@ -84,34 +88,35 @@ pub struct Budget {
 struct Limit {
     /// Requests a second.
     rate: f64,
-    /// When the next one may go.
+    /// The time of the next free slot.
     due: Duration,
-    /// Nobody goes before.
+    /// No request is sent before this time.
     closed_until: Duration,
-    /// The last refusal; those of requests that went before it are the same one.
+    /// The last refusal. Refusals of requests that were sent before it belong to it.
     refused_at: Duration,
-    /// The window before it of which the rate has still to be measured: once all answers had time to come.
+    /// The window before it, if the rate has not been measured yet. The measurement waits until all responses had time
+    /// to arrive.
     unmeasured: Option<Duration>,
-    /// Refusals with nothing between that passed.
+    /// Refusals in a row without a request that passed.
     in_row: u32,
-    /// The rate that was there before a probe.
+    /// The rate before the probe.
     proven: f64,
     is_probing: bool,
     probe_at: Duration,
     interval: Duration,
-    /// How much higher the next probe is.
+    /// Increase of the next probe.
     step: f64,
-    /// A probe of the search has gone well.
+    /// A probe of the first search has succeeded.
     has_grown: bool,
-    /// The rate that the service says itself.
+    /// The rate that the service states.
     stated: Option<f64>,
-    /// What is made of that: where it refuses in spite of it there is more that it does not say.
+    /// The fraction of it that is used. A service that refuses nevertheless has a further limit that it does not state.
     share: f64,
-    /// When it was last refused without a probe.
+    /// Time of the last refusal without a probe.
     refused_before: Option<Duration>,
-    /// How often in short succession, beside the first time.
+    /// Number of such refusals in short succession, after the first one.
     chances: u32,
-    /// When somebody waited last.
+    /// The last time that a request waited.
     waited_at: Duration,
 }
 
@@ -121,17 +126,17 @@ impl Budget {
         Self { limit: None, went: VecDeque::new(), queue: Queue::new(most) }
     }
 
-    /// As the document says now.
+    /// Changes the number of requests that may wait.
     pub fn bound(&mut self, most: usize) {
         self.queue.bound(most);
     }
 
-    /// The rate a second that it has found; `None` where there is no limit.
+    /// The estimated rate a second; `None` without a limit.
     pub fn rate(&self) -> Option<f64> {
         self.limit.as_ref().map(|limit| limit.rate).filter(|rate| rate.is_finite())
     }
 
-    /// A request wants to go; one that was refused, again.
+    /// Registers a request. `is_again`: it was refused before.
     pub fn enter(&mut self, now: Duration, client: &Client, ticket: Ticket, is_again: bool) -> Entered {
         if self.limit.as_ref().is_some_and(|limit| limit.is_forgotten(now)) && self.queue.is_empty() {
             self.limit = None;
@@ -149,12 +154,12 @@ impl Budget {
         }
     }
 
-    /// It waits no more.
+    /// Removes a request from the queue.
     pub fn leave(&mut self, client: &Client, ticket: Ticket) {
         self.queue.leave(client, ticket);
     }
 
-    /// The next one that goes now.
+    /// The next request to send now.
     pub fn release(&mut self, now: Duration) -> Option<Ticket> {
         if self.queue.is_empty() || !self.take_slot(now, CAUGHT_UP) {
             return None;
@@ -168,13 +173,13 @@ impl Budget {
         ticket
     }
 
-    /// When there may be somebody to release; `None` where nobody waits.
+    /// The time of the next call of [`Budget::release`]; `None` if no request waits.
     pub fn next_at(&self) -> Option<Duration> {
         let limit = self.limit.as_ref();
         (!self.queue.is_empty()).then(|| limit.map_or(Duration::ZERO, |limit| limit.due.max(limit.closed_until)))
     }
 
-    /// A request that went then was refused.
+    /// Records the refusal of a request that was sent at `went_at`.
     pub fn refused(&mut self, now: Duration, went_at: Duration, hint: &Hint) {
         if let Ok(at) = self.went.binary_search(&went_at) {
             self.went.remove(at);
@@ -186,11 +191,11 @@ impl Budget {
             limit.refused(now, hint);
         }
         let wait = hint.after.unwrap_or_else(|| if is_same { Duration::ZERO } else { limit.wait() });
-        // Nobody's word closes it for longer: then one goes and sees.
+        // No service can close the limit for longer; after that time a request tests it.
         limit.closed_until = limit.closed_until.max(now.saturating_add(wait.min(LONGEST)));
     }
 
-    /// A request that went then passed.
+    /// Records the success of a request that was sent at `went_at`.
     pub fn passed(&mut self, went_at: Duration, hint: impl FnOnce() -> Hint) {
         let Some(limit) = &mut self.limit else { return };
         if went_at > limit.refused_at {
@@ -199,7 +204,7 @@ impl Budget {
         limit.state(&hint());
     }
 
-    /// True where a request may go now, and does.
+    /// Takes a slot. Returns false if no request may be sent now.
     fn take_slot(&mut self, now: Duration, lateness: Duration) -> bool {
         if let Some(limit) = &mut self.limit {
             if now < limit.closed_until || now < limit.due {
@@ -208,7 +213,7 @@ impl Budget {
             if let Some(window) = limit.unmeasured.take() {
                 limit.measure(now, window, &self.went);
             }
-            // Opened just now, or late: the slots since then are still there, as far as the last second has room.
+            // After an opening, or a delay, the slots since then still exist, as far as the last second has room.
             limit.due = limit.due.max(limit.closed_until).max(now.saturating_sub(lateness));
             if now.saturating_sub(limit.due) > LATENESS {
                 let in_a_second = rate_before(&self.went, now, WINDOW.div_f64(MARGIN)) / MARGIN;
@@ -221,7 +226,7 @@ impl Budget {
         if self.went.len() >= NOTED {
             self.went.pop_front();
         }
-        // Times are those of one clock; in its order the search for them is short.
+        // The deque must stay sorted for the binary search.
         let last = self.went.back().copied().unwrap_or_default();
         self.went.push_back(now.max(last));
         true
@@ -255,7 +260,7 @@ impl Limit {
         now > self.closed_until && now.saturating_sub(self.waited_at.max(self.refused_at)) > FORGOTTEN
     }
 
-    /// What the service says of itself needs no measure.
+    /// A stated rate needs no measurement.
     fn state(&mut self, hint: &Hint) {
         if let Some((count, window)) = hint.quota {
             self.stated = Some(count / window.as_secs_f64());
@@ -270,7 +275,7 @@ impl Limit {
     }
 
     fn refused(&mut self, now: Duration, hint: &Hint) {
-        // What was refused right after a wait says that the wait was too short, and nothing of the rate.
+        // A refusal right after a wait means that the wait was too short, and says nothing about the rate.
         if self.in_row == 0 {
             self.unmeasured = Some(hint.after.unwrap_or(WINDOW).clamp(WINDOW, LONGEST));
         }
@@ -279,16 +284,16 @@ impl Limit {
         self.waited_at = now;
     }
 
-    /// Where nothing is said: longer each time, as the window may be long.
+    /// The wait without `Retry-After`; it doubles, because the window may be long.
     fn wait(&self) -> Duration {
         let first = FIRST_WAIT.min(Duration::from_secs_f64(self.rate.max(SLOWEST).recip()).max(FIRST_WAIT / 2));
         first.saturating_mul(1 << self.in_row.saturating_sub(1).min(16)).min(LONGEST_WAIT)
     }
 
-    /// The rate, from what went in the window before the refusal.
+    /// Measures the rate from the requests that were sent in the window before the refusal.
     fn measure(&mut self, now: Duration, window: Duration, went: &VecDeque<Duration>) {
         if self.stated.is_some() {
-            // The first refusal, after which it was stated, says nothing against it.
+            // The first refusal, which stated the rate, does not contradict it.
             if self.probe_at < Duration::MAX {
                 self.share = (self.share * DECREASE).max(LEAST_OF_STATED);
                 self.apply_stated();
@@ -308,11 +313,11 @@ impl Limit {
             self.interval = (self.interval * 2).min(LONGEST_INTERVAL);
             return;
         }
-        // Where nothing went that was not refused, one in the time that it asks for is a beginning.
+        // If no request passed, the estimate begins with one request in the demanded wait.
         let measured = MARGIN * rate_before(went, self.refused_at, window).max(window.as_secs_f64().recip());
         let is_first = self.rate.is_infinite();
-        // Where the service took as much as ever, one request too many came by chance. Twice, and the margin is too small
-        // for this network; more often is no chance.
+        // If the service accepted as many requests as before, a single refusal is chance. A second one means that the
+        // margin is too small for this network; further ones are not chance.
         if !is_first && measured >= ENOUGH * self.rate {
             let is_seldom = self.refused_before.is_none_or(|before| now > before + SELDOM);
             self.chances = if is_seldom { 0 } else { self.chances + 1 };
@@ -329,18 +334,18 @@ impl Limit {
             0.0
         };
         self.rate = measured.min(self.rate * DECREASE).max(long.min(self.rate)).max(SLOWEST);
-        // What was taken in one burst says little of what is taken all the time: that is probed at once.
+        // A burst says little about the sustained rate, so a probe follows at once.
         self.probe_at = now + if is_first { self.trial() } else { self.interval };
     }
 
-    /// Long enough for a refusal to come.
+    /// The duration of a probe, long enough for a refusal to arrive.
     fn trial(&self) -> Duration {
-        // A smaller step takes longer to show in a window.
+        // A smaller step takes longer to become visible in a window.
         let (requests, least) = if self.step > PROBE { (3.0, 1.2) } else { (10.0, 2.0) };
         Duration::from_secs_f64((requests / self.rate).clamp(least, 30.0))
     }
 
-    /// Tries more, where more is wanted and the last try went well.
+    /// Raises the rate if there is demand and the last probe succeeded.
     fn probe(&mut self, now: Duration, is_wanted: bool) {
         if now < self.probe_at {
             return;
@@ -352,7 +357,7 @@ impl Limit {
             return;
         }
         if !is_wanted {
-            // Nothing can be learnt.
+            // A probe without demand shows nothing.
             if self.is_probing {
                 (self.rate, self.is_probing) = (self.proven, false);
             }
@@ -368,12 +373,12 @@ impl Limit {
     }
 }
 
-/// How many a second went in the window that ends then.
+/// The rate of requests in the window that ends at `end`.
 fn rate_before(went: &VecDeque<Duration>, end: Duration, window: Duration) -> f64 {
     let begin = end.saturating_sub(window);
     let from = if window >= end { 0 } else { went.partition_point(|at| *at <= begin) };
     let to = went.partition_point(|at| *at <= end);
-    // Where earlier ones were forgotten the window is what is left.
+    // If earlier send times were dropped, the window is the time that is left.
     let oldest = went.front().copied().unwrap_or_default();
     let span = if went.len() >= NOTED && oldest > begin { end.saturating_sub(oldest) } else { window };
     (to - from) as f64 / span.as_secs_f64().max(1e-3)

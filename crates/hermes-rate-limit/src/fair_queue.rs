@@ -1,7 +1,8 @@
-//! Who waits: requests of many clients, served in turns.
+//! A queue of waiting requests that serves clients in turns.
 //!
-//! In: tickets of clients. Out: the next one, so that a client with a thousand requests waits no less for each than one
-//! with a single request. Bounded: where it is full, who waits with most gives way to who waits with fewer.
+//! In: tickets of clients. Out: the next ticket. A client with a thousand requests gets no more turns than one with a
+//! single request. The length is limited: in a full queue, the client with the most requests loses one to a client with
+//! fewer.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -9,41 +10,42 @@ use std::sync::Arc;
 
 use hermes_net::client::network;
 
-/// Whose request it is.
+/// The client of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Client {
     /// A user, by name.
     User(Arc<str>),
-    /// An address of IPv4, or a network of IPv6: who has one of those has as many addresses as turns are to be had.
+    /// An IPv4 address or an IPv6 network. The owner of an IPv6 network has unlimited addresses, and would otherwise
+    /// get unlimited turns.
     Network(IpAddr),
 }
 
 impl Client {
-    /// Who is treated as one: a user, however many devices she has; else a place.
+    /// The client that a request counts for: its user on any device, or else its address.
     pub fn of(user: Option<&Arc<str>>, address: IpAddr) -> Self {
         user.map_or_else(|| Self::Network(network(address)), |user| Self::User(user.clone()))
     }
 }
 
-/// A request that waits.
+/// The number of a waiting request.
 pub type Ticket = u64;
 
-/// Requests that wait.
+/// The queue.
 #[derive(Debug)]
 pub struct Queue {
     of: HashMap<Client, VecDeque<Ticket>>,
-    /// Clients that wait, whose turn is next first.
+    /// Clients with waiting requests, in the order of their turns.
     turns: VecDeque<Client>,
     length: usize,
     most: usize,
 }
 
-/// Whether a request may wait.
+/// The outcome for a new request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// It waits.
+    /// The request waits.
     Waits,
-    /// Another one does so no more.
+    /// The request waits instead of this one, which is removed from the queue.
     InPlaceOf(Ticket),
     /// The queue is full, and no other client has more requests in it.
     Full,
@@ -65,7 +67,7 @@ impl Queue {
         self.length == 0
     }
 
-    /// One that was refused goes before what its client asked for later.
+    /// Adds a request. A refused one (`is_again`) precedes later requests of its client.
     pub fn push(&mut self, client: &Client, ticket: Ticket, is_again: bool) -> Pushed {
         let mut pushed = Pushed::Waits;
         if self.length >= self.most {
@@ -93,7 +95,7 @@ impl Queue {
         pushed
     }
 
-    /// The first of the client whose turn it is.
+    /// Removes the first request of the client whose turn it is.
     pub fn pop(&mut self) -> Option<Ticket> {
         let client = self.turns.pop_front()?;
         let waiting = self.of.get_mut(&client)?;
@@ -107,7 +109,7 @@ impl Queue {
         ticket
     }
 
-    /// It does not wait any more.
+    /// Removes a request that no longer waits.
     pub fn leave(&mut self, client: &Client, ticket: Ticket) {
         let Some(waiting) = self.of.get_mut(client) else { return };
         let before = waiting.len();

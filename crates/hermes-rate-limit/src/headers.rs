@@ -1,8 +1,10 @@
-//! What a response says of a limit.
+//! Reads rate limits from response headers.
 //!
-//! In: a status and fields. Out: whether it refuses for the rate, until when, and how much is allowed in which time.
-//! `Retry-After` (RFC 9110), `RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers, its newer form and
-//! the older ones), `X-RateLimit-Remaining` and `-Reset`, which have no specification and two meanings.
+//! In: status and fields. Out: whether the response is a refusal, when to retry, and the stated quota.
+//!
+//! Supported are `Retry-After` (RFC 9110), and `RateLimit` and `RateLimit-Policy`
+//! (draft-ietf-httpapi-ratelimit-headers, in its newer and older forms). `X-RateLimit-Remaining` and `-Reset` have no
+//! specification, and two meanings.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,29 +14,29 @@ use http::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 /// RFC 9209.
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-/// A number of seconds beyond this is a point in time: it would be thirty years.
+/// Numbers above this are a point in time; as a duration, it would be thirty years.
 const EPOCH_FROM: f64 = 1e9;
-/// Waits that are longer mean nothing: every deadline is over before.
+/// Longer waits are cut to this; every deadline expires earlier.
 const MOST: f64 = 1e8;
 
-/// What a response says.
+/// The content of the headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Hint {
-    /// Come again then.
+    /// Wait before a retry.
     pub after: Option<Duration>,
-    /// So many in so long.
+    /// Number of requests, and the window for it.
     pub quota: Option<(f64, Duration)>,
 }
 
-/// Whether a response refuses for the rate. A 503 that does not say when to come again is about something else, and so is
-/// one of a proxy that tells what has failed behind it.
+/// Whether a response is a refusal by rate. A 503 without `Retry-After` has another reason, and so has one of a proxy
+/// that reports a failure in `Proxy-Status`.
 pub fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
     let is_503 = status == StatusCode::SERVICE_UNAVAILABLE;
     let is_asked_back = || headers.contains_key(RETRY_AFTER) && !headers.contains_key(PROXY_STATUS);
     status == StatusCode::TOO_MANY_REQUESTS || (is_503 && is_asked_back())
 }
 
-/// Whether what was refused may be sent again: with 429 nothing was done, with 503 that is not known.
+/// Whether a refused request may be repeated: a 429 was not processed, but a 503 may have been.
 pub fn may_repeat(status: StatusCode, is_idempotent: bool) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || is_idempotent
 }
@@ -52,7 +54,7 @@ impl Hint {
             .or_else(|| number("ratelimit-reset"))
             .or_else(|| number("x-ratelimit-reset").map(|reset| from_epoch(reset, now)));
         let after = text("retry-after").and_then(|after| retry_after(after, headers, now));
-        // Nothing remains, and it says when there will be something.
+        // If nothing remains, the reset time is the retry time.
         let by_reset = reset.filter(|_| remaining.is_some_and(|remaining| remaining < 1.0)).and_then(seconds);
         Self { after: after.or(by_reset), quota: text("ratelimit-policy").and_then(quota) }
     }
@@ -70,7 +72,7 @@ fn from_epoch(reset: f64, now: SystemTime) -> f64 {
     (reset - now).max(0.0)
 }
 
-/// Seconds, or a date by the clock of whoever wrote it.
+/// Parses seconds, or a date, which counts by the sender's clock.
 fn retry_after(text: &str, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     if let Ok(number) = text.trim().parse::<u64>() {
         return seconds(number as f64);
@@ -80,7 +82,7 @@ fn retry_after(text: &str, headers: &HeaderMap, now: SystemTime) -> Option<Durat
     Some(date(text)?.duration_since(theirs).unwrap_or_default())
 }
 
-/// The number at the beginning: `100`, or `100, 100;w=60` of the older drafts.
+/// The leading number: `100`, or `100, 100;w=60` of the older drafts.
 fn first_number(text: &str) -> Option<f64> {
     let digits = text.trim().split([',', ';', ' ']).next()?;
     digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0)
@@ -88,14 +90,14 @@ fn first_number(text: &str) -> Option<f64> {
 
 /// A parameter of the first item: `"name";r=5;t=1`, or `limit=5, remaining=1, reset=1` of the older drafts.
 fn param(text: &str, names: &[&str]) -> Option<f64> {
-    // Several items are several policies; the first that says so is as good as any.
+    // Each item is a policy; the first one with the parameter is used.
     text.split([',', ';']).find_map(|part| {
         let (name, value) = part.split_once('=')?;
         names.contains(&name.trim()).then(|| first_number(value))?
     })
 }
 
-/// Of several policies that of the shortest window: longer ones refuse by themselves when they are used up.
+/// The policy with the shortest window. Longer windows refuse by themselves when they are used up.
 fn quota(text: &str) -> Option<(f64, Duration)> {
     let policies = text.split(',').filter_map(|item| {
         let window = param(item, &["w"]).filter(|window| *window > 0.0 && *window < MOST)?;

@@ -1,8 +1,8 @@
-//! A hundred uncoordinated clients before limiters of each kind, in computed time.
+//! Simulates a hundred uncoordinated clients in front of various limiters, in computed time.
 //!
-//! Each client asks for its objects one after the other. Without the budget it tries again by itself what was refused, as
-//! clients do: when it was told to, with a little jitter. The clock jumps from event to event; the network's delays are dice
-//! with a seed.
+//! Each client requests its objects one after the other. Without the estimator, it repeats refused requests by itself,
+//! as clients do: after the demanded wait, with a little jitter. The clock jumps from event to event. A seeded
+//! generator provides the network's delays.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -17,14 +17,14 @@ use crate::headers::Hint;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A limiter as services have it.
+/// A limiter of a service.
 #[derive(Clone, Debug)]
 pub(crate) enum Limiter {
-    /// So many in each window of the clock; `offset` is where the first one began.
+    /// This number of requests in each window of the clock; `offset` shifts the windows.
     Fixed { limit: usize, window: Duration, offset: Duration, current: u128, taken: usize },
-    /// So many in any window.
+    /// This number of requests in any window.
     Sliding { limit: usize, window: Duration, taken: VecDeque<Duration> },
-    /// A bucket that is filled with so many a second, up to a depth.
+    /// A token bucket with a rate a second and a depth.
     Bucket { rate: f64, depth: f64, level: f64, at: Duration },
 }
 
@@ -41,7 +41,7 @@ impl Limiter {
         Self::Bucket { rate, depth, level: depth, at: Duration::ZERO }
     }
 
-    /// Takes a request, or says how long there will be no room.
+    /// Accepts a request, or returns the time until there is room.
     fn take(&mut self, now: Duration) -> Result<(), Duration> {
         match self {
             Self::Fixed { limit, window, offset, current, taken } => {
@@ -80,7 +80,7 @@ impl Limiter {
         }
     }
 
-    /// When the last of so many could be through at the earliest.
+    /// The earliest possible completion of this number of requests.
     fn ideal(&self, requests: usize) -> Duration {
         match self {
             Self::Fixed { limit, window, offset, .. } => {
@@ -97,13 +97,13 @@ impl Limiter {
     }
 }
 
-/// What a refusal says of when to come again.
+/// The headers of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Says {
-    /// `Retry-After`, in whole seconds, as it must be.
+    /// `Retry-After` in whole seconds, as the specification requires.
     Seconds,
     Nothing,
-    /// A policy too.
+    /// A policy in addition.
     Policy(u32, Duration),
 }
 
@@ -120,26 +120,26 @@ impl Says {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A client wants to ask; how often it was refused already.
+    /// A client sends a request, refused this number of times before.
     Wants(usize, u32),
-    /// A request is at the service.
+    /// A request arrives at the service.
     Arrives(usize, Duration, u32),
-    /// Its answer is back: refused with this wait, or passed.
+    /// The response arrives: refused with this wait, or accepted.
     Answered(usize, Duration, u32, Option<Duration>),
-    /// Somebody may go.
+    /// A waiting request may be sent.
     Release,
 }
 
-/// What came of it.
+/// The result of a simulation.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// When the last one was through.
+    /// Completion of the last request.
     pub ended: Duration,
-    /// What the service refused.
+    /// Number of refusals by the service.
     pub refused: usize,
-    /// Of them, what applications saw.
+    /// Number of those that applications saw.
     pub seen: usize,
-    /// When each client was through.
+    /// Completion of each client.
     pub done: Vec<Duration>,
 }
 
@@ -152,7 +152,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Plays it to its end, with the budget or without.
+    /// Runs the simulation, with the estimator (`is_paced`) or without.
     pub(crate) fn play(&self, is_paced: bool) -> Outcome {
         let mut random = SmallRng::seed_from_u64(self.seed);
         let mut limiter = self.limiter.clone();
@@ -170,7 +170,7 @@ impl Case {
             events.push(Reverse((at, number, event)));
         };
         while let Some(Reverse((now, _, event))) = events.pop() {
-            // Through two nodes and a network: some milliseconds, never twice the same.
+            // The path through two nodes and a network takes some milliseconds, with jitter.
             let mut delay = || Duration::from_micros(random.random_range(2_000..6_000));
             match event {
                 Event::Wants(client, tries) => {
@@ -204,7 +204,7 @@ impl Case {
                         push(&mut events, now, Event::Wants(client, tries + 1));
                     } else {
                         outcome.seen += 1;
-                        // Who is told nothing doubles its waits.
+                        // A client without `Retry-After` doubles its waits.
                         let told = hint.after.unwrap_or(SECOND / 10 * (1 << tries.min(8)));
                         let jitter = Duration::from_secs_f64(random.random_range(0.0..0.1) * told.as_secs_f64());
                         push(&mut events, now + told + jitter, Event::Wants(client, tries + 1));
@@ -225,7 +225,7 @@ impl Case {
             }
             if let Some(at) = budget.next_at().filter(|at| timer != Some(*at)) {
                 timer = Some(at);
-                // A timer is late by up to a millisecond or two.
+                // Timers fire up to two milliseconds late.
                 let late = Duration::from_micros(random.random_range(100..2_000));
                 push(&mut events, at.max(now) + late, Event::Release);
             }
@@ -239,7 +239,7 @@ fn name(client: usize) -> Client {
     Client::User(client.to_string().into())
 }
 
-/// The limit, by each kind of limiter, wherever in a window it begins.
+/// The same limit with each kind of limiter, and with various offsets of its windows.
 fn limiters() -> Vec<Limiter> {
     let phases = [0.0, 0.3, 0.6, 0.99].map(|phase| Limiter::fixed(20, SECOND, SECOND.mul_f64(phase)));
     let others = [Limiter::sliding(20, SECOND), Limiter::bucket(20.0, 20.0)];
@@ -268,7 +268,7 @@ fn a_hundred_clients_are_through_within_5_percent_of_the_ideal_and_see_no_refusa
                     without.refused
                 );
                 assert!(beyond < 0.05, "{says:?} {limiter:?} {seed}: {beyond}");
-                // Even of what the node has refused, and clients do not see, there is little.
+                // Refusals are rare even inside the node, where clients do not see them.
                 assert!(with.seen == 0 && with.refused * 10 < without.refused, "{} {}", with.refused, without.refused);
             }
         }
@@ -307,7 +307,7 @@ fn a_limit_that_goes_down_is_followed_and_one_that_nobody_waits_for_forgotten() 
     assert_eq!(budget.release(ms(1030)), Some(50));
     let before = budget.rate().unwrap_or_default();
     assert!((18.0..20.0).contains(&before), "{before}");
-    // The same again, of one that went before the refusal: nothing new.
+    // A refusal of a request that was sent before the last refusal changes nothing.
     budget.passed(ms(1030), Hint::default);
     budget.refused(ms(1040), ms(18), &Hint::default());
     assert_eq!(budget.rate(), Some(before));

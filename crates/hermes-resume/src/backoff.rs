@@ -1,26 +1,26 @@
-//! How long to wait between tries.
+//! Backoff between attempts.
 //!
-//! In: how many tries in a row brought nothing, what the origin asked for, the time that is left. Out: a pause. Pure: the
-//! dice are the caller's.
+//! In: failed attempts in a row, the origin's `Retry-After`, the remaining time. Out: a pause. Pure; the caller
+//! provides the random number.
 
 use std::time::Duration;
 
-/// The ceiling of the first pause; it doubles.
+/// Maximum of the first pause; it doubles.
 const BASE: Duration = Duration::from_millis(200);
-/// What is added to a time that an origin said, at the most: all that it turned away have heard the same.
+/// Maximum jitter beyond `Retry-After`, because all refused clients have received the same value.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// A pause before the next try. `fruitless` tries in a row brought no byte; `most` is the ceiling of all pauses that
-/// the origin does not ask for; `dice` is from 0 to 1.
+/// The pause before the next attempt. `fruitless` attempts in a row brought no byte. `most` limits pauses that the
+/// origin does not demand. `dice` is a random number from 0 to 1.
 pub fn pause(fruitless: u32, after: Option<Duration>, left: Duration, most: Duration, dice: f64) -> Duration {
     let ceiling = BASE.saturating_mul(1 << fruitless.min(16)).min(most);
-    // Anywhere below the ceiling: who failed together shall not come back together.
+    // Full jitter: clients that failed together must not return together.
     let jitter = ceiling.mul_f64(dice);
     let wanted = match after {
         Some(after) => after.saturating_add(jitter.min(SPREAD)).max(jitter),
         None => jitter,
     };
-    // A try at the last moment is worth more than none, whatever the origin said.
+    // An attempt just before the deadline is better than none, whatever the origin demands.
     wanted.min(left.mul_f64(0.9))
 }
 

@@ -1,7 +1,7 @@
-//! Digest fields (RFC 9530): what a representation or a message must come to.
+//! Digest fields (RFC 9530) of representations and messages.
 //!
-//! In: `Repr-Digest`, `Content-Digest`, or what somebody typed. Out: the digests of algorithms that are fit to prove
-//! anything (sha-256, sha-512), and running hashes to compare with them. Never: a verdict by an algorithm that is broken.
+//! In: `Repr-Digest`, `Content-Digest`, or a digest that a user typed. Out: digests of secure algorithms (sha-256,
+//! sha-512), and running hashes to compare with them. Never: a comparison by a broken algorithm.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +13,11 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderName};
 use serde::{Deserialize, Serialize};
 
-/// Of the whole representation, whatever part of it a message has.
+/// The digest of the whole representation, even in a response with a part of it.
 pub const REPR: HeaderName = HeaderName::from_static("repr-digest");
-/// Of a message's content alone.
+/// The digest of a message's content.
 pub const CONTENT: HeaderName = HeaderName::from_static("content-digest");
-/// What we ask for. The one algorithm costs half of the other, and nothing more is won.
+/// The request for digests. It prefers SHA-256, which costs half as much as SHA-512 here and is as good.
 pub const WANT: (&str, &str) = ("want-repr-digest", "sha-256=10, sha-512=3");
 
 /// An algorithm of RFC 9530's registry that is not deprecated.
@@ -32,10 +32,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The cheaper one first.
+    /// All algorithms, the cheaper one first.
     pub const ALL: [Self; 2] = [Self::Sha256, Self::Sha512];
 
-    /// As fields have it.
+    /// The name in fields.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha-256",
@@ -50,7 +50,7 @@ impl Algorithm {
         }
     }
 
-    /// A hash of nothing so far.
+    /// Starts a hash.
     pub fn start(self) -> Context {
         Context::new(match self {
             Self::Sha256 => &SHA256,
@@ -59,14 +59,13 @@ impl Algorithm {
     }
 }
 
-/// Digests of one thing, by algorithm. As text it is the field's value.
+/// Digests of one content, by algorithm. The text form is the field's value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digests(BTreeMap<Algorithm, Vec<u8>>);
 
 impl Digests {
-    /// What a message says of them; nothing where it says nothing that can be read. A field that is broken is no proof of
-    /// broken content.
+    /// Reads a field. Invalid members are ignored, because a broken field does not prove broken content.
     pub fn of(headers: &HeaderMap, field: &HeaderName) -> Self {
         let mut all = BTreeMap::new();
         for line in headers.get_all(field) {
@@ -76,22 +75,22 @@ impl Digests {
         Self(all)
     }
 
-    /// Nothing is said.
+    /// Whether there are no digests.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All that are said.
+    /// All digests.
     pub fn iter(&self) -> impl Iterator<Item = (Algorithm, &[u8])> {
         self.0.iter().map(|(algorithm, value)| (*algorithm, &**value))
     }
 
-    /// Whether both say something of one algorithm, and it is not the same.
+    /// Whether both have a digest of the same algorithm with different values.
     pub fn contradicts(&self, other: &Self) -> bool {
         self.0.iter().any(|(algorithm, value)| other.0.get(algorithm).is_some_and(|theirs| theirs != value))
     }
 
-    /// Takes in what the other one knows beside.
+    /// Adds the digests of algorithms that are missing here.
     pub fn join(&mut self, other: &Self) {
         for (algorithm, value) in &other.0 {
             self.0.entry(*algorithm).or_insert_with(|| value.clone());
@@ -99,8 +98,8 @@ impl Digests {
     }
 }
 
-/// One member of the dictionary (RFC 9651): `sha-256=:BASE64:`, with parameters that mean nothing here. `None` for an
-/// algorithm that is not ours.
+/// Parses a member of the dictionary (RFC 9651): `sha-256=:BASE64:`, with parameters that are ignored. Returns `None`
+/// for an unsupported algorithm.
 fn pair(member: &str) -> Result<Option<(Algorithm, Vec<u8>)>, String> {
     let wrong = || format!("{:?} is no digest; write sha-256=:BASE64: or sha-256=HEX", member.trim());
     let (name, value) = member.trim().split_once('=').ok_or_else(wrong)?;
@@ -122,7 +121,7 @@ fn pair(member: &str) -> Result<Option<(Algorithm, Vec<u8>)>, String> {
     Ok(Some((algorithm, bytes)))
 }
 
-/// As `sha256sum` prints it.
+/// Parses hexadecimal digits, as `sha256sum` prints them.
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect();
     let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
@@ -168,27 +167,27 @@ impl From<Digests> for String {
     }
 }
 
-/// Hashes that run along with what comes.
+/// Running hashes of a content.
 #[derive(Clone)]
 pub struct Hashes(Vec<(Algorithm, Context)>);
 
 impl Hashes {
-    /// Of nothing so far.
+    /// Starts hashes of these algorithms.
     pub fn start(algorithms: impl IntoIterator<Item = Algorithm>) -> Self {
         Self(algorithms.into_iter().map(|algorithm| (algorithm, algorithm.start())).collect())
     }
 
-    /// These bytes came next.
+    /// Adds the next bytes.
     pub fn update(&mut self, data: &[u8]) {
         self.0.iter_mut().for_each(|(_, context)| context.update(data));
     }
 
-    /// It runs along.
+    /// Whether the algorithm is among them.
     pub fn has(&self, algorithm: Algorithm) -> bool {
         self.0.iter().any(|(running, _)| *running == algorithm)
     }
 
-    /// The digests of all so far.
+    /// The digests of all bytes so far.
     pub fn so_far(&self) -> Digests {
         let finished = |context: &Context| context.clone().finish().as_ref().to_vec();
         Digests(self.0.iter().map(|(algorithm, context)| (*algorithm, finished(context))).collect())
@@ -200,7 +199,7 @@ impl Hashes {
 mod tests {
     use super::*;
 
-    /// Of `{"hello": "world"}` and a newline: RFC 9530, B.1.
+    /// The digest of `{"hello": "world"}` and a newline (RFC 9530, B.1).
     const HELLO: &str = "sha-256=:RK/0qy18MlBSVnWgjwz6lZEWjP/lF5HF9bvEF8FabDg=:";
 
     #[test]

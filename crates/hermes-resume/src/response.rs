@@ -1,7 +1,7 @@
-//! The head of a response, read for what a download needs of it.
+//! The head of a response, reduced to the fields that a download needs.
 //!
-//! In: a status and fields. Out: their meaning as values: which bytes of how many, what identifies the representation,
-//! when to come again. Never: a decision.
+//! In: status and fields. Out: parsed values: the range, the validator of the representation, when to retry. Never: a
+//! decision.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,22 +14,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::{self, Digests};
 
-/// How much older than its answer a modification has to be, for nothing to have changed unseen within the same second,
-/// by clocks that need not agree (RFC 9110, 8.8.2.2).
+/// Minimum age of a modification when the response was sent. A younger date is no strong validator, because another
+/// change within the same second would be invisible, and clocks may differ (RFC 9110, section 8.8.2.2).
 const SETTLED: Duration = Duration::from_secs(60);
 
-/// What two representations have in common only if they are the same, byte for byte.
+/// A strong validator: two representations share it only if they are identical byte for byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Validator {
     /// A strong entity tag, with its quotes.
     Etag(String),
-    /// A date, as the origin writes it.
+    /// A `Last-Modified` date, as the origin writes it.
     Modified(String),
 }
 
 impl Validator {
-    /// As If-Range has it.
+    /// The value for `If-Range`.
     pub fn text(&self) -> &str {
         match self {
             Self::Etag(text) | Self::Modified(text) => text,
@@ -37,46 +37,46 @@ impl Validator {
     }
 }
 
-/// `Content-Range`: which bytes, of how many where that is known. A 416 has the latter alone.
+/// `Content-Range`: a range, and the total length if it is known. A 416 has the total length alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The first and the last one, from 0.
+    /// The first and the last byte position, from 0.
     pub bytes: Option<(u64, u64)>,
-    /// So many all of them are.
+    /// The total length.
     pub of: Option<u64>,
 }
 
-/// What a response's head says.
+/// The head of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// HTTP's.
+    /// The HTTP status.
     pub status: u16,
-    /// What `Content-Length` says.
+    /// The value of `Content-Length`.
     pub length: Option<u64>,
-    /// Nothing but the connection's end says where its content ends: a cut looks the same.
+    /// Only the end of the connection marks the end of the content, so a truncation is invisible.
     pub is_endless: bool,
-    /// Which bytes it has, where it is a part.
+    /// The range, for partial content.
     pub part: Option<Part>,
-    /// Several parts in one: not asked for, and nothing that we read.
+    /// The content is multipart, which was not requested and is not supported.
     pub is_multipart: bool,
-    /// By what another answer is known as of the same.
+    /// The strong validator, which identifies other responses with the same representation.
     pub validator: Option<Validator>,
-    /// As it is: for seeing that what was a validator has changed, whatever it is worth now.
+    /// The raw entity tag. A comparison detects changes even if the tag is not a strong validator.
     pub etag: Option<String>,
-    /// `Last-Modified`, for the same.
+    /// The raw `Last-Modified` date, for the same purpose.
     pub modified: Option<String>,
-    /// Of the whole representation (`Repr-Digest`).
+    /// The digest of the whole representation (`Repr-Digest`).
     pub digests: Digests,
-    /// When to come again.
+    /// Wait before a retry.
     pub retry_after: Option<Duration>,
-    /// Where it is to be had instead.
+    /// The target of a redirect.
     pub location: Option<String>,
-    /// What a proxy says of a failure (RFC 9209).
+    /// The `Proxy-Status` of a failure (RFC 9209).
     pub proxy_status: Option<String>,
 }
 
 impl Answer {
-    /// Reads a head that came at this time.
+    /// Reads a head that arrived at `now`.
     pub fn read(head: &Parts, now: SystemTime) -> Self {
         let headers = &head.headers;
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -99,12 +99,12 @@ impl Answer {
         }
     }
 
-    /// Whether another time the answer may be another.
+    /// Whether a later attempt may succeed.
     pub fn may_pass(&self) -> bool {
         matches!(self.status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
     }
 
-    /// Whether it is of another representation than the one that has this validator, as far as it tells.
+    /// Whether the response shows that it belongs to another representation than this validator.
     pub fn contradicts(&self, validator: &Validator) -> bool {
         match validator {
             Validator::Etag(ours) => self.etag.as_ref().is_some_and(|theirs| theirs != ours),
@@ -112,18 +112,19 @@ impl Answer {
         }
     }
 
-    /// Whether a part is of the representation that has this validator. A part says its tag (RFC 9110, section 15.3.7),
-    /// but not when it was modified: who does not may never have looked at what it was asked for.
+    /// Whether a part belongs to the representation with this validator. A 206 contains the entity tag (RFC 9110,
+    /// section 15.3.7), but not necessarily the date. A 206 without a tag may come from an origin that ignores
+    /// `If-Range`.
     pub fn is_of(&self, validator: &Validator) -> bool {
         !self.contradicts(validator) && (self.etag.is_some() || matches!(validator, Validator::Modified(_)))
     }
 }
 
-/// A tag that is not weak, else a date that has settled.
+/// A strong entity tag, or else a date that is old enough.
 fn validator(etag: Option<&str>, modified: Option<&str>, headers: &HeaderMap) -> Option<Validator> {
     if let Some(tag) = etag {
         let is_strong = tag.len() >= 2 && tag.starts_with('"') && tag.ends_with('"');
-        // A weak one says that the origin itself does not vouch for each byte: the date is worth no more.
+        // A weak tag means that the origin does not guarantee equal bytes; a date would be no better.
         return is_strong.then(|| Validator::Etag(tag.to_owned()));
     }
     let text = modified?;
@@ -135,18 +136,18 @@ fn date(headers: &HeaderMap) -> Option<SystemTime> {
     headers.get(DATE)?.to_str().ok().and_then(|text| httpdate::parse_http_date(text).ok())
 }
 
-/// Seconds, or a date by the clock of whoever wrote it.
+/// Parses seconds, or a date, which counts by the sender's clock.
 fn retry_after(text: &str, theirs: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
     let date = httpdate::parse_http_date(text.trim()).ok()?;
-    // A time that is over says: now.
+    // A date in the past means now.
     Some(date.duration_since(theirs).unwrap_or_default())
 }
 
-/// `bytes 0-9/100`, `bytes 0-9/*` or `bytes */100` (RFC 9110, 14.4). `None` for anything else, so that what contradicts
-/// itself is no range.
+/// Parses `bytes 0-9/100`, `bytes 0-9/*` or `bytes */100` (RFC 9110, section 14.4). Returns `None` for anything else,
+/// and for contradictory numbers.
 fn part(text: &str) -> Option<Part> {
     let (unit, rest) = text.trim().split_once(' ')?;
     let (range, complete) = rest.trim().split_once('/')?;
@@ -166,7 +167,7 @@ fn part(text: &str) -> Option<Part> {
     (unit.eq_ignore_ascii_case("bytes") && (bytes.is_some() || of.is_some())).then_some(Part { bytes, of })
 }
 
-/// Digits alone: `parse` would take a sign.
+/// Accepts digits alone; `parse` would accept a sign as well.
 fn number(digits: &str) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }

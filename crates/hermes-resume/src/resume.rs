@@ -1,7 +1,7 @@
-//! What of a response has come, and how to ask for the rest.
+//! The state of an interrupted response, and the request for the rest.
 //!
-//! In: the heads of its answers, counts of bytes. Out: fields that ask for what is missing, and what an answer to that is
-//! worth. Pure.
+//! In: heads of responses, counts of received bytes. Out: the fields of the next request, and an assessment of its
+//! response. Pure.
 
 use std::time::Duration;
 
@@ -9,36 +9,36 @@ use http::HeaderValue;
 
 use crate::response::{Answer, Part, Validator};
 
-/// A response whose content can be had from any byte on.
+/// A response that can be continued at any byte.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Resumable {
     validator: Validator,
-    /// The next byte of the representation.
+    /// Offset of the next byte in the representation.
     at: u64,
-    /// Behind the last one that is wanted. `None`: its end tells.
+    /// End offset of the wanted range; `None` if only the end of the response tells.
     end: Option<u64>,
-    /// It was asked for in part: no more is asked for than it has.
+    /// The client requested a part, so only that part is requested.
     is_part: bool,
     total: Option<u64>,
-    /// What comes is a part of nobody knows how many bytes: its end is not that of the whole.
+    /// The present response is a part with unknown total length, so its end is not the end of the representation.
     is_amid: bool,
 }
 
-/// What an answer for the rest is worth.
+/// The assessment of a response to the request for the rest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// It goes on behind so many bytes of its content.
+    /// The response continues the content after this number of its bytes.
     Behind(u64),
-    /// There is none.
+    /// The content was complete already.
     Nothing,
-    /// Another time.
+    /// Retry later.
     Later(Option<Duration>),
-    /// It cannot go on.
+    /// The content cannot be continued.
     Never(&'static str),
 }
 
 impl Resumable {
-    /// `None` where nothing would tell that what comes later is of the same.
+    /// Returns `None` if the response has no validator that identifies later responses of the same representation.
     pub fn of(answer: &Answer) -> Option<Self> {
         let validator = answer.validator.clone()?;
         match (answer.status, answer.part) {
@@ -57,14 +57,14 @@ impl Resumable {
         }
     }
 
-    /// The fields that ask for the rest.
+    /// The fields that request the rest: `Range` and `If-Range`.
     pub fn fields(&self) -> Option<(HeaderValue, HeaderValue)> {
         let last = self.end.filter(|_| self.is_part).map(|end| (end - 1).to_string()).unwrap_or_default();
         let range = HeaderValue::try_from(format!("bytes={}-{last}", self.at)).ok()?;
         Some((range, HeaderValue::try_from(self.validator.text()).ok()?))
     }
 
-    /// What the answer to them is worth.
+    /// Assesses the response to that request.
     pub fn judge(&mut self, answer: &Answer) -> Rest {
         if answer.may_pass() {
             return Rest::Later(answer.retry_after);
@@ -79,19 +79,19 @@ impl Resumable {
                 if first > self.at || last < self.at {
                     return Rest::Never("the origin answers with another range than it was asked for");
                 }
-                // A first answer without a length did not tell.
+                // The first response may have had no length.
                 self.total = self.total.or(of);
                 self.end = self.end.or(of);
                 self.is_amid = self.end.is_none();
                 Rest::Behind(self.at - first)
             }
-            // Its end alone had not come.
+            // Only the end of the response had been lost.
             (416, Some(Part { bytes: None, of })) if of == Some(self.at) && !answer.contradicts(&self.validator) => {
                 Rest::Nothing
             }
-            // It does not say how much there is; there is nothing behind what has come.
+            // The 416 states no length, but there is nothing after the received bytes.
             (416, None) if self.is_amid && !answer.contradicts(&self.validator) => Rest::Nothing,
-            // The whole of it: ranges are not for everybody.
+            // The response is the whole representation, because the origin does not support ranges.
             (200 | 203, _) if answer.validator.as_ref() == Some(&self.validator) && !differs(answer.length) => {
                 self.end = self.end.or(answer.length);
                 self.is_amid = false;
@@ -102,34 +102,34 @@ impl Resumable {
         }
     }
 
-    /// Whether the answer, which it goes on with, brings more behind what is wanted.
+    /// Whether a response that continues the content has bytes after the wanted range.
     pub fn is_passed_by(&self, answer: &Answer) -> bool {
         let Some(end) = self.end else { return false };
         match answer.part {
             Some(Part { bytes: Some((_, last)), .. }) if answer.status == 206 => last >= end,
-            // The whole ends where the part does, or nobody knows where.
+            // The whole representation ends with the wanted part, or its length is unknown.
             _ => self.is_part && self.total.or(answer.length) != Some(end),
         }
     }
 
-    /// Whether what comes may end here.
+    /// Whether the content may end here.
     pub fn may_end(&self) -> bool {
         self.missing().map_or(!self.is_amid, |missing| missing == 0)
     }
 
-    /// Bytes that are missing, where that is known.
+    /// Number of missing bytes, if it is known.
     pub fn missing(&self) -> Option<u64> {
         self.end.map(|end| end.saturating_sub(self.at))
     }
 
-    /// So many came.
+    /// Records received bytes.
     pub fn took(&mut self, bytes: usize) {
         self.at += bytes as u64;
     }
 }
 
-/// One part, of as many bytes as it says: of what contradicts itself nobody knows where it ends, and the one who put
-/// it under the other's length would put bytes of the origin's choice in the place of the next response.
+/// Whether the response is a single part of consistent length. The end of an inconsistent one is unknown: under another
+/// `Content-Length`, the origin could place bytes of its choice into the next response.
 fn is_one_part(answer: &Answer, first: u64, last: u64) -> bool {
     !answer.is_multipart && answer.length.is_none_or(|length| last - first == length.wrapping_sub(1))
 }
@@ -213,7 +213,7 @@ mod tests {
                 "{status} {fields:?}"
             );
         }
-        // Its end is that of the whole.
+        // The wanted part ends with the representation.
         assert!(!part("bytes 10-99/100").is_passed_by(&answer(200, &[TAG])));
         assert!(!part("bytes 10-99/*").is_passed_by(&answer(200, &[TAG, ("content-length", "100")])));
     }

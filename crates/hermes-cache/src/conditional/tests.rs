@@ -1,4 +1,4 @@
-//! What asks and what answers, in computed time.
+//! Conditional requests and responses, in computed time.
 
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
@@ -44,7 +44,7 @@ fn a_client_that_has_it_is_told_so() {
     assert!(!met(&[("if-modified-since", THEN)], &[("last-modified", LATER)]));
     assert!(met(&[("if-modified-since", LATER)], &[("date", THEN)]));
     assert!(!met(&[("if-modified-since", THEN)], &[("date", LATER)]));
-    // A date counts only where there is no tag.
+    // A date counts only without an entity tag.
     assert!(!met(
         &[("if-none-match", "\"b\""), ("if-modified-since", LATER)],
         &[("etag", "\"a\""), ("last-modified", THEN)]
@@ -91,7 +91,7 @@ fn what_still_holds_has_the_fields_of_now() {
     assert_eq!((all("a"), all("b")), (vec!["2".to_owned(), "3".to_owned()], vec!["1".to_owned()]));
     assert_eq!((all("content-length"), all("content-encoding")), (vec!["5".to_owned()], vec!["gzip".to_owned()]));
     assert_eq!((all("age"), new.ttl(times.came)), (Vec::new(), 7));
-    // It is of another representation.
+    // The response describes another representation.
     assert!(freshened(&old, &fields(&[("etag", "\"b\"")]), times).is_none());
 }
 
@@ -112,7 +112,7 @@ fn what_names_another_one_says_nothing_of_this_one() {
         (&[("etag", "\"a\"")], &[("etag", "W/\"b\"")], false),
         (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "\"b\"")], false),
-        // It was asked by its date, and has a tag now; or is another one.
+        // The stored response has a date alone: the new one adds a tag, or describes another representation.
         (&[("last-modified", THEN)], &[("etag", "\"b\""), ("last-modified", THEN)], true),
         (&[("last-modified", THEN)], &[("etag", "\"b\"")], false),
         (&[("last-modified", THEN)], &[("last-modified", LATER)], false),

@@ -1,17 +1,17 @@
-//! Freshness, what may be kept, and what may be given to whom, in computed time.
+//! Freshness, storage and use of responses, in computed time.
 
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
 use super::*;
 
-/// A Monday; a whole second.
+/// A Monday, at a whole second.
 const NOW: Millis = 1_700_000_000_000;
 const SECOND: Millis = 1000;
 
 fn fields(lines: &[(&'static str, &str)]) -> HeaderMap {
     let mut fields = HeaderMap::new();
     for (name, value) in lines {
-        // `@-5` is a date five seconds before.
+        // The text `@-5` stands for a date five seconds before.
         let value = match value.strip_prefix('@') {
             Some(seconds) => date(NOW.saturating_add_signed(seconds.parse::<i64>().unwrap() * 1000)),
             None => value.parse().unwrap(),
@@ -43,7 +43,7 @@ fn a_response_is_fresh_for_as_long_as_it_says() {
         (&[("cache-control", "max-age=60"), ("age", "20")], 40),
         (&[("cache-control", "max-age=60"), ("date", "@-30")], 30),
         (&[("cache-control", "max-age=60"), ("date", "@-10"), ("age", "20")], 40),
-        // A clock ahead of ours makes nothing younger than new.
+        // The origin's clock may be ahead; the age is never negative.
         (&[("cache-control", "max-age=60"), ("date", "@3600")], 60),
         (&[("expires", "@60"), ("date", "@0")], 60),
         (&[("expires", "@60"), ("date", "@-40")], 60),
@@ -52,7 +52,7 @@ fn a_response_is_fresh_for_as_long_as_it_says() {
         (&[("expires", "@60"), ("expires", "@60")], 0),
         (&[("cache-control", "max-age=7"), ("expires", "@60")], 7),
         (&[("cdn-cache-control", "max-age=9"), ("cache-control", "max-age=1"), ("expires", "@60")], 9),
-        // A tenth of its age, and a day at most.
+        // A tenth of the age, and at most a day.
         (&[("last-modified", "@-1000"), ("date", "@0")], 100),
         (&[("last-modified", "@-99999999"), ("date", "@0")], 24 * 3600),
         (&[], 0),
@@ -145,7 +145,7 @@ fn what_is_stale_stands_in_where_nobody_forbids_it() {
     for (response, request, seconds, unreachable, expected) in [
         ("max-age=1", "", 2, hour, true),
         ("max-age=1", "", 3602, hour, false),
-        // The origin was reached, and did not say that it may be.
+        // The origin was reached, and did not allow a stale response.
         ("max-age=1", "", 2, None, false),
         ("max-age=1, stale-if-error=60", "", 60, None, true),
         ("max-age=1, stale-if-error=60", "", 62, None, false),

@@ -1,4 +1,4 @@
-//! Which cache a session has, while documents change.
+//! The cache of a session, while the configuration changes.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn a_session_of_another_document_has_the_cache_only_where_that_means_the_same() 
     let before = snapshot("upstream: a, cache: {}");
     caches.follow(&before, &metrics);
     let first = caches.of(&before.routes[0]).unwrap();
-    // The same again, and one that is not yet there.
+    // The same configuration again, and one that does not exist yet.
     let same = snapshot("upstream: a, cache: {}, timeout: {progress: 1s}");
     let other = snapshot("upstream: b, cache: {}");
     assert!(Arc::ptr_eq(&caches.of(&same.routes[0]).unwrap(), &first));

@@ -1,8 +1,8 @@
-//! The disk tier: a file an object, and a thread that reads and writes them.
+//! The disk tier: one file for each object, and one thread that reads and writes them.
 //!
-//! In: contents to keep, heads that changed, files that are wanted again or no more. Out: contents; and after a start,
-//! what is there. No worker waits for a disk: it leaves a job, and hears of a content when it is read. Files that are cut,
-//! or not what was written, are removed and were never there.
+//! In: contents to store, changed heads, files to read or remove. Out: contents, and after a start, the stored objects.
+//! No worker waits for the disk: it queues a job, and learns of a content when it is read. Truncated or damaged files
+//! are removed and count as missing.
 
 mod file;
 pub mod root;
@@ -27,30 +27,30 @@ use super::Cache;
 use crate::content::Content;
 use crate::head::Head;
 
-/// Jobs that hold a content, or whose answer somebody waits for; more are refused.
+/// Maximum number of queued jobs that hold a content or have a waiting caller; further ones are refused.
 const MOST_JOBS: usize = 1024;
-/// Between two looks at a lock that another process has: nothing tells of one that is free.
+/// Interval of retries while another process holds the lock, because nothing signals its release.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// An object's file, and one that is being written.
+/// File extensions of an object, and of an object that is being written.
 const OBJECT: &str = "object";
 const DRAFT: &str = "draft";
 
-/// Names a file.
+/// The name of a file.
 pub type FileId = u64;
 
-/// What reading a file came to.
+/// The result of a read.
 #[derive(Clone)]
 pub enum Loaded {
     /// The bytes.
     Content(Arc<Content>),
-    /// Not for now: memory is full of what is being read, or too much is to be done.
+    /// The read was refused: memory is full of contents in use, or too many jobs are queued.
     Busy,
-    /// It is not there any more, or not what was written.
+    /// The file does not exist any longer, or is damaged.
     Gone,
 }
 
 enum Job {
-    /// The cache is there to be told.
+    /// The cache exists and can receive the objects found on disk.
     Begin,
     Keep {
         key: Arc<str>,
@@ -69,20 +69,20 @@ enum Job {
     Remove {
         file: FileId,
     },
-    /// Nobody has anything more to do.
+    /// Stop: no further job follows.
     Retire,
 }
 
-/// Whose a directory is. Jobs wait until that is known; for another process they do not wait.
+/// Stages of the directory's ownership. Jobs wait until the owner is known; if it is another process, they are dropped.
 const OPENING: u8 = 0;
 const READY: u8 = 1;
 const BARRED: u8 = 2;
 const RETIRED: u8 = 3;
 
-/// Who waits for which file: each is read once for all of them.
+/// Waiting readers by file: each file is read once for all of them.
 type Loading = Mutex<HashMap<FileId, Vec<oneshot::Sender<Loaded>>>>;
 
-/// The way to the thread, which ends with it.
+/// Handle of the thread, which ends when this is dropped.
 pub struct Disk {
     jobs: mpsc::Sender<Job>,
     pending: Arc<AtomicUsize>,
@@ -91,29 +91,30 @@ pub struct Disk {
     ended: Mutex<Option<Ended>>,
 }
 
-/// Tells when a thread has ended, and its directory is free.
+/// Signals that a thread has ended and its directory is free.
 pub struct Ended(mpsc::Receiver<()>);
 
 impl Ended {
     /// Waits until the writer has ended.
     pub fn wait(self) {
-        // Nothing is ever sent: it ends with the thread.
+        // The channel closes with the thread; it never carries a value.
         let _ = self.0.recv();
     }
 }
 
-/// Where a cache is, and who was there before it.
+/// The location of a cache, and its previous owner.
 pub struct Place {
     /// The directory of all caches.
     pub root: Arc<Root>,
     /// The directory of this cache.
     pub directory: PathBuf,
-    /// A cache of this process, which was told to let go of the same directory.
+    /// An earlier cache of this process, which was told to release the same directory.
     pub former: Option<Ended>,
 }
 
 impl Disk {
-    /// Begins. `None` where there can be no thread. What is in the directory the cache hears as soon as it may have it.
+    /// Starts the thread. Returns `None` if that fails. The cache receives the stored objects once the directory is
+    /// locked.
     pub fn start(place: Place, cache: Weak<Cache>) -> Option<Self> {
         let (jobs, todo) = mpsc::channel();
         let (alive, ended) = mpsc::channel::<()>();
@@ -136,12 +137,13 @@ impl Disk {
         Some(Self { jobs, pending, loading, stage, ended: Mutex::new(Some(Ended(ended))) })
     }
 
-    /// The cache is there, and hears of what is in the directory. Before all else, and once.
+    /// Signals that the cache exists and can receive the objects on disk. Must be the first call, made once.
     pub fn begin(&self) {
         let _ = self.jobs.send(Job::Begin);
     }
 
-    /// Has nothing more to do: the directory is for another one. Returns who tells when it is free; once.
+    /// Stops the thread, because another owner takes the directory. Returns the signal that it is free, the first time
+    /// only.
     pub fn retire(&self) -> Option<Ended> {
         self.stage.store(RETIRED, Ordering::Release);
         self.pending.fetch_add(1, Ordering::Relaxed);
@@ -149,29 +151,29 @@ impl Disk {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Writes a content. False where too much waits already.
+    /// Queues a content for writing. Returns false if too many jobs are queued.
     pub fn keep(&self, key: &Arc<str>, id: u64, head: &Arc<Head>, content: Arc<Content>) -> bool {
         self.push(Job::Keep { key: key.clone(), id, head: head.clone(), content })
     }
 
-    /// It is worth a job: the directory is this cache's, as far as is known.
+    /// Whether jobs are useful: the directory is not known to belong to another process.
     pub fn is_open(&self) -> bool {
         matches!(self.stage.load(Ordering::Acquire), OPENING | READY)
     }
 
-    /// Writes a head over the one before.
+    /// Queues an update of a stored head.
     pub fn patch(&self, file: FileId, key: &Arc<str>, head: &Arc<Head>) {
-        // Without it the file has the older head, which is stale earlier.
+        // If the job is refused, the file keeps the older head, which is stale earlier.
         let _ = self.push(Job::Patch { file, key: key.clone(), head: head.clone() });
     }
 
-    /// Removes a file. Never refused: what is gone must not be found again.
+    /// Removes a file. The job is never refused, because a removed object must not be found again.
     pub fn remove(&self, file: FileId) {
         self.pending.fetch_add(1, Ordering::Relaxed);
         let _ = self.jobs.send(Job::Remove { file });
     }
 
-    /// Reads a content into memory, once for all who ask meanwhile.
+    /// Reads a content into memory, once for all concurrent callers.
     pub async fn load(&self, file: FileId) -> Loaded {
         let (reply, answer) = oneshot::channel();
         {
@@ -198,7 +200,7 @@ fn waiting(loading: &Loading) -> MutexGuard<'_, HashMap<FileId, Vec<oneshot::Sen
     loading.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does the jobs, one after the other.
+/// The thread's state; it runs the jobs in order.
 struct Clerk {
     directory: PathBuf,
     cache: Weak<Cache>,
@@ -210,7 +212,7 @@ struct Clerk {
 
 impl Clerk {
     fn run(mut self, place: Place, todo: mpsc::Receiver<Job>) {
-        // The first one.
+        // The first job is always `Begin`.
         let Ok(Job::Begin) = todo.recv() else { return };
         if let Some(former) = place.former {
             former.wait();
@@ -229,18 +231,19 @@ impl Clerk {
         }
         self.stage.store(RETIRED, Ordering::Release);
         todo.try_iter().for_each(|job| self.leave(job));
-        // In this order: who waits for a file has left a job before, and none can be left from here on.
+        // The order matters: a caller that waits for a file has queued a job before, and nobody can queue one after the
+        // drop.
         drop(todo);
         waiting(&self.loading).clear();
     }
 
-    /// Moves to a stage, unless it is over.
+    /// Moves to a stage, unless the thread has retired.
     fn enter(&self, stage: u8) {
         let next = |before| (before != RETIRED).then_some(stage);
         let _ = self.stage.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 
-    /// Has the directory to itself. `None` where it cannot, or nobody wants that any more.
+    /// Locks the directory. Returns `None` if that is impossible or no longer wanted.
     fn take(&mut self, root: &Arc<Root>, todo: &mpsc::Receiver<Job>) -> Option<Arc<Lock>> {
         let mut has_told = false;
         loop {
@@ -260,7 +263,7 @@ impl Clerk {
                 let directory = self.directory.display();
                 tracing::info!(%directory, "another process has what caches keep; waiting for it to go");
             }
-            // Until then nothing but the end is to be heard.
+            // While another process holds the lock, only the end of the queue matters.
             match todo.recv_timeout(LOOK_AGAIN) {
                 Ok(Job::Retire) | Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Ok(job) => self.leave(job),
@@ -271,14 +274,14 @@ impl Clerk {
 
     fn make_directory(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        // What a link leads to is not ours.
+        // The target of a symbolic link does not belong to the cache.
         match fs::symlink_metadata(&self.directory)?.is_dir() {
             true => Ok(()),
             false => Err(io::Error::other("it is a link")),
         }
     }
 
-    /// Does not do it.
+    /// Drops a job.
     fn leave(&self, job: Job) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
         if let (Job::Keep { key, id, .. }, Some(cache)) = (job, self.cache.upgrade()) {
@@ -289,7 +292,7 @@ impl Clerk {
     fn work(&mut self, job: Job) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
         match job {
-            // One is the first, and with the other one the loop ends.
+            // `Begin` was received before, and `Retire` ends the loop.
             Job::Begin | Job::Retire => {}
             Job::Keep { key, id, head, content } => self.keep(&key, id, &head, &content),
             Job::Patch { file, key, head } => {
@@ -354,17 +357,17 @@ impl Clerk {
         }
     }
 
-    /// Tells the cache what is there, the latest last. What is not ours stays as it is.
+    /// Reports the objects on disk to the cache, the latest last. Foreign files stay unchanged.
     fn look(&mut self) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let mut files = Vec::new();
         let (mut foreign, mut dropped) = (0, 0);
         for entry in entries.flatten() {
-            // Of a link it is the link's own.
+            // For a symbolic link, these are the link's own metadata.
             let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
             match (metadata, ours(&entry.path())) {
                 (Some(metadata), Some((file, OBJECT))) => files.push((metadata.modified().ok(), file)),
-                // Of a process that ended within: whoever has the directory now has not begun.
+                // A draft is left over from a killed process. The present owner has not written any yet.
                 (Some(_), Some(_)) => drop(fs::remove_file(entry.path())),
                 _ => foreign += 1,
             }
@@ -401,7 +404,7 @@ fn patch(layout: &mut Layout, path: &Path, key: &Arc<str>, head: &Head) {
     }
 }
 
-/// Which file it is, by a name as we give them; and whether an object or a draft.
+/// The id and kind of a file, if its name is one that the cache gives.
 fn ours(path: &Path) -> Option<(FileId, &'static str)> {
     let (stem, extension) = path.file_name()?.to_str()?.split_once('.')?;
     let extension = [OBJECT, DRAFT].into_iter().find(|known| *known == extension)?;

@@ -1,7 +1,7 @@
-//! The index of a cache: which variants there are of which target, who was used when, who is on the way.
+//! The index of a cache: variants of each target, their order of use, and fetches in progress.
 //!
-//! In: what a cache puts in, takes out and touches, under its lock. Out: the same; and the files that nobody needs any
-//! more. What is in memory, and what is on disk, is each in the order of its use. Never: I/O.
+//! In: insertions, removals and uses, under the cache's lock. Out: variants, and files that are no longer needed.
+//! Contents in memory and files on disk have separate orders of use. Never: I/O.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,41 +15,42 @@ use super::Stored;
 use super::disk::FileId;
 use super::merge::Known;
 
-/// Responses to one target that are kept beside each other: who asks with ever other fields gets no more room.
+/// Maximum variants of a target. A client that keeps varying its request fields gets no more room.
 const MOST_VARIANTS: usize = 32;
-/// Targets known to have answers that are nobody else's, for so long: nobody waits for those.
+/// Maximum targets whose responses serve a single client, and the time for which they count as such. Requests for them
+/// do not wait for each other.
 const MOST_SOLITARY: usize = 4096;
 const SOLITARY_FOR: Millis = 60_000;
-/// Keys that end before what is on disk is found; of more nothing that is found is of use.
+/// Maximum targets that are invalidated before the files on disk have been read. Beyond it, no such file is used.
 const MOST_ENDED: usize = 65_536;
-/// Contents that are looked at for one that may leave memory.
+/// Maximum contents that are examined for one that may be evicted.
 const MOST_LOOKS: usize = 256;
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) targets: HashMap<Arc<str>, Vec<Variant>>,
-    /// Those with content in memory, by when they were used.
+    /// Variants with content in memory, by last use.
     pub(crate) warm: BTreeMap<u64, Place>,
-    /// Those with a file.
+    /// Variants with a file, by last use.
     pub(crate) filed: BTreeMap<u64, Place>,
     pub(crate) flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
-    /// Of their keys the hashes, which are small whatever clients ask for. Two that have the same do not wait for each
-    /// other, which is all that comes of it.
+    /// Targets whose responses serve a single client, by hash, which is short whatever clients request. A collision
+    /// only means that requests do not wait for each other.
     solitary: HashMap<u64, Millis>,
-    /// What may not be given any more of what is on disk and not found yet. `None`: all of that is found.
+    /// Targets that were invalidated before their files have been read; `None` once all files have been read.
     pub(crate) ended: Option<Outdated>,
     hasher: RandomState,
-    /// Counts uses, and names variants.
+    /// Counter of uses, which also numbers variants.
     pub(crate) turn: u64,
     pub(crate) on_disk: u64,
 }
 
 pub(crate) type Place = (Arc<str>, u64);
 
-/// Keys by their hashes.
+/// Targets, by the hashes of their keys.
 pub(crate) enum Outdated {
     These(HashSet<u64>),
-    /// There were too many.
+    /// Too many to list.
     All,
 }
 
@@ -61,9 +62,9 @@ pub(crate) struct Variant {
     pub(crate) shape: Arc<Shape>,
     pub(crate) content: Option<Arc<Content>>,
     pub(crate) file: Option<Filed>,
-    /// Writes that are under way; what is written is nowhere but in memory until then.
+    /// Writes in progress. Until they end, the content is in memory alone.
     pub(crate) writes: u32,
-    /// Bytes that it had when it was given to be written last.
+    /// Bytes that the variant had when it was last queued for writing.
     pub(crate) written: u64,
 }
 
@@ -71,12 +72,12 @@ pub(crate) struct Variant {
 pub(crate) struct Filed {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
-    /// What is in it, which may be less than what is in memory.
+    /// Ranges in the file, which may be fewer than those in memory.
     pub(crate) shape: Arc<Shape>,
 }
 
 impl Variant {
-    /// To let go of its content would free nothing: somebody writes it, or reads it.
+    /// Whether evicting the content would free nothing, because a writer or reader holds it.
     pub(crate) fn is_busy(&self) -> bool {
         self.writes > 0 || self.content.as_ref().is_some_and(|content| Arc::strong_count(content) > 1)
     }
@@ -105,7 +106,7 @@ impl State {
         }
     }
 
-    /// Puts one in, and returns its name, and the file of one that had to go.
+    /// Inserts a variant. Returns its number, and the file of a variant that had to be removed.
     pub(crate) fn insert(
         &mut self,
         key: &Arc<str>,
@@ -134,7 +135,7 @@ impl State {
         (id, gone)
     }
 
-    /// Takes it out, and returns its file.
+    /// Removes a variant, and returns its file.
     pub(crate) fn remove(&mut self, place: &Place) -> Option<FileId> {
         let variants = self.targets.get_mut(&place.0)?;
         let at = variants.iter().position(|variant| variant.id == place.1)?;
@@ -149,12 +150,12 @@ impl State {
         Some(file.id)
     }
 
-    /// The one that was chosen by the same fields.
+    /// The variant that was selected by the same request fields.
     pub(crate) fn like(&self, key: &Arc<str>, vary: &Vary) -> Option<&Variant> {
         self.targets.get(key)?.iter().find(|variant| variant.head.vary == *vary)
     }
 
-    /// What is known of the same representation, of so many bytes.
+    /// The stored content of the same representation, with this length.
     pub(crate) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<Known> {
         let variant = self.like(key, &head.vary)?;
         let is_same = head.strong_etag().is_some() && head.strong_etag() == variant.head.strong_etag();
@@ -166,8 +167,8 @@ impl State {
         })
     }
 
-    /// Whichever content was used longest ago leaves memory, but for those that are busy, which count as used. False
-    /// where there is none.
+    /// Evicts the least recently used content from memory. Busy ones are skipped and count as used. Returns false if
+    /// none can be evicted.
     pub(crate) fn cool_oldest(&mut self) -> bool {
         for _ in 0..MOST_LOOKS.min(self.warm.len()) {
             let Some(place) = self.warm.first_key_value().map(|(_, place)| place.clone()) else { break };
@@ -182,7 +183,7 @@ impl State {
         false
     }
 
-    /// It leaves memory; where it is nowhere else, it is gone.
+    /// Evicts a content from memory; without a file, its variant is removed.
     fn cool(&mut self, place: &Place) {
         let has_file = self.find(place).is_some_and(|variant| {
             variant.content = None;
@@ -196,7 +197,7 @@ impl State {
         }
     }
 
-    /// Whichever was used longest ago is gone. `None` where there is none; else its file, if it has one.
+    /// Removes the least recently used variant. Returns its file, if it has one; `None` if the index is empty.
     pub(crate) fn remove_oldest(&mut self) -> Option<Option<FileId>> {
         let (warm, filed) = (self.warm.first_key_value(), self.filed.first_key_value());
         let oldest = [warm, filed].into_iter().flatten().min_by_key(|(used, _)| **used);
@@ -204,7 +205,7 @@ impl State {
         Some(self.remove(&place))
     }
 
-    /// It leaves the disk; where it is nowhere else, it is gone.
+    /// Removes a variant's file; without content in memory, the variant is removed.
     pub(crate) fn unfile(&mut self, place: &Place) -> Option<FileId> {
         let variant = self.find(place)?;
         if variant.content.is_none() {
@@ -225,31 +226,31 @@ impl State {
         }
     }
 
-    /// Nobody waits for another one's answer for a while.
+    /// Marks a target whose responses serve a single client, for a while.
     pub(crate) fn is_solitary(&mut self, key: &str, now: Millis) {
         if self.solitary.len() >= MOST_SOLITARY {
             self.solitary.retain(|_, until| *until > now);
         }
         if self.solitary.len() >= MOST_SOLITARY {
-            // Of so many at once each is asked for by few.
+            // With this many targets, few clients ask for each.
             self.solitary.clear();
         }
         let key = self.hasher.hash_one(key);
         self.solitary.insert(key, now + SOLITARY_FOR);
     }
 
-    /// It may be waited for.
+    /// Whether requests may wait for another request's fetch of this target.
     pub(crate) fn is_for_many(&self, key: &str, now: Millis) -> bool {
         self.solitary.get(&self.hasher.hash_one(key)).is_none_or(|until| *until <= now)
     }
 
-    /// It was for many.
+    /// Records that a response of this target was stored, so that requests may wait for it again.
     pub(crate) fn was_kept(&mut self, key: &str) {
         let key = self.hasher.hash_one(key);
         self.solitary.remove(&key);
     }
 
-    /// What is on disk of it may not be given any more.
+    /// Invalidates the files of a target that have not been read yet.
     pub(crate) fn ends(&mut self, key: &str) {
         let key = self.hasher.hash_one(key);
         if let Some(Outdated::These(keys)) = &mut self.ended {
@@ -260,7 +261,7 @@ impl State {
         }
     }
 
-    /// What is found of it on disk may be given.
+    /// Whether a file of this target may be used.
     pub(crate) fn is_valid(&self, key: &str) -> bool {
         match &self.ended {
             None => true,

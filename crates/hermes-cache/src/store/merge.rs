@@ -1,8 +1,9 @@
-//! What came, put in: in the place of what it stands for, or together with what is there of the same.
+//! Inserts a received response: as a replacement, or merged with stored parts of the same representation.
 //!
-//! In: a head and a content. Out: the index with them, and a job for the disk where that is worth it. Parts are put
-//! together outside of the lock, and begun anew where somebody was faster. Bounded: an object has so many runs, and as many
-//! chunks as its bytes need; what would have more is not kept. Its file is written anew only when it has grown by much.
+//! In: a head and a content. Out: an updated index, and a job for the disk if that is worthwhile. Merging happens
+//! outside of the lock, and is repeated if another insertion was faster. An object has a maximum number of runs, and at
+//! most the chunks that its bytes need; otherwise the new content is not stored. Its file is written again only after
+//! it has grown by much.
 
 use std::sync::Arc;
 
@@ -13,16 +14,17 @@ use super::disk::{Disk, FileId};
 use super::index::State;
 use super::{Cache, LARGEST_SHARE};
 
-/// Who was faster so often is put in beside nobody.
+/// Maximum attempts to merge while other insertions are faster.
 const MOST_TRIES: usize = 3;
-/// A file is written anew when this share of it, and as many bytes, have come beside it; or the whole is there.
+/// A file is written again once this share of its length, and at least this many bytes, are new, or the content is
+/// complete.
 const GROWN_SHARE: u64 = 4;
 const GROWN_BYTES: u64 = 64 << 10;
 
-/// What is known of a representation already.
+/// The stored content of a representation.
 pub(crate) struct Known {
     pub(crate) id: u64,
-    /// `None`: it is on disk alone.
+    /// The content in memory; `None` if it is on disk alone.
     pub(crate) content: Option<Arc<Content>>,
     pub(crate) length: u64,
 }
@@ -33,27 +35,27 @@ impl Known {
     }
 }
 
-/// What becomes of what came.
+/// The outcome of a merge.
 enum Merged {
-    /// It stands alone, in the place of what was chosen by the same fields.
+    /// The content stands alone, and replaces the variant with the same request fields.
     Alone(Arc<Content>),
-    /// It is a part of this one now.
+    /// The content was merged into this variant.
     Within(u64, Arc<Content>),
-    /// What is there is worth more, or there would be too many pieces.
+    /// The content is not stored: the stored one is better, or there would be too many runs.
     Not(&'static str),
 }
 
-/// What the disk is to do.
+/// A job for the disk.
 enum Job {
     Nothing,
     Write(u64, Arc<Content>),
-    /// Its file has enough of it, and another head.
+    /// The file is up to date except for its head.
     Patch(FileId),
 }
 
 impl Cache {
-    /// Keeps a response, in the place of the one that it stands for; and lets go of the flight that brought it, so that
-    /// everybody finds the one or the other.
+    /// Stores a response, and ends the flight that brought it in the same step, so that every request finds one of
+    /// them.
     pub fn keep(&self, key: &Arc<str>, head: &Arc<Head>, content: Content, flight: Option<&Arc<Flight>>) {
         let (mut gone, content) = (Vec::new(), Arc::new(content));
         let mut tries = 0;
@@ -68,7 +70,7 @@ impl Cache {
                 _ => false,
             };
             tries += 1;
-            // Nothing is held of what is about to be let go: it would count as busy.
+            // A reference to the content would make it count as busy during the eviction below.
             drop((known, now));
             let merged = match merged {
                 _ if is_same => merged,
@@ -86,7 +88,8 @@ impl Cache {
     }
 
     fn merged(&self, known: Option<&Known>, content: &Arc<Content>) -> Merged {
-        // What is whole needs nothing of before; and who asked for all of it anew shall have that on disk as well.
+        // A complete content needs no stored parts. It also replaces them on disk, because the client asked for all of
+        // it anew.
         let Some(known) = known.filter(|_| !content.shape().covers(&(0..content.total()))) else {
             return Merged::Alone(content.clone());
         };
@@ -132,7 +135,7 @@ impl Cache {
         }
     }
 
-    /// Whether it is written, and that it will be.
+    /// Decides whether the content is written, and records that.
     fn job(&self, state: &mut State, key: &Arc<str>, id: u64, content: Arc<Content>) -> Job {
         let is_open = self.disk.as_ref().is_some_and(Disk::is_open);
         let Some(variant) = state.find(&(key.clone(), id)).filter(|_| is_open) else { return Job::Nothing };

@@ -1,4 +1,4 @@
-//! What the store keeps, and lets go of, where memory, disk and pieces come to their ends. With the disk tier's thread.
+//! The store at the limits of memory, disk and runs, together with the disk tier's thread.
 
 use hermes_model::authority::Authority;
 use http::header::{CACHE_CONTROL, ETAG};
@@ -15,7 +15,7 @@ const NOW: Millis = 1_700_000_000_000;
 
 struct Store {
     cache: Arc<Cache>,
-    /// Goes behind the cache.
+    /// Dropped after the cache.
     _directory: tempfile::TempDir,
 }
 
@@ -25,7 +25,7 @@ fn store(memory: u64, disk: u64) -> Store {
     Store { cache, _directory: directory }
 }
 
-/// Waits for what a thread does that tells nobody.
+/// Waits for an action of a thread that signals nothing.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {
@@ -60,7 +60,7 @@ fn head() -> Arc<Head> {
     Arc::new(Head::new(StatusCode::OK, Version::HTTP_11, headers, &HeaderMap::new(), times, true).unwrap())
 }
 
-/// These bytes of so many, paid for from the cache's memory.
+/// These bytes of a representation, charged to the cache's memory.
 fn part(cache: &Cache, range: std::ops::Range<u64>, total: u64) -> Content {
     let mut run = Run::at(range.start);
     let bytes: Vec<u8> = range.map(|at| at as u8).collect();
@@ -83,16 +83,16 @@ impl Store {
         }
     }
 
-    /// Waits until it is in a file.
+    /// Waits until the response is in a file.
     fn filed(&self, path: &str) -> Stored {
         until("it is written", || self.stored(path).is_some_and(|stored| stored.file.is_some()));
         let place = (ask(path).key, self.stored(path).unwrap().id);
-        // Whoever wrote it holds it for a moment.
+        // The writer holds the content for another moment.
         until("it is let go", || self.cache.lock().find(&place).is_none_or(|variant| !variant.is_busy()));
         self.stored(path).unwrap()
     }
 
-    /// Takes all the memory that there is, as clients that read slowly do.
+    /// Takes all memory, as clients that read slowly do.
     fn exhaust(&self) -> Vec<Charge> {
         std::iter::from_fn(|| self.cache.room(4096)).collect()
     }
@@ -132,7 +132,7 @@ async fn who_wants_the_same_file_has_it_read_once() {
     let store = store(1 << 20, 64 << 20);
     store.keep("/x", 0..200_000, 200_000);
     store.filed("/x");
-    // The disk may be done with one before the next one comes; not each time.
+    // The disk may finish one write before the next one is queued, but not at each attempt.
     for attempt in 0..50 {
         drop(store.exhaust());
         let (key, stored) = (ask("/x").key, store.stored("/x").unwrap());
@@ -151,14 +151,14 @@ async fn who_wants_the_same_file_has_it_read_once() {
     panic!("each reads it for itself");
 }
 
-/// While a content is being written, and nowhere else, nothing is won by letting it go.
+/// Evicting a content that is still being written would free nothing.
 #[test]
 fn what_is_being_written_stays() {
     let store = store(1 << 20, 64 << 20);
     for number in 0..7 {
         store.keep(&format!("/{number}"), 0..50_000, 50_000);
     }
-    // At once: some of them are not written yet.
+    // Some contents are not written yet.
     let _held = store.exhaust();
     for number in 0..7 {
         store.filed(&format!("/{number}"));
@@ -183,7 +183,7 @@ fn ranges_without_end_make_no_more_runs() {
         store.keep("/x", number * 2..number * 2 + 1, 100_000);
     }
     assert_eq!(store.stored("/x").unwrap().shape.runs.len(), MOST_RUNS);
-    // What fills the gaps is kept all the same.
+    // A content that fills the gaps is stored nevertheless.
     store.keep("/x", 0..90_000, 100_000);
     assert_eq!(store.stored("/x").unwrap().shape.runs.len(), 1);
 }
@@ -217,13 +217,13 @@ fn a_file_is_written_anew_when_it_has_grown() {
         files.insert(store.stored("/x").unwrap().file);
     }
     assert!((2..25).contains(&files.len()), "{}", files.len());
-    // The whole is there.
+    // The content is complete.
     let place = (ask("/x").key, store.stored("/x").unwrap().id);
     let in_file = store.cache.lock().find(&place).unwrap().file.as_ref().unwrap().shape.clone();
     assert_eq!(in_file.runs, [0..200 * each]);
 }
 
-/// What has come since the file was written is in memory alone: without memory it is what its file is.
+/// Bytes that arrived after the write are in memory alone; after an eviction, the variant has the bytes of its file.
 #[test]
 fn what_leaves_memory_is_what_its_file_is() {
     let store = store(1 << 20, 64 << 20);
@@ -247,7 +247,7 @@ fn keys_of_answers_for_one_alone_cost_little() {
     assert!(state.is_for_many("0", NOW) && state.is_for_many("other", NOW));
 }
 
-/// Another process has the directory for a while; meanwhile something is changed at the origin.
+/// Another process holds the directory for a while, and a target is invalidated meanwhile.
 #[test]
 fn what_ended_before_it_was_found_is_not_given() {
     let directory = tempfile::tempdir().unwrap();
@@ -271,7 +271,7 @@ fn what_ended_before_it_was_found_is_not_given() {
     second.filed("/x");
 }
 
-/// The same tag, and other bytes: who asks for all of it has the last word, on disk as well.
+/// The entity tag is the same, but the bytes differ: the complete response replaces the parts, on disk as well.
 #[tokio::test]
 async fn the_whole_is_written_anew() {
     let store = store(1 << 20, 1 << 20);

@@ -1,7 +1,7 @@
-//! How exchanges come to their end, and who has to hear of it.
+//! The ends of exchanges, and the neighbours that must learn of them.
 //!
-//! In: exchanges that are through, that have come to nothing, or have had their time. Out: what their clients are told; what
-//! neighbours are told, again and again until they have heard it or its time is over too.
+//! In: exchanges that completed, failed or reached their deadline. Out: failures for local clients, and records for
+//! neighbours, repeated until the neighbour confirms the end or the deadline passes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +12,26 @@ use super::super::NO_CHANNEL;
 use super::super::half::Upto;
 use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
 
-/// Ends that one neighbour is told of again. Of older ones it hears only that they are over.
+/// Ended exchanges that this node repeats to one neighbour. For older ones, the neighbour learns only that they ended.
 const MOST_ENDED: usize = 16 << 10;
 
-/// The lifetime of an exchange that was only begun, while its neighbour has no channel.
+/// Lifetime of an exchange that was begun without data, while its neighbour has no channel.
 const EMPTY_FOR: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Its client or its origin, who is here, has given up, or it cannot be led anywhere.
+    /// Ends an exchange because its local client or origin gave up, or because it cannot be forwarded.
     pub(crate) fn fail(&mut self, id: ExchangeId, status: u16, reason: &str) {
-        // Neighbours know no other: what was answered as something else is no answer here.
+        // Neighbours expect an error status; any other answer becomes 502.
         let status = if (400..600).contains(&status) { status } else { 502 };
         self.end(id, &Side::Here, Record::Gone { id, status, reason: reason.to_owned() });
     }
 
-    /// It has come to nothing, as `by` says: the other side is told.
+    /// Ends an exchange with a failure reported by `by`, and tells the other side.
     pub(super) fn end(&mut self, id: ExchangeId, by: &Side, record: Record) {
         let exchange = self.exchanges.get(&id);
         let order = exchange.and_then(Exchange::order);
-        // Where nothing more is written of it, what was before it was led anywhere is to go.
+        // The journal may hold entries from before the exchange was assigned, although nothing more is written. They
+        // must be deleted.
         let is_on_disk = exchange.is_some_and(Exchange::is_on_disk);
         let entry = match (&order, &record) {
             (Some((peer, until)), Record::Gone { status, reason, .. }) if is_on_disk => {
@@ -40,7 +41,7 @@ impl Engine {
         };
         let Some(mut exchange) = self.remove(id, entry) else { return };
         if !exchange.is_known {
-            // Whom it would have gone to has never heard of it.
+            // The next node has never heard of the exchange, so it hears no end either.
             exchange.to = exchange.to.filter(|to| *to == Side::Here);
         }
         for side in [Some(exchange.from), exchange.to].into_iter().flatten() {
@@ -55,7 +56,8 @@ impl Engine {
                     let is_order = order.as_ref().is_some_and(|(from, _)| *from == peer);
                     self.remember_ended(id, peer, record.clone(), exchange.deadline, is_order);
                 }
-                // It has said so itself, and may begin it anew: it may have been killed before it had written anything.
+                // The neighbour reported the failure itself. It may begin the exchange again, if it was killed before
+                // it wrote the end.
                 Side::Peer(peer) if order.as_ref().is_some_and(|(from, _)| *from == peer) => {
                     self.remember_ended(id, peer.clone(), record.clone(), exchange.deadline, true);
                     self.has_heard(id, &peer);
@@ -66,8 +68,8 @@ impl Engine {
         self.out.push_back(Output::Forget { id });
     }
 
-    /// Where whoever it came from has all of its response, nothing is left to be done. A neighbour that it went to still
-    /// waits to hear that the response is held.
+    /// Completes an exchange whose previous side has the full response. A next node still waits for the acknowledgement
+    /// of the response.
     pub(super) fn end_if_over(&mut self, id: ExchangeId) {
         let is_over =
             |exchange: &Exchange| exchange.response.is_over() && (!exchange.is_tunnel || exchange.request.is_over());
@@ -76,7 +78,7 @@ impl Engine {
         }
         let Some(mut exchange) = self.remove(id, Entry::Forget) else { return };
         if let Some(Side::Peer(peer)) = exchange.to.take() {
-            // What we held last, in its count.
+            // The acknowledgement gives the final offset in the next node's count.
             exchange.response.forget_told();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
             let record = Record::Held { id, part: Part::Response, upto, is_whole: true, behind: Behind::Taken };
@@ -86,7 +88,8 @@ impl Engine {
         if let Side::Peer(peer) = exchange.from {
             self.say(&peer, Record::Done { id });
             if exchange.is_tunnel {
-                // Who is restarted before it has heard that would begin it anew, and it would be dialled twice.
+                // A neighbour that restarts before it has heard of the end would begin the tunnel again, and the node
+                // would dial twice.
                 self.remember_ended(id, peer, Record::Done { id }, exchange.deadline, false);
             }
         }
@@ -115,8 +118,8 @@ impl Engine {
         }
     }
 
-    /// This neighbour has heard of it. An order is known for its time nevertheless: who says so may know nothing of it, and
-    /// be asked for it again.
+    /// Records that this neighbour has heard of the end. An order stays known until its deadline, because the neighbour
+    /// may know nothing of it and receive the same order again.
     pub(super) fn has_heard(&mut self, id: ExchangeId, peer: &Arc<str>) {
         let all = self.ended.get(&id).into_iter().flatten();
         let Some(number) = all.filter(|one| one.peer == *peer && one.is_order).map(|one| one.number).next() else {
@@ -129,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// It is to be known no more.
+    /// Forgets an end for this neighbour.
     pub(super) fn forget_ended(&mut self, id: ExchangeId, peer: &Arc<str>) {
         let Some(all) = self.ended.get_mut(&id) else { return };
         let Some(place) = all.iter().position(|ended| ended.peer == *peer) else { return };
@@ -148,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// Takes an exchange out of all that knows it.
+    /// Removes an exchange from all tables and indexes.
     pub(super) fn remove(&mut self, id: ExchangeId, entry: Entry) -> Option<Exchange> {
         self.unindex(id);
         let exchange = self.exchanges.remove(&id)?;
@@ -160,26 +163,27 @@ impl Engine {
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.remove_exchange(&exchange.owner);
         }
-        // Who waits for that forgets it for good. All others know of the end, or say it again.
+        // Durable deletion is needed only if a neighbour waits for it. In all other cases the neighbours know of the
+        // end or report it again.
         let is_waited_for = self.farewells.contains_key(&id) || entry != Entry::Forget;
         let survives = if is_waited_for { exchange.survives } else { Survives::Nothing };
         self.out.push_back(Output::Keep { id, entry, survives });
         Some(exchange)
     }
 
-    /// Ends that this neighbour has not heard of.
+    /// The number of ends that this neighbour has not confirmed.
     #[cfg(test)]
     pub(crate) fn ended_of(&self, peer: &str) -> usize {
         self.peers.get(peer).map_or(0, |peer| peer.ended.len())
     }
 
-    /// When time alone changes something next.
+    /// The next time at which [`Engine::expire`] has work.
     #[cfg(test)]
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Why it has not come further in its time.
+    /// The reason of a deadline failure.
     fn why_late(&self, id: ExchangeId) -> String {
         let next = self.exchanges.get(&id).and_then(|exchange| exchange.to.as_ref()?.peer());
         let trouble = next.and_then(|peer| Some((peer, self.peers.get(peer)?.trouble.as_ref()?)));
@@ -189,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// Forgets exchanges that neighbours without a channel have only begun: a neighbour begins them again with its next
+    /// Forgets exchanges without data whose neighbour has no channel. The neighbour begins them again on its next
     /// channel.
     fn forget_empty(&mut self, now: Duration) {
         let mut lapsed = Vec::new();
@@ -211,11 +215,11 @@ impl Engine {
         }
     }
 
-    /// Ends what has had its time, and what has been waited for long enough.
+    /// Ends exchanges and waits whose time has passed.
     pub(crate) fn expire(&mut self, now: Duration) {
         self.let_on_late(now);
         self.forget_empty(now);
-        // What was freed since, and was not worth a look by itself.
+        // Reports room that became free in amounts too small to be reported at once.
         let freed = self.accounts.iter_mut().filter_map(|(name, account)| account.is_freed(true).then(|| name.clone()));
         let freed: Vec<_> = freed.collect();
         freed.iter().for_each(|account| self.tell_room(account));
@@ -227,7 +231,7 @@ impl Engine {
                 let reason = self.why_late(id);
                 self.fail(id, 504, &reason);
             }
-            // Who has not heard of it by now knows its deadline as well as we do.
+            // A neighbour that has not confirmed the end by now knows the deadline as well.
             for ended in self.ended.remove(&id).into_iter().flatten() {
                 self.deadlines.remove(&(ended.until, id));
                 if ended.is_order {

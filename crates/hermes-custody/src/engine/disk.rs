@@ -1,7 +1,6 @@
-//! What is asked of the disk, and what it answers.
+//! Requests to the disk, and its answers.
 //!
-//! In: what is written by now, and what was read again. Out: what is to be read. Where memory is scarce, what is safe
-//! leaves it.
+//! In: offsets that are durable, and bytes read back. Out: read requests. If memory is scarce, durable bytes leave it.
 
 use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
@@ -10,11 +9,11 @@ use super::super::half::Upto;
 use super::quota::Account;
 use super::{CHUNK, Engine, Output};
 
-/// Bytes that are read from disk at once.
+/// Maximum bytes of one read.
 const LOAD: u64 = 256 << 10;
 
 impl Engine {
-    /// Has so many bytes of a half read that are on disk: where memory is scarce, no more than is sent next.
+    /// Requests a read of stored bytes. If memory is scarce, the read covers only the next record.
     pub(super) fn have_read(&mut self, id: ExchangeId, part: Part, offset: u64, length: u64) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
@@ -23,7 +22,7 @@ impl Engine {
         self.out.push_back(Output::Read { id, part, offset, length });
     }
 
-    /// So much of a half survives this process.
+    /// Reports that a direction is durable up to this offset.
     pub(crate) fn is_safe(&mut self, id: ExchangeId, part: Part, offset: u64, is_whole: bool) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
@@ -37,14 +36,14 @@ impl Engine {
         }
     }
 
-    /// That it is over is written.
+    /// Reports that the end of an exchange is durable.
     pub(crate) fn is_forgotten(&mut self, id: ExchangeId) {
         if let Some(peer) = self.farewells.remove(&id) {
             self.say(&peer, Record::Done { id });
         }
     }
 
-    /// What was to be read is not to be had: it is on its way out, unless the next one has it by now.
+    /// Reports a failed read. The exchange fails, unless the next node has acknowledged these bytes meanwhile.
     pub(crate) fn is_unreadable(&mut self, id: ExchangeId, part: Part, offset: u64) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         if exchange.half(part).held().offset > offset {
@@ -53,7 +52,7 @@ impl Engine {
         self.fail(id, 500, "what was held of it cannot be read again");
     }
 
-    /// What was to be read.
+    /// Delivers bytes of a read.
     pub(crate) fn load(&mut self, id: ExchangeId, part: Part, offset: u64, bytes: Bytes) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.half(part).load(offset, bytes);

@@ -1,6 +1,6 @@
-//! What an exchange is, and what is said of one within this node.
+//! An exchange, and the values that the engine passes to the rest of the node.
 //!
-//! In and out: values. Never: what becomes of them.
+//! In and out: values. Never: transitions between states.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use hermes_wire::custody::{ExchangeId, Part};
 use super::super::half::{Half, Upto};
 use super::index::Indexed;
 
-/// One side of an exchange.
+/// A side of an exchange.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
     /// A client or an origin of this node.
@@ -29,29 +29,29 @@ impl Side {
     }
 }
 
-/// What is to be known again after this process.
+/// An entry for the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// There is an exchange.
+    /// The exchange exists.
     Begin { from: Side, account: Arc<str>, deadline: Duration, life: Duration },
-    /// It goes there.
+    /// The exchange goes to this side.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
-    /// Its string begins with this head, where the one before had so many bytes of its own.
+    /// The stream begins with this head, which replaces the first `theirs` bytes of the previous node's stream.
     Head { part: Part, theirs: u64, head: Bytes },
-    /// Its string goes on there.
+    /// More bytes of the stream, at this offset.
     Bytes { part: Part, offset: u64, bytes: Bytes, is_last: bool },
-    /// It has come to nothing, and must not be done again for this neighbour before then.
+    /// The exchange has failed and must not run again for this neighbour before `until`.
     Gone { peer: Arc<str>, status: u16, reason: String, until: Duration },
-    /// It is over.
+    /// The exchange has ended.
     Forget,
 }
 
-/// A half as it was before this process.
+/// The journal's copy of one direction of an exchange, after a restart.
 #[derive(Debug, Default)]
 pub(crate) struct Former {
-    /// Its head: bytes of theirs, and of ours.
+    /// Length of the head that was replaced, and of the head that this node wrote.
     pub(crate) head: Option<(u64, u64)>,
-    /// Where pieces stand, and how long they are, from its beginning to its end. All are safe.
+    /// Offset and length of each piece, in ascending order. All pieces are durable.
     pub(crate) pieces: Vec<(Upto, u64)>,
 }
 
@@ -66,52 +66,52 @@ impl Former {
     }
 }
 
-/// What is to be done by others.
+/// An action for the caller of the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// A neighbour has begun an exchange that was not known: where it goes is to be said by [`Engine::lead`].
+    /// A neighbour began a new exchange. The caller assigns it by [`Engine::lead`] or [`Engine::take_in`].
     Begun { id: ExchangeId, peer: Arc<str> },
-    /// These bytes of a half whose head is awaited came next: [`Engine::settle`] ends that.
+    /// The next bytes of a direction whose head is awaited. [`Engine::settle`] ends this.
     Head { id: ExchangeId, part: Part, bytes: Bytes },
-    /// This is to be made safe, in this order. Of heads and bytes [`Engine::is_safe`] is to be told.
+    /// An entry to write, in this order. The caller reports durable heads and bytes by [`Engine::is_safe`].
     Keep { id: ExchangeId, entry: Entry, survives: Survives },
-    /// Up to there nobody needs any more what is safe of it, but for its head and its end.
+    /// Stored bytes below this offset are no longer needed, except the head and the end of the stream.
     Release { id: ExchangeId, part: Part, upto: u64 },
-    /// This account has no room for what a neighbour brings.
+    /// The account has no room for data that a neighbour sent.
     Scarce(Arc<str>),
-    /// What stands there is to be read again, for [`Engine::load`].
+    /// Stored bytes to read, for [`Engine::load`].
     Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
-    /// There is something for who is here: [`Engine::read`].
+    /// A local reader has something to read by [`Engine::read`].
     Ready { id: ExchangeId, part: Part },
-    /// There is something for this neighbour: a channel, and [`Engine::next_record`].
+    /// A neighbour has something to receive: it needs a channel, and [`Engine::next_record`].
     Stir(Arc<str>),
-    /// Who was refused by [`Engine::append`] or [`Engine::lead`] may try again.
+    /// Callers that [`Engine::append`] or [`Engine::lead`] refused may retry.
     Room,
-    /// So may whoever brings this one.
+    /// The producer of this exchange may retry.
     Onward { id: ExchangeId },
-    /// It has come to nothing: its client is to be told.
+    /// The exchange has failed; its local client must learn of it.
     Failed { id: ExchangeId, status: u16, reason: String },
-    /// There is nothing left to be done for it.
+    /// The exchange has ended on this node.
     Forget { id: ExchangeId },
 }
 
-/// What one account may hold.
+/// Limits of one account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Exchanges at once.
+    /// Number of exchanges at once.
     pub(crate) exchanges: usize,
-    /// Bytes of all of them in memory.
+    /// Bytes of all exchanges in memory.
     pub(crate) memory: u64,
-    /// And on disk.
+    /// Bytes of all exchanges on disk.
     pub(crate) disk: u64,
-    /// What bytes survive that are safe.
+    /// The failures that acknowledged bytes survive.
     pub(crate) survives: Survives,
 }
 
-/// What bytes survive before anybody hears that they are held.
+/// The failures that bytes survive before the node acknowledges them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Survives {
-    /// Nothing: they are in memory, and nowhere else.
+    /// No failure: the bytes are in memory alone.
     #[default]
     Nothing,
     /// The end of the process.
@@ -120,55 +120,56 @@ pub(crate) enum Survives {
     Power,
 }
 
-/// What [`Engine::append`] came to, and [`Engine::lead`].
+/// The result of [`Engine::append`] and [`Engine::lead`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
     Taken,
-    /// There is no room: [`Output::Room`] tells when it is to be tried again.
+    /// The account has no room; [`Output::Room`] says when to retry.
     Full,
-    /// It is far ahead of what its path takes: [`Output::Onward`] tells.
+    /// The producer is far ahead of its path; [`Output::Onward`] says when to retry.
     Ahead,
-    /// There is no such exchange any more.
+    /// The exchange no longer exists.
     Gone,
 }
 
-/// Bytes of a request that are taken before it is known where it goes: as many as come until then over a fast link, and no
-/// more than any route has room for.
+/// Bytes of a request that are accepted before its route is known: the data of a fast link until then. Any route has
+/// room for this amount.
 const EARLY: u64 = 256 << 10;
 
 #[derive(Debug)]
 pub(super) struct Exchange {
-    /// In the order in which they came.
+    /// Sequence number in the order of arrival.
     pub(super) number: u64,
     pub(super) from: Side,
-    /// `None`: it is not known yet, or it has no more part in it.
+    /// The next side; `None` if it is not known yet, or no longer takes part.
     pub(super) to: Option<Side>,
     pub(super) request: Half,
     pub(super) response: Half,
     pub(super) deadline: Duration,
     pub(super) account: Arc<str>,
-    /// The neighbour or user in whose share of the account the exchange counts.
+    /// The neighbour or user whose share of the account the exchange uses.
     pub(super) owner: Arc<str>,
-    /// Both its halves have to come to their end, whichever is first; and it has its time anew with each step.
+    /// A tunnel ends when both directions have ended, in either order. Each step extends its deadline.
     pub(super) is_tunnel: bool,
-    /// The time that it was given.
+    /// The custody time that the exchange was given.
     pub(super) life: Duration,
-    /// The next one has heard of it, over the channel that is there.
+    /// The next node has heard of the exchange over the present channel.
     pub(super) is_begun: bool,
-    /// It may have, over any.
+    /// The next node may have heard of the exchange over some channel.
     pub(super) is_known: bool,
-    /// It was there before this process, which may have lost what it had last.
+    /// The exchange was restored from the journal, and may have lost its last bytes.
     pub(super) is_restored: bool,
-    /// Whoever it came from knows it. Of one of before this process nobody can tell here whether it was over: its request
-    /// goes nowhere until then, or it might be done twice.
+    /// The previous side has confirmed the exchange. After a restart the node cannot tell whether a restored exchange
+    /// had ended. Until the previous side mentions it, its request is not forwarded, because it might run twice.
     pub(super) is_vouched: bool,
-    /// It has gone to an origin that must not have it twice, or may have.
+    /// The request went, or may have gone, to an origin that must not receive it twice.
     pub(super) is_intended: bool,
-    /// As it was when it came, or was led anywhere: what is in memory alone cannot be read again, whatever is said later.
+    /// The durability at arrival or assignment. A later change of the configuration has no effect, because bytes in
+    /// memory alone cannot be read again.
     pub(super) survives: Survives,
-    /// Who is here was refused what it brought.
+    /// A local producer was refused bytes of this exchange.
     pub(super) is_refused: bool,
-    /// How its halves stand in the indexes, in the order of `PARTS`.
+    /// Positions of both directions in the indexes, in the order of `PARTS`.
     pub(super) indexed: [Indexed; 2],
 }
 
@@ -187,12 +188,12 @@ impl Exchange {
         }
     }
 
-    /// What it holds is written.
+    /// Whether the exchange is in the journal.
     pub(super) fn is_on_disk(&self) -> bool {
         self.survives != Survives::Nothing
     }
 
-    /// Where a half goes.
+    /// The side that reads a direction.
     pub(super) fn sink(&self, part: Part) -> Option<&Side> {
         match part {
             Part::Request => self.to.as_ref(),
@@ -200,35 +201,38 @@ impl Exchange {
         }
     }
 
-    /// It is the request of a response that is here: the next one may have forgotten both, and must not do it again.
+    /// Whether `part` is the request of a complete response. The next node may have forgotten both and must not run the
+    /// request again.
     pub(super) fn is_answered(&self, part: Part) -> bool {
         part == Part::Request && self.response.have().is_whole && !self.is_tunnel
     }
 
-    /// More of a half than there is and these is not taken yet: where it goes is not known, nor who has room for it.
+    /// Whether a request without a route would exceed `EARLY` with these bytes. Neither its next side nor its account
+    /// is known yet.
     pub(super) fn is_early(&self, part: Part, bytes: usize) -> bool {
         part == Part::Request && self.to.is_none() && self.request.kept() + bytes as u64 > EARLY
     }
 
-    /// What is there of a half may go further than this.
+    /// Whether the stored bytes of a direction may be forwarded.
     pub(super) fn may_go_on(&self, part: Part) -> bool {
         part == Part::Response || self.is_vouched
     }
 
-    /// The next one knows of it: who is asked for a response before it has heard of the request says that it has lost it.
+    /// Whether the next node knows the exchange. A node that is asked for a response before it hears of the request
+    /// would report it as lost.
     pub(super) fn is_there(&self) -> bool {
         let nothing = Upto::default();
         self.is_begun || self.request.held() != nothing || self.response.have() != nothing
     }
 
-    /// What was read of a half may be read again: by who asks its origin once more, compares what that says, or is a client
-    /// that comes back. All else the next one answers for.
+    /// Whether bytes may be read again after they were read: by an origin request that is replayed, by a comparison
+    /// with the replayed response, or by a client that returns. In all other cases the next node answers for them.
     pub(super) fn is_read_again(&self, part: Part) -> bool {
         let is_of_origin = part == Part::Response && self.source(part) == Some(&Side::Here);
         !self.is_tunnel && (is_of_origin || self.sink(part) == Some(&Side::Here))
     }
 
-    /// Where it comes from.
+    /// The side that writes a direction.
     pub(super) fn source(&self, part: Part) -> Option<&Side> {
         match part {
             Part::Request => Some(&self.from),
@@ -236,7 +240,8 @@ impl Exchange {
         }
     }
 
-    /// Who may begin an order anew that may have been done here, and until when.
+    /// The neighbour that may begin this order again after it may have run here, and the deadline until which that
+    /// counts.
     pub(super) fn order(&self) -> Option<(Arc<str>, Duration)> {
         let from = self.from.peer().filter(|_| self.is_intended)?;
         Some((from.clone(), self.deadline))

@@ -1,6 +1,8 @@
-//! Who has what to do, and what it costs: kept beside the exchanges, so that nobody goes over all of them.
+//! Indexes of the exchanges: the work for each neighbour and the usage of each account, so that no step scans all
+//! exchanges.
 //!
-//! In: an exchange that may have changed. Out: its places in the queues of its neighbours, and in its account.
+//! In: an exchange that may have changed. Out: its positions in the queues of its neighbours, and its usage in its
+//! account.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,51 +14,51 @@ use super::super::window::Pace;
 use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
-/// A neighbour.
+/// The state of a neighbour.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) is_open: bool,
-    /// The channel was closed, and exchanges that the neighbour has only begun may lapse. `closed_since` is set once
-    /// this was noticed.
+    /// The channel was closed, and exchanges that the neighbour began without data may expire. The next sweep sets
+    /// `closed_since`.
     pub(super) may_lapse: bool,
     pub(super) closed_since: Option<Duration>,
-    /// It was asked, and had nothing to hear.
+    /// The last call for a record found nothing to send.
     pub(super) is_quiet: bool,
-    /// Why there is no channel, where that is known.
+    /// The reason for the missing channel, if it is known.
     pub(super) trouble: Option<Arc<str>>,
     pub(super) pace: Pace,
-    /// What is not about bytes, to be said first.
+    /// Control records, sent before data.
     pub(super) words: VecDeque<Record>,
-    /// Halves of which it is to hear what is held.
+    /// Directions whose acknowledgement must be sent.
     pub(super) news: BTreeSet<(ExchangeId, Part)>,
-    /// Halves that have something for it: by what they have had, and by their age.
+    /// Directions with data for the neighbour: ordered by bytes already sent, and by age.
     pub(super) least: BTreeSet<(u64, ExchangeId, Part)>,
     pub(super) oldest: BTreeSet<(u64, ExchangeId, Part)>,
-    /// Bytes under way to it, and those that are read from disk for it.
+    /// Bytes in flight to the neighbour, and bytes that are being read from disk for it.
     pub(super) in_flight: u64,
     pub(super) loading: u64,
-    /// Chunks since the oldest exchange had its turn.
+    /// Chunks sent since the oldest exchange had its turn.
     pub(super) turns: u32,
-    /// Exchanges that it has part in, and those of whose end it is to hear, the oldest first.
+    /// Exchanges of the neighbour, and ends that it must hear of, the oldest first.
     pub(super) exchanges: BTreeSet<ExchangeId>,
     pub(super) ended: BTreeMap<u64, ExchangeId>,
-    /// Those of which it hears only when it speaks of them.
+    /// Ends that the neighbour hears of only if it mentions the exchange.
     pub(super) through: BTreeMap<u64, ExchangeId>,
 }
 
 impl Peer {
-    /// There is nothing that it should hear, or be heard of.
+    /// Whether there is nothing to send to the neighbour or to expect from it.
     pub(super) fn is_idle(&self) -> bool {
         self.exchanges.is_empty() && self.ended.is_empty()
     }
 
-    /// It has heard of an end, or need not any more.
+    /// Drops an end that the neighbour has heard, or no longer needs to hear.
     pub(super) fn forget(&mut self, ended: u64) {
         self.ended.remove(&ended);
         self.through.remove(&ended);
     }
 
-    /// There is something for it.
+    /// Signals that there is something to send to the neighbour.
     pub(super) fn stir(&mut self, name: &Arc<str>, out: &mut VecDeque<Output>) {
         if std::mem::take(&mut self.is_quiet) {
             out.push_back(Output::Stir(name.clone()));
@@ -64,10 +66,10 @@ impl Peer {
     }
 }
 
-/// How a half stands in the indexes.
+/// Position of one direction in the indexes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Indexed {
-    /// Among those that have something for a neighbour, with what it has had.
+    /// Bytes already sent, if there is more to send to a neighbour.
     sent: Option<u64>,
     has_news: bool,
     in_flight: u64,
@@ -76,18 +78,18 @@ pub(super) struct Indexed {
     pub(super) disk: u64,
     spare: u64,
     pub(super) places: u64,
-    /// Who is here was told of it.
+    /// The local reader was told that there is data.
     pub(super) is_ready_told: bool,
 }
 
 impl Engine {
-    /// An exchange may have changed: puts it where it belongs.
+    /// Updates all indexes after a possible change of an exchange.
     pub(super) fn reindex(&mut self, id: ExchangeId) {
         self.put(id, false);
         self.let_on(id);
     }
 
-    /// It goes: takes it out of all indexes.
+    /// Removes an exchange from all indexes.
     pub(super) fn unindex(&mut self, id: ExchangeId) {
         self.put(id, true);
         if PARTS.map(|part| self.held_up.remove(&(id, part)).is_some()).contains(&true) {
@@ -95,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// What is kept in case that it is read again gives way to what has to be kept.
+    /// Deletes bytes that are kept only for a possible second read, if the account needs their room.
     pub(super) fn make_room(&mut self, id: ExchangeId) {
         let Some(account) = self.exchanges.get(&id).map(|exchange| exchange.account.clone()) else { return };
         self.let_go_while(&account, |state| {
@@ -103,7 +105,7 @@ impl Engine {
         });
     }
 
-    /// There is so much of the disk, for each account.
+    /// Sets the disk space available to each account.
     pub(crate) fn set_disk(&mut self, bytes: u64) {
         self.disk_there = bytes;
         self.accounts.values_mut().for_each(|account| account.disk_there = bytes);
@@ -111,8 +113,8 @@ impl Engine {
         accounts.iter().for_each(|account| self.tell_room(account));
     }
 
-    /// The disk is full, or not any more. As long as it is, nothing is kept there or waits for it that was read here: what
-    /// might be read again after a restart then is not, and what goes through goes on.
+    /// Records whether the disk is full. While it is, the engine keeps no bytes on disk for a second read, and local
+    /// readers do not wait for the disk. Such bytes cannot be read again after a restart, but exchanges keep flowing.
     pub(crate) fn set_stuck(&mut self, is_stuck: bool) {
         let was_stuck = std::mem::replace(&mut self.is_stuck, is_stuck);
         self.accounts.values_mut().for_each(|account| account.is_stuck = is_stuck);
@@ -137,7 +139,7 @@ impl Engine {
         }
     }
 
-    /// Whoever was refused hears of room that came otherwise than by what it waits for.
+    /// Tells refused callers and neighbours about room that became free by other means than the one they wait for.
     pub(super) fn tell_room(&mut self, account: &Arc<str>) {
         let Some(state) = self.accounts.get_mut(account) else { return };
         if std::mem::take(&mut state.has_refused) {
@@ -203,7 +205,7 @@ impl Engine {
                 self.out.push_back(Output::Ready { id, part });
             }
             if exchange.is_refused && (now.memory < before.memory || now.disk < before.disk) {
-                // Its own has become less, whatever others have.
+                // The usage of this exchange itself has shrunk, whatever others use.
                 exchange.is_refused = false;
                 self.out.push_back(Output::Onward { id });
             }
@@ -216,25 +218,25 @@ impl Engine {
             account.lacking.remove(&id);
         }
         if account.is_freed(false) {
-            // No deeper than this: to be told to send again frees nothing.
+            // This recursion is at most one level deep: asking a neighbour to send again frees no room.
             let account = exchange.account.clone();
             self.tell_room(&account);
         }
     }
 }
 
-/// So many bytes that nobody needs are let go at once.
+/// Minimum of unneeded bytes that are deleted at once.
 const LET_GO: u64 = 256 << 10;
-/// What a piece that is written takes, beside its bytes: in memory, where it stands; on disk, its record's head.
+/// Overhead of a written piece beside its bytes: its position in memory, and its record header on disk.
 const IN_MEMORY: u64 = 96;
 const ON_DISK: u64 = 48;
 
-/// How a half should stand.
+/// Computes the positions that one direction should have.
 fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
-    // Who is not vouched for itself vouches for nobody.
+    // An exchange that is not confirmed itself acknowledges nothing.
     let may_speak = part == Part::Request || (exchange.is_vouched && exchange.is_there());
     let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, CHUNK));
     let sink = match exchange.sink(part) {

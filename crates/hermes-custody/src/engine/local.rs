@@ -1,6 +1,7 @@
-//! Clients and origins that are here: they bring bytes of one half, and read the other.
+//! Clients and origins at this node: they write one direction of an exchange and read the other.
 //!
-//! In: bytes as they come, and who asks for more. Out: bytes as they stand in their string; what is read counts as held.
+//! In: bytes as they arrive, and requests to read. Out: bytes in stream order. Bytes that were read count as
+//! acknowledged.
 
 use std::time::Duration;
 
@@ -10,24 +11,24 @@ use hermes_wire::custody::{ExchangeId, Part};
 use super::super::half::{Next, Upto};
 use super::{Appended, Engine, Exchange, Output, PARTS, Side};
 
-/// While there is a channel to the next one, no more is taken of who is here than this beyond what was sent: what is brought
-/// faster than the path takes it would cost time that its sending needs, and room.
+/// Maximum of unsent bytes from a local producer while the next node has a channel. Data that arrives faster than the
+/// path takes it would use storage, and time that sending needs.
 const AHEAD: u64 = 1 << 20;
-/// Nobody waits longer for the path to take of that: it is slow, or dark, and all is taken that there is room for. An origin
-/// may not have patience.
+/// Maximum wait for the path. After it the path counts as slow or down, and everything that fits is accepted, because
+/// an origin may not be patient.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Who is here has brought that much.
+/// A local producer that is ahead of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeldUp {
-    /// It waits, since then; `None`: nobody has looked at a clock yet.
+    /// Waiting, since this time; `None` until the first sweep sees it.
     Waits(Option<Duration>),
-    /// It has waited for long enough.
+    /// Has waited long enough and may continue.
     GoesOn,
 }
 
 impl Engine {
-    /// Bytes of a client or an origin that is here. What is not taken is to be brought again.
+    /// Accepts bytes of a local client or origin. The caller keeps bytes that are not accepted, and retries.
     pub(crate) fn append(&mut self, id: ExchangeId, part: Part, bytes: Bytes, is_last: bool) -> Appended {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
         if exchange.source(part) != Some(&Side::Here) {
@@ -46,7 +47,7 @@ impl Engine {
             return Appended::Ahead;
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
-        // Who begins anew behind us, after us, must not find another head.
+        // If this node restarts and begins again, the reader must not see another head.
         if part == Part::Response {
             exchange.response.send_what_is_safe();
         }
@@ -54,7 +55,7 @@ impl Engine {
         Appended::Taken
     }
 
-    /// Who is here has brought that much more than was sent, to a neighbour that there is a channel to.
+    /// Whether a local producer is more than `bytes` ahead of what was sent over an open channel.
     fn is_ahead(&self, id: ExchangeId, part: Part, bytes: u64) -> bool {
         let Some(exchange) = self.exchanges.get(&id) else { return false };
         let is_open = exchange.sink(part).and_then(Side::peer).and_then(|peer| self.peers.get(peer));
@@ -62,7 +63,7 @@ impl Engine {
         is_open.is_some_and(|peer| peer.is_open) && half.have().offset - half.sent() > bytes
     }
 
-    /// Whoever waits for its path goes on once that has taken half of what there was, or is gone.
+    /// Resumes a producer once its path has taken half of the surplus, or the channel is closed.
     pub(super) fn let_on(&mut self, id: ExchangeId) {
         if self.held_up.is_empty() {
             return;
@@ -76,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Whoever has waited for long goes on.
+    /// Resumes producers that have waited for the maximum time.
     pub(super) fn let_on_late(&mut self, now: Duration) {
         for ((id, _), state) in &mut self.held_up {
             match *state {
@@ -90,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// The next bytes for who is here, at most so many; `None` where there are none yet.
+    /// Up to `most` bytes for a local reader, and whether they are the last; `None` if there are none yet.
     pub(crate) fn read(&mut self, id: ExchangeId, part: Part, most: usize) -> Option<(Bytes, bool)> {
         let is_here = |exchange: &&mut Exchange| exchange.sink(part) == Some(&Side::Here) && exchange.may_go_on(part);
         let exchange = self.exchanges.get_mut(&id).filter(is_here)?;
@@ -116,7 +117,8 @@ impl Engine {
         read
     }
 
-    /// Another one who is here reads a response anew. False where what was read of it is gone, or it is over.
+    /// Lets another local client read a response from the beginning. Returns false if bytes that were read are deleted,
+    /// or the exchange has ended.
     pub(crate) fn reopen(&mut self, id: ExchangeId) -> bool {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.from == Side::Here) else {
             return false;

@@ -1,7 +1,7 @@
-//! What neighbours say, and what they are told.
+//! The protocol with neighbours.
 //!
-//! In: records, channels that come and go. Out: records, one at a time: words first, then what they wait for to forget
-//! something, then bytes, as many as the way to them takes.
+//! In: records, and channels that open and close. Out: one record at a time: first control records, then
+//! acknowledgements that let the neighbour forget bytes, then data, as much as the path takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,24 +14,25 @@ use super::super::half::{Half, Next, Upto};
 use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
-/// Of so many chunks one is the oldest exchange's, whoever else is ahead.
+/// The oldest exchange gets one chunk in this number; the other chunks go to the exchange with the fewest bytes sent.
 const FOR_THE_OLDEST: u32 = 8;
-/// Separates the name of a neighbour that connects to us from that of its connection.
+/// Separator between the name of a neighbour that connects to this node and the name of its connection.
 pub const BY: &str = " by ";
-/// No neighbour asks for longer custody.
+/// Maximum custody time that a neighbour may request.
 pub(crate) const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Answers that wait for one neighbour. What finds no room it asks for again.
+/// Control records that wait for one neighbour. The neighbour asks again for those that find no room.
 const MOST_WORDS: usize = 4096;
-/// Ends that wait for the disk before whoever told them may forget them. What finds no room is told at once.
+/// Ends that wait for the disk before the neighbour that reported them may forget them. Beyond this number the node
+/// confirms an end at once.
 const MOST_FAREWELLS: usize = 16 << 10;
 
-/// The neighbour with this name, whichever of its connections it uses.
+/// Name of the neighbour that owns a connection, without the name of the connection.
 pub(super) fn owner_of(peer: &Arc<str>) -> Arc<str> {
     peer.split_once(BY).map_or_else(|| peer.clone(), |(node, _)| Arc::from(node))
 }
 
 impl Engine {
-    /// A channel to a neighbour is there: what was under way over the one before is lost.
+    /// Handles a new channel to a neighbour: everything in flight over the previous channel is lost.
     pub(crate) fn opened(&mut self, peer: &Arc<str>) {
         let side = Side::Peer(peer.clone());
         let state = self.peers.entry(peer.clone()).or_default();
@@ -40,7 +41,7 @@ impl Engine {
         state.is_quiet = false;
         state.trouble = None;
         state.pace.begin();
-        // Said again where it still has to be.
+        // Records that are still needed are queued again below.
         state.words.clear();
         for id in state.ended.values() {
             let ended = self.ended.get(id).into_iter().flatten().filter(|ended| ended.peer == *peer);
@@ -58,12 +59,14 @@ impl Engine {
                 }
             }
             if exchange.from == side && exchange.request.have() == Upto::default() {
-                // It may have lost it before it said more than that it begins: nothing of it will ever be held here.
+                // The neighbour may have lost the exchange before it sent any data. This node would never have bytes to
+                // acknowledge, so it sends an empty acknowledgement.
                 exchange.request.greet();
             }
             if exchange.to.as_ref() == Some(&side) {
                 exchange.is_begun = false;
-                // It may have lost what it has of the request, or wait for us to know it: nothing else would tell.
+                // The neighbour may have lost its part of the request, or wait until this node confirms the exchange.
+                // No other record would reveal that.
                 if exchange.request.held() != Upto::default() {
                     exchange.response.greet();
                 }
@@ -72,7 +75,7 @@ impl Engine {
         }
     }
 
-    /// It is gone. What was read from disk to be sent need not be in memory meanwhile.
+    /// Handles a closed channel. Bytes read from disk for sending leave memory until the next channel.
     pub(crate) fn closed(&mut self, peer: &Arc<str>) {
         let Some(state) = self.peers.get_mut(peer) else { return };
         state.is_open = false;
@@ -96,24 +99,24 @@ impl Engine {
         }
     }
 
-    /// There is no channel to a neighbour, for this reason.
+    /// Records why there is no channel to a neighbour.
     pub(crate) fn is_troubled(&mut self, peer: &str, why: &str) {
         if let Some(state) = self.peers.get_mut(peer).filter(|state| state.trouble.as_deref() != Some(why)) {
             state.trouble = Some(Arc::from(why));
         }
     }
 
-    /// Something is to be said to this neighbour, or heard of it: a channel is wanted.
+    /// Whether a channel to this neighbour is wanted, to send something or to receive it.
     pub(crate) fn wants(&self, peer: &str) -> bool {
         self.peers.get(peer).is_some_and(|peer| !peer.is_idle())
     }
 
-    /// Exchanges that this neighbour has part in.
+    /// The number of exchanges that this neighbour takes part in.
     pub(crate) fn waiting(&self, peer: &str) -> usize {
         self.peers.get(peer).map_or(0, |peer| peer.exchanges.len())
     }
 
-    /// A neighbour says something. What it begins is counted on this account until it is led anywhere.
+    /// Handles a record of a neighbour. An exchange that it begins counts on `account` until it is assigned.
     pub(crate) fn hear(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
         let side = Side::Peer(peer.clone());
         if let Record::Begin { id, .. } | Record::Data { id, .. } | Record::Held { id, .. } = record {
@@ -129,21 +132,23 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
                     return self.unknown(peer, id);
                 };
-                // Only a process that was killed may have sent more than it still has; of its own origin's answer, all of it.
+                // Only a killed process may have sent more than it still has; if its own origin produced the data, only
+                // a complete response counts.
                 let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
                 let is_silent =
                     part == Part::Request && !exchange.is_begun && exchange.request.held() == Upto::default();
                 let half = exchange.half(part);
                 let before = half.held().offset;
                 if half.awaits_head() && upto == 0 && !is_whole {
-                    // Of what we have not begun to say it has nothing.
+                    // The neighbour acknowledges nothing of a direction that this node has not begun to send.
                     return;
                 }
                 if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {
                     return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
                 }
                 if behind == Behind::Again && half.has_gone(upto, is_whole) {
-                    // A full disk took not all that its origin had read, or its client, and that counted as held.
+                    // The disk was full. The neighbour acknowledged bytes that its origin or client had read, but did
+                    // not store all of them.
                     let reason = format!("{OUTCOME_UNKNOWN}: {peer} was restarted, and has lost some of what it held");
                     return self.fail(id, 502, &reason);
                 }
@@ -159,7 +164,7 @@ impl Engine {
                     pace.held(now, more);
                 }
                 if behind != Behind::Taken {
-                    // What was under way will never be held.
+                    // Data in flight will never be acknowledged.
                     pace.begin();
                 }
                 if more > 0 {
@@ -169,7 +174,8 @@ impl Engine {
                     && let Some(exchange) = self.exchanges.get_mut(&id)
                     && exchange.request.held() != Upto::default()
                 {
-                    // It speaks first, and may wait for us to know it. There may be nothing left that we would send.
+                    // The neighbour speaks first, and may wait until this node confirms the exchange. This node may
+                    // have nothing else to send.
                     exchange.response.greet();
                 }
                 self.reindex(id);
@@ -222,7 +228,7 @@ impl Engine {
     fn hear_gone(&mut self, peer: &Arc<str>, id: ExchangeId, status: u16, reason: String) {
         let side = Side::Peer(peer.clone());
         let Some(exchange) = self.exchanges.get(&id).filter(|exchange| exchange.is_with(&side)) else {
-            // It says so again over another channel, and waits still.
+            // The neighbour repeats the end over another channel while the first report still waits for the disk.
             if self.farewells.get(&id) != Some(peer) {
                 self.say(peer, Record::Done { id });
             }
@@ -235,18 +241,18 @@ impl Engine {
         }
         let Some(exchange) = self.exchanges.get(&id) else { return };
         if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Part::Request) {
-            // What became of it there afterwards is nobody's concern.
+            // The response is complete, so a later failure at the neighbour is irrelevant.
             return self.go_on_alone(id, &side);
         }
         let (is_first, until) = (exchange.from == side && !exchange.is_intended, exchange.deadline);
         self.end(id, &side, Record::Gone { id, status, reason });
         if is_first {
-            // It may be killed before it has written that, and would begin it anew.
+            // The neighbour may be killed before it has written the end, and would begin the exchange again.
             self.remember_ended(id, peer.clone(), Record::Done { id }, until, false);
         }
     }
 
-    /// Whoever it came from speaks of it, and so knows it.
+    /// Confirms an exchange, because the side that it came from mentions it.
     fn vouch(&mut self, id: ExchangeId, side: &Side) {
         if let Some(exchange) = self.exchanges.get_mut(&id).filter(|one| !one.is_vouched && one.from == *side) {
             exchange.is_vouched = true;
@@ -254,12 +260,12 @@ impl Engine {
         }
     }
 
-    /// The next one has no part in it any more, and all of its response is here.
+    /// Detaches the next node from an exchange whose response is complete here.
     fn go_on_alone(&mut self, id: ExchangeId, next: &Side) {
         self.unindex(id);
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.to = None;
-            // Whoever has forgotten it had all of it.
+            // A node that has forgotten the exchange had received its whole request.
             let have = exchange.request.have();
             exchange.request.set_held(have);
         }
@@ -279,7 +285,7 @@ impl Engine {
         let side = Side::Peer(peer.clone());
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             if exchange.from == side {
-                // It may have forgotten what it heard.
+                // The neighbour may have forgotten the acknowledgements.
                 exchange.request.forget_told();
                 return self.reindex(id);
             }
@@ -298,12 +304,12 @@ impl Engine {
         }
     }
 
-    /// What this neighbour is to hear of an exchange that is over.
+    /// The record that reports an ended exchange to this neighbour.
     pub(super) fn ended_for(&self, id: ExchangeId, peer: &Arc<str>) -> Option<&Record> {
         self.ended.get(&id)?.iter().find(|ended| ended.peer == *peer).map(|ended| &ended.record)
     }
 
-    /// A neighbour speaks of an exchange that is over here, or never was.
+    /// Answers a neighbour that mentions an exchange that has ended or never existed here.
     pub(super) fn unknown(&mut self, peer: &Arc<str>, id: ExchangeId) {
         let again = self.ended_for(id, peer).cloned();
         self.say(peer, again.unwrap_or(Record::Done { id }));
@@ -317,15 +323,15 @@ impl Engine {
         }
     }
 
-    /// What this neighbour is to hear next, if it may hear anything now. `window`: so much may be under way to it, where that
-    /// is known of its link.
+    /// The next record for this neighbour, if one may be sent now. `window` limits the bytes in flight, if the link's
+    /// capacity is known.
     pub(crate) fn next_record(&mut self, now: Duration, peer: &Arc<str>, window: Option<u64>) -> Option<Record> {
         loop {
             let state = self.peers.get_mut(peer).filter(|state| state.is_open)?;
             if let Some(record) = state.words.pop_front() {
                 return Some(record);
             }
-            // What it may forget by now; it waits for that with its window.
+            // Acknowledgements come first, because the neighbour's window waits for them.
             if let Some((id, part)) = state.news.first().copied() {
                 let exchange = self.exchanges.get_mut(&id)?;
                 let account = self.accounts.get(&exchange.account);
@@ -343,7 +349,8 @@ impl Engine {
                     None => continue,
                 }
             }
-            // Who has had least comes first: what is small is over soon, and what is large shares the rest.
+            // The exchange with the fewest bytes sent goes first: small ones finish soon, and large ones share the
+            // rest.
             let is_turn = state.turns + 1 >= FOR_THE_OLDEST;
             let first = if is_turn { &state.oldest } else { &state.least }.first().copied();
             let Some((_, id, part)) = first else {
@@ -351,11 +358,11 @@ impl Engine {
                 return None;
             };
             let exchange = self.exchanges.get_mut(&id)?;
-            // Where it had answered it knew of it, and must not do it once more.
+            // If a response has begun, the next node knew the exchange and must not begin it again.
             if part == Part::Request && !exchange.is_there() {
                 (exchange.is_begun, exchange.is_known) = (true, true);
                 let left = exchange.deadline.saturating_sub(now);
-                // It may be asked for the response from here on.
+                // From here on the neighbour may be asked for the response.
                 self.reindex(id);
                 return Some(Record::Begin { id, left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX >> 2) });
             }
@@ -368,7 +375,7 @@ impl Engine {
             let record = match next {
                 Some(Next::Bytes { offset, bytes, is_last }) => {
                     if state.in_flight == 0 {
-                        // What ended otherwise than by being held is not waited for.
+                        // Data that ended without an acknowledgement is no longer waited for.
                         state.pace.begin();
                     }
                     state.pace.sent(now, bytes.len() as u64);

@@ -1,7 +1,7 @@
-//! What is held on somebody's behalf, and who may have how much of the room.
+//! Storage quota of an account, and its fair distribution.
 //!
-//! In: what halves use, before and now. Out: whether more may be taken of one, and whether it is worth to ask for more.
-//! Never: whose it is.
+//! In: usage of directions, before and now. Out: whether more bytes of one are accepted, and whether to ask for more.
+//! Never: the owner of the account.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,38 +11,38 @@ use hermes_wire::custody::{ExchangeId, Part};
 use super::index::Indexed;
 use super::{Exchange, Limits, PARTS, Survives};
 
-/// A half may have so much, where that is there at all: a record, and where it stands.
+/// Guaranteed share of one direction of an exchange if the account has room at all: one record and its index entry.
 const LEAST: u64 = 32 << 10;
-/// Whoever was refused looks again where such a part of the room has become free.
+/// A refused caller retries when this fraction of the limit has become free.
 const LEVELS: u64 = 32;
 const MEMORY: usize = 0;
 const DISK: usize = 1;
 
-/// What is held on somebody's behalf.
+/// Usage and limits of one account.
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) limits: Limits,
-    /// What there is of the disk, whatever it may have.
+    /// Available disk space, whatever the account's own limit is.
     pub(super) disk_there: u64,
-    /// The disk takes nothing: nothing is kept there that is not needed, nor waits to be.
+    /// The disk is full: bytes that are not needed are not stored, and nothing waits to be stored.
     pub(super) is_stuck: bool,
     pub(super) exchanges: usize,
-    /// The exchanges of each owner: a neighbour or a user.
+    /// Number of exchanges by owner: a neighbour or a user.
     owners: HashMap<Arc<str>, usize>,
     pub(super) memory: u64,
     pub(super) disk: u64,
-    /// Of both, by direction, in the order of `PARTS`.
+    /// Usage of memory and of disk by direction, in the order of `PARTS`.
     of_part: [[u64; 2]; 2],
-    /// Bytes on disk that are kept while there is room, and whose, the most first at the end.
+    /// Bytes on disk that are kept only while there is room. The set `spares` lists them by size, the largest last.
     pub(super) spare: u64,
-    /// Bytes of memory for where pieces stand on disk.
+    /// Bytes of memory for the positions of pieces on disk.
     pub(super) places: u64,
     pub(super) spares: BTreeSet<(u64, ExchangeId, Part)>,
-    /// What was used most of it since whoever was refused looked last.
+    /// Maximum usage since refused callers last retried.
     peak: Used,
-    /// Who was refused is to be told of room.
+    /// A refused caller waits for room.
     pub(super) has_refused: bool,
-    /// Halves whose neighbour was refused.
+    /// Exchanges with data of a neighbour that was refused.
     pub(super) lacking: BTreeSet<ExchangeId>,
 }
 
@@ -69,18 +69,18 @@ impl Default for Account {
 }
 
 impl Account {
-    /// What it holds is written.
+    /// Whether the account stores its bytes on disk.
     pub(super) fn is_on_disk(&self) -> bool {
         self.limits.survives != Survives::Nothing
     }
 
-    /// Bytes that it may have on disk.
+    /// Bytes that the account may store on disk.
     pub(super) fn disk_limit(&self) -> u64 {
         self.limits.disk.min(self.disk_there)
     }
 
-    /// True if an owner may have one more exchange. An owner may have as many as remain free: one that takes all that
-    /// it may leaves half, two of them leave a quarter, and so on.
+    /// Whether an owner may have one more exchange. An owner may have as many as remain free: a single owner can take
+    /// half of the slots, and leaves the other half; a second one leaves a quarter, and so on.
     pub(super) fn takes_exchange(&self, owner: &str) -> bool {
         let free = self.limits.exchanges.saturating_sub(self.exchanges);
         free > 0 && self.owners.get(owner).copied().unwrap_or_default() <= free
@@ -101,15 +101,17 @@ impl Account {
         }
     }
 
-    /// So many bytes more of anybody.
+    /// Whether the account has room for these bytes, regardless of fairness.
     pub(super) fn takes_at_all(&self, bytes: usize) -> bool {
         let fits = |kept: u64, limit: u64| kept + bytes as u64 <= limit;
         fits(self.memory, self.limits.memory) && (!self.is_on_disk() || fits(self.disk, self.disk_limit()))
     }
 
-    /// So many bytes more of a half that uses so much. A direction may have three quarters, so that neither waits for the
-    /// other, and with what is small seven eighths; a half as much as is left of that, so that one that does not move
-    /// leaves half of it to others, two of them a quarter, and so on.
+    /// Whether the account accepts more bytes of a direction with this usage.
+    ///
+    /// A direction may use three quarters of the limit, so that requests and responses do not block each other; small
+    /// streams may use seven eighths. One stream may use as much as remains free of that: a stalled stream leaves half
+    /// of it to others, two leave a quarter, and so on.
     pub(super) fn takes(&self, bytes: usize, part: Part, used: &Indexed) -> bool {
         let fits = |tier: usize, kept: u64, of_half: u64, limit: u64| {
             let (bytes, free) = (bytes as u64, limit.saturating_sub(kept));
@@ -122,8 +124,9 @@ impl Account {
             && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.disk_limit()))
     }
 
-    /// With some to spare, or who is told to send again would be refused again. `now`: what the half uses, of which
-    /// `counted` is counted here.
+    /// Whether to ask a refused neighbour to send again. The margin is larger than in [`Account::takes`], so that the
+    /// data is not refused a second time. `now` is the usage of the direction; `counted` is the part that this account
+    /// includes already.
     pub(super) fn has_room(&self, part: Part, counted: &Indexed, now: &Indexed) -> bool {
         let has = |tier: usize, kept: u64, of_half: u64, limit: u64, change: [u64; 2]| {
             let changed = |sum: u64| sum + change[1] - change[0];
@@ -131,7 +134,7 @@ impl Account {
             let is_small = of_half <= LEAST / 2;
             let of_part = changed(self.of_part[part.index()][tier]);
             let left = of_direction(limit, is_small).saturating_sub(of_part).min(free);
-            // However little there is in all: a record has to fit, or it would be sent and refused again and again.
+            // The margin fits one record even in a tiny account, or the record would be sent and refused forever.
             let spare = if is_small { LEAST / 2 } else { (limit / 16).min(left / 4).max(1) };
             spare <= left && (is_small || of_half + spare <= left - spare)
         };
@@ -140,7 +143,7 @@ impl Account {
             && (!self.is_on_disk() || has(DISK, self.disk, now.disk, self.disk_limit(), disk))
     }
 
-    /// Somebody waits for room.
+    /// Whether a caller or a neighbour waits for room.
     fn is_waited_for(&self) -> bool {
         self.has_refused || !self.lacking.is_empty()
     }
@@ -151,8 +154,8 @@ impl Account {
         [[self.memory, a, b], [self.disk, c, d]]
     }
 
-    /// So much has become free that who waits for room had better look again, or anything at all. Who was refused may wait
-    /// for the whole of it, or for one direction's part.
+    /// Whether enough room has become free for a retry, or any room if `at_all` is set. A refused caller may wait for
+    /// the total or for the share of one direction.
     pub(super) fn is_freed(&mut self, at_all: bool) -> bool {
         let used = self.used();
         if !self.is_waited_for() {
@@ -173,7 +176,7 @@ impl Account {
         is_freed
     }
 
-    /// What can be on disk alone had better be: before a half has all the memory that it may.
+    /// Whether to move durable bytes out of memory. The threshold is below what one stream may use of memory.
     pub(super) fn is_tight(&self) -> bool {
         self.is_on_disk() && self.memory > self.limits.memory / 4
     }
@@ -188,22 +191,22 @@ impl Account {
     }
 }
 
-/// Bytes of memory and of disk: in all, and of each direction.
+/// Bytes of memory and of disk: the total, and each direction.
 type Used = [[u64; 3]; 2];
 
-/// So much of the room is one direction's; with what is small, which shall not wait for what is not.
+/// The share of one direction. Small streams get more, so that they do not wait for large ones.
 fn of_direction(limit: u64, is_small: bool) -> u64 {
     if is_small { limit - limit / 8 } else { limit / 4 * 3 }
 }
 
-/// An exchange is another account's now.
+/// Moves an exchange to another account.
 pub(super) fn move_account(accounts: &mut HashMap<Arc<str>, Account>, exchange: &Exchange, before: &Arc<str>) {
     let none = Indexed::default();
     if let Some(old) = accounts.get_mut(before) {
         old.remove_exchange(&exchange.owner);
         PARTS.into_iter().for_each(|part| old.count(part, &exchange.indexed[part.index()], &none));
     }
-    // Nothing was read of what goes nowhere yet, and so nothing is to spare.
+    // An unassigned exchange has no spare bytes, because nothing was read of it.
     let new = accounts.entry(exchange.account.clone()).or_default();
     new.add_exchange(&exchange.owner);
     PARTS.into_iter().for_each(|part| new.count(part, &none, &exchange.indexed[part.index()]));

@@ -1,20 +1,20 @@
-//! What of a half is on disk: as it was before this process, what need not be in memory, and what need not be there.
+//! Bytes of a stream on disk: restored after a restart, evicted from memory, and deleted.
 //!
-//! In: where pieces stand, what was read again. Out: what is to be read, and what nobody needs any more.
+//! In: positions of pieces, and bytes read back. Out: ranges to read, and ranges that nobody needs any longer.
 
 use bytes::Bytes;
 
 use super::{Chunk, Half, Head, Upto};
 
 impl Half {
-    /// As it was before this process: a head in the place of so many bytes of the one before, and what followed, all of it
-    /// on disk. Entries come in their order; one behind a gap says that the next one had all before.
+    /// Restores a head that replaced `theirs` bytes. [`Half::restore`] adds the pieces after it in ascending order. A
+    /// piece after a gap shows that the next node had acknowledged everything before it.
     pub(crate) fn restore_head(&mut self, theirs: u64, length: u64) {
         self.head = Head::Settled { length, theirs };
         self.restore(Upto { offset: 0, is_whole: false }, length);
     }
 
-    /// See [`Half::restore_head`].
+    /// Restores a piece after [`Half::restore_head`].
     pub(crate) fn restore(&mut self, at: Upto, length: u64) {
         if at.offset > self.have.offset {
             self.kept.clear();
@@ -34,50 +34,50 @@ impl Half {
         self.held = self.sent;
     }
 
-    /// That much was found after a restart. A next node may hold more: before it has said how much, nobody is asked for what
-    /// follows. Who is here has nothing that is not found, and asks for the rest at once.
+    /// Prepares a restored stream. The next node may hold more than the journal has, so that nothing is requested until
+    /// it reports its offset. A local endpoint holds nothing more, so that the rest is requested at once.
     pub(crate) fn resume(&mut self, is_next_here: bool) {
         self.is_behind = !is_next_here;
         self.lacks = is_next_here && !self.have.is_whole;
     }
 
-    /// Bytes that the next one holds, and that are on disk nevertheless; or are to be, where `is_read_again` is false.
+    /// Bytes on disk that the next node has acknowledged. If `is_read_again` is false, unwritten ones count as well.
     pub(crate) fn spare(&self, is_read_again: bool) -> u64 {
         self.may_go(is_read_again).saturating_sub(self.floor)
     }
 
-    /// Up to there none of it is needed. What was read here is no more than that before it is written: the one before must
-    /// not be told that it is held.
+    /// The offset below which no byte is needed. Bytes that a local endpoint has read are needed until they are
+    /// written: the previous node must not hear that they are stored before that.
     fn may_go(&self, is_read_again: bool) -> u64 {
         if is_read_again { self.base.min(self.safe.offset) } else { self.base }
     }
 
-    /// What it would save to let them go: bytes, and what pieces cost beside.
+    /// The savings of a deletion: bytes, and the overhead of pieces.
     pub(crate) fn costs(&self) -> u64 {
         self.spare(false) + self.pieces * 128
     }
 
-    /// They are not on disk any more, up to where that says.
+    /// Marks unneeded bytes as deleted, and returns the offset below which they are.
     pub(crate) fn let_go(&mut self, is_read_again: bool) -> u64 {
         let upto = self.may_go(is_read_again).max(self.floor);
         let (written, left) = (self.have.offset - self.floor, self.have.offset - upto);
-        // About as many as there are: their lengths are not known here.
+        // The number is an estimate, because the lengths of pieces are not known here.
         self.pieces = (self.pieces * left).div_ceil(written.max(1));
         self.floor = upto;
         self.floor
     }
 
-    /// What came before is gone, and nobody can be given it from its beginning.
+    /// Whether the beginning of the stream was deleted, so that nobody can read it from the start.
     pub(crate) fn is_torn(&self) -> bool {
         self.floor > 0
     }
 
-    /// Pieces that it is written in.
+    /// Number of pieces on disk.
     pub(crate) fn pieces(&self) -> u64 {
         self.pieces
     }
 
-    /// Who is here begins to read it anew, where what was read is on disk or was not let go. False where it is gone.
+    /// Restarts reading at offset zero for a local endpoint. Returns false if bytes that were read are deleted.
     pub(crate) fn reopen(&mut self, is_on_disk: bool) -> bool {
         if self.base > 0 {
             if !is_on_disk || self.is_torn() {
@@ -91,17 +91,17 @@ impl Half {
         true
     }
 
-    /// So many bytes that are away were asked for.
+    /// Records a requested read.
     pub(crate) fn ask(&mut self, length: u64) {
         self.loading = length;
     }
 
-    /// Bytes that were asked for.
+    /// Length of the requested read.
     pub(crate) fn loading(&self) -> u64 {
         self.loading
     }
 
-    /// What was away stands there again.
+    /// Puts bytes that were read from disk back into memory.
     pub(crate) fn load(&mut self, offset: u64, mut bytes: Bytes) {
         self.loading = 0;
         let mut begin = self.base;
@@ -109,7 +109,7 @@ impl Half {
             let end = begin + self.kept[index].len();
             if offset.max(self.base) < end {
                 let Chunk::Away(length) = self.kept[index] else { return };
-                // Some of it may be the next one's meanwhile.
+                // The next node may have acknowledged some of them meanwhile.
                 let over = usize::try_from(begin.saturating_sub(offset)).unwrap_or(usize::MAX).min(bytes.len());
                 let mut bytes = bytes.split_off(over);
                 let before = offset.saturating_sub(begin);
@@ -127,7 +127,7 @@ impl Half {
         }
     }
 
-    /// What is safe, and not about to be sent, need not be in memory.
+    /// Evicts bytes from memory that are durable and not about to be sent.
     pub(crate) fn evict(&mut self) {
         let mut end = self.base + self.kept.iter().map(Chunk::len).sum::<u64>();
         let mut away = 0;

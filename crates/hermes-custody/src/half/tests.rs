@@ -1,4 +1,4 @@
-//! A half by hand: each rule by itself.
+//! Rules of one stream, each tested alone.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn nothing_is_told_before_it_is_safe() {
     assert_eq!(half.news(true, false), None);
     half.forget_told();
     assert_eq!(half.news(true, false), Some((upto(5, true), Behind::Taken)));
-    // Or by the next one's custody.
+    // An acknowledgement of the next node releases bytes as well.
     let mut half = Half::default();
     half.take(0, bytes("hello"), true);
     half.send(100);
@@ -60,7 +60,7 @@ fn it_is_sent_in_pieces_and_again_from_where_the_next_one_holds_it() {
     half.rewind();
     assert_eq!(half.send(100), next(4, "o", false));
     assert_eq!(half.send(100), next(5, "world", true));
-    // Older words than the last.
+    // An older acknowledgement arrives late.
     half.set_held(upto(1, false));
     assert_eq!(half.held(), upto(4, false));
     half.set_held(upto(10, true));
@@ -90,7 +90,7 @@ fn what_there_was_no_room_for_is_asked_for_once_there_is() {
     assert_eq!(half.news(false, false), Some((upto(3, false), Behind::NoRoom)));
     assert_eq!(half.news(false, false), None);
     assert_eq!(half.news(true, false), Some((upto(3, false), Behind::Again)));
-    // More that was under way.
+    // Further data in flight arrives.
     assert_eq!(half.take(5, bytes("!"), true), None);
     assert_eq!(half.news(true, false), None);
     assert_eq!(half.take(3, bytes("lo!"), true), Some((3, bytes("lo!"))));
@@ -115,7 +115,7 @@ fn another_head_stands_in_the_place_of_theirs() {
     assert_eq!(half.take(0, bytes("head"), false), Some((0, bytes("head"))));
     assert_eq!(half.take(4, bytes("er+body"), false), Some((4, bytes("er+body"))));
     assert_eq!((half.send(99), half.news(true, false)), (None, None));
-    // "header+" of theirs.
+    // The text "header+" stands for the previous node's head.
     assert_eq!(half.settle(7, bytes("HD+")), [bytes("body")]);
     assert_eq!((half.have(), half.in_memory(false)), (upto(7, false), 7));
     assert_eq!(half.send(99), None, "its head has to be safe first");
@@ -123,7 +123,7 @@ fn another_head_stands_in_the_place_of_theirs() {
     assert_eq!(half.news(true, false), Some((upto(7, false), Behind::Taken)));
     assert_eq!(half.send(99), next(0, "HD+", false));
     assert_eq!(half.send(99), next(3, "body", false));
-    // Bytes of the head that come again say nothing.
+    // Bytes of the replaced head that arrive again change nothing.
     assert_eq!(half.take(0, bytes("header"), false), None);
     assert_eq!(half.take(5, bytes("r+body!"), true), Some((7, bytes("!"))));
     half.set_held(upto(5, false));
@@ -201,18 +201,18 @@ fn what_was_there_before_this_process_goes_on() {
     assert_eq!((half.have(), half.in_memory(false), half.kept()), (upto(16, true), 0, 16));
     assert_eq!(half.news(true, false), Some((upto(14, true), Behind::Taken)));
     assert_eq!(half.send(20), Some(Next::Away { offset: 0, length: 16 }));
-    // The next one had some of it before.
+    // The next node had received some of it earlier.
     half.set_held(upto(9, false));
     half.load(0, bytes("HEAD++0123456789"));
     assert_eq!(half.send(20), next(9, "3456789", true));
-    // Behind a gap: the next one had all before.
+    // Pieces after a gap: the next node had acknowledged everything before.
     let mut half = Half::default();
     half.restore(upto(0, false), 5);
     half.restore(upto(8, false), 2);
     assert_eq!((half.have(), half.kept(), half.held()), (upto(10, false), 2, upto(8, false)));
 }
 
-/// Who is here has read it, and will have to read it again where this process is killed.
+/// A local endpoint has read the bytes, and must read them again if this process is killed.
 #[test]
 fn what_was_read_here_is_safe_on_disk_alone() {
     let mut half = Half::default();
@@ -256,7 +256,8 @@ fn small_chunks_are_put_together() {
     assert!(sent == text.as_bytes());
 }
 
-/// A node was killed before all was written of what the next one had of it, and the one before knew that.
+/// A node was killed before it had written all bytes that it had sent, and the previous node had heard that the next
+/// node acknowledged them.
 #[test]
 fn what_came_behind_a_gap_is_asked_for_once_the_gap_is_gone() {
     let mut half = Half::default();

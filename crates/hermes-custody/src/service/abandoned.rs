@@ -1,7 +1,8 @@
-//! Exchanges whose client is gone, and may come back and ask the same.
+//! Exchanges whose client has disconnected, and may repeat its request.
 //!
-//! In: what a client had asked that went before its response was over, and what clients ask now. Out: the exchange that
-//! one goes on with. At most so many are kept, and none where their room is needed for who waits.
+//! In: requests of clients that disconnected before the end of the response, and requests of present clients. Out: the
+//! exchange that a repeated request joins. Their number is limited, and they give way if exchanges with a client need
+//! the room.
 
 use std::sync::Arc;
 
@@ -11,17 +12,18 @@ use hermes_wire::custody::{ExchangeId, Part};
 use super::Office;
 use super::state::{End, State, Storing};
 
-/// Responses that are kept for clients that are gone.
+/// Maximum number of responses that wait for clients to return.
 pub(super) const MOST_LEFT: usize = 256;
 
 impl Office {
-    /// Its client is gone, and may come back and ask the same. Until its deadline it goes on.
+    /// Marks an exchange whose client has disconnected and may repeat its request. The exchange continues until its
+    /// deadline.
     pub fn leave(&self, id: ExchangeId, asked: Bytes) {
         self.act(|state, _| {
             state.ends.remove(&id);
             match state.engine.have(id, Part::Request) {
                 Some(request) if request.is_whole => state.left.push_back((asked, id)),
-                // Nobody brings the rest of it.
+                // A request without its end can never complete.
                 Some(_) => state.engine.fail(id, 499, "its client is gone"),
                 None => {}
             }
@@ -33,8 +35,8 @@ impl Office {
         });
     }
 
-    /// An exchange whose client is gone and that had asked this: it is the caller's from now on, who reads its response
-    /// from the beginning.
+    /// Finds an exchange whose disconnected client had sent the same request. The caller owns it from now on, and reads
+    /// its response from the beginning.
     pub fn join(&self, asked: &Bytes) -> Option<ExchangeId> {
         self.act(|state, _| {
             if matches!(state.store, Storing::Over) {
@@ -53,7 +55,7 @@ impl Office {
 }
 
 impl State {
-    /// The oldest response whose client is gone, of those on this account, comes to nothing.
+    /// Fails the oldest exchange of this account whose client has disconnected.
     pub(super) fn leave_for_good(&mut self, account: &Arc<str>) {
         let is_its = |(_, id): &(Bytes, ExchangeId)| self.engine.account(*id) == Some(account);
         if let Some((_, id)) = self.left.iter().position(is_its).and_then(|place| self.left.remove(place)) {

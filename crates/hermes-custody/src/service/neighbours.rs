@@ -1,7 +1,7 @@
-//! What channels to neighbours ask of the office.
+//! Custody for channels to neighbours.
 //!
-//! In: channels that begin and end, and what is said on them. Out: what is to be said next, and whether a channel is
-//! wanted. Of the channels to one neighbour the last holds: what is heard on others is nobody's any more.
+//! In: channels that open and close, and the records that they receive. Out: records to send, and whether a channel is
+//! wanted. Only the latest channel to a neighbour counts; records on older ones are ignored.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,8 +11,8 @@ use hermes_wire::custody::{ExchangeId, Record};
 use super::Office;
 
 impl Office {
-    /// A channel to a neighbour begins; the one before is over. Its number, and exchanges of before this process that
-    /// the neighbour began, for the caller to look at.
+    /// Opens a channel to a neighbour and replaces the previous one. Returns the channel's number and the restored
+    /// exchanges that the neighbour began, which the caller must resume.
     pub fn open(&self, peer: &Arc<str>) -> (u64, Vec<ExchangeId>) {
         self.act(|state, _| {
             state.channels += 1;
@@ -25,18 +25,18 @@ impl Office {
         })
     }
 
-    /// A channel is over.
+    /// Closes a channel.
     pub fn close(&self, peer: &Arc<str>, channel: u64) {
         self.act(|state, _| {
             if state.is_last(peer, channel) {
                 state.engine.closed(peer);
-                // Whom nobody dials is known by a name of its own choice.
+                // A neighbour that nobody dials has a name of its own choice, so its entry is removed.
                 state.lines.retain(|name, line| name != peer || line.keeper.is_some());
             }
         });
     }
 
-    /// A neighbour says this. The exchanges that it began with it are the caller's to look at.
+    /// Handles a record of a neighbour. Returns the exchanges that it began, which the caller must route.
     pub fn hear(&self, peer: &Arc<str>, channel: u64, record: Record) -> Vec<ExchangeId> {
         let begun = self.act(|state, now| {
             if state.is_last(peer, channel) {
@@ -48,8 +48,8 @@ impl Office {
         begun.into_iter().map(|(id, _)| id).collect()
     }
 
-    /// What a neighbour is to hear next; `None` where another channel has taken its place. `window`: so much may be under
-    /// way to it, where that is known better than by what it says to hold.
+    /// The next record for a neighbour; `None` once another channel has replaced this one. `window` limits the bytes in
+    /// flight, if the capacity is known better than by acknowledgements.
     pub fn poll_record(
         &self,
         cx: &Context<'_>,
@@ -73,7 +73,7 @@ impl Office {
         })
     }
 
-    /// There is none to this neighbour, for this reason.
+    /// Records why there is no channel to this neighbour.
     pub fn is_troubled(&self, peer: &str, why: &str) {
         self.lock().engine.is_troubled(peer, why);
     }
@@ -83,7 +83,7 @@ impl Office {
         self.lock().engine.wants(peer)
     }
 
-    /// Exchanges that have something to say to this neighbour, or to hear of it.
+    /// The number of exchanges that this neighbour takes part in.
     pub fn waiting(&self, peer: &Arc<str>) -> usize {
         self.lock().engine.waiting(peer)
     }

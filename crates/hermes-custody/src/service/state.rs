@@ -1,6 +1,6 @@
-//! What is behind the office's lock.
+//! The state under the custody service's lock.
 //!
-//! In: what the engine says is to be done. Out: wakers, entries for the journal, and who failed for which reason.
+//! In: actions of the engine. Out: wakers, journal entries, and failures of exchanges.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,40 +17,40 @@ use super::super::store::{Held, HeldHalf, Job, Store};
 use super::Failure;
 use super::abandoned::MOST_LEFT;
 
-/// All of it.
+/// The state.
 pub(super) struct State {
     pub(super) engine: Engine,
-    /// Who is here and has part in an exchange.
+    /// Local endpoints by exchange.
     pub(super) ends: HashMap<ExchangeId, End>,
     pub(super) lines: HashMap<Arc<str>, Line>,
-    /// Counts channels, of all neighbours.
+    /// The number of the last channel, counted over all neighbours.
     pub(super) channels: u64,
-    /// Who was refused for want of room.
+    /// Wakers of tasks that were refused for lack of room.
     pub(super) crowd: HashMap<ExchangeId, Waker>,
-    /// Exchanges that neighbours began, and nobody has looked at yet.
+    /// Exchanges that neighbours began and that no task has routed yet.
     pub(super) begun: VecDeque<(ExchangeId, Arc<str>)>,
-    /// To be woken once the lock is free.
+    /// Wakers to wake once the lock is free.
     pub(super) woken: Vec<Waker>,
     pub(super) store: Storing,
-    /// Exchanges of before this process, by the neighbour that they came from: they are looked at when it is back.
+    /// Restored exchanges by the neighbour that began them; they resume when that neighbour reconnects.
     pub(super) resumed: HashMap<Arc<str>, Vec<ExchangeId>>,
-    /// Those whose request went to an origin that must not have it twice; or may have, though nothing says so.
+    /// Exchanges whose request was sent, or may have been sent, to an origin that must not receive it twice.
     pub(super) intended: HashMap<ExchangeId, Intent>,
-    /// When it was said of a disk that it takes nothing, and whether it is to be said that it does again.
+    /// Time of the last log message about a failing disk, and whether the recovery must be logged.
     pub(super) trouble: Option<Duration>,
     pub(super) is_troubled: bool,
-    /// Responses whose client is gone, by what it had asked, the oldest first.
+    /// Responses whose client has disconnected, by its request, the oldest first.
     pub(super) left: VecDeque<(Bytes, ExchangeId)>,
 }
 
-/// Where what is to be safe goes.
+/// The destination of journal entries.
 pub(super) enum Storing {
-    /// Nowhere: it is safe as long as the process is.
+    /// Memory alone: entries are durable for the life of the process.
     Memory,
-    /// To a journal that another process still has. Until then it waits, and nobody is heard.
+    /// A journal that another process still holds. Jobs wait until it is free, and no neighbour is served.
     Awaited(Vec<Job>),
     Journal(Store),
-    /// Nowhere any more: another process has it.
+    /// No destination: another process has the journal.
     Over,
 }
 
@@ -59,7 +59,7 @@ impl Storing {
         match self {
             Storing::Memory | Storing::Over => {}
             Storing::Awaited(jobs) => {
-                // What is over before anything was written of it need not be.
+                // Unwritten entries of an ended exchange are discarded.
                 if let Job::Keep { id, note: Note::Forget, .. } = &job {
                     jobs.retain(|job| !matches!(job, Job::Keep { id: other, .. } if other == id));
                 }
@@ -70,7 +70,7 @@ impl Storing {
     }
 }
 
-/// Nobody brings the rest of a request whose client is gone.
+/// Whether the request is complete. The rest of an incomplete request never arrives once its client has disconnected.
 fn is_asked_whole(engine: &Engine, id: ExchangeId) -> bool {
     engine.have(id, Part::Request).is_some_and(|request| request.is_whole)
 }
@@ -85,27 +85,27 @@ pub(super) fn millis(period: Duration) -> u64 {
     u64::try_from(period.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Somebody's part in an exchange.
+/// A local endpoint of an exchange.
 #[derive(Default)]
 pub(super) struct End {
-    /// Bytes of heads that are awaited, in the order of the parts; and whether they are known by now.
+    /// Received bytes of awaited heads, in the order of the parts, and whether the heads are known by now.
     pub(super) heads: [VecDeque<Bytes>; 2],
     pub(super) has_head: [bool; 2],
     pub(super) readers: [Option<Waker>; 2],
-    /// That its request goes out is written.
+    /// The intent to send the request is durable.
     pub(super) is_intended: bool,
     pub(super) failure: Option<Failure>,
     pub(super) is_over: bool,
 }
 
-/// The way to a neighbour.
+/// The connection to a neighbour.
 #[derive(Default)]
 pub(super) struct Line {
-    /// The last of its channels, which holds.
+    /// The number of the latest channel, the only one that counts.
     pub(super) channel: u64,
-    /// Whoever carries it.
+    /// Waker of the task that serves the channel.
     pub(super) carrier: Option<Waker>,
-    /// Whoever makes a channel when one is wanted.
+    /// Waker of the task that dials a channel when one is wanted.
     pub(super) keeper: Option<Waker>,
 }
 
@@ -160,26 +160,26 @@ impl State {
         known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("it is over") })
     }
 
-    /// What came to nothing before this process is known as long as it may be asked for again.
+    /// Restores a failed exchange that must not run again. It stays known as long as its neighbour may begin it again.
     pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: Note) {
         let Note::Gone { peer, status, reason, deadline } = note else { return };
-        // A clock that was set back does not have it known for ever.
+        // A clock that was set back must not keep it forever.
         let left = Duration::from_millis(deadline.saturating_sub(date())).min(LONGEST);
         let record = Record::Gone { id, status, reason: reason.to_string() };
         self.engine.restore_end(id, peer, record, now + left);
     }
 
-    /// What was held before this process is held again.
+    /// Restores an exchange from the journal.
     pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
         let Held { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
-        // A clock that was set back gives nobody more time than it had.
+        // A clock that was set back must not extend the deadline.
         let left = Duration::from_millis(deadline.saturating_sub(date()).min(life));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
         let peer = match &from {
             Side::Peer(peer) => Some(peer.clone()),
             Side::Here => None,
         };
-        // What it was to the socket beside it is not known any more.
+        // A tunnel with a local end cannot continue, because its socket was closed.
         let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
         let former = |HeldHalf { head, pieces }| Former { head, pieces };
         let (sides, time) = ((from, to), (now, left, Duration::from_millis(life)));
@@ -189,7 +189,7 @@ impl State {
             self.engine.intend(id);
             self.intended.insert(id, intent);
         }
-        // More came than may be kept, and nobody can ask its origin once more.
+        // Deleted bytes of a request cannot be sent to its origin again.
         let is_lost = is_for_here
             && self.engine.is_torn(id, Part::Request)
             && !self.engine.have(id, Part::Response).is_some_and(|response| response.is_whole);
@@ -208,7 +208,7 @@ impl State {
         }
     }
 
-    /// Does what the engine says.
+    /// Carries out the actions of the engine.
     pub(super) fn settle(&mut self, now: Duration) {
         while let Some(output) = self.engine.output() {
             match output {
@@ -270,11 +270,11 @@ impl State {
             }
             Entry::Forget => Note::Forget,
         };
-        // That it is over is said of all: who has nothing of it writes nothing.
+        // The end of an exchange always goes to the store, which ignores it if nothing of the exchange was written.
         if survives != Survives::Nothing || note == Note::Forget {
             return self.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
         }
-        // In memory alone: what is here is safe as long as the process is.
+        // Without a journal, bytes are durable for the life of the process.
         match note {
             Note::Head { part, bytes, .. } => self.engine.is_safe(id, part, bytes.len() as u64, false),
             Note::Bytes { part, offset, bytes, is_last } => {
@@ -284,7 +284,7 @@ impl State {
         }
     }
 
-    /// Who was refused waits. `account`: whose room it was; `None`: its own.
+    /// Lets a refused caller wait. `account` is the account without room; `None` stands for the exchange's own.
     pub(super) fn unless_refused(
         &mut self,
         cx: &Context<'_>,
@@ -295,7 +295,7 @@ impl State {
         match appended {
             Appended::Taken => Poll::Ready(Ok(())),
             Appended::Full | Appended::Ahead => {
-                // Who waits comes before who is gone.
+                // A waiting caller takes precedence over disconnected clients.
                 let account = account.or_else(|| self.engine.account(id)).filter(|_| appended == Appended::Full);
                 if let Some(account) = account.cloned() {
                     self.leave_for_good(&account);
@@ -307,7 +307,7 @@ impl State {
         }
     }
 
-    /// Waits for something of an exchange that there is.
+    /// Waits for progress of an existing exchange.
     pub(super) fn wait<T>(&mut self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<T, Failure>> {
         if !self.ends.contains_key(&id) && self.engine.have(id, part).is_none() {
             return Poll::Ready(Err(self.failure(id)));
@@ -315,7 +315,7 @@ impl State {
         self.ends.entry(id).or_default().wait(cx, part)
     }
 
-    /// Nobody has looked at it, nor will: its neighbour was not back before it was over.
+    /// Drops a restored exchange that ended before its neighbour reconnected.
     fn forget_resumed(&mut self, id: ExchangeId) {
         let is_unseen = self.resumed.values_mut().any(|ids| {
             let place = ids.iter().position(|one| *one == id);

@@ -1,7 +1,7 @@
-//! The office and its journal: what outlives this process, and what was there before it.
+//! The journal of the custody service: state that outlives the process, and its recovery.
 //!
-//! In: a directory, once it is free; what its thread has written and read. Out: exchanges of before, that what was to be
-//! safe is, and bytes that were read again. Never: a wait for the disk under the lock.
+//! In: the journal's directory, once it is free, and the reports of its thread. Out: restored exchanges, notices of
+//! durable entries, and bytes read back. Never: a wait for the disk under the lock.
 
 use std::io;
 use std::path::Path;
@@ -20,31 +20,32 @@ use super::super::store::{Job, Reader, Safe, Store, is_full};
 use super::state::Storing;
 use super::{Failure, Office};
 
-/// That a disk takes nothing is said no oftener.
+/// Minimum interval between log messages about a failing disk.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
-/// An exchange of before this process, for who looks at it.
+/// A restored exchange, for the task that resumes it.
 pub struct Resumed {
-    /// It ends here.
+    /// The exchange ends at this node.
     pub is_for_here: bool,
-    /// It goes on, and the head of its response was not there yet.
+    /// The exchange goes to another node, and the head of its response had not arrived yet.
     pub awaits_head: bool,
-    /// Its request may have gone to an origin.
+    /// The request may have been sent to an origin.
     pub intent: Option<Intent>,
-    /// How far its response had come.
+    /// Progress of the response.
     pub response: Upto,
 }
 
 impl Office {
-    /// What is held from now on is written to a journal in this directory, once it is free.
+    /// Lets journal entries wait until [`Office::store_in`] opens the journal.
     pub fn will_store(&self) {
         self.act(|state, _| state.store = Storing::Awaited(Vec::new()));
     }
 
-    /// Goes on with what the journal in this directory answers for, and writes it.
+    /// Restores the exchanges of the journal in this directory, and writes the journal from now on.
     ///
     /// # Errors
-    /// It cannot be had: `WouldBlock`, where another process has it.
+    ///
+    /// The journal cannot be opened; `WouldBlock` if another process holds it.
     pub fn store_in(self: &Arc<Self>, directory: &Path) -> io::Result<()> {
         let opened = Store::open(directory)?;
         let reader: Arc<dyn Reader> = self.clone();
@@ -60,13 +61,14 @@ impl Office {
             }
             held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
             gone.into_iter().for_each(|(id, note)| state.restore_end(now, id, note));
-            // Whoever dials has waited for that.
+            // Dialling tasks have waited for the journal.
             state.woken.extend(state.lines.values_mut().filter_map(|line| line.keeper.take()));
             Ok(())
         })
     }
 
-    /// Another process may have what is held: nobody is heard here any more, and whoever waits here hears that.
+    /// Stops the service because another process takes over: neighbours are no longer served, and waiting tasks receive
+    /// an error.
     pub fn stop(&self) {
         let store = self.act(|state, _| {
             for line in state.lines.values_mut() {
@@ -82,21 +84,21 @@ impl Office {
             state.woken.extend(state.crowd.drain().map(|(_, waker)| waker));
             std::mem::replace(&mut state.store, Storing::Over)
         });
-        // Waits for what is under way; not under the lock, which its thread needs.
+        // Dropping the store waits for its thread, which needs the lock.
         drop(store);
     }
 
-    /// Its journal cannot be had: nothing is taken into custody.
+    /// Stops accepting exchanges, because the journal cannot be opened.
     pub fn give_up(&self) {
         self.act(|state, _| state.store = Storing::Over);
     }
 
-    /// Neighbours are heard, and dialled.
+    /// Whether neighbours are served and dialled.
     pub fn is_ready(&self) -> bool {
         self.lock().is_ready()
     }
 
-    /// What is to be known of an exchange of before this process.
+    /// The state of a restored exchange.
     pub fn resumed(&self, id: ExchangeId) -> Option<Resumed> {
         let state = self.lock();
         Some(Resumed {
@@ -107,14 +109,14 @@ impl Office {
         })
     }
 
-    /// Reads again what is safe of a half. `None`: it is not to be had.
+    /// Reads stored bytes of a direction again. Returns `None` if the read failed.
     pub async fn read_back(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> Option<Bytes> {
         let (back, answer) = oneshot::channel();
         self.lock().store.ask(Job::Read { id, part, offset, length, back: Some(back) });
         answer.await.ok().flatten()
     }
 
-    /// Ready when it is safe to know that the request goes to an origin that must not have it twice.
+    /// Ready once the intent to send the request is durable. The origin must not receive the request twice.
     pub fn poll_intent(&self, cx: &Context<'_>, id: ExchangeId) -> Poll<Result<(), Failure>> {
         self.act(|state, _| {
             state.engine.intend(id);
@@ -159,7 +161,7 @@ impl Reader for Office {
     fn is_stuck(&self, why: Option<&io::Error>) {
         self.act(|state, now| match why {
             Some(error) => {
-                // A disk that is full is so again and again.
+                // A full disk fails again and again.
                 if state.trouble.is_none_or(|said| now >= said + SAID_AGAIN) {
                     tracing::error!(%error, "the journal of custody cannot be written; trying again");
                     (state.trouble, state.is_troubled) = (Some(now), true);

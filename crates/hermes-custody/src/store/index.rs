@@ -1,7 +1,7 @@
-//! Where in the journal what is held stands.
+//! Index of the journal: the position of every live entry.
 //!
-//! In: entries as they were written, and where. Out: what is held of each exchange, its bytes, and how much of a segment is
-//! still of use.
+//! In: entries as they were written, and their positions. Out: live entries of each exchange, their bytes, and the
+//! number of live bytes in a segment.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -16,21 +16,22 @@ use super::super::half::Upto;
 use super::super::journal::{self, Intent, Note};
 use super::Segment;
 
-/// Bytes of an entry that says that an exchange is over; and about those that say what it is, which go wherever some of it does.
+/// Length of an end mark, and estimated length of the entries without data, which move along with any part of their
+/// exchange.
 const END: u64 = journal::FRAME as u64 + 17;
 const BEGIN: u64 = 300;
 
-/// Some bytes of a string.
+/// A range of a stream.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     offset: u64,
     length: u64,
-    /// Of a head: bytes of the one before that it stands for.
+    /// For a head: the bytes of the previous node's stream that it replaces.
     theirs: Option<u64>,
     is_last: bool,
     segment: u64,
     at: u64,
-    /// Bytes of its record.
+    /// Length of the record.
     record: u64,
 }
 
@@ -40,60 +41,60 @@ impl Extent {
     }
 }
 
-/// An exchange's entries.
+/// The entries of an exchange.
 #[derive(Debug, Default)]
 struct Kept {
-    /// Those without bytes.
+    /// Entries without data.
     begin: Option<Note>,
     lead: Option<Note>,
     intent: Option<Intent>,
     asked: Option<Bytes>,
-    /// It has come to nothing: there is nothing else.
+    /// The exchange has failed; no other entry is live.
     gone: Option<Note>,
-    /// Of its strings, by where they begin. Of two that begin at one place the first is empty, or was written again.
+    /// Ranges of both streams, by offset. If two have the same offset, the first is empty, or was written again.
     halves: [BTreeMap<u64, Extent>; 2],
-    /// Bytes of its records, by segment.
+    /// Record bytes of the exchange, by segment.
     bytes: BTreeMap<u64, u64>,
 }
 
-/// What is held of an exchange.
+/// An exchange found in the journal.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) from: Side,
     pub(crate) to: Option<Side>,
     pub(crate) account: Arc<str>,
-    /// In milliseconds since 1970; and so many before that it came.
+    /// Deadline in milliseconds since 1970, and the custody time before it.
     pub(crate) deadline: u64,
     pub(crate) life: u64,
     pub(crate) intent: Option<Intent>,
     pub(crate) is_tunnel: bool,
-    /// What its client had asked, where one may ask it again.
+    /// The request of a local client, if another client may repeat it and join.
     pub(crate) asked: Option<Bytes>,
     pub(crate) halves: [HeldHalf; 2],
 }
 
-/// What is held of a string.
+/// A direction of such an exchange.
 #[derive(Debug, Default)]
 pub(crate) struct HeldHalf {
-    /// Its head: of theirs, and of ours.
+    /// Length of the head that was replaced, and of the head that this node wrote.
     pub(crate) head: Option<(u64, u64)>,
-    /// Where pieces of it stand, and how long they are, from its beginning to its end.
+    /// Offset and length of each piece, in ascending order.
     pub(crate) pieces: Vec<(Upto, u64)>,
 }
 
-/// All of it.
+/// The index.
 #[derive(Default)]
 pub(super) struct Index {
     pub(super) segments: VecDeque<Segment>,
     exchanges: HashMap<ExchangeId, Kept>,
-    /// Exchanges that are over, while older segments may have entries of them; by the segment that says so.
+    /// End marks of exchanges that older segments may still have entries of, with the segment of the mark.
     pub(super) over: HashMap<ExchangeId, u64>,
-    /// Bytes of records that are of use, by segment.
+    /// Live record bytes, by segment.
     live: HashMap<u64, u64>,
 }
 
 impl Index {
-    /// An entry was written, or found, in this segment. `at`: where its bytes are.
+    /// Adds an entry that was written to, or found in, a segment. `at` is the position of its data.
     pub(super) fn add(&mut self, id: ExchangeId, note: &Note, segment: u64, at: u64, length: u64) {
         if *note == Note::Forget {
             self.forget(id);
@@ -119,7 +120,7 @@ impl Index {
         match note {
             Note::Begin { .. } => kept.begin = Some(note.clone()),
             Note::Lead { .. } => kept.lead = Some(note.clone()),
-            // What is certain stays so.
+            // Certainty replaces doubt, but not the reverse.
             Note::Intent(intent) if kept.intent != Some(Intent::Certain) => kept.intent = Some(*intent),
             Note::Asked { bytes } => kept.asked = Some(bytes.clone()),
             Note::Gone { .. } => kept.gone = Some(note.clone()),
@@ -132,7 +133,7 @@ impl Index {
         }
     }
 
-    /// Up to there nobody needs what is held of a string, but for its head and its end.
+    /// Drops entries of a stream below this offset, except its head and its end.
     pub(super) fn release(&mut self, id: ExchangeId, part: Part, upto: u64) {
         let Some(kept) = self.exchanges.get_mut(&id) else { return };
         let is_over = |one: &Extent| one.end() <= upto && one.theirs.is_none() && !one.is_last;
@@ -140,7 +141,7 @@ impl Index {
         gone.iter().for_each(|(_, extent)| self.drop_record(id, extent));
     }
 
-    /// A record of an exchange is of no use any more.
+    /// Marks a record as obsolete.
     fn drop_record(&mut self, id: ExchangeId, extent: &Extent) {
         if let Some(kept) = self.exchanges.get_mut(&id)
             && let Some(bytes) = kept.bytes.get_mut(&extent.segment)
@@ -153,12 +154,12 @@ impl Index {
         self.free(extent.segment, extent.record);
     }
 
-    /// Whether anything of it was written.
+    /// Whether anything of the exchange was written.
     pub(super) fn has(&self, id: ExchangeId) -> bool {
         self.exchanges.contains_key(&id)
     }
 
-    /// It is over.
+    /// Drops an exchange that has ended.
     pub(super) fn forget(&mut self, id: ExchangeId) {
         for (segment, bytes) in self.exchanges.remove(&id).into_iter().flat_map(|kept| kept.bytes) {
             self.free(segment, bytes);
@@ -174,16 +175,16 @@ impl Index {
         }
     }
 
-    /// Bytes of a segment that are of use.
+    /// Live bytes of a segment.
     pub(super) fn live(&mut self, segment: u64) -> u64 {
-        // What older segments say of exchanges that are over is gone with them.
+        // An end mark is obsolete once all older segments are removed.
         if let Some(oldest) = self.segments.front().map(|segment| segment.number) {
             self.over.retain(|_, said_in| *said_in >= oldest);
         }
         self.live.get(&segment).copied().unwrap_or_default()
     }
 
-    /// The segment whose room is had for the least: `None`, where none has more of no use than of use.
+    /// The segment that is cheapest to empty; `None` if each is more than half live.
     pub(super) fn least(&self) -> Option<u64> {
         let mut ends: HashMap<u64, u64> = HashMap::new();
         self.over.values().for_each(|said_in| *ends.entry(*said_in).or_default() += END);
@@ -205,14 +206,14 @@ impl Index {
         self.live.values().sum()
     }
 
-    /// What is held, of those that go anywhere: of all others nothing was acknowledged.
+    /// Exchanges to restore. An exchange without a next side is dropped, because nothing of it was acknowledged.
     pub(super) fn held(&mut self) -> Vec<(ExchangeId, Held)> {
         let aimless: Vec<_> = self.exchanges.iter().filter(|(_, kept)| kept.is_aimless()).map(|(id, _)| *id).collect();
         aimless.into_iter().for_each(|id| self.forget(id));
         self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.held()?))).collect()
     }
 
-    /// These bytes of a string.
+    /// Reads a range of a stream.
     pub(super) fn read(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> io::Result<Bytes> {
         let gone = || io::Error::new(io::ErrorKind::NotFound, "it is not in the journal");
         let kept = self.exchanges.get(&id).ok_or_else(gone)?;
@@ -234,8 +235,8 @@ impl Index {
         if at == end { Ok(out.freeze()) } else { Err(gone()) }
     }
 
-    /// The entries that are to be written anew where this segment goes. What says that an exchange is over is one where an
-    /// older segment may have entries of it.
+    /// The entries to write again before this segment is removed. An end mark is among them if an older segment may
+    /// have entries of its exchange.
     pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<Note>)>> {
         let mut moving = Vec::new();
         for (id, kept) in &self.exchanges {
@@ -263,7 +264,7 @@ impl Index {
         Ok(moving)
     }
 
-    /// What of an exchange stands in a segment stands elsewhere now, or soon.
+    /// Drops the copies of an exchange's entries in a segment, after they were written elsewhere.
     pub(super) fn forget_in(&mut self, id: ExchangeId, segment: u64) {
         let Some(kept) = self.exchanges.get_mut(&id) else { return };
         kept.halves.iter_mut().for_each(|half| half.retain(|_, one| one.segment != segment));
@@ -272,14 +273,15 @@ impl Index {
         }
     }
 
-    /// What has come to nothing, and must not be done again.
+    /// Failed exchanges that must not run again.
     pub(super) fn gone(&self) -> Vec<(ExchangeId, Note)> {
         self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.gone.clone()?))).collect()
     }
 }
 
 impl Kept {
-    /// Nobody knows where it goes, or with which head of ours: a process ended before it had said so.
+    /// Whether the next side is unknown, or the head that this node writes: the process ended before it had written
+    /// them.
     fn is_aimless(&self) -> bool {
         let is_peer = |side: &Side| matches!(side, Side::Peer(_));
         match (&self.begin, &self.lead) {

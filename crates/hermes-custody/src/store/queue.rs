@@ -1,8 +1,8 @@
-//! What the journal's thread is asked for, and when it looks.
+//! Job queue of the journal's thread.
 //!
-//! In: jobs, and how long each may wait. Out: all of them at once, in their order. Who asks wakes the thread only where it
-//! would look too late: what nobody waits for lies until something else is written, and most of what is small is over before
-//! that, so that nothing of it is written at all.
+//! In: jobs, and the maximum delay of each. Out: all queued jobs at once, in order. A job wakes the thread only if the
+//! thread would look too late. Entries that nobody waits for stay queued until something else is written. Most small
+//! exchanges end before that, so that none of their entries is written.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use super::super::journal::Note;
 use super::{Job, SMALL};
 
-/// What is passed on in bulk is written so often, and at once where that is longer ago.
+/// Minimum interval between writes of bulk data. A write is immediate if the last one was longer ago.
 const SOON: Duration = Duration::from_millis(1);
-/// What nobody waits for.
+/// Maximum delay of jobs that nobody waits for.
 const WHENEVER: Duration = Duration::from_millis(10);
-/// So many bytes wait no longer.
+/// Queued bytes that end the delay.
 const MANY: usize = 256 << 10;
-/// After so long without a job the thread does not look by itself any more.
+/// Idle time after which the thread stops polling and must be woken.
 const RESTS: Duration = Duration::from_secs(1);
 
-/// How long a job may wait.
+/// The urgency of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Haste {
     Whenever,
@@ -36,10 +36,11 @@ impl Haste {
                 Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Gone { .. } | Note::Forget => {
                     Haste::Whenever
                 }
-                // It is sent on when it is safe; but for that of who is here, which is empty.
+                // A head is sent once it is durable. A local endpoint's head is empty, and nobody waits for it.
                 Note::Head { bytes, .. } if bytes.is_empty() => Haste::Whenever,
                 Note::Intent(_) | Note::Head { .. } => Haste::Now,
-                // A small whole is passed on without waiting; what is longer waits for its beginning, and for its end.
+                // A small complete stream is sent without waiting. The beginning and the end of a longer one wait to be
+                // durable.
                 Note::Bytes { offset: 0, is_last: true, bytes, .. } if bytes.len() <= SMALL => Haste::Whenever,
                 Note::Bytes { offset: 0, .. } | Note::Bytes { is_last: true, .. } => Haste::Now,
                 Note::Bytes { .. } => Haste::Soon,
@@ -55,13 +56,13 @@ fn size(job: &Job) -> usize {
     }
 }
 
-/// When the thread looks again.
+/// The time of the thread's next look at the queue.
 #[derive(Debug, Clone, Copy)]
 enum Sleep {
-    /// When it is done with what it has.
+    /// The thread is working, and looks when it is done.
     Busy,
     Until(Instant),
-    /// When it is woken.
+    /// The thread sleeps until it is woken.
     Deep,
 }
 
@@ -69,17 +70,17 @@ enum Sleep {
 struct Inner {
     jobs: Vec<Job>,
     bytes: usize,
-    /// When the first of them came.
+    /// Arrival of the first queued job.
     since: Instant,
     haste: Haste,
-    /// When the thread had some last.
+    /// Last time at which the thread took jobs.
     taken: Instant,
     sleep: Sleep,
     is_over: bool,
 }
 
 impl Inner {
-    /// When they are to be taken; `None`: there are none.
+    /// The time at which the queued jobs are due; `None` if there are none.
     fn due(&self, now: Instant) -> Option<Instant> {
         if self.jobs.is_empty() {
             return None;
@@ -93,7 +94,7 @@ impl Inner {
     }
 }
 
-/// The jobs of a thread.
+/// The queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     inner: Mutex<Inner>,
@@ -134,14 +135,14 @@ impl Queue {
             Sleep::Deep => true,
         };
         if is_late {
-            // Once is enough.
+            // The first wake-up is enough; later jobs need none.
             inner.sleep = Sleep::Busy;
             drop(inner);
             self.bell.notify_one();
         }
     }
 
-    /// No more come.
+    /// Ends the queue: no further jobs arrive.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.bell.notify_one();
@@ -151,7 +152,7 @@ impl Queue {
         self.lock().is_over
     }
 
-    /// Waits until there are some that should be taken; with `most`, no longer than that. `None`: no more come.
+    /// Waits for due jobs, or until `most` has passed. Returns `None` at the end of the queue.
     pub(super) fn take(&self, most: Option<Duration>) -> Option<Vec<Job>> {
         let began = Instant::now();
         let mut inner = self.lock();
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn who_sleeps_is_woken() {
         let queue = Queue::new();
-        // Its thread says when it sleeps.
+        // The thread marks itself as asleep.
         queue.lock().sleep = Sleep::Busy;
         queue.lock().taken = Instant::now().checked_sub(2 * RESTS).unwrap();
         std::thread::scope(|scope| {

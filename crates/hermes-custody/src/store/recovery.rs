@@ -1,7 +1,7 @@
-//! The segments of a journal, as they are found or made.
+//! Opens and creates the segments of a journal.
 //!
-//! In: a directory. Out: its entries in the index, and whether all of them could be read. What stands behind something that
-//! cannot be is left out: nobody knows where its records begin.
+//! In: a directory. Out: its entries in the index, and the segments that could not be read completely. Entries after a
+//! damaged record are left out, because the start of the next record is unknown.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _};
@@ -17,7 +17,7 @@ use super::super::journal::{self, Intent, Note};
 use super::{Files, Held, Segment};
 
 impl Files {
-    /// What is there is in the index from now on. The segments that are damaged, which stay as they are.
+    /// Reads all segments into the index. Returns the damaged segments, which stay unchanged.
     pub(super) fn read_all(&mut self) -> io::Result<Vec<u64>> {
         let mut numbers: Vec<u64> = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
@@ -39,8 +39,8 @@ impl Files {
                 rest.advance(found.length);
             }
             if segment.length < whole {
-                // A process that is killed as it writes leaves a beginning at the end of the last one; a loss of power, room
-                // that nothing was written to.
+                // A killed process leaves an incomplete record at the end of the last segment; a loss of power leaves
+                // zeros.
                 let is_unfinished = journal::is_unfinished(&rest) || rest.iter().all(|byte| *byte == 0);
                 let is_cut = Some(number) == last && is_unfinished;
                 let (path, left_out) = (segment.path.display(), whole - segment.length);
@@ -58,8 +58,8 @@ impl Files {
         Ok(damaged)
     }
 
-    /// What is left of a damaged journal may lack that a request has gone to its origin. That is said of all of them, and only
-    /// then is the journal sound again.
+    /// Marks all exchanges that end at this node as possibly sent, because the damaged part may have held their
+    /// intents. The journal counts as sound only after these marks are written.
     pub(super) fn doubt(&mut self, held: &mut [(ExchangeId, Held)], damaged: &[u64]) -> io::Result<()> {
         let doubtful = held.iter_mut().filter(|(_, held)| held.to == Some(Side::Here) && held.intent.is_none());
         let notes = doubtful.map(|(id, held)| {
@@ -67,7 +67,7 @@ impl Files {
             (*id, Note::Intent(Intent::Possible))
         });
         let notes: Vec<_> = notes.collect();
-        // Behind what is damaged nothing is found.
+        // Entries after a damaged record would not be found, so the marks go to a new segment.
         self.roll()?;
         self.append(&notes, true)?;
         for segment in self.index.segments.iter().filter(|segment| damaged.contains(&segment.number)) {

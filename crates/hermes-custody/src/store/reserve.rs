@@ -1,7 +1,7 @@
-//! Room for the journal where its file system has none left.
+//! Makes room for the journal on a full file system.
 //!
-//! In: segments, and what in them is of use. Out: segments that are gone, whichever they were, since that stands elsewhere.
-//! Never: a loss of what is of use, or of what says that an exchange is over while an older segment has entries of it.
+//! In: segments, and their live entries. Out: fewer segments, not always the oldest first, because live entries move
+//! elsewhere. Never: a loss of live entries, or of an end mark while an older segment has entries of the same exchange.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -14,23 +14,23 @@ use hermes_net::lock::{allocate, available, open_own};
 use super::super::journal::Note;
 use super::{AGAIN, Files, Pending, Reader};
 
-/// Held beside the segments, so that there is room to move what is of use where there is none to write: as much of it as is
-/// to be had.
+/// Sizes of the reserve file beside the segments. Its space lets live entries move on a full file system. The largest
+/// size that fits is used.
 const RESERVES: [u64; 3] = [1 << 20, 256 << 10, 64 << 10];
 const NAME: &str = "reserve";
-/// With less nothing moves at all.
+/// Minimum of available space that is reported, because nothing moves with less.
 const LEAST: u64 = 256 << 10;
-/// With less it is looked at from time to time.
+/// Available space below which the space is checked periodically.
 const SCARCE: u64 = 1 << 30;
-/// What others have in the file system may have become less, or more.
+/// Interval of these checks, since other users of the file system may take or free space.
 const SEEN_AGAIN: Duration = Duration::from_secs(10);
 
-/// The file system has no room.
+/// Whether the file system is full, or a quota is reached.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What was told last of the room that there is, and in which segment.
+/// The last report of available space, and the segment at that time.
 #[derive(Default)]
 pub(super) struct Seen {
     last: Option<Option<u64>>,
@@ -40,32 +40,33 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// After so long it is to be looked at again, though there is nothing to write: where there was little room.
+    /// Interval of checks without a write, if space is scarce.
     pub(super) fn looks_again(&self) -> Option<Duration> {
         (self.there > 0 && self.there < SCARCE).then_some(SEEN_AGAIN)
     }
 }
 
 impl Pending {
-    /// It is not looked at oftener whether a full disk has room.
+    /// Whether to check again if a full disk has room. The interval limits these checks.
     pub(super) fn is_due(&self) -> bool {
         !self.is_stuck || self.looked.is_none_or(|looked| looked.elapsed() >= AGAIN)
     }
 }
 
 impl Files {
-    /// Bytes that may be held: what is free, and what the journal has, so that there is room to move what is of use.
+    /// Bytes that custody may store: half of the free space and of the journal's own length, so that there is room to
+    /// move live entries.
     fn there(&self) -> Option<u64> {
         let free = available(&self.directory).ok()?;
         let own: u64 = self.index.segments.iter().map(|segment| segment.length).sum();
         Some(((free + own) / 2).max(LEAST))
     }
 
-    /// Where there is no room for a batch. Whether it is to be tried again: what says that something is over, or what it
-    /// is, goes first, and a few at a time; or there is room by now.
+    /// Handles a full disk. Returns whether to retry: first with small batches, in which ends and other entries without
+    /// data go first, later only after room was made.
     pub(super) fn is_room_made(&mut self, pending: &mut Pending) -> bool {
         if !std::mem::replace(&mut pending.is_tight, true) {
-            // Of one string the order stays as it is.
+            // The sort is stable, so that the entries of one stream keep their order.
             pending.notes.sort_by_key(|(_, note)| matches!(note, Note::Head { .. } | Note::Bytes { .. }));
             return true;
         }
@@ -74,10 +75,10 @@ impl Files {
         is_made
     }
 
-    /// Tells how much there is, where that has changed: a segment further, or when there is none.
+    /// Reports the available space if it has changed: at each new segment, periodically, and while the disk is full.
     pub(super) fn look(&self, pending: &Pending, seen: &mut Seen, reader: &Weak<dyn Reader>) {
         let last = self.index.segments.back().map(|last| last.number);
-        // Once more when it goes on: then there is the more.
+        // A final check follows when the disk works again, because more space is available then.
         let was_stuck = std::mem::replace(&mut seen.was_stuck, pending.is_stuck);
         let is_old = seen.at.is_none_or(|at| at.elapsed() >= SEEN_AGAIN);
         if !pending.is_stuck && !was_stuck && !is_old && seen.last == Some(last) {
@@ -92,7 +93,7 @@ impl Files {
         }
     }
 
-    /// Holds room, if it is not held yet and there is any.
+    /// Creates the reserve file, if it does not exist and there is room for it.
     pub(super) fn reserve(&mut self) {
         if self.has_reserve {
             return;
@@ -100,11 +101,11 @@ impl Files {
         let path = self.directory.join(NAME);
         let mut options = OpenOptions::new();
         let opened = open_own(options.write(true).create(true).truncate(false).mode(0o600), &path);
-        // Without it less can be moved, and nothing is lost.
+        // Without a reserve, fewer entries can move, but nothing is lost.
         self.has_reserve = opened.is_ok_and(|file| RESERVES.iter().any(|bytes| allocate(&file, *bytes).is_ok()));
     }
 
-    /// Moves what is of use out of the segment that is of least, and removes it. Whether that made room.
+    /// Moves the live entries of the segment with the fewest, and removes it. Returns whether that made room.
     pub(super) fn squeeze(&mut self) -> bool {
         let Some(number) = self.index.least() else { return false };
         let _ = fs::remove_file(self.directory.join(NAME));

@@ -1,4 +1,4 @@
-//! What is written is held after a restart, whatever happened to the files meanwhile.
+//! Written entries are found after a restart, whatever happened to the files meanwhile.
 
 use std::sync::Mutex;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::Side;
 use crate::journal::Intent;
 
-/// Whatever it is told.
+/// Records all reports of the store.
 #[derive(Default)]
 struct Told {
     safe: Mutex<Vec<Safe>>,
@@ -14,7 +14,7 @@ struct Told {
 }
 
 impl Told {
-    /// Waits until so many are safe. What nobody waits for need not be written.
+    /// Waits until `count` entries are durable. Entries that nobody waits for may stay unwritten.
     fn until(&self, count: usize) {
         let began = Instant::now();
         while self.safe.lock().unwrap().len() < count {
@@ -61,7 +61,7 @@ fn start(directory: &Path) -> (Store, Arc<Told>) {
     (Store::open(directory).unwrap().start(Arc::downgrade(&reader)).unwrap(), told)
 }
 
-/// Writes all of it, and ends. What the store said meanwhile.
+/// Writes these entries and closes the store. Returns its reports.
 fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, Note)>) -> Arc<Told> {
     let (store, told) = start(directory);
     for (id, note) in notes {
@@ -71,7 +71,7 @@ fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, Note)>) 
     told
 }
 
-/// What is held: of each its number, and where its request's pieces stand.
+/// The exchanges in the journal: number of each, and the pieces of its request.
 fn held(directory: &Path) -> Vec<(u8, Vec<(u64, u64)>)> {
     let mut held = Store::open(directory).unwrap().held;
     held.sort_by_key(|(id, _)| *id);
@@ -79,7 +79,7 @@ fn held(directory: &Path) -> Vec<(u8, Vec<(u64, u64)>)> {
     held.into_iter().map(|(id, held)| (id.0[0], pieces(held))).collect()
 }
 
-/// Bytes of all segments.
+/// Total length of all segments.
 fn size(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
     let segments = entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "log"));
@@ -98,7 +98,7 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
         bytes(1, 14, vec![3; 5]),
         (id(1), Note::Intent(Intent::Certain)),
     ]);
-    // Nobody knows where this one goes, nor with which head the next one does: nothing of them was acknowledged.
+    // The first exchange lacks its next side, and the second one its head: nothing of them was acknowledged.
     notes.push(begin(3)[0].clone());
     let to = Side::Peer(Arc::from("next"));
     let lead = Note::Lead { to, account: Arc::from("route"), is_tunnel: false };
@@ -129,12 +129,12 @@ fn what_was_not_written_whole_is_not_there_and_what_follows_is() {
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000)])]);
     write(directory.path(), [bytes(1, 1000, vec![4; 7])]);
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);
-    // Room that was made for more before the power was lost.
+    // The file system had allocated more room before the power failed.
     let written = fs::metadata(&file).unwrap().len();
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(written + 4096).unwrap();
     assert_eq!(held(directory.path()), [(1, vec![(0, 1000), (1000, 7)])]);
     assert_eq!(Store::open(directory.path()).unwrap().held[0].1.intent, None);
-    // A bit that fell over.
+    // A flipped bit.
     let mut damaged = fs::read(&file).unwrap();
     let last = damaged.len() - 1;
     damaged[last] ^= 1;
@@ -151,7 +151,7 @@ fn when_nothing_is_held_nothing_is_there() {
     assert!(size(directory.path()) > 1000);
     write(directory.path(), [(id(1), Note::Forget)]);
     assert_eq!(size(directory.path()), 0);
-    // What begins and ends before it was written never is.
+    // An exchange that begins and ends before the next write is never written.
     write(directory.path(), begin(2).into_iter().chain([bytes(2, 0, vec![1; 1000]), (id(2), Note::Forget)]));
     assert_eq!((size(directory.path()), held(directory.path())), (0, vec![]));
 }
@@ -163,7 +163,7 @@ fn an_old_exchange_does_not_keep_all_that_came_after_it() {
     let (store, told) = start(directory.path());
     let keep = |(id, note)| store.ask(Job::Keep { id, note, is_synced: false });
     begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000])]).for_each(keep);
-    // Two hundred megabytes that come and go.
+    // Two hundred megabytes that are written and released.
     for number in 2..22 {
         let pieces = (0..10).map(|at| bytes(number, at * piece as u64, vec![number; piece]));
         begin(number).into_iter().chain(pieces).for_each(keep);
@@ -178,7 +178,7 @@ fn an_old_exchange_does_not_keep_all_that_came_after_it() {
     assert!(opened.files.index.segments.front().unwrap().number > 0, "the first segment is gone");
 }
 
-/// A disk that is slower than the path: what has passed by before its turn came is not written.
+/// A slow disk does not write entries that became obsolete before their turn.
 #[test]
 fn what_has_passed_before_it_was_written_never_is() {
     let directory = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ fn what_has_passed_before_it_was_written_never_is() {
     assert!(size(directory.path()) < 4 << 20);
 }
 
-/// A long transfer that passes by, beside one that stays.
+/// A long transfer passes beside an exchange that stays.
 #[test]
 fn what_has_passed_makes_room() {
     let directory = tempfile::tempdir().unwrap();
@@ -224,7 +224,8 @@ fn what_has_passed_makes_room() {
     assert!(read(2, 4, 9).is_err(), "it has passed");
 }
 
-/// A file system that is full: the segments that are of little use go, wherever they are, and what is over stays so.
+/// A full file system loses the segments with the fewest live entries, wherever they are, and ended exchanges stay
+/// ended.
 #[test]
 fn where_there_is_no_room_what_is_of_use_moves_together() {
     let directory = tempfile::tempdir().unwrap();
@@ -235,7 +236,8 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
         (from..from + 16)
             .for_each(|at| files.append(&[bytes(number, at * piece, vec![number; 1 << 20])], false).unwrap());
     };
-    // What stays is in the first and the third segment; the end of what is over in the second, its beginning in the first.
+    // Live entries are in the first and the third segment. The ended exchange has its end mark in the second one, and
+    // its beginning in the first.
     [1, 2, 3].map(begin).iter().for_each(|notes| put(&mut files, notes));
     put(&mut files, &[bytes(2, 0, vec![2; 1000])]);
     fill(&mut files, 1, 0);
@@ -262,7 +264,7 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
     assert!(read(3, 30 * piece, 9).is_err(), "it has passed");
 }
 
-/// Of what came to nothing that alone is left, wherever it goes, until it is forgotten.
+/// A failed order leaves only its failure, wherever that entry moves, until it is forgotten.
 #[test]
 fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     let directory = tempfile::tempdir().unwrap();
@@ -277,7 +279,7 @@ fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     };
     write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![5; 100]), gone(1), gone(2)]));
     assert_eq!((held(directory.path()), found()), (vec![], vec![gone(1), gone(2)]));
-    // Many others come after it.
+    // Many other exchanges follow.
     for number in 3..40 {
         write(directory.path(), begin(number).into_iter().chain([bytes(number, 0, vec![5; 1 << 20])]));
         write(directory.path(), [(id(number), Note::Forget)]);
@@ -289,7 +291,7 @@ fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     assert_eq!(found(), []);
 }
 
-/// Another user of the machine may have placed a symbolic link there, or may read.
+/// Another user of the machine may have placed a symbolic link there, or may try to read.
 #[test]
 fn segments_are_the_nodes_own_and_no_link_stands_for_one() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};

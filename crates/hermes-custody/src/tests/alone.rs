@@ -1,6 +1,6 @@
-//! An engine alone: two neighbours, and nothing that is carried out but what a test says.
+//! A single engine with two neighbours; a test carries out each action by hand.
 //!
-//! In: records, bytes, and what is written. Out: what it keeps, says and lets go of.
+//! In: records, bytes, and durable entries. Out: the bytes that the engine stores, sends and drops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(super) const DISK: Limits = Limits { exchanges: 1000, memory: 1 << 20, disk:
 pub(super) const ID: ExchangeId = ExchangeId([1; 16]);
 pub(super) const NOW: Duration = Duration::ZERO;
 
-/// Does what is to be done: what is written is safe. What is released.
+/// Carries out all outputs, so that each entry is durable. Returns the released ranges.
 pub(super) fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
     let mut released = Vec::new();
     while let Some(output) = engine.output() {
@@ -41,7 +41,7 @@ pub(super) fn held(part: Part, upto: u64, is_whole: bool) -> Record {
     Record::Held { id: ID, part, upto, is_whole, behind: Behind::Taken }
 }
 
-/// One that came from n0, and goes on to n1 if it goes anywhere.
+/// An engine with an exchange that came from n0 and is assigned to `to`.
 pub(super) fn begun(limits: Limits, to: Side) -> Engine {
     let mut engine = engine(limits);
     for peer in [name(0), name(1)] {
@@ -61,7 +61,7 @@ pub(super) fn say(engine: &mut Engine, peer: usize) -> Vec<Record> {
     std::iter::from_fn(|| engine.next_record(NOW, &name(peer), None)).collect()
 }
 
-/// What a neighbour hears of an engine's exchange that has come to nothing.
+/// The status that a neighbour receives for the failed exchange.
 pub(super) fn gone(engine: &mut Engine, peer: &Arc<str>) -> Option<u16> {
     engine.opened(peer);
     while let Some(record) = engine.next_record(Duration::ZERO, peer, None) {
@@ -96,7 +96,7 @@ fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
     let had = engine.have(ID, Part::Request).unwrap().offset;
     assert!((370_000..=400_000).contains(&had), "half of what its direction may have: {had}");
     say(&mut engine, 0);
-    // It is written by now: who was refused sends again.
+    // The entries are durable now, so the refused neighbour sends again.
     write(&mut engine);
     let again =
         Record::Held { id: ID, part: Part::Request, upto: had - 4 + 10, is_whole: false, behind: Behind::Again };
@@ -116,7 +116,7 @@ fn what_found_no_room_is_not_under_way() {
         assert_eq!(engine.append(id, Part::Request, bytes(length), true), Appended::Taken);
         write(&mut engine);
         if id == ids[0] {
-            // As much as may be under way.
+            // Sends until the window is full.
             while engine.next_record(NOW, &name(1), Some(50_000)).is_some() {}
         }
     }
@@ -132,7 +132,7 @@ fn what_found_no_room_is_not_under_way() {
     assert!(matches!(next, Some(Record::Data { id, offset: 16_384, .. }) if id == ids[0]), "{next:?}");
 }
 
-/// Brings as much as is taken. How much, and whether whoever brings it waits.
+/// Appends until the engine refuses. Returns the accepted bytes, and whether the producer must wait for its path.
 fn bring(engine: &mut Engine) -> (u64, bool) {
     let piece = Bytes::from(vec![7; 16_384]);
     for count in 0..1000 {
@@ -145,7 +145,7 @@ fn bring(engine: &mut Engine) -> (u64, bool) {
     (16_384 * 1000, false)
 }
 
-/// Whether whoever brings it may go on.
+/// Whether the producer may continue.
 fn is_let_on(engine: &mut Engine) -> bool {
     std::iter::from_fn(|| engine.output()).filter(|output| matches!(output, Output::Onward { id: ID })).count() > 0
 }
@@ -168,13 +168,13 @@ fn what_is_brought_is_not_far_ahead_of_a_path_that_is_up() {
         engine.hear(NOW, &name(0), held(Part::Response, at, false), &account());
     }
     assert_eq!(bring(&mut engine), (whole, true));
-    // It is dark from here on, and there is room for all.
+    // The link is down from here on, and everything fits.
     engine.closed(&name(0));
     assert!(is_let_on(&mut engine));
     assert_eq!(bring(&mut engine), (16_384 * 1000, false));
 }
 
-/// The path is dark, and nobody knows: or it is so slow that an origin would lose its patience.
+/// A link can be down unnoticed, or so slow that an origin would lose patience.
 #[test]
 fn nobody_waits_for_long_for_a_path_that_takes_nothing() {
     let mut engine = begun(LIMITS, Side::Here);
@@ -191,7 +191,7 @@ fn nobody_waits_for_long_for_a_path_that_takes_nothing() {
 fn what_has_passed_is_not_kept_on_disk() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
     let (mut released, mut at) = (0, 4);
-    // Sixteen times what it may hold.
+    // Sixteen times the limit of the account.
     for piece in 0..1024 {
         engine.hear(NOW, &name(0), data(Part::Request, 10 + piece * 16_384, 16_384, piece == 1023), &account());
         released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
@@ -226,7 +226,7 @@ fn small_pieces_are_counted_for_what_they_take() {
         write(&mut engine);
     }
     let (memory, disk) = engine.kept();
-    // The last one may cost more than its byte.
+    // The last piece may cost more than its byte.
     assert!(memory <= (1 << 20) + 200 && disk <= 1 << 20, "{memory} {disk}");
     assert!(engine.have(ID, Part::Request).unwrap().offset < 20_000);
 }
@@ -277,7 +277,7 @@ fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
     assert_eq!(sent(say(&mut engine, 0)), [(50, true)]);
 }
 
-/// A neighbour without a journal is restarted: it knows nothing of what it had answered for.
+/// A neighbour without a journal restarts, and has lost the exchanges that it answered for.
 #[test]
 fn what_a_neighbour_has_lost_is_found_out() {
     let mut engine = begun(LIMITS, Side::Peer(name(1)));
@@ -289,7 +289,7 @@ fn what_a_neighbour_has_lost_is_found_out() {
     engine.opened(&name(1));
     let words = say(&mut engine, 1);
     assert_eq!(words, [held(Part::Response, 0, false)]);
-    // As long as the answer has not begun, its neighbour says nothing to that.
+    // The neighbour does not respond as long as its response has not begun.
     let mut next = begun(LIMITS, Side::Here);
     next.hear(NOW, &name(0), words[0].clone(), &account());
     assert!(next.is_for_here(ID));
@@ -318,7 +318,7 @@ fn a_tunnel_that_is_over_is_not_begun_anew() {
     say(&mut engine, 0);
     engine.hear(NOW, &name(0), held(Part::Response, 10, true), &account());
     assert_eq!(engine.len(), 0);
-    // Whoever was restarted before it heard that.
+    // The neighbour restarted before it heard that.
     engine.opened(&name(0));
     assert_eq!(say(&mut engine, 0), [], "it is not said unasked");
     engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
@@ -338,7 +338,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
         id[..4].copy_from_slice(&number.to_be_bytes());
         let id = ExchangeId(id);
         engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), (&account(), &name(77)), false).unwrap();
-        // It had heard of each.
+        // The neighbour has heard of every second exchange.
         if number % 2 == 0 {
             engine.append(id, Part::Request, vec![1; 10].into(), true);
             write(&mut engine);
@@ -353,7 +353,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
     assert_eq!(engine.ended_of(&name(9)), 0);
 }
 
-/// A client that waited in vain is told what its node knows of the reason.
+/// A client whose request timed out learns the reason that its node knows.
 #[test]
 fn who_had_no_channel_is_told_why() {
     let reason = |trouble: Option<&str>| {

@@ -1,6 +1,7 @@
-//! Chains of engines in time that is computed: what custody comes to over links that are up in turns, without a socket.
+//! Chains of engines in computed time: the performance of custody over links that are up in turns, without a socket.
 //!
-//! In: sizes, links, phases. Out: when the response was there, against what the links allow. Every byte is compared.
+//! In: sizes, links, phases. Out: the completion time of the response, compared with the physical limit. Every byte is
+//! compared.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,14 +14,14 @@ use super::{LIMITS, account, content, engine, name};
 
 /// Bytes a microsecond: 10 Mbit/s.
 const RATE: f64 = 1.25;
-/// What records cost beside their bytes: their own head, TCP's and IP's.
+/// Overhead of a record: its own header, and those of TCP and IP.
 const HEAD: usize = 80;
 const TICK: Duration = Duration::from_millis(1);
-/// So often it is tried whether a link is up, and so long nothing is heard where it is not.
+/// Interval of probes for a link that comes up, and silence after which a link counts as down.
 const BEACON: u128 = 20;
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// One direction of a link.
+/// A direction of a link.
 #[derive(Default)]
 struct Way {
     busy_until: Duration,
@@ -29,14 +30,14 @@ struct Way {
 
 struct Node {
     engine: Engine,
-    /// What is delivered of requests here, and answered.
+    /// Request bytes delivered at this node, by exchange.
     asked: Vec<(ExchangeId, usize)>,
-    /// And when it was whole.
+    /// Response bytes received at this node, and the time of completion.
     answered: Vec<(ExchangeId, BytesMut, Option<Duration>)>,
     failed: Vec<ExchangeId>,
 }
 
-/// When a link is up.
+/// The schedule of a link.
 type IsUp = fn(link: usize, at: Duration) -> bool;
 
 struct Chain {
@@ -73,7 +74,7 @@ impl Chain {
         id
     }
 
-    /// What each node has to do.
+    /// Carries out the outputs of a node.
     fn act(&mut self, index: usize) {
         let last = self.nodes.len() - 1;
         let (size, now) = (self.size, self.now);
@@ -83,7 +84,7 @@ impl Chain {
                 Output::Begun { .. } | Output::Read { .. } | Output::Stir(_) | Output::Room | Output::Onward { .. } => {
                 }
                 Output::Release { .. } | Output::Scarce(_) => {}
-                // A head is what comes first, and each node but the last has its own.
+                // The first bytes are the head, and each node but the last writes its own.
                 Output::Head { id, part: Part::Request, .. } if index == last => {
                     node.engine.take_in(id, &account(), false);
                 }
@@ -157,7 +158,7 @@ impl Chain {
                 }
             }
             for (way, (node, peer)) in ends.iter().enumerate() {
-                // Arrivals of the other way are for this node.
+                // Records of the opposite direction arrive at this node.
                 let other = &mut self.links[link][1 - way].under_way;
                 while other.front().is_some_and(|(at, _)| *at <= now) {
                     let Some((at, record)) = other.pop_front() else { break };
@@ -183,7 +184,7 @@ impl Chain {
         }
     }
 
-    /// Goes on until so many responses are whole at the first node.
+    /// Runs until `count` responses are complete at the first node.
     fn run(&mut self, count: usize, at_most: Duration) {
         let end = self.now + at_most;
         while self.nodes[0].answered.iter().filter(|(_, _, whole_at)| whole_at.is_some()).count() < count {
@@ -198,12 +199,12 @@ impl Chain {
     }
 }
 
-/// One link of three each second.
+/// Each of three links is up for one second in turn.
 fn in_turns(link: usize, at: Duration) -> bool {
     at.as_secs() % 3 == link as u64
 }
 
-/// Over all phases of the links, in seconds.
+/// Mean completion time over all phases of the links, in seconds.
 fn mean(size: usize) -> f64 {
     let phases = 30;
     let took = |phase: u32| {
@@ -216,7 +217,7 @@ fn mean(size: usize) -> f64 {
     (0..phases).map(took).sum::<f64>() / f64::from(phases)
 }
 
-/// What was measured of such links is the limit that physics sets: `hop-transport` of the design.
+/// The limits are the physical ones, measured on such links: `hop-transport` of the design.
 #[test]
 fn links_in_turns_are_used_to_their_limit() {
     for (size, limit) in [(45 << 10, 6.54), (500 << 10, 6.93), (1 << 20, 7.37), (5 << 20, 18.85)] {
@@ -242,7 +243,7 @@ fn what_is_over_is_forgotten_by_all() {
     }
 }
 
-/// An hour in which nothing passes, and a deadline within it.
+/// All links are down for an hour, longer than the deadline.
 #[test]
 fn what_has_had_its_time_comes_to_nothing_everywhere() {
     let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, |link, at| link == 0 && at < Duration::from_secs(2));
@@ -260,7 +261,7 @@ fn what_has_had_its_time_comes_to_nothing_everywhere() {
     assert!(chain.nodes.iter().all(|node| node.engine.deadline().is_none() && node.engine.kept() == (0, 0)));
 }
 
-/// An hour in which nothing passes, amid a transfer, and time for more.
+/// All links are down for an hour during a transfer whose deadline is later.
 #[test]
 fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
     const HOUR: Duration = Duration::from_secs(3600);
@@ -287,7 +288,7 @@ fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
     assert!(chain.nodes[0].failed.is_empty());
 }
 
-/// Up a tenth of the time, by chance.
+/// The link is up a tenth of the time, at random.
 fn seldom(link: usize, at: Duration) -> bool {
     let slot = at.as_millis() as u64 / 200 + 1;
     let mixed = (slot ^ (link as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -304,7 +305,7 @@ fn eight_links_that_are_seldom_up_bring_all_of_it() {
     assert!(chain.nodes[8].asked.len() == 5 && chain.nodes[0].failed.is_empty());
 }
 
-/// A hundred at once share what the links carry, and waste little of it.
+/// A hundred exchanges at once share the links, and waste little capacity.
 #[test]
 fn many_at_once_take_what_the_links_can_carry() {
     const COUNT: u8 = 100;
@@ -314,14 +315,14 @@ fn many_at_once_take_what_the_links_can_carry() {
     }
     chain.run(usize::from(COUNT), Duration::from_secs(200));
     let took = chain.now.as_secs_f64();
-    // As one of their size together.
+    // A single exchange of their total size is the measure.
     let mut one = Chain::new(4, usize::from(COUNT) * (45 << 10), Duration::ZERO, in_turns);
     one.begin(1);
     one.run(1, Duration::from_secs(200));
     assert!(took <= 1.1 * one.now.as_secs_f64(), "{took} s, and {:?} for one of that size", one.now);
 }
 
-/// What is small does not wait for what is large, and what is large ends too.
+/// Small exchanges do not wait for a large one, and the large one completes nevertheless.
 #[test]
 fn small_ones_come_first_and_large_ones_are_not_starved() {
     let always: IsUp = |_, _| true;
@@ -335,7 +336,7 @@ fn small_ones_come_first_and_large_ones_are_not_starved() {
     let is_whole = |chain: &Chain, wanted: ExchangeId| {
         chain.nodes[0].answered.iter().find(|(id, ..)| *id == wanted).and_then(|(_, _, whole_at)| *whole_at)
     };
-    // Small ones all the time, which alone take two thirds of the links.
+    // Small exchanges arrive all the time, and alone take two thirds of the links.
     while is_whole(&chain, large).is_none() {
         if chain.now.as_millis().is_multiple_of(24) && begun.len() < 250 {
             let id = chain.begin(begun.len() as u8 + 1);
@@ -348,11 +349,11 @@ fn small_ones_come_first_and_large_ones_are_not_starved() {
         begun.iter().filter_map(|(id, at)| is_whole(&chain, *id).map(|whole_at| whole_at - *at)).collect();
     waits.sort_unstable();
     assert!(waits.len() > 100, "{}", waits.len());
-    // 16 ms a link each, behind what is under way already.
+    // Each link takes 16 ms, after the data already in flight.
     assert!(waits[waits.len() / 2] < Duration::from_millis(250), "{:?}", waits[waits.len() / 2]);
 }
 
-/// A node in the middle that has room for less than comes.
+/// A node in the middle has less room than the data that arrives.
 #[test]
 fn a_node_without_room_loses_nothing() {
     let first_up: IsUp = |link, at| link == 1 || at.as_secs() % 2 == 1;

@@ -1,8 +1,8 @@
-//! Chains whose nodes are killed, any of them and several at once, in time that is computed; their journals are real.
+//! Chains in computed time whose nodes are killed, alone or several at once; their journals are real files.
 //!
-//! In: a seed, which says who is killed when, for how long, and how slow disks and channels are. Out: that every response is
-//! there, byte for byte, that an order reaches its origin once at most, that a tunnel has one server, and ends only where
-//! a node at one of its ends was killed, and that nobody keeps anything. A seed that fails is named, and fails again.
+//! In: a seed, which determines the kills, the outages, and the delays of disks and channels. Out: proof that every
+//! response arrives byte for byte, that an order reaches its origin at most once, and that a tunnel has one server. A
+//! tunnel fails only if a node at its ends was killed. No node keeps state. A failing seed is printed, and fails again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -20,23 +20,23 @@ use super::super::store::{HeldHalf, Job, Opened, Reader, Safe, Store};
 use super::{account, byte_at, content, engine, name};
 
 const NODES: usize = 4;
-/// By their numbers in turn.
+/// Request lengths, assigned to exchanges in turn.
 const REQUESTS: [usize; 4] = [200, 40_000, 9_000, 30_000];
 const RESPONSE: usize = 150_000;
 const EXCHANGES: u8 = 4;
-/// What each end of a tunnel says in its turn.
+/// Bytes that each end of a tunnel sends in its turn.
 const TURN: [usize; 2] = [3_000, 15_000];
 const TICK: Duration = Duration::from_millis(1);
-/// Time that each exchange has.
+/// Custody time of each exchange.
 const LIFE: Duration = Duration::from_secs(900);
-/// Memory for all of it, or less.
+/// Memory limits: plenty, or scarce.
 const MEMORY: [u64; 2] = [64 << 20, 128 << 10];
-/// What a head of a node is.
+/// The head that a node writes.
 const OURS: &[u8] = b"node";
-/// What those are before what has come all the way.
+/// Total length of these heads in front of a body that crossed all nodes.
 const HEADS: usize = OURS.len() * (NODES - 2);
 
-/// Chance that can be had again.
+/// A reproducible random number generator.
 struct Chance(u64);
 
 impl Chance {
@@ -52,7 +52,7 @@ impl Chance {
     }
 }
 
-/// What a journal says.
+/// Reports of a journal.
 #[derive(Default)]
 struct Told {
     safe: Mutex<Vec<Safe>>,
@@ -79,29 +79,31 @@ impl Reader for Told {
     fn is_there(&self, _: u64) {}
 }
 
-/// What is lost with a process.
+/// State that is lost with a process.
 struct Process {
     engine: Engine,
     journal: Opened,
     told: Arc<Told>,
     jobs: Vec<Job>,
-    /// When its disk has taken those.
+    /// The time at which the disk writes `jobs`.
     writes_at: Duration,
-    /// Of requests here: what has come of them, and when the origin answers, once it was asked.
+    /// Requests whose origin is at this node: the bytes received, and the time of the origin's answer once it was
+    /// asked.
     asked: BTreeMap<ExchangeId, (BytesMut, Option<Duration>)>,
-    /// Of orders here: those of which the journal knows that the origin is asked, by now, and since before this process.
+    /// Orders whose origin is at this node: those with a durable intent, and those whose intent dates from before this
+    /// process.
     intended: BTreeSet<ExchangeId>,
     unknown: BTreeSet<ExchangeId>,
-    /// Of clients here.
+    /// Response bytes of clients at this node.
     answered: BTreeMap<ExchangeId, BytesMut>,
-    /// What the client of a tunnel here has said.
+    /// Bytes that the local client of a tunnel has sent.
     said: usize,
-    /// Which process it is of all.
+    /// The number of this process among all.
     number: u8,
 }
 
 impl Process {
-    /// Its disk takes what waits for it.
+    /// Lets the disk write its queue.
     fn write(&mut self) {
         let Self { engine, journal, told, jobs, intended, .. } = self;
         let reader: Weak<dyn Reader> = Arc::downgrade(&(told.clone() as Arc<dyn Reader>));
@@ -117,7 +119,7 @@ impl Process {
         read.into_iter().for_each(|(id, part, offset, bytes)| engine.load(id, part, offset, bytes));
     }
 
-    /// The client here reads what there is; that of a tunnel says something in its turn.
+    /// The local client reads available bytes; the client of a tunnel sends when it is its turn.
     fn read_as_client(&mut self, id: ExchangeId, whole: &mut BTreeSet<ExchangeId>) {
         let Self { engine, answered, said, .. } = self;
         let Some(came) = answered.get_mut(&id) else { return };
@@ -130,7 +132,7 @@ impl Process {
                 whole.insert(id);
             }
         }
-        // Its turn comes when the server has had its own.
+        // The client's turn comes after the server's.
         let had = came.len().saturating_sub(HEADS) / TURN[1];
         if is_tunnel(id) && had * TURN[0] >= *said && *said < asked_of(id) {
             let bytes = content(id, asked_of(id)).slice(*said..*said + TURN[0]);
@@ -141,8 +143,8 @@ impl Process {
         }
     }
 
-    /// An origin here answers bit by bit, `until` at the earliest if it is asked now, which is what comes back. One of before
-    /// is asked again, and only the rest of its answer counts.
+    /// A local origin answers in pieces, at `until` at the earliest if it is asked now. Returns whether it was asked
+    /// now. A restored origin is asked again, and only the rest of its answer counts.
     fn answer(&mut self, id: ExchangeId, (now, until): (Duration, Duration)) -> bool {
         let Self { engine, jobs, asked, intended, unknown, number: by, .. } = self;
         let had = engine.have(id, Part::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
@@ -186,18 +188,18 @@ impl Process {
 
 struct Node {
     process: Option<Process>,
-    /// When it is there again.
+    /// The time of the restart.
     back_at: Duration,
 }
 
-/// One end of a link.
+/// An end of a link.
 #[derive(Default)]
 struct End {
-    /// Which one it speaks on.
+    /// The present channel.
     channel: Option<u64>,
-    /// It will know then of another channel, or that there is none.
+    /// Later changes: another channel, or none.
     changes: VecDeque<(Duration, Option<u64>)>,
-    /// What comes over which.
+    /// Arriving records, with their channel.
     arrivals: VecDeque<(Duration, u64, Record)>,
     busy_until: Duration,
 }
@@ -208,20 +210,20 @@ struct Chain<'a> {
     room: Limits,
     now: Duration,
     nodes: Vec<Node>,
-    /// Both ends of each link: the one nearer to the client first.
+    /// Both ends of each link, the one nearer to the client first.
     links: Vec<[End; 2]>,
     channels: u64,
-    /// Whole answers, and what came to nothing, and why.
+    /// Complete responses, and failures with their reasons.
     whole: BTreeSet<ExchangeId>,
     failed: BTreeMap<ExchangeId, String>,
-    /// What is at one of its ends was killed.
+    /// A node at an end of a tunnel was killed.
     cut: bool,
     processes: u8,
-    /// How often the origin was asked.
+    /// Number of requests that reached the origin.
     asked: BTreeMap<ExchangeId, usize>,
 }
 
-/// It must not be done twice.
+/// Whether the exchange must not run twice.
 fn is_order(id: ExchangeId) -> bool {
     id.0[0] % 4 == 2
 }
@@ -230,17 +232,18 @@ fn is_tunnel(id: ExchangeId) -> bool {
     id.0[0] % 4 == 3
 }
 
-/// How long its request is.
+/// Length of the request.
 fn asked_of(id: ExchangeId) -> usize {
     REQUESTS[usize::from(id.0[0]) % REQUESTS.len()]
 }
 
-/// Who says what is in a response: the server of a tunnel says each time something else.
+/// The source of the response's content: each process that serves a tunnel sends other content.
 fn speaker(id: ExchangeId, process: u8) -> ExchangeId {
     if is_tunnel(id) { ExchangeId([process; 16]) } else { id }
 }
 
-/// Whether this is the next of what came, of which so much are heads. Not all of it is looked at each time.
+/// Whether `bytes` are the right end of `came`, which begins with this number of heads. Earlier bytes are not compared
+/// again.
 fn is_next(came: &[u8], bytes: &[u8], heads: usize, speaker: ExchangeId) -> bool {
     let heads = OURS.repeat(heads);
     let expected = |at: usize| match heads.get(at) {
@@ -278,12 +281,12 @@ impl<'a> Chain<'a> {
         chain
     }
 
-    /// A process of this node, which goes on with what its journal has.
+    /// Starts a process of this node, which restores its journal.
     fn start(&mut self, number: usize) {
         let mut journal = Store::open(&self.directory.join(number.to_string())).unwrap();
         let mut engine = engine(self.room);
         let mut held = std::mem::take(&mut journal.held);
-        // In an order that is the same each time.
+        // Sorting makes the order reproducible.
         held.sort_by_key(|(id, _)| *id);
         let (mut answered, mut unknown) = (BTreeMap::new(), BTreeSet::new());
         for (id, note) in std::mem::take(&mut journal.gone) {
@@ -314,7 +317,7 @@ impl<'a> Chain<'a> {
             if !is_client {
                 continue;
             }
-            // Its client asks the same again, if it had asked all of it.
+            // A client whose request was complete repeats it.
             if engine.have(id, Part::Request).unwrap().is_whole && !is_order(id) && !is_tunnel(id) {
                 assert!(engine.reopen(id), "what its client is to have is there");
                 answered.insert(id, BytesMut::new());
@@ -339,13 +342,13 @@ impl<'a> Chain<'a> {
         self.nodes[number].process = Some(process);
     }
 
-    /// The process of this node is no more, nor what was in it, nor its ends of channels; its neighbours get what it had sent
-    /// and see then that it is gone.
+    /// Kills the process of this node, with its memory and its ends of channels. Neighbours still receive the records
+    /// in flight, and then see the channel close.
     fn kill(&mut self, number: usize, pause: Duration) {
         let node = &mut self.nodes[number];
         let Some(process) = node.process.take() else { return };
         if number == 0 {
-            // Who had not asked all of it, as far as its journal knows, does not come back.
+            // A client whose request is incomplete in the journal does not return.
             for id in process.answered.keys().filter(|id| !self.whole.contains(id)) {
                 self.failed.entry(*id).or_insert_with(|| "its client's node was killed".to_owned());
             }
@@ -384,7 +387,7 @@ impl<'a> Chain<'a> {
         for number in 0..NODES {
             if self.nodes[number].process.is_none() && self.nodes[number].back_at <= self.now {
                 self.start(number);
-                // Clients come back to it.
+                // Clients reconnect to the node.
                 let Some(process) = &self.nodes[number].process else { continue };
                 self.failed.retain(|id, _| number > 0 || !process.answered.contains_key(id));
             }
@@ -403,7 +406,7 @@ impl<'a> Chain<'a> {
         let is_joined = near.channel.is_some() && near.channel == far.channel;
         let changes = !near.changes.is_empty() || !far.changes.is_empty();
         if both_up && is_wanted && !is_joined && !changes && self.chance.below(20) == 0 {
-            // Each end knows of a channel at a time of its own, and one may still have another one.
+            // Each end learns of the new channel at its own time, and may keep using an older one until then.
             self.channels += 1;
             for end in 0..2 {
                 let at = self.now + self.chance.millis(60);
@@ -444,7 +447,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// What a node has to do, its journal and who is here.
+    /// Carries out the outputs of a node, writes its journal and runs its local endpoints.
     fn act(&mut self, number: usize) {
         let Some(process) = &mut self.nodes[number].process else { return };
         if process.writes_at <= self.now {
@@ -454,7 +457,7 @@ impl<'a> Chain<'a> {
         let Process { engine, jobs, asked, .. } = process;
         while let Some(output) = engine.output() {
             match output {
-                // Begun anew, where its beginning was all that had come, and was let go.
+                // The exchange was begun anew, after its first bytes had been forgotten.
                 Output::Begun { id, .. } => _ = asked.remove(&id),
                 Output::Head { id, part: Part::Request, .. } if number == NODES - 1 => {
                     engine.take_in(id, &account(), is_tunnel(id));
@@ -491,7 +494,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Goes on until all has come to its end, and nobody keeps anything. What is not as it should be.
+    /// Runs until all exchanges have ended and no node keeps state. Returns the first violation.
     fn run(&mut self, kills: &[(Duration, usize, Duration)]) -> Result<(), String> {
         let mut kills = kills.to_vec();
         let mut begun = 0;
@@ -510,7 +513,7 @@ impl<'a> Chain<'a> {
                 break;
             }
         }
-        // Disks are behind.
+        // Disks may lag behind.
         (0..100).for_each(|_| self.tick());
         for number in 0..EXCHANGES {
             let id = ExchangeId([number; 16]);
@@ -555,7 +558,7 @@ fn note(entry: Entry) -> Note {
     }
 }
 
-/// Some nodes, at once or one after the other, while it climbs, and while it comes down.
+/// Kills of one or several nodes, together or in sequence, during requests and responses.
 fn kills(chance: &mut Chance) -> Vec<(Duration, usize, Duration)> {
     let mut kills = Vec::new();
     for _ in 0..=chance.below(3) {
@@ -566,7 +569,7 @@ fn kills(chance: &mut Chance) -> Vec<(Duration, usize, Duration)> {
     kills
 }
 
-/// What became of this seed.
+/// Runs one seed. Returns the number of complete responses.
 fn of_seed(seed: u64) -> Result<usize, String> {
     let directory = tempfile::tempdir().unwrap();
     let mut chance = Chance(seed ^ 0x5eed);
@@ -585,7 +588,7 @@ fn of_seed(seed: u64) -> Result<usize, String> {
     Ok(chain.whole.len())
 }
 
-/// `HERMES_SEEDS=FROM..TO` looks at others, and more of them.
+/// The variable `HERMES_SEEDS=FROM..TO` selects other seeds.
 #[test]
 fn whoever_is_killed_and_with_whom_all_of_it_comes() {
     let seeds = std::env::var("HERMES_SEEDS").unwrap_or_else(|_| "0..30".to_owned());

@@ -1,6 +1,6 @@
-//! What was held before this process: it goes on where that is safe, and is done twice nowhere.
+//! Exchanges restored from a journal: they continue where that is safe, and never run twice.
 //!
-//! In: what a journal says, and what neighbours say of it. Out: what is sent on.
+//! In: the content of a journal, and records of neighbours. Out: forwarded bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::super::service::Office;
 use super::alone::{DISK, ID, NOW, begun, data, gone, held, say, write};
 use super::{account, engine, name};
 
-/// One that came from n0 and goes to n1, whose request of 94 bytes is whole; nothing is known of its response.
+/// A restored exchange from n0 to n1, with a complete request of 94 bytes, and no response yet.
 fn restored() -> Engine {
     let mut engine = engine(DISK);
     let request = Former { head: Some((10, 4)), pieces: vec![(Upto { offset: 4, is_whole: true }, 90)] };
@@ -26,13 +26,13 @@ fn restored() -> Engine {
     engine
 }
 
-/// How long ago it came is known after a restart too.
+/// The age of an exchange survives a restart.
 #[test]
 fn an_exchange_is_as_old_as_it_was() {
     assert_eq!(restored().age(Duration::from_secs(7), ID), Some(Duration::from_secs(107)));
 }
 
-/// Whether it was over nobody can tell but whoever it came from.
+/// Only the previous node knows whether a restored exchange had ended.
 #[test]
 fn nothing_goes_on_before_it_is_known_where_it_came_from() {
     let reads = |engine: &mut Engine| say(engine, 1).into_iter().find(|one| matches!(one, Record::Begin { .. }));
@@ -43,14 +43,15 @@ fn nothing_goes_on_before_it_is_known_where_it_came_from() {
     assert_eq!(say(&mut engine, 1), []);
     engine.hear(NOW, &name(0), held(Part::Response, 0, false), &account());
     assert!(reads(&mut engine).is_some());
-    // Who knows nothing of it had all of its answer, or wants none any more.
+    // A previous node that does not know the exchange had received its response, or no longer wants it.
     let mut engine = restored();
     engine.opened(&name(0));
     engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
     assert_eq!((reads(&mut engine), engine.len()), (None, 0));
 }
 
-/// It says so of what a node before it has the whole of, too.
+/// A node confirms an exchange on each new channel to the next node, even if that one has acknowledged the whole
+/// request.
 #[test]
 fn who_knows_an_exchange_says_so_on_each_channel() {
     for upto in [50, 94] {
@@ -67,7 +68,7 @@ fn who_knows_an_exchange_says_so_on_each_channel() {
     }
 }
 
-/// A node that was told that something came to nothing, and is killed before that is written, would offer it once more.
+/// A killed node may lose a failure that it heard before it wrote it, and would then begin the exchange again.
 #[test]
 fn whoever_ended_it_forgets_it_once_that_is_written() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
@@ -79,7 +80,7 @@ fn whoever_ended_it_forgets_it_once_that_is_written() {
     assert_eq!(say(&mut engine, 1), [Record::Done { id: ID }]);
 }
 
-/// One that ends here, of whose request 40 bytes are on disk.
+/// A restored exchange that ends at this node, with 40 bytes of its request on disk.
 fn restored_here() -> Engine {
     let mut engine = engine(DISK);
     let request = Former { head: Some((0, 0)), pieces: vec![(Upto::default(), 40)] };
@@ -90,7 +91,8 @@ fn restored_here() -> Engine {
     engine
 }
 
-/// A disk that was full took not all that the origin had read; the one before has let go of it, and would wait for ever.
+/// The disk was full and lacks bytes that the origin had read. The previous node has dropped them, and would wait
+/// forever.
 #[test]
 fn what_was_lost_with_a_process_is_asked_for_and_who_has_it_no_more_says_so() {
     let again = |upto| Record::Held { id: ID, part: Part::Request, upto, is_whole: false, behind: Behind::Again };
@@ -110,7 +112,7 @@ fn what_was_lost_with_a_process_is_asked_for_and_who_has_it_no_more_says_so() {
     }
 }
 
-/// What the next one holds is not asked for by a node that has lost it: that may be all right.
+/// A restarted node does not request bytes that the next node may hold already.
 #[test]
 fn a_node_between_waits_for_what_the_next_one_says() {
     let mut engine = engine(DISK);
@@ -125,14 +127,14 @@ fn a_node_between_waits_for_what_the_next_one_says() {
     let again = |upto| Record::Held { id: ID, part: Part::Request, upto, is_whole: false, behind: Behind::Again };
     assert_eq!(say(&mut engine, 0), [again(60)]);
     engine.hear(NOW, &name(0), data(Part::Request, 60, 10, false), &account());
-    // What was under way behind the gap too is asked for no second time.
+    // Data in flight after the gap is not requested twice.
     engine.hear(NOW, &name(0), data(Part::Request, 80, 10, false), &account());
     write(&mut engine);
     assert_eq!(say(&mut engine, 0), [again(70)]);
 }
 
-/// A node that is killed before it has written that something came to nothing begins it anew; who has heard of the end does
-/// not do it twice.
+/// A node that is killed before it has written a failure begins the exchange again. A neighbour that heard of the end
+/// does not run it twice.
 #[test]
 fn what_has_ended_is_not_begun_again() {
     let mut engine = begun(DISK, Side::Here);
@@ -143,7 +145,7 @@ fn what_has_ended_is_not_begun_again() {
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![Record::Done { id: ID }], 0));
 }
 
-/// Who waits to forget an end does so for good; nobody else need be sure of it.
+/// A node that waits to forget an end forgets it durably; no other node needs that.
 #[test]
 fn an_end_that_is_waited_for_survives_what_its_bytes_do() {
     let survives = |engine: &mut Engine| {
@@ -162,8 +164,8 @@ fn an_end_that_is_waited_for_survives_what_its_bytes_do() {
     assert_eq!(survives(&mut engine), Some(Survives::Nothing));
 }
 
-/// What a damaged journal may have said of an order is not known after another restart either, though what is left of it is
-/// sound by then.
+/// Damage makes the intents of orders doubtful. The doubt survives another restart, although the repaired journal is
+/// sound.
 #[test]
 fn a_doubt_survives_a_restart() {
     let directory = tempfile::tempdir().unwrap();
@@ -188,14 +190,14 @@ fn a_doubt_survives_a_restart() {
     begin(&mut notes);
     std::fs::write(&file, &notes).unwrap();
     assert_eq!(intent(), None);
-    // A record of one byte, with a checksum that is none.
+    // A record of one byte with a wrong checksum.
     notes.extend_from_slice(&[1, 0, 0, 0, 7, 7, 7, 7, 1]);
     std::fs::write(&file, &notes).unwrap();
     assert_eq!([intent(), intent()], [Some(Intent::Possible); 2]);
 }
 
-/// Two nodes beside each other that were killed: the second one goes on with nothing before the first one speaks of it, which
-/// has nothing more to send, whichever of them is back first.
+/// Two adjacent nodes were killed. The second one does not continue before the first one confirms the exchange,
+/// although the first one has nothing left to send. Either may restart first.
 #[test]
 fn a_node_between_makes_the_next_one_go_on() {
     let greeting = held(Part::Response, 0, false);
@@ -216,7 +218,8 @@ fn a_node_between_makes_the_next_one_go_on() {
     }
 }
 
-/// A node whose word that it holds all was lost with it, and with its channel: it says it anew, and waits.
+/// The next node restarted, and its acknowledgement of the whole request was lost with the channel. The next node
+/// repeats it, and waits until this node confirms the exchange.
 #[test]
 fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
@@ -229,8 +232,8 @@ fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
     assert_eq!(say(&mut engine, 1), [held(Part::Response, 0, false)]);
 }
 
-/// An order that came to nothing when it may have been done: whoever has forgotten it, or never wrote that it had it, and asks
-/// for it again, hears how it ended; after a restart of this node too.
+/// An order failed after it may have run. A neighbour that has forgotten the order, or never wrote it, and sends it
+/// again, learns how it ended, even after a restart of this node.
 #[test]
 fn an_order_that_may_have_been_done_is_not_begun_again() {
     let gone = Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() };
@@ -250,7 +253,7 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
         assert_eq!(kept, Some((name(0), 502, Survives::Process)));
         engine.opened(&name(0));
         assert_eq!(say(&mut engine, 0).contains(&gone), ends_here, "it is said unasked to who has not said so itself");
-        // Who knows nothing of it says that, as one does that has heard of it.
+        // A neighbour without the exchange sends this record, and so does one that has confirmed its end.
         engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
         engine.hear(NOW, &name(0), again.clone(), &account());
         assert_eq!(engine.len(), 0);
@@ -259,7 +262,7 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
         let forgets = |output| matches!(output, Output::Keep { entry: Entry::Forget, .. });
         assert!(std::iter::from_fn(|| engine.output()).any(forgets), "it has had its time");
     }
-    // Where its route writes nothing, what was written before that was known goes.
+    // A route without a journal deletes the entries that were written before the route was known.
     let mut engine = begun(super::LIMITS, Side::Here);
     engine.intend(ID);
     engine.fail(ID, 502, "so it is");
@@ -273,7 +276,8 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![gone], 0));
 }
 
-/// Who began an exchange, and was killed before it had said any of it, is asked, and what it knows nothing of ends.
+/// A neighbour begins an exchange, and is killed before it sends data. The node asks it, and drops the exchange if the
+/// neighbour does not know it.
 #[test]
 fn what_was_begun_and_no_more_is_asked_about() {
     let mut engine = engine(DISK);

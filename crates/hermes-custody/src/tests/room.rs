@@ -1,6 +1,7 @@
-//! Who has how much of the room, who waits for it, and that whoever waits goes on.
+//! Distribution of room among exchanges, and wake-ups of those that wait for it.
 //!
-//! In: an engine whose neighbours bring more than it holds. Out: what it takes, and whom it tells of room.
+//! In: an engine whose neighbours send more than it may store. Out: the bytes that it accepts, and the neighbours that
+//! it tells of room.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,12 +57,12 @@ fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
     assert_eq!(lead(&mut engine, waits[1]), Appended::Taken);
 }
 
-/// What a neighbour brings of an exchange that this node leads on to another one which takes nothing.
+/// Bytes accepted from a neighbour for an exchange whose next node acknowledges nothing.
 fn fill(engine: &mut Engine, id: ExchangeId, part: Part) -> u64 {
     fill_by(engine, id, part, 16_384)
 }
 
-/// In pieces of this length.
+/// The same as `fill`, with pieces of this length.
 fn fill_by(engine: &mut Engine, id: ExchangeId, part: Part, length: usize) -> u64 {
     let from = name(if part == Part::Request { 0 } else { 1 });
     let begin = engine.have(id, part).unwrap().offset;
@@ -92,10 +93,10 @@ fn what_does_not_move_leaves_room_to_what_does() {
         [name(0), name(1)].iter().for_each(|peer| engine.opened(peer));
         let ids: Vec<_> = (1..6).map(|number| led(&mut engine, number)).collect();
         let filled: Vec<_> = ids.iter().map(|id| fill(&mut engine, *id, Part::Request)).collect();
-        // A half of three quarters, a half of what is left of that, and so on.
+        // The first stream fills half of three quarters, the next one half of the rest, and so on.
         assert!(filled[0] > 370_000 && filled[1] > 180_000 && filled[4] > 15_000, "{filled:?}");
         assert!(filled.iter().sum::<u64>() <= 7 << 17, "{filled:?}");
-        // The other direction goes on, and so does what is small, whatever pieces the others came in.
+        // The other direction and small streams still have room, whatever the piece size of the others was.
         assert!(fill(&mut engine, ids[0], Part::Response) > 50_000);
         fill_by(&mut engine, ids[1], Part::Request, 50);
         let small = led(&mut engine, 9);
@@ -104,7 +105,7 @@ fn what_does_not_move_leaves_room_to_what_does() {
     }
 }
 
-/// One that goes to a neighbour that is dark, of so many bytes.
+/// An exchange of this size to a neighbour without a channel.
 fn dark(engine: &mut Engine, number: u8, bytes: usize) -> ExchangeId {
     let id = ExchangeId([number; 16]);
     engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
@@ -137,11 +138,11 @@ fn who_was_refused_goes_on_when_there_is_room() {
     assert!(upto > 0);
     say(&mut engine, 1);
     outputs(&mut engine);
-    // Its own has become less: it hears of it at once, however little that is of all.
+    // The usage of this exchange has shrunk: it is told at once, however little became free.
     engine.hear(NOW, &name(1), held(Part::Request, 1000, false), &account());
     assert!(outputs(&mut engine).contains(&Output::Onward { id: ID }));
     assert_eq!(append(&mut engine), Appended::Full);
-    // Another's has, and by little: it hears of it when somebody looks.
+    // Another exchange's usage has shrunk by little: the waiting one learns of it at the next sweep.
     engine.fail(another, 499, "its client is gone");
     assert!(!outputs(&mut engine).contains(&Output::Room));
     engine.expire(Duration::from_millis(250));
@@ -178,7 +179,7 @@ fn a_head_that_found_no_room_is_sent_again() {
     assert_eq!(bring(&mut before, &mut engine), 2000);
 }
 
-/// Else it would outgrow the room that it waits for.
+/// Otherwise the exchange would outgrow the room that it waits for.
 #[test]
 fn what_waits_for_its_route_grows_no_more() {
     let mut engine = engine(LIMITS);
@@ -214,7 +215,7 @@ fn what_waits_for_its_route_grows_no_more() {
     assert!(say(&mut engine, 0).iter().any(asks), "what was refused is asked for");
 }
 
-/// What is in memory alone is not to be had from a disk, whatever the document says by now.
+/// Bytes stored in memory alone cannot be read from disk, even if the configuration changes later.
 #[test]
 fn what_was_never_written_is_not_read_again() {
     let mut engine = begun(SMALL, Side::Peer(name(1)));
@@ -242,7 +243,7 @@ fn begins(engine: &mut Engine, peer: &Arc<str>, numbers: std::ops::Range<u128>) 
     engine.len() - before
 }
 
-/// A neighbour's share does not grow with the number of its connections.
+/// A neighbour's share does not grow with its number of connections.
 #[test]
 fn a_neighbour_that_begins_without_end_leaves_half_of_the_exchanges() {
     let mut engine = engine(LIMITS);

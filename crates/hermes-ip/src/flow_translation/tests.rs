@@ -1,4 +1,4 @@
-//! Flows in computed time: packets to the node's sockets come back to their program, and no alias has two owners.
+//! Flows in computed time: packets of the node's sockets return to the program, and no alias belongs to two flows.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn translation() -> Translation {
     Translation::new(address(TCP), address(UDP))
 }
 
-/// An IPv4 packet with a transport header alone; its checksums are not looked at here.
+/// An IPv4 packet with a bare transport header; its checksums are not verified here.
 fn packet(transport: Transport, from: SocketAddr, to: SocketAddr, flags: u8) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), to.ip()) else { unreachable!() };
     let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 0, 0, 0];
@@ -105,7 +105,7 @@ fn the_table_is_bounded_and_gives_up_what_ended_first() {
     assert!(!flows.aliases.contains_key(&udp(3)) && flows.take_displaced().len() == 1);
     assert!(flows.begin(tcp(6), 3, SILENT_KEPT + 1).is_some(), "then the flow that was idle for longest");
     assert_eq!(flows.take_displaced(), [(Transport::Tcp, first)]);
-    // Its task ends, which is nothing to the connection that has its alias or its port meanwhile.
+    // The end of the displaced flow's task must not affect the connection that has its alias or port meanwhile.
     assert!(flows.begin(tcp(1), 3, SILENT_KEPT + 2).is_some());
     flows.close(Transport::Tcp, first, SILENT_KEPT + 3);
     assert!(flows.closed.is_empty() && flows.aliases.contains_key(&tcp(1)));
@@ -120,7 +120,7 @@ fn a_program_with_many_ports_keeps_no_other_destination_out() {
         let begun = flows.begin(tcp(port, 1), LIMIT, 5);
         assert_eq!(begun.is_some(), usize::from(port) < LIMIT, "{port}");
     }
-    // A second destination gets as many, the first flows of the other one go.
+    // A second destination gets as many flows; the oldest flows of the first one are displaced.
     for port in 1000..1000 + LIMIT as u16 {
         let begun = flows.begin(tcp(port, 2), LIMIT, 5);
         assert_eq!(begun.is_some(), usize::from(port) < 1000 + LIMIT / 2, "{port}");
@@ -129,7 +129,7 @@ fn a_program_with_many_ports_keeps_no_other_destination_out() {
     assert!(flows.begin(tcp(2000, 3), LIMIT, 5).is_some(), "and a third");
 }
 
-/// One pass over the table serves many packets, and one in vain is not repeated within a tick.
+/// A single scan of the table serves many packets, and an unsuccessful one is not repeated within a tick.
 #[test]
 fn a_full_table_is_searched_seldom() {
     const LIMIT: usize = 10 * BATCH;
@@ -146,7 +146,7 @@ fn a_full_table_is_searched_seldom() {
         assert!(flows.begin(tcp(6000 + port, 2), LIMIT, 6).is_some() && flows.take_displaced().is_empty());
     }
     assert!(flows.begin(tcp(6009, 2), LIMIT, 6).is_some() && flows.take_displaced().len() == 10);
-    // Idle flows of its own yield to a destination that has most.
+    // The largest destination displaces idle flows of its own.
     assert!(flows.begin(tcp(7000, 1), LIMIT, 6 + IDLE).is_some());
 }
 

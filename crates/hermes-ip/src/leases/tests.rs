@@ -1,11 +1,11 @@
-//! Addresses that owners take, give back and lose; searches for a free one.
+//! Leases that owners take, return and lose, and searches for free addresses.
 
 use std::cell::Cell;
 
 use super::*;
 
 impl Given {
-    /// Whether nobody has it, a part of it or more than it.
+    /// Whether the prefix overlaps no lease or reservation.
     fn is_free(&self, prefix: IpNet) -> bool {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
@@ -19,7 +19,7 @@ fn no_part_of_what_is_given_is_given_to_another_until_its_last_session_is_over()
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     let (network, one) = (net("10.20.0.16/28"), net("10.20.0.17/32"));
-    // A session that moves has it on two devices for a while.
+    // A session that moves has its prefix on two devices for a while.
     assert!(given.take(network, &alice) && given.take(network, &alice) && given.take(one, &alice));
     given.give_back(one);
     for part in [one, network, net("10.20.0.0/24")] {
@@ -44,7 +44,7 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
         given.give_back(one);
     };
     assert!(given.take(one, &alice) && given.take(one, &alice));
-    // One of two is broken off: it is hers in any case, and free when the other ends in order.
+    // The first session breaks off. The second one still has the prefix, which is free once that session ends in order.
     part(true);
     part(false);
     assert!(given.take(one, &bob));
@@ -55,7 +55,7 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
         given.find_free(&"gw0".into(), &[pool.parse().unwrap()], &alice, 0, |address| Some(address.into()))
     };
     assert_eq!(free_resting("10.20.1.0/24"), None);
-    // Of the two times that it rested the first is no longer true.
+    // The first of the two reservations no longer counts.
     assert_eq!(free_resting("10.20.0.0/24"), Some(one));
     assert!(given.take(one, &alice));
     part(true);
@@ -63,7 +63,7 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
     assert!(given.is_free(one) && given.lock().resting.is_empty());
 }
 
-/// What another process says stays no longer than it may, and takes nothing from anybody.
+/// Reservations of another process last at most the usual time, and override no lease.
 #[test]
 fn what_rests_goes_on_resting_in_another_process() {
     let (old, new) = (Given::default(), Given::default());
@@ -107,13 +107,13 @@ fn an_owner_has_so_many_and_leaves_the_rest_to_others() {
     let net = |last: usize| IpNet::from(IpAddr::from([10, 20, (last >> 8) as u8, last as u8]));
     assert!((0..MOST_OWNED).all(|last| given.take(net(last), &alice)));
     assert!(given.is_full(&alice) && !given.take(net(MOST_OWNED), &alice));
-    // A further session with what it has; and others.
+    // A further session may share a prefix that the owner has, and other owners have limits of their own.
     assert!(given.take(net(0), &alice) && given.take(net(MOST_OWNED), &bob));
     given.give_back(net(0));
     assert!(given.is_full(&alice));
     given.give_back(net(0));
     assert!(!given.is_full(&alice) && given.take(net(MOST_OWNED + 1), &alice));
-    // What waits for her is hers yet, and goes before she is refused another.
+    // Reservations count for their owner, and end before a request is refused.
     given.breaks(net(1));
     given.give_back(net(1));
     assert!(!given.is_full(&alice) && !given.take(net(1), &bob));
@@ -121,7 +121,7 @@ fn an_owner_has_so_many_and_leaves_the_rest_to_others() {
     assert!(!given.take(net(MOST_OWNED + 3), &alice));
 }
 
-/// A pool of 65,534 addresses under the node's lock is nothing that a client may have looked through at will.
+/// A client must not be able to make the node scan a pool of 65,534 addresses under its lock at will.
 #[test]
 fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
     let (given, alice, looked_at) = (Given::default(), Owner::User("alice".into()), Cell::new(0));
@@ -140,7 +140,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
     }
     assert_eq!(find(0), (None, 0));
     assert_eq!(find(LOOK_AGAIN - 1), (None, 0));
-    // Back in order, or to rest.
+    // Addresses are returned in order, or reserved.
     let one = |text: &str| text.parse::<IpNet>().unwrap();
     for (net, is_broken) in [("10.20.0.5/32", false), ("10.20.0.9/32", true), ("10.30.0.2/32", false)] {
         if is_broken {
@@ -151,7 +151,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
         assert!(found == Some(one(net)) && looked_at <= 1, "{found:?} {looked_at}");
         assert!(given.take(one(net), &alice));
     }
-    // Of several that rest each is somebody's.
+    // If several addresses are reserved, each still belongs to its owner.
     for net in ["10.20.0.5/32", "10.20.0.9/32"].map(one) {
         given.breaks(net);
         given.give_back(net);
@@ -160,7 +160,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
         assert_eq!(find(2).0, Some(net));
         assert!(given.take(net, &alice));
     }
-    // What others than sessions have taken, and left.
+    // Addresses that others than sessions took and released.
     assert_eq!(find(LOOK_AGAIN), (None, 16));
 }
 
@@ -171,9 +171,9 @@ fn what_one_prefix_holds_is_passed_by_at_once() {
     assert!(given.take("fd00:5::/112".parse().unwrap(), &alice));
     let find = |now| given.find_free(&"gw0".into(), &[pool], &alice, now, |address| given.around(address));
     assert_eq!(find(0), Some("fd00:5::1:0/128".parse().unwrap()));
-    // Nobody has it yet.
+    // All addresses are free.
     assert_eq!(find(0), Some("fd00:5::1:1/128".parse().unwrap()));
-    // Of a pool that ends where addresses do.
+    // A pool at the end of the address space.
     let last: IpNet = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127".parse().unwrap();
     let addresses =
         [0, 0, 0].map(|now| given.find_free(&"gw0".into(), &[last], &alice, now, |address| given.around(address)));
@@ -191,14 +191,14 @@ fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners()
     given.give_instead(one, wish);
     assert_eq!((given.instead(&alice, wish), given.instead(&bob, wish)), (Some(one), None));
     assert_eq!(given.instead(&alice, (wish.0, Some(net("10.0.0.1/32")))), None);
-    // It rests, and is found; another takes it, and it is not.
+    // The prefix is reserved, and found again. Once another owner takes it, it is not.
     given.breaks(one);
     given.give_back(one);
     assert_eq!((given.instead(&alice, wish), given.take(one, &bob)), (Some(one), false));
     given.lock().forget(Instant::now() + REST);
     assert_eq!((given.instead(&alice, wish), given.take(one, &bob)), (None, true));
     given.give_back(one);
-    // Of the process before us.
+    // An assignment of the previous process.
     given.keep_instead(one, &alice, wish);
     assert_eq!((given.instead(&alice, wish), given.is_free(one)), (Some(one), false));
     assert!(given.take(one, &alice));
@@ -208,7 +208,7 @@ fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners()
 }
 
 /// A user that opens and breaks sessions without end, each with as many addresses as it may have, exhausts only its own
-/// resting addresses.
+/// reservations.
 #[test]
 fn what_rests_is_nobody_elses_while_another_address_is_free() {
     let given = Given::default();
@@ -229,21 +229,21 @@ fn what_rests_is_nobody_elses_while_another_address_is_free() {
         session.iter().for_each(|net| given.breaks(*net));
         session.iter().for_each(|net| given.give_back(*net));
     }
-    // Other owners hold all other addresses: bob's resting ones are taken before alice's.
+    // Other owners hold all other addresses, so that bob's reservations end before alice's.
     let others: Vec<_> = (0..MOST_OWNED).map(|_| take(&carol, 3000)).collect();
     assert_eq!(others.len(), MOST_OWNED);
     assert!(!given.is_free(hers));
 }
 
-/// The ranking of owners holds through all that happens to prefixes: the owner with most resting ones is found without
-/// a look at those of all others.
+/// The ranking of owners stays correct through all changes of prefixes: the owner with the most reservations is found
+/// without a scan of all owners.
 #[test]
 fn the_owner_with_most_resting_prefixes_is_known() {
     let given = Given::default();
     let owner = |number: u32| Owner::User(format!("user-{number}").into());
     let net = |number: u32| IpNet::from(IpAddr::from(Ipv4Addr::from(0x0a14_0000 + number)));
     for number in 0..600 {
-        // The user with the number n has n + 1 prefixes of these, up to 24.
+        // The user with the number n has n + 1 of these prefixes, up to 24.
         let user = (0..24).find(|user| number % 300 < (user + 1) * (user + 2) / 2).unwrap();
         if given.take(net(number % 300), &owner(user)) {
             given.breaks(net(number % 300));

@@ -1,7 +1,7 @@
-//! A file of the disk tier: a head in an area with room to grow, and the bytes behind it.
+//! The file format of the disk tier: a head in an area with room to grow, then the content.
 //!
-//! In: a response. Out: the same, or an error. All of it is under digests: of the head one, of the bytes one a block, so
-//! that what is cut, torn or rotten is noticed when it is read, and never given to anybody.
+//! In: a response. Out: the same response, or an error. Digests cover the head and each block of the content. A
+//! truncated or damaged file is thus detected when it is read, and never served.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -22,16 +22,16 @@ use crate::content::{CHUNK_COST, Charge, Content, Paid, Run, Shape};
 use crate::head::{Head, Times};
 use crate::key::Vary;
 
-/// Changes with the form: files of another one are dropped.
+/// Version of the format; files of another version are dropped.
 const MAGIC: &[u8; 8] = b"HERMESC1";
-/// Magic, the area's length, the head's length, its digest.
+/// Length of the magic, the area's length, the head's length and its digest.
 const FIXED: usize = 8 + 4 + 4 + DIGEST;
 const DIGEST: usize = 16;
-/// Areas are so many bytes or a multiple: a head that grows a little stays in its own.
+/// Areas are multiples of this length, so that a slightly longer head still fits.
 const AREA: usize = 4096;
-/// No head is longer.
+/// Maximum length of a head.
 const MOST_HEAD: usize = 4 << 20;
-/// What one digest is of, and what is read at once.
+/// Bytes covered by one digest, and read at once.
 const BLOCK: usize = 64 << 10;
 
 const VERSIONS: [Version; 5] = [Version::HTTP_09, Version::HTTP_10, Version::HTTP_11, Version::HTTP_2, Version::HTTP_3];
@@ -51,7 +51,7 @@ struct Written {
     sums: Vec<String>,
 }
 
-/// Where what is in a file.
+/// The layout of a file.
 pub(crate) struct Layout {
     area: usize,
     shape: Shape,
@@ -59,7 +59,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Bytes of the file.
+    /// Length of the file.
     pub(crate) fn bytes(&self) -> u64 {
         self.area as u64 + self.shape.stored_bytes()
     }
@@ -74,9 +74,9 @@ impl Layout {
         let sums = blocks(&shape).map(|block| sum(&gather(content, &block))).collect();
         let mut this = Self { area: 0, shape, sums };
         let head = this.head(key, head)?;
-        // Room to grow: an origin's next answer may have a longer date, and a field more.
+        // The spare room lets a later response have a longer date, or one field more.
         this.area = (FIXED + head.len() + AREA / 2).next_multiple_of(AREA);
-        // It may be one user's alone.
+        // The mode is private, because the content may belong to one user.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(&this.area(&head))?;
         for block in blocks(&this.shape) {
@@ -85,7 +85,7 @@ impl Layout {
         Ok(this)
     }
 
-    /// Writes another head into a file.
+    /// Replaces the head of a file.
     pub(crate) fn patch(&mut self, path: &Path, key: &str, head: &Head) -> io::Result<()> {
         let head = self.head(key, head)?;
         if FIXED + head.len() > self.area {
@@ -94,7 +94,7 @@ impl Layout {
         open_own(OpenOptions::new().write(true), path)?.write_all(&self.area(&head))
     }
 
-    /// Reads a file's head.
+    /// Reads the head of a file.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Arc<str>, Head)> {
         let mut file = open_own(OpenOptions::new().read(true), path)?;
         let mut fixed = [0; FIXED];
@@ -122,7 +122,7 @@ impl Layout {
         Ok((this, key, head))
     }
 
-    /// Reads a file's bytes. [`io::ErrorKind::OutOfMemory`] where there is no room for them.
+    /// Reads the content of a file. Fails with [`io::ErrorKind::OutOfMemory`] if there is no room in memory.
     pub(crate) fn read(&self, path: &Path, room: impl Fn(usize) -> Option<Charge>) -> io::Result<Content> {
         let mut file = open_own(OpenOptions::new().read(true), path)?;
         file.seek(SeekFrom::Start(self.area as u64))?;
@@ -194,7 +194,7 @@ impl Written {
     }
 }
 
-/// The runs in blocks, in order.
+/// Splits the runs into blocks, in order.
 fn blocks(shape: &Shape) -> impl Iterator<Item = Range<u64>> + '_ {
     shape.runs.iter().flat_map(|run| {
         let end = run.end;

@@ -1,7 +1,7 @@
-//! The directory that all caches of a process have theirs in.
+//! The directory that holds the directories of all caches of a process.
 //!
-//! In: which of them are in use. Out: that no other process has them, and that what routes have kept that are there no more
-//! goes. Never: a file removed that no cache has written, a link followed.
+//! In: the directories in use. Out: a lock against other processes, and the removal of directories whose routes no
+//! longer exist. Never: removal of a file that no cache has written, or a followed symbolic link.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,15 +14,15 @@ use rand::Rng as _;
 
 use super::{Ended, ours};
 
-/// Has who has the directory. It stays: who waits for it must not wait for one that is gone.
+/// Name of the lock file. The file is never removed, because a waiting process would then wait for a deleted file.
 const LOCK: &str = "lock";
-/// A folder that is being removed has such a name, so that its own is free at once.
+/// Name prefix of a folder under removal. The rename frees the folder's own name at once.
 const GONE: &str = "gone";
 
 /// The directory of a process's caches.
 pub struct Root {
     path: PathBuf,
-    /// As long as any cache has its directory.
+    /// The lock, held as long as any cache uses its directory.
     lock: Mutex<Weak<Lock>>,
     used: Mutex<HashSet<PathBuf>>,
 }
@@ -38,10 +38,11 @@ impl Root {
         &self.path
     }
 
-    /// Keeps other processes out.
+    /// Locks the directory against other processes.
     ///
     /// # Errors
-    /// Another one has it (`WouldBlock`), or there can be no such directory.
+    ///
+    /// Another process holds the lock (`WouldBlock`), or the directory cannot be created.
     pub fn take(&self) -> io::Result<Arc<Lock>> {
         let mut known = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lock) = known.upgrade() {
@@ -57,13 +58,13 @@ impl Root {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These are in use from now on.
+    /// Sets the directories in use.
     pub fn uses(&self, used: HashSet<PathBuf>) {
         *self.used() = used;
     }
 
-    /// What routes have kept that are there no more goes, at leisure, once those of before have ended. Where another
-    /// process has the directory it stays until the next time.
+    /// Removes the directories of routes that no longer exist, in a thread of its own, after the former caches have
+    /// ended. If another process holds the lock, the directories stay until the next sweep.
     pub fn sweep(self: &Arc<Self>, former: Vec<Ended>) {
         let root = self.clone();
         let run = move || {
@@ -81,17 +82,17 @@ impl Root {
     }
 
     fn remove_others(&self) -> io::Result<()> {
-        // Nothing is made for it where nothing is.
+        // The sweep does not create the directory if it does not exist.
         let entries = fs::read_dir(&self.path)?;
         let _lock = self.take()?;
         for entry in entries.flatten() {
-            // Of a link it is the link's own: not a folder.
+            // A symbolic link has a type of its own, and is not a folder here.
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
             let Some(gone) = self.set_apart(&entry.path()) else { continue };
             remove_ours(&gone);
-            // Where something else is in it, that has its folder back.
+            // A folder that holds foreign files gets its name back.
             if gone.exists() {
                 let _ = fs::rename(&gone, entry.path());
                 tracing::warn!(path = %entry.path().display(), "there are files that no cache has written; they stay");
@@ -100,7 +101,7 @@ impl Root {
         Ok(())
     }
 
-    /// Gives a folder that nobody uses another name. `None` where somebody does, or it is no cache's.
+    /// Renames an unused folder. Returns `None` if it is in use, or not a cache's folder.
     fn set_apart(&self, folder: &Path) -> Option<PathBuf> {
         let used = self.used();
         if used.contains(folder) || !is_folder_of_ours(folder) {
@@ -111,7 +112,7 @@ impl Root {
     }
 }
 
-/// By its name: something, and a digest.
+/// A cache's folder has a name that ends in a dot and a digest.
 fn is_folder_of_ours(folder: &Path) -> bool {
     let digest = folder.file_name().and_then(|name| name.to_str()?.rsplit_once('.')).map(|(_, digest)| digest);
     digest.is_some_and(|digest| digest.len() == 16 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))

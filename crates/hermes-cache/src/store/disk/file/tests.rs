@@ -1,4 +1,4 @@
-//! What was written is read, or not at all.
+//! A written file is read completely, or rejected.
 
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
@@ -60,7 +60,7 @@ fn an_object_is_read_as_it_was_written() {
         let start = if at < 300_000 { 10 } else { 300_000 };
         assert_eq!(content.slice(at).unwrap()[0], (at - start) as u8, "{at}");
     }
-    // A head that grows a little finds its place.
+    // A slightly longer head still fits.
     let mut grown = head.clone();
     grown.headers.insert("more", HeaderValue::from_static("of it"));
     layout.patch(&place.0, "key", &grown).unwrap();
