@@ -149,10 +149,10 @@ impl Entries {
             return true;
         }
         shares.ledger().give_back(&former);
-        // Without its holder it is nobody's to displace: it is neither the former owner's any more nor the new one's yet.
+        // Without a holder, no worker can displace it while it belongs to neither owner.
         let holder = self.all.borrow_mut().get_mut(key).and_then(|entry| entry.holder.take());
         if !self.make_room(worker, &shares, &owner, bound) {
-            // Its drop must return nothing.
+            // Dropping the entry must return nothing.
             self.all.borrow_mut().remove(key);
             return false;
         }
@@ -188,7 +188,7 @@ impl Entries {
             return;
         }
         let debtors = shares.ledger().debtors();
-        // All entries are looked at once, however many debtors there are.
+        // One pass over all entries, however many debtors there are.
         let mut of_debtors: HashMap<Owner, Vec<Candidate>> = debtors.into_iter().map(|owner| (owner, vec![])).collect();
         for candidate in self.candidates(now, shares, |owner| of_debtors.contains_key(owner)) {
             let all = self.all.borrow();
