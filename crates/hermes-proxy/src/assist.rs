@@ -100,7 +100,7 @@ impl Assist {
                 Err(error) = std::future::poll_fn(|cx| carrier.poll(cx)) => break Err(error),
             }
         };
-        // The rules are removed here, while the privilege to do so still exists.
+        // The drop removes the device and its rules, while this process may still do so.
         drop(device);
         result.map(|()| carrier.ledger.into_inner())
     }

@@ -12,7 +12,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Takes one event at this time in milliseconds. False if `most` were taken in this second.
+    /// Takes one event at this time in milliseconds. False once `most` have been granted in this second.
     pub(crate) fn takes(&self, now: u64, most: u32) -> bool {
         let second = now / 1000;
         if self.second.replace(second) != second {

@@ -106,13 +106,13 @@ impl Batch {
     }
 }
 
-/// One end of a flow.
+/// An end of a flow.
 pub(crate) enum Port {
     /// A request's stream.
     Tunnel(Box<Tunnel>),
     /// A socket of this node, connected to one peer.
     Socket { socket: UdpSocket, peer: SocketAddr },
-    /// One source of a listener.
+    /// The flow from one source of a listener.
     Flow(Flow),
     /// The end of a CONNECT-IP tunnel at a device.
     Device(Box<End>),

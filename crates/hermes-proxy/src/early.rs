@@ -211,11 +211,11 @@ mod tests {
         assert_eq!(may_go_ahead(&bytes), (request, true));
         capsule::put(&mut bytes, capsule::DATAGRAM, b"packet");
         let both = bytes.len();
-        // The second is not whole, then whole.
+        // The second capsule is incomplete at first, then complete.
         assert_eq!(may_go_ahead(&bytes[..both - 1]), (request, true));
         assert_eq!(may_go_ahead(&bytes[..=request]), (request, true));
         assert_eq!(may_go_ahead(&bytes), (both, true));
-        // What is told to this hop stays here, and all that comes behind it.
+        // A hop-by-hop capsule stays here, and so does everything after it.
         capsule::put(&mut bytes, connect_ip::MTU, b"12");
         capsule::put(&mut bytes, capsule::DATAGRAM, b"packet");
         assert_eq!(may_go_ahead(&bytes), (both, false));

@@ -35,7 +35,7 @@ use crate::upstream::{ClientTls, UpstreamState};
 /// is enough.
 type ByName<T> = HashMap<Arc<str>, T, foldhash::fast::RandomState>;
 
-/// One snapshot, ready to run.
+/// A snapshot, ready to run.
 pub struct Generation {
     /// Counter from 1 in this process.
     pub number: u64,

@@ -530,7 +530,7 @@ impl Live {
         self.nudge_flows();
     }
 
-    /// Ends the sessions of a listener whose way of opening sessions changed.
+    /// Ends the sessions of a listener that now opens its sessions differently.
     pub(crate) fn end_sessions_of(&self, listener: &str) {
         for (_, entry) in self.sessions.borrow().iter().filter(|(_, entry)| &*entry.facts.listener == listener) {
             entry.end.set(Error::Reconfigured("its listener is another one now".to_owned()));

@@ -63,7 +63,7 @@ struct Table {
 #[derive(Debug)]
 struct Slot {
     name: Arc<str>,
-    /// Its key in `by_use`.
+    /// The key in `by_use`.
     turn: u64,
     used_at: u64,
 }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_and_never_one_in_use() {
-        // Two places, since the other two are no host's.
+        // Two slots: the other two addresses are no host addresses.
         let table = table("198.18.0.0/30", None);
         let (first, second) = (v4(&table, "first", 0), v4(&table, "second", 1));
         assert!(first.is_some() && second.is_some() && first != second);
@@ -309,7 +309,7 @@ mod tests {
             assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
         }
         assert_eq!((v4(&table, "video", 500 * GRACE), table.lock().by_place.len()), (before, 12));
-        // A document that has it no more lets it go in its turn.
+        // Once no document spells it out, the name is evicted like any other.
         table.fix(HashSet::new());
         for number in 600..700u64 {
             assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());

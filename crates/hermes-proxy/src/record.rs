@@ -61,7 +61,7 @@ pub(crate) struct LogSender(SyncSender<Message>);
 pub(crate) struct LogWriter {
     sender: LogSender,
     next: Arc<Next>,
-    /// Nothing is sent on it: it closes when the thread ends.
+    /// A channel without messages, which closes when the thread ends.
     ended: Receiver<()>,
 }
 

@@ -54,7 +54,7 @@ pub(crate) enum Carrier {
 /// The state of a node that dials this one, shared by all workers.
 pub(crate) struct Presence {
     pub(crate) node: Arc<str>,
-    /// Its connections that take requests.
+    /// Connections of the node that take requests.
     usable: AtomicUsize,
     /// The time at which the last of them closed, in milliseconds of the node's clock; 0 if none ever did.
     went_at: AtomicU64,
@@ -94,7 +94,7 @@ impl Told {
 pub(crate) struct Place {
     pub(crate) presence: Arc<Presence>,
     worker: usize,
-    /// Its number among all reverse connections of the node.
+    /// The connection's number among all that the node has dialled.
     number: u64,
 }
 
@@ -278,13 +278,13 @@ pub(crate) enum MovesOn {
     Over,
     /// The peer sends no further request on it.
     Leaving,
-    /// Nothing is received on it.
+    /// The connection receives nothing.
     Silent,
     /// Packets to the peer would now leave from another address.
     Moved,
 }
 
-/// One connection that this node dialled and serves on.
+/// A connection that this node dialled and serves on.
 pub(crate) struct Line {
     pulse: RefCell<Pulse>,
     /// The acknowledgement counters for the keepalive over TCP, taken once HTTP begins.
@@ -294,11 +294,11 @@ pub(crate) struct Line {
     is_first: bool,
     moves_on: Signal<MovesOn>,
     is_over: Cell<bool>,
-    /// It suspects its path, and the others were told.
+    /// The connection suspects its path, and the others were told.
     doubts: Cell<bool>,
     /// The number of PATH_CHALLENGE frames from the peer.
     challenges: Cell<u64>,
-    /// Its number at the peer. Set once the peer has accepted it.
+    /// The connection's number at the peer. Set once the peer has accepted it.
     number: Signal<u64>,
     /// Numbers of earlier connections that are dead.
     given_up: Vec<u64>,
@@ -496,7 +496,7 @@ mod tests {
         assert!(line.answer(&other).is_none(), "whatever else comes is a session");
     }
 
-    /// Else the far end would find out for itself, while its flows wait.
+    /// Otherwise the peer would notice only after a timeout, while its flows wait.
     #[tokio::test]
     async fn a_connection_that_is_over_is_dead_whatever_was_found_before_and_makes_the_others_ask() {
         for before in [None, Some(MovesOn::Silent)] {
@@ -509,7 +509,7 @@ mod tests {
         }
     }
 
-    /// Whichever of them the session is on.
+    /// A session on any of the connections counts.
     #[tokio::test(start_paused = true)]
     async fn they_are_in_use_while_there_are_sessions_and_for_a_while_after() {
         let bundle = Bundle::default();
@@ -533,7 +533,7 @@ mod tests {
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let presence = presence();
         presence.gone.tell([1, 7].into_iter());
-        // As many as are remembered: those before them are forgotten.
+        // This fills the memory, so that earlier numbers are forgotten.
         presence.gone.tell(100..100 + MOST_TOLD as u64);
         presence.gone.has_told(100).await;
         assert!(tokio::time::timeout(Duration::from_millis(10), presence.gone.has_told(7)).await.is_err());

@@ -123,7 +123,7 @@ impl Share {
         }
     }
 
-    /// For [`Entries::pass_to`].
+    /// The key for [`Entries::pass_to`].
     pub(crate) fn key(&self) -> usize {
         self.key
     }
@@ -188,7 +188,7 @@ impl Entries {
             return;
         }
         let debtors = shares.ledger().debtors();
-        // One pass over all entries, however many debtors there are.
+        // A single pass over all entries, however many debtors there are.
         let mut of_debtors: HashMap<Owner, Vec<Candidate>> = debtors.into_iter().map(|owner| (owner, vec![])).collect();
         for candidate in self.candidates(now, shares, |owner| of_debtors.contains_key(owner)) {
             let all = self.all.borrow();

@@ -38,8 +38,8 @@ pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Opt
             fields.insert(UPGRADE, value);
         }
     }
-    // Also over HTTP/2, if the client sent a key although it need not. Envoy does so for its own HTTP/1.1 client, and
-    // has no other proof for it.
+    // The proof also goes over HTTP/2, if the client sent a key although it need not. Envoy does so for its own
+    // HTTP/1.1 client, and has no other proof for it.
     if let Some(proof) = facts.headers.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
         fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
     }

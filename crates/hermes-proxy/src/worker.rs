@@ -1,7 +1,7 @@
 //! A worker: a thread with a runtime, listeners, sessions and connections of its own.
 //!
 //! In: commands of the node (apply, drain, list). Out: served sessions. Workers share only counters, health, the log
-//! and devices (`ip/`), so no other traffic takes a lock. Every task belongs to the worker's set and ends with it.
+//! and devices (`ip/`), so only devices take a lock for traffic. Every task belongs to the worker's set and ends with it.
 
 mod redecide;
 mod shared;
@@ -95,12 +95,12 @@ pub(crate) struct Worker {
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
     /// The time at which they were last told of a network change.
     moved_at: Cell<u64>,
-    /// Its number among the node's workers.
+    /// The worker's number in the node.
     pub(crate) number: usize,
     pub(crate) devices: Devices,
     /// The rate limit of ICMP errors.
     answers: Budget,
-    /// Its entries in tables that are shared among clients.
+    /// The worker's entries in tables that are shared among clients.
     pub(crate) entries: Entries,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,

@@ -203,7 +203,7 @@ impl RequestBody {
     }
 }
 
-/// One attempt to send a request's body.
+/// An attempt to send a request's body.
 pub(crate) struct Attempt {
     source: Option<Rc<RefCell<Source>>>,
     position: usize,

@@ -78,7 +78,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     let (parts, mut body) = response.into_parts();
     let entry = body.entry().clone();
     if !matches!(body.body, Body::Led { .. }) && office.is_led(id) {
-        // Its session ended before a response. A process that drains leaves the exchange to its successor.
+        // The session ended before a response. A process that drains leaves the exchange to its successor.
         let is_going = matches!(entry.end.get(), Some(Error::Draining));
         if !is_going {
             let why = entry.failure().map_or_else(|| "it was ended".to_owned(), |error| error.to_string());

@@ -126,14 +126,14 @@ pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, wa
     session.entry.close_connection("its channel of custody is over");
 }
 
-/// One channel.
+/// A channel to a neighbour.
 pub(super) struct Channel {
     office: Arc<Office>,
     peer: Arc<str>,
     number: u64,
     decoder: CapsuleDecoder,
     out: Bytes,
-    /// Its link, if it is QUIC.
+    /// The link, if it is QUIC.
     link: Option<Link>,
     /// A counter of reads, and the time of the last one.
     pub(super) heard: u64,

@@ -129,7 +129,7 @@ struct Keeper {
     office: Arc<Office>,
     upstream: Arc<UpstreamState>,
     index: usize,
-    /// Also the neighbour's name in the engine.
+    /// The endpoint's label, which is also the neighbour's name in the engine.
     label: Arc<str>,
     /// The QUIC configuration, if the upstream uses QUIC.
     quic: Option<quic::ClientConfig>,

@@ -18,7 +18,7 @@ use super::message::{CustodyBody, chunk, end};
 use crate::live::Entry;
 use hermes_custody::service::Office;
 
-/// One end of such a stream.
+/// An end of such a stream.
 pub(crate) struct CustodyStream {
     office: Arc<Office>,
     id: ExchangeId,

@@ -264,7 +264,7 @@ impl Relay<'_> {
     fn poll_old(&mut self, cx: &mut Context<'_>) {
         let worker = &self.session.worker;
         let down = &mut self.down;
-        // One port at a time: the batches of two may differ in form.
+        // Only one port at a time is read: the batches of two may differ in form.
         self.old.retain_mut(|old| !down.is_empty() || old.poll(cx, worker, down));
         // Addresses and routes from an old port are outdated. More may follow them.
         if !down.capsules.is_empty() {

@@ -291,7 +291,7 @@ impl Tunnel {
             }
             if self.behind.is_some() || batch.len() >= BATCH || taken >= MOST_TAKEN || read >= MOST_READ {
                 if batch.is_empty() {
-                    // Nothing of it is forwarded, and more may follow.
+                    // All of it was consumed here, and more may follow.
                     go_on_later(cx);
                 }
                 return Poll::Pending;

@@ -23,9 +23,9 @@ type Waiting = Pin<Box<dyn Future<Output = Result<(), quic::SendDatagramError>>>
 /// The outcome of sending a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
-    /// QUIC accepted it.
+    /// QUIC accepted the datagram.
     Taken,
-    /// It does not fit a packet of the path, or the peer does not accept datagrams.
+    /// The datagram does not fit a packet of the path, or the peer does not accept datagrams.
     Unfit,
 }
 

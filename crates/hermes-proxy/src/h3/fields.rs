@@ -27,10 +27,10 @@ pub(crate) struct Bounds {
 /// The reason why a section is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FieldError {
-    /// QPACK cannot decode it: the connection's state is no longer reliable.
+    /// QPACK cannot decode the section: the connection's state is no longer reliable.
     #[error("a field section that QPACK cannot read: {0}")]
     Undecodable(DecoderError),
-    /// It exceeds the limits.
+    /// The section exceeds the limits.
     #[error("a field section of more than {} bytes or {} lines", .0.bytes, .0.lines)]
     TooLarge(Bounds),
     /// The message is malformed.

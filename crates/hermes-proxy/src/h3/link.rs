@@ -2,7 +2,6 @@
 //!
 //! In: a QUIC connection. Out: SETTINGS and GOAWAY of both sides, and received HTTP datagrams by stream. A protocol
 //! violation of the peer closes the connection with the error code of the RFC. Never: the stream of a request.
-//! request's stream.
 
 mod control;
 

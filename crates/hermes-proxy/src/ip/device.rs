@@ -200,8 +200,8 @@ impl Device {
         self.given.breaks(prefix);
     }
 
-    /// A free address of these pools. Preferred are the owner's previous one and addresses that were released long ago.
-    /// `own` are those of the device.
+    /// An address of these pools for the owner: a free one, a lease that rests (see [`Given::find_free`]), or the owner's
+    /// own in the predecessor process. `own` are those of the device.
     pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], owner: &Owner, now: u64) -> Option<IpNet> {
         let taken = |address: IpAddr| if own.contains(&address) { Some(address.into()) } else { self.taken(address) };
         self.given.find_free(&self.name, pools, owner, now, taken).or_else(|| {

@@ -1,4 +1,4 @@
-//! One end of a CONNECT-IP tunnel, at a device or at a peer that sends packets as UDP datagrams.
+//! An end of a CONNECT-IP tunnel, at a device or at a peer that sends packets as UDP datagrams.
 //!
 //! In: packets of the link for this session, packets and capsules of its tunnel. Out: the permitted packets; address
 //! requests or assignments, and routes. Dropped packets are counted by reason. Dropping the end releases its addresses.
@@ -45,8 +45,8 @@ const LAST_ASK: Duration = Duration::from_secs(60);
 
 /// The role of this end.
 enum Side {
-    /// Requests the link's own addresses, to send to this prefix. A `passing` end restores the device's earlier route
-    /// when it ends; otherwise a listener captures the prefix, with or without a tunnel.
+    /// Requests the link's own addresses, to send to this prefix. A `passing` end captures the
+    /// prefix only while it lives; otherwise a listener captures it, with or without a tunnel.
     Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
     /// Assigns addresses, as a route's document specifies.
     Gives { gateway: Gateway, route: Arc<str>, owner: Owner, scope: Scope },
@@ -68,7 +68,7 @@ struct Claimed {
     number: u64,
 }
 
-/// One end of a tunnel.
+/// An end of a tunnel.
 pub(crate) struct End {
     link: Link,
     side: Side,

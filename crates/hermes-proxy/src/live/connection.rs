@@ -39,7 +39,7 @@ pub(crate) enum Stage {
 pub(crate) enum Drain {
     /// Idle for too long: close it now.
     Silent,
-    /// Its listener is removed. A request may be in flight to this node, and an immediate close would lose it. So the
+    /// The listener is removed. A request may be in flight to this node, and an immediate close would lose it. So the
     /// node answers it with `connection: close`, and closes only after a while without a request.
     Parting,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Connection {
     pub(crate) heard: Cell<u64>,
     /// Lines of trailers and responses since the last turn. They cost as much work as lines of requests.
     pub(crate) lines: Cell<usize>,
-    /// Its key in the node's table of connections.
+    /// The key in the node's table of connections.
     entry: Cell<usize>,
     /// A client that half-closes counts as gone at once.
     pub(crate) ends_half_closed: Cell<bool>,
@@ -245,7 +245,8 @@ pub(crate) struct ConnectionGuard {
     _share: Share,
 }
 
-/// One connection in this many is reserved for authenticated clients, if any listener authenticates them.
+/// The share of connections, one in this many, that is reserved for authenticated clients if any listener can
+/// authenticate clients.
 const PEERS: usize = 8;
 
 /// The bound of the node's connections. A client that may still authenticate may use the reserve.

@@ -2,7 +2,6 @@
 //!
 //! In: generations, network changes, time. Out: endpoint health, warnings about expiring certificates, the host's
 //! current addresses, and custody once its journal is free. Ends with the node. Never: a session.
-//! addresses as they are now, custody that goes on once its journal is free. Ends with the node. Never: a session.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;

@@ -66,7 +66,7 @@ impl Told {
 /// A device that the document no longer names, while sessions use it.
 pub(super) struct Former {
     device: Weak<Device>,
-    /// Its interface index.
+    /// The interface index.
     index: u32,
     hold: Weak<Hold>,
     addresses: HashSet<IpAddr>,

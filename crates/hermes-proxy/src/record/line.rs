@@ -1,4 +1,4 @@
-//! One line of the access log, as JSON.
+//! The line of a session in the access log, as JSON.
 //!
 //! Written by hand instead of by serde: with serde, the entry took a twelfth of a request's time, most of it in
 //! formatting machinery. Strings from outside are escaped (RFC 8259, section 7).
@@ -166,7 +166,7 @@ mod tests {
     fn escaped(value: &str) -> String {
         let mut out = Vec::new();
         text(&mut out, "k", value);
-        // As it stands in an object after another member.
+        // The text follows another member of an object.
         let json = format!("{{\"a\":0{}}}", String::from_utf8(out).unwrap());
         serde_json::from_str::<serde_json::Value>(&json).unwrap()["k"].as_str().unwrap().to_owned()
     }

@@ -114,7 +114,7 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
         }
         tokio::select! {
             _ = connection.drain.wait() => {}
-            // It takes requests until its replacement arrives, on the worker that has none.
+            // The connection takes requests until its replacement arrives, on the worker that has none.
             () = presence.leaving.has_told(number) => {}
         }
         // Sessions on it may last. The node should dial the replacement before they end. If the call is not received,
@@ -128,7 +128,7 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
         () = drive => {}
         () = kept.listen(pulse, source.ip(), &place) => {}
         error = calls => return Err(error),
-        // Its sessions end at once, and those that can start again do so on another connection.
+        // The node gave it up. Its sessions end at once; those that can start again do so on another connection.
         () = presence.gone.has_told(number) => {}
     }
     tracing::info!(node = %presence.node, %source, "a connection that a node kept is over");

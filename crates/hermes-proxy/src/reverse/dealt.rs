@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(dealt.latest(), Some(0));
     }
 
-    /// As where the same one is dialled anew time and again: it does not always come back to where it was.
+    /// A connection that is dialled again may be assigned to another worker, which can leave one with none.
     #[test]
     fn a_worker_that_is_left_with_none_gets_one_of_another_that_has_several() {
         let mut dealt = Dealt::default();

@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep, sleep};
 pub(super) const USED: Duration = Duration::from_millis(200);
 /// The probe interval of every connection, in use or not.
 pub(super) const UNUSED: Duration = Duration::from_secs(1);
-/// The probe interval of the accepting side. The node's own is shorter, so that one exchange serves both.
+/// The probe interval of the accepting side. The dialling side's is shorter, so that one exchange serves both.
 pub(crate) const FAR_END: Duration = Duration::from_millis(1500);
 /// The limit for an acknowledgement, plus three round trips, even if the packet is lost. It is retransmitted after two
 /// round trips and 200 ms (RFC 8985, section 7.2, with Linux's minimum timeout), and acknowledged one later. After
@@ -268,11 +268,11 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(300);
 
-    /// A connection whose far end is as a test says.
+    /// A connection whose peer behaves as the test sets.
     struct Given {
         pulse: Pulse,
         answers: Rc<Cell<bool>>,
-        /// Since when something is owed.
+        /// The time since which bytes are unacknowledged.
         owed_since: Rc<Cell<Option<Instant>>>,
         looks: Rc<Cell<u32>>,
         heard: u64,
@@ -297,7 +297,7 @@ mod tests {
             Self { pulse, answers, owed_since, looks, heard: 0, began: Instant::now() }
         }
 
-        /// When it is so first, since it began; `None`: not within this.
+        /// The time from the start until the condition holds; `None` if it does not within this time.
         async fn becomes(&mut self, within: Duration, is_so: impl Fn(&Pulse, Beat) -> bool) -> Option<Duration> {
             let becomes = std::future::poll_fn(|cx| {
                 let beat = self.pulse.poll(cx, self.heard);
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// `time`, as far as a look every so often tells, and a clock of milliseconds.
+    /// True if the found time equals `time`, within the poll interval.
     fn is_about(found: Option<Duration>, time: Duration) -> bool {
         found.is_some_and(|found| found >= time && found <= time + 2 * LOOK)
     }
@@ -334,7 +334,7 @@ mod tests {
             let changed = given.becomes(DEAD, |_, beat| beat != Beat::Strong).await;
             assert!(is_about(changed, ANSWER + ROUND_TRIPS * RTT), "{changed:?}");
             assert!(given.becomes(LOOK, |_, beat| beat == verdict).await.is_some());
-            // A word mends it.
+            // Any received byte clears the suspicion.
             given.heard = 1;
             assert!(given.becomes(LOOK, |pulse, beat| beat == Beat::Strong && !pulse.is_late()).await.is_some());
         }

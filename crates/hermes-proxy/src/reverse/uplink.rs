@@ -53,7 +53,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(crate) struct Uplinks(RefCell<HashMap<Arc<str>, Uplink>>);
 
-/// One listener that dials.
+/// A listener that dials.
 struct Uplink {
     upstream: u64,
     /// Dropping the sender stops the dialling tasks.
@@ -145,7 +145,7 @@ struct Keeper {
     index: usize,
     bundle: Bundle,
     tls: ClientTls,
-    /// Its sender is dropped when dialling should stop.
+    /// Closed when dialling should stop: the sender was dropped.
     stop: watch::Receiver<()>,
 }
 

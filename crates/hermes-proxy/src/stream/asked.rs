@@ -39,7 +39,7 @@ pub(crate) enum Head {
 /// Sends a head on a new stream; `ends` if there is no body.
 ///
 /// # Errors
-/// Nothing was sent: the connection takes no further stream, or its peer no head of this size.
+/// The connection takes no further stream, or its peer no head of this size. Nothing was sent.
 pub(crate) async fn ask(
     worker: &Rc<Worker>,
     lease: &Lease,

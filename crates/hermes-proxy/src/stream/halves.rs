@@ -35,7 +35,7 @@ enum Why {
     /// The peer sent its complete message and wants no more of the request (RFC 9113, section 8.1; RFC 9114, section
     /// 4.1). Servers reset a stream with NO_ERROR after its end for that.
     Parted,
-    /// Nothing was sent: the head or the trailers exceed the peer's limit.
+    /// The head or the trailers exceed the peer's limit. Nothing was sent.
     Oversize(Oversize),
     Other,
 }

@@ -123,7 +123,7 @@ mod tests {
 
     const NO: &str = "Connection refused";
 
-    /// What is said in so many seconds, each with the second in which it is.
+    /// The lines that are due in these seconds, each with its second.
     fn said(wait: &mut Wait, from: Instant, seconds: std::ops::Range<u64>, why: Option<&str>) -> Vec<(u64, Line)> {
         let look = |second| {
             why.map(|why| wait.failed(why));

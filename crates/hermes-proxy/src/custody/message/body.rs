@@ -106,7 +106,7 @@ impl CustodyBody {
 
     /// Binds it to a session, which is not subject to timeouts while custody waits.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        // It is bound only once.
+        // Only the first binding counts.
         let _ = self.entry.set(session.clone());
     }
 
@@ -207,7 +207,7 @@ impl CustodyBody {
     fn read_end(&mut self, cx: &Context<'_>) {
         if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
             match piece {
-                // Nothing follows; reading past the end makes custody acknowledge it to the previous node.
+                // The content has ended; reading past the end makes custody acknowledge it to the previous node.
                 Piece::End(fields) if fields.is_empty() => {
                     while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}
                     self.is_done = true;

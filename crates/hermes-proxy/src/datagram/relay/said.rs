@@ -218,13 +218,13 @@ mod tests {
             assert!(asks(&mut said, request, [10, 0, 0, 2]));
         }
         assert_eq!(said.again(&[]).asked, [address(500, [10, 0, 0, 2])]);
-        // Any address more is one more, unless the one before was refused.
+        // Each request for any address adds one, unless the previous one was refused.
         asks(&mut said, 501, ANY);
         asks(&mut said, 502, ANY);
         answers(&mut said, &[address(501, [10, 0, 0, 9]), address(502, ANY)]);
         asks(&mut said, 503, ANY);
         assert_eq!(said.again(&[]).requests(), [500, 501, 503]);
-        // The first one has an address by now.
+        // The first of them has an address by now.
         let given = [address(500, [10, 0, 0, 2]), address(501, [10, 0, 0, 9]), address(503, ANY)];
         assert_eq!(said.again(&[]).asked, given);
         assert_eq!(said.again(&[501]).asked[1], address(501, ANY));
@@ -232,7 +232,7 @@ mod tests {
         let later = said.again(&[]);
         asks(&mut said, 504, [10, 0, 0, 3]);
         assert_eq!(said.again(&[]).beyond(&later).asked, [address(504, [10, 0, 0, 3])]);
-        // It asks for what it has.
+        // The client requests the address that it has.
         asks(&mut said, 505, [10, 0, 0, 9]);
         assert_eq!(said.again(&[]).requests(), [500, 503, 504, 505]);
     }
@@ -251,7 +251,7 @@ mod tests {
             let [high, low] = request.to_be_bytes();
             assert_eq!(asks(&mut said, request.into(), [10, 0, high, low]), usize::from(request) <= MOST_ASKED);
         }
-        // The newest are remembered, and what else was said.
+        // The newest requests are remembered, and so are other capsules.
         assert_eq!(said.asked.len(), MOST_ASKED);
         assert_eq!(said.again(&[]).requests().last(), Some(&1000));
         assert_eq!(said.whole.len(), 1);

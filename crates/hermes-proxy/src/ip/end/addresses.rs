@@ -271,7 +271,7 @@ fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
 mod tests {
     use super::*;
 
-    /// What comes between finding and claiming is another thread's, and not to be had at will.
+    /// Another thread may claim an address between the search and the claim; the test simulates that.
     #[test]
     fn another_free_address_is_looked_for_where_one_is_taken_first() {
         let free: Vec<IpNet> = (0..20).map(|last| IpNet::from(IpAddr::from([10, 20, 0, last]))).collect();
@@ -285,7 +285,7 @@ mod tests {
         };
         assert_eq!(claimed(0), Some(free[0]));
         assert_eq!(claimed(3), Some(free[3]));
-        // Not without end.
+        // The search is bounded.
         assert_eq!(claimed(MOST_LOOKS), None);
     }
 }

@@ -94,7 +94,7 @@ impl Inbox {
         }
     }
 
-    /// One chunk, never empty, with the small ones that follow it.
+    /// A chunk, never empty, with the small ones that follow it.
     fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Some(Err(error)));

@@ -1,7 +1,7 @@
 //! The bytes that were received on an HTTP/3 stream and not yet read.
 //!
-//! In: the half of quinn. Out: its bytes. Bytes that remain unread for a tick are taken out of quinn, up to a quarter of
-//! the stream's window. The connection's window opens by as much. Small chunks are coalesced, because each keeps its
+//! In: the half of quinn. Out: its bytes. Bytes that remain unread for a tick are taken out of quinn, up to a quarter
+//! of the stream's window. The connection's window opens by as much. Small chunks are coalesced, because each keeps its
 //! whole packet alive. quinn does not report its unread bytes, so beyond that quarter a whole window is counted. The
 //! connection's window is widened by it, so that its other streams keep flowing. Never: frames.
 

@@ -94,7 +94,7 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// As `poll_room`; also ends the stream if its end is queued.
+    /// Ready when the queue is empty; then also ends the stream if its end is queued.
     pub(crate) fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         ready!(self.poll_room(cx))?;
         if self.ends && !std::mem::replace(&mut self.has_finished, true) {
