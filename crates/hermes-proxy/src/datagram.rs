@@ -43,8 +43,8 @@ pub(crate) enum Other {
 }
 
 /// The limit of work before other tasks of the worker run. A packet counts as one, a capsule as one for each address
-/// entry. A request for addresses counts as the whole limit: each address may end another session's lease and change a
-/// route, which waits for the kernel.
+/// entry. A request for addresses counts as the whole limit: each address may release one lease and route another,
+/// and both wait for the kernel.
 pub(crate) const MOST_WORK: usize = 256;
 /// The shortest entry of an address, in bytes.
 const ENTRY: usize = 7;

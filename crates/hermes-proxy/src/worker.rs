@@ -1,7 +1,8 @@
 //! A worker: a thread with a runtime, listeners, sessions and connections of its own.
 //!
 //! In: commands of the node (apply, drain, list). Out: served sessions. Workers share only counters, health, the log
-//! and devices (`ip/`), so only devices take a lock for traffic. Every task belongs to the worker's set and ends with it.
+//! and devices (`ip/`), so only devices take a lock for traffic. Every task belongs to the worker's set, and ends with
+//! it.
 
 mod redecide;
 mod shared;

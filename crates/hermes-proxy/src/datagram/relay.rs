@@ -307,8 +307,8 @@ impl Relay<'_> {
     /// The route of a move: a changed one, or the current one if its upstream peer drains.
     fn wanted(&self) -> Option<Arc<Route>> {
         if matches!(self.near, Port::Device(_)) && self.session.worker.is_draining() {
-            // A successor process has the device, and newer sessions. This process only finishes its own: as the newest
-            // session again, it would take their traffic and end with it.
+            // A successor process has the device, and newer sessions. This process only finishes its own: a
+            // move would make this session the newest again, so that it takes their traffic and ends with it.
             return None;
         }
         let entry = &self.session.entry;

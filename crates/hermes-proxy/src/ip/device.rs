@@ -175,8 +175,8 @@ impl Device {
         if owner.is_client() && table.overlapping(prefix).any(is_others) {
             return Err(Refused::Others);
         }
-        // The successor process now assigns addresses, from a list of their owners. This check runs under the lock:
-        // either the list contains this address, or the address is not assigned.
+        // Another process assigns addresses now, and has a list of their owners. This check runs under the lock: either
+        // the list contains this address, or the address is not assigned.
         if owner.is_client() && !self.net.is_ours() {
             return Err(Refused::Others);
         }
@@ -200,8 +200,8 @@ impl Device {
         self.given.breaks(prefix);
     }
 
-    /// An address of these pools for the owner: a free one, a lease that rests (see [`Given::find_free`]), or the owner's
-    /// own in the predecessor process. `own` are those of the device.
+    /// An address of these pools for the owner: a free one, a lease that rests (see [`Given::find_free`]), or the
+    /// owner's own in the predecessor process. `own` are those of the device.
     pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], owner: &Owner, now: u64) -> Option<IpNet> {
         let taken = |address: IpAddr| if own.contains(&address) { Some(address.into()) } else { self.taken(address) };
         self.given.find_free(&self.name, pools, owner, now, taken).or_else(|| {
