@@ -5,7 +5,11 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Where `make setup` puts it, nothing as long as it did not; or `make demo-unstable ENVOY=PATH`.
 ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 
-.PHONY: help build release demo demo-video demo-ip demo-unstable test lint setup bench bench-quick bench-video fuzz deny docs clean
+# Process tests mostly wait for a peer, so more of them run at once than there are cores.
+RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
+export RUST_TEST_THREADS
+
+.PHONY: help build release demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -13,20 +17,26 @@ help: ## this list
 build: ## the binary, for developing
 	$(CARGO) build -p hermes
 
-release: ## the binary, for running: target/release/hermes
+release: ## the binary, for running: target/release/hermes; line tables for debuggers beside it, in hermes.debug
 	$(CARGO) build --release -p hermes
+	@cd $(TARGET)/release && if readelf -SW hermes | grep -q '\.debug_line'; then \
+	  objcopy --only-keep-debug hermes hermes.debug && chmod -x hermes.debug && \
+	  objcopy --strip-all --add-gnu-debuglink=hermes.debug hermes hermes.stripped && mv hermes.stripped hermes; fi
 
-demo: release ## a whole overlay on this machine, and what it does
-	$(TARGET)/release/hermes demo
+demo-build: # without link-time optimization, which takes minutes and shows in benchmarks alone
+	$(CARGO) build --profile demo -p hermes
 
-demo-video: release ## the paper's video case in network namespaces (root, ffmpeg)
-	$(TARGET)/release/hermes demo video
+demo: demo-build ## a whole overlay on this machine, and what it does
+	$(TARGET)/demo/hermes demo
 
-demo-ip: release ## the paper's IP case in network namespaces (root): a user's ingress and server move
-	$(TARGET)/release/hermes demo ip --picture $(TARGET)/demo-ip.svg
+demo-video: demo-build ## the paper's video case in network namespaces (root, ffmpeg)
+	$(TARGET)/demo/hermes demo video
 
-demo-unstable: release ## the papers' unstable case in network namespaces (root): links that are up in turns
-	$(TARGET)/release/hermes demo unstable --picture $(TARGET)/demo-unstable.svg $(addprefix --envoy ,$(ENVOY))
+demo-ip: demo-build ## the paper's IP case in network namespaces (root): a user's ingress and server move
+	$(TARGET)/demo/hermes demo ip --picture $(TARGET)/demo-ip.svg
+
+demo-unstable: demo-build ## the papers' unstable case in network namespaces (root): links that are up in turns
+	$(TARGET)/demo/hermes demo unstable --picture $(TARGET)/demo-unstable.svg $(addprefix --envoy ,$(ENVOY))
 
 setup: ## what the tests need beside Rust: peers from the package registries
 	./scripts/setup.sh
@@ -35,16 +45,19 @@ lint: ## format and lints, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
+check: lint ## format, lints and unit tests: minutes, for the loop of writing code
+	$(CARGO) test --workspace --lib --bins --quiet
+
 test: setup lint ## everything: units, properties, golden files, real peers, corpora of the fuzzers
-	$(CARGO) test --workspace --no-fail-fast
+	HERMES_BIN=$(abspath $(TARGET))/debug/hermes $(CARGO) test --workspace --no-fail-fast
 	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) test --manifest-path fuzz/Cargo.toml
 	$(CARGO) doc --workspace --no-deps --quiet
 
 bench: release setup ## all benchmarks, side by side with Envoy, HAProxy, nginx and wireguard-go: bench/results
-	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --out bench/results --hermes $(TARGET)/release/hermes
+	$(CARGO) run --release -p hermes-bench -- all --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-quick: release setup ## the same in five minutes, noisier
-	$(CARGO) run --release -p hermes-testkit --bin hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
+	$(CARGO) run --release -p hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Bugs that are made on purpose: each patch in scripts/mutants breaks one promise of the control plane, in a copy of the last
-# commit, and the test that its second line names (its target, then itself) must fail by that. Prints killed or survived for each;
+# commit, and the test that its second line names (its test binary, then itself) must fail by that. Prints killed or survived for each;
 # fails where one survives.
 #   scripts/mutants.sh [NAME...]
 set -eu
@@ -16,8 +16,8 @@ cd "$tree"
 # Whether the test that it names passes, with what is in the tree; cargo goes by the times of files.
 passes() {
     find crates -name '*.rs' -newer "$target/began" -exec touch {} +
-    cargo test --quiet -p hermes -p hermes-controller --test "$1" --no-run || { echo "does not build" >&2; exit 2; }
-    timeout 300 cargo test --quiet -p hermes -p hermes-controller --test "$1" "$2" -- --nocapture >"$target/$3.log" 2>&1
+    cargo test --quiet -p hermes-e2e -p hermes-controller --test "$1" --no-run || { echo "does not build" >&2; exit 2; }
+    timeout 300 cargo test --quiet -p hermes-e2e -p hermes-controller --test "$1" "$2" -- --nocapture >"$target/$3.log" 2>&1
 }
 
 survived=0

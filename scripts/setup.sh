@@ -86,7 +86,7 @@ if [ ! -x "$tools/wireguard" ]; then
 fi
 
 # connect-ip-go, a peer for CONNECT-IP: a device at one end and HTTP/3 at the other.
-peer=crates/hermes/tests/ip/connect-ip-go
+peer=crates/hermes-e2e/tests/privileged/ip/connect-ip-go
 if [ ! -x "$tools/connect-ip-go" ] || [ -n "$(find "$peer" -newer "$tools/connect-ip-go" -type f)" ]; then
   if command -v go >/dev/null 2>&1; then
     echo "setup: building connect-ip-go"

@@ -6,7 +6,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use hermes_model::authority::{Authority, MAX_HOST};
+use hermes_model::authority::{Authority, MAX_HOST_BYTES};
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use hermes_model::rewrite::{Head, PathRewrite, Rewrite, Template, Vars};
@@ -26,7 +26,7 @@ pub fn authority(data: &[u8]) {
             continue;
         };
         let host = authority.host();
-        assert!(!host.is_empty() && host.len() <= MAX_HOST);
+        assert!(!host.is_empty() && host.len() <= MAX_HOST_BYTES);
         assert!(!host.bytes().any(|byte| byte.is_ascii_uppercase()));
         assert!(host.bytes().all(|byte| byte.is_ascii_graphic() && !b"/\\?#@[]%\"".contains(&byte)));
         assert_ne!(authority.port(), Some(0));
@@ -217,7 +217,7 @@ pub(crate) fn facts(kind: Kind, authority: &str, path: &str) -> Option<Facts> {
         path: PathAndQuery::try_from(path).ok().filter(|path| path.as_str().starts_with('/'))?,
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     })
 }

@@ -5,13 +5,12 @@
 //! Never: a socket, a session, or a response for one user to another one. `hermes-proxy` asks the origin.
 //!
 //! [`lookup`], [`head`], [`key`], [`range`], [`conditional`], [`directives`] and [`content`] are pure. [`store`] holds the
-//! responses of a route in memory, [`disk`] keeps them over a restart, [`flight`] shares a fetch among clients, and
+//! responses of a route in memory, [`store::disk`] keeps them over a restart, [`flight`] shares a fetch among clients, and
 //! [`registry`] has the cache of each route.
 
 pub mod conditional;
 pub mod content;
 pub mod directives;
-pub mod disk;
 pub mod error;
 pub mod flight;
 pub mod head;

@@ -13,10 +13,10 @@ use aws_lc_rs::digest::{SHA256, digest};
 use hermes_model::rewrite::Rewrite;
 use hermes_model::snapshot::{Action, Route, Snapshot};
 
-use crate::disk::root::Root;
-use crate::disk::{Ended, Place};
 use crate::metrics::CacheMetrics;
 use crate::store::Cache;
+use crate::store::disk::root::Root;
+use crate::store::disk::{Ended, Place};
 
 /// The caches of a node, by route.
 #[derive(Default)]

@@ -5,6 +5,7 @@
 //! alone are no room for bodies, and memory that is full of bodies costs nothing of what is on disk. One lock, held for a
 //! look at the index and never over I/O.
 
+pub mod disk;
 mod index;
 mod merge;
 
@@ -13,9 +14,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use self::disk::{Disk, Ended, FileId, Loaded, Place};
 use self::index::{Filed, State};
 use super::content::{Charge, Content, Shape, Tier};
-use super::disk::{Disk, Ended, FileId, Loaded, Place};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
 use super::lookup::Ask;

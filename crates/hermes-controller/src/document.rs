@@ -148,7 +148,7 @@ impl FromStr for Key {
     }
 }
 
-text_scalar!(Key, "a text (KIND/NAME or KIND/PROVIDER/NAME)");
+text_scalar!(Key, "a string (KIND/NAME or KIND/PROVIDER/NAME)");
 
 /// A whole document.
 #[derive(Clone, Debug, PartialEq)]

@@ -30,7 +30,7 @@ pub fn told(headers: &HeaderMap) -> Option<Plan> {
     let [every, from] =
         [every, from].map(|millis| millis.parse::<u32>().ok().map(u64::from).map(Duration::from_millis));
     let plan = Plan { every: every?, from: from? };
-    (plan.every >= Plan::SHORTEST && plan.from < plan.every).then_some(plan)
+    (plan.every >= Plan::MIN_PERIOD && plan.from < plan.every).then_some(plan)
 }
 
 /// So many times are remembered, and so many of them have to fit.

@@ -1,4 +1,4 @@
-//! What a decision costs with 10 and with 10,000 routes, for several shapes of documents.
+//! Benchmarks of decisions with 10 and with 10,000 routes, for several shapes of documents.
 //!
 //! `cargo bench -p hermes-model --bench decide`. Each pair should cost about the same.
 
@@ -13,7 +13,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use hermes_model::{Authority, Decision, Facts, Kind, Snapshot, Trust, check, decide};
 use http::{HeaderMap, HeaderValue, Method};
 
-/// The `match` of route N, and the session that meets the last of all routes.
+/// The `match` of route N, and a session that matches the last route.
 type Shape = (&'static str, fn(usize) -> String, fn(usize) -> Facts);
 
 fn facts(kind: Kind, authority: &str, path: &str) -> Facts {
@@ -32,7 +32,7 @@ fn facts(kind: Kind, authority: &str, path: &str) -> Facts {
         path: path.parse().unwrap(),
         headers,
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     }
 }
@@ -119,7 +119,7 @@ fn decisions(criterion: &mut Criterion) {
     for (name, shape, session) in SHAPES {
         for routes in [10, 10_000] {
             let snapshot = snapshot(routes, shape);
-            // The last route that the shape makes with a full group of four.
+            // The last route of the last complete group of four.
             let facts = session(routes / 4 * 4 - 1);
             match decide(&facts, &snapshot) {
                 Decision::Act(route) => assert_ne!(&*route.name, "rest", "{name}: the session meets no route"),

@@ -1,98 +1,82 @@
-//! Check: from the text of a node document to a snapshot, or to every problem that it has.
+//! Check: turns the text of a node document into a snapshot, or into a list of all problems.
 //!
-//! In: YAML, and the directory that relative paths of files start from. Out: a snapshot and
-//! warnings; or all problems at once, each with its place and its remedy.
-//! Never: opens a file, resolves a name, or gives a snapshot of a document with a problem.
+//! In: YAML, and the base directory of relative file paths.
+//! Out: a snapshot and warnings, or all problems at once, each with its path and its remedy.
+//! Never: opened files, name resolution, or a snapshot of an invalid document.
 //!
-//! Two passes. `read` turns the text into sections; where a value does not fit, it says so, takes
-//! the value out and goes on. The other modules turn sections into parsed types, a section each.
-//! What they say about something that `read` complained of already is left out.
+//! There are two passes. `read` parses the text into sections; it reports and removes invalid values, then continues.
+//! The other modules turn each section into parsed types. Their problems with values that `read` removed are
+//! suppressed.
 
-mod carried;
+mod context;
 mod dns;
-mod exposure;
 mod header;
+pub(crate) mod identity_claims;
+mod ip_listener;
 mod listener;
 mod node;
+mod open_proxy;
 pub(crate) mod packets;
+mod policy;
 pub mod position;
-pub(crate) mod proof;
 mod read;
+mod report;
+mod reverse_listener;
 mod route;
 pub mod section;
-mod shadow;
-mod treatment;
 mod tree;
-mod uplink;
+mod unreachable_routes;
 mod upstream;
 
-use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::document::nearest::did_you_mean;
 use crate::document::{Document, redact};
 use crate::facts::Kind;
-use crate::index::RouteIndex;
-use crate::snapshot::{Action, Listener, Route, Snapshot, Upstream};
+use crate::snapshot::{Action, Listener, Route, RouteIndex, Snapshot, Upstream};
+use context::{Context, Names};
 use read::Draft;
+use report::{Report, by_place};
 
-/// No more problems than this are told at once.
-pub const MAX_PROBLEMS: usize = 100;
+pub use report::{MAX_PROBLEMS, Problem};
 
 /// A document without problems.
 #[derive(Debug)]
 pub struct Checked {
-    /// What the node runs on.
+    /// Configuration of the node.
     pub snapshot: Snapshot,
-    /// What is legal, and probably not meant.
+    /// Valid settings that are probably not intended.
     pub warnings: Vec<Problem>,
 }
 
-/// Something that is wrong at a place of the document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// Such as `routes[3].match.network`; empty for the document as a whole.
-    pub path: String,
-    /// What is wrong, and what to do about it.
-    pub message: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.path.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.path, self.message) }
-    }
-}
-
-/// Checks the text of a node document. Relative paths of files in it are taken from `base`.
+/// Checks the text of a node document; `base` is the directory of its relative file paths.
 ///
 /// # Errors
-/// Every problem, up to [`MAX_PROBLEMS`], in the order of the document's sections.
+/// All problems, up to [`MAX_PROBLEMS`], in the order of the document's sections.
 pub fn check(text: &str, base: &Path) -> Result<Checked, Vec<Problem>> {
     let mut report = Report::default();
     let draft = read::draft(text, &mut report);
     finish(draft, base, report)
 }
 
-/// Checks a document that a controller has written: JSON, which is read many times faster than YAML. What cannot be read so is
-/// read as any other, so that the same is said of it.
+/// Checks a document from a controller: JSON, which parses many times faster than YAML. Any other text is parsed as
+/// YAML, so that its problems are reported in the same form.
 ///
 /// # Errors
-/// As [`check`]; and where it is no UTF-8.
+/// As for [`check`], or the text is not UTF-8.
 pub fn check_json(bytes: &[u8], base: &Path) -> Result<Checked, Vec<Problem>> {
     if let Ok(document) = serde_json::from_slice(bytes) {
         return check_document(document, base);
     }
-    let problem = |_| Problem { path: String::new(), message: "the document is no UTF-8".to_owned() };
+    let problem = |_| Problem { path: String::new(), message: "invalid document: not UTF-8".to_owned() };
     check(std::str::from_utf8(bytes).map_err(|error| vec![problem(error)])?, base)
 }
 
-/// Checks a document that was made rather than read, as a controller does.
+/// Checks a document that was built by code, as a controller does.
 ///
 /// # Errors
-/// As [`check`].
+/// As for [`check`].
 pub fn check_document(document: Document, base: &Path) -> Result<Checked, Vec<Problem>> {
     finish(Some(Draft::whole(document)), base, Report::default())
 }
@@ -105,103 +89,6 @@ fn finish(draft: Option<Draft>, base: &Path, mut report: Report) -> Result<Check
             Ok(Checked { snapshot, warnings: report.warnings })
         }
         _ => Err(report.into_problems()),
-    }
-}
-
-/// What is found on the way.
-#[derive(Debug, Default)]
-struct Report {
-    problems: Vec<Problem>,
-    warnings: Vec<Problem>,
-    /// Paths whose values did not fit and were taken out.
-    broken: Vec<String>,
-}
-
-impl Report {
-    fn problem(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        let path = path.into();
-        if !self.is_full() && !self.is_broken(&path) {
-            self.problems.push(Problem { path, message: message.into() });
-        }
-    }
-
-    /// There are more problems than anybody reads: what follows is not looked into, so that a
-    /// hostile document costs no more than its length.
-    fn is_full(&self) -> bool {
-        self.problems.len() > MAX_PROBLEMS
-    }
-
-    fn warning(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.warnings.push(Problem { path: path.into(), message: message.into() });
-    }
-
-    /// A value that did not fit. What is missing only because it was taken out is no new problem.
-    fn misfit(&mut self, path: String, message: String) {
-        if !self.is_full() && !self.is_broken(&path) {
-            self.broken.push(path.clone());
-            self.problems.push(Problem { path, message });
-        }
-    }
-
-    /// Something at or below this path was taken out, so that what is said of it would mislead.
-    fn is_broken(&self, path: &str) -> bool {
-        !path.is_empty()
-            && self.broken.iter().any(|broken| {
-                broken.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-            })
-    }
-
-    /// The value of a result, or its sentence as a problem.
-    fn take<T>(&mut self, path: impl FnOnce() -> String, result: Result<T, String>) -> Option<T> {
-        result.map_err(|message| self.problem(path(), message)).ok()
-    }
-
-    fn into_problems(mut self) -> Vec<Problem> {
-        self.problems.sort_by(by_place);
-        self.problems.dedup();
-        if self.is_full() {
-            self.problems.truncate(MAX_PROBLEMS);
-            let message = "there are more problems; mend these first".to_owned();
-            self.problems.push(Problem { path: String::new(), message });
-        }
-        self.problems
-    }
-}
-
-/// Sections in their usual order, elements by number; within one, the order of being found, which
-/// is the document's.
-fn by_place(a: &Problem, b: &Problem) -> Ordering {
-    fn place(path: &str) -> (usize, usize) {
-        let sections = ["listeners", "routes", "upstreams", "policies"];
-        let section = sections.iter().position(|name| path.starts_with(name)).map_or(0, |at| at + 1);
-        let element = path.split(['[', ']']).nth(1).and_then(|at| at.parse().ok()).unwrap_or(0);
-        (section, element)
-    }
-    place(&a.path).cmp(&place(&b.path))
-}
-
-/// What sections are built with.
-struct Context<'a> {
-    base: &'a Path,
-    /// The document names a CA of the overlay.
-    has_identity: bool,
-}
-
-impl Context<'_> {
-    /// A path of a file, taken from the document's directory.
-    fn file(&self, path: &str) -> PathBuf {
-        self.base.join(path)
-    }
-
-    /// An optional path of a file; empty ones are problems.
-    fn optional_file(&self, at: &str, path: Option<&String>, report: &mut Report) -> Option<PathBuf> {
-        match path {
-            Some(path) if path.is_empty() => {
-                report.problem(at, "the path is empty; name a file, or leave the key out");
-                None
-            }
-            other => other.map(|path| self.file(path)),
-        }
     }
 }
 
@@ -226,19 +113,19 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
         route::build(section, &format!("routes[{at}]"), &names, report).map(Arc::new)
     });
     unique_names(draft, report);
-    exposure::binds(head, &listeners, report);
+    open_proxy::binds(head, &listeners, report);
     dns::among(&listeners, report);
     packets::among(&listeners, report);
     packets::pools(&routes, report);
     packets::own_addresses(&listeners, &routes, report);
-    exposure::open_proxies(&listeners, &routes, report);
-    uplink::dials(&listeners, &names, report);
-    uplink::kept(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
+    open_proxy::open_proxies(&listeners, &routes, report);
+    reverse_listener::dials(&listeners, &names, report);
+    reverse_listener::accepting(&listeners, &upstreams, draft.listeners.len() == listeners.len(), report);
     unused_upstreams(draft, &upstreams, &routes, report);
     unserved_listeners(draft, &listeners, &routes, report);
-    shadow::unreachable_routes(&routes, report);
+    unreachable_routes::unreachable_routes(&routes, report);
     if draft.routes.is_empty() && !report.is_broken("routes") {
-        report.warning("routes", "there is no route; every session is denied with 404");
+        report.warning("routes", "no routes: every session is denied with 404");
     }
     let routes: Vec<Arc<Route>> = routes.into_iter().map(|(_, route)| route).collect();
     Snapshot {
@@ -251,21 +138,9 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
     }
 }
 
-/// Builds each section; those with problems are left out, and the others keep their positions.
+/// Builds each section. Invalid sections are left out; the others keep their positions.
 fn built<S, T>(sections: &[(usize, S)], mut build: impl FnMut(usize, &S) -> Option<T>) -> Vec<(usize, T)> {
     sections.iter().filter_map(|(at, section)| Some((*at, build(*at, section)?))).collect()
-}
-
-/// What references are resolved in.
-struct Names<'a> {
-    /// Of all listeners, those with problems included.
-    listeners: &'a [String],
-    upstreams: HashMap<&'a str, &'a Arc<Upstream>>,
-    /// Of all upstreams, those with problems included.
-    upstream_names: &'a [String],
-    /// The document names a directory for what outlives the process.
-    has_state: bool,
-    context: &'a Context<'a>,
 }
 
 fn unique_names(draft: &Draft, report: &mut Report) {
@@ -281,15 +156,12 @@ fn unique<'a>(list: &str, names: impl Iterator<Item = (usize, &'a str)>, report:
         match first.get(name) {
             Some(earlier) => report.problem(
                 format!("{list}[{at}].name"),
-                format!("{name:?} is the name of {list}[{earlier}] already; give each its own"),
+                format!("duplicate name {name:?}, also used by {list}[{earlier}]; choose unique names"),
             ),
             None => _ = first.insert(name, at),
         }
         if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
-            report.problem(
-                format!("{list}[{at}].name"),
-                "a name has 1 to 255 bytes and no control characters; write a short word",
-            );
+            report.problem(format!("{list}[{at}].name"), "invalid name; use 1 to 255 bytes without control characters");
         }
     }
 }
@@ -300,7 +172,7 @@ fn unused_upstreams(
     routes: &[(usize, Arc<Route>)],
     report: &mut Report,
 ) {
-    // A route with problems may be the one that uses it.
+    // An invalid route may be the one that uses the upstream.
     if routes.len() < draft.route_count {
         return;
     }
@@ -316,19 +188,19 @@ fn unused_upstreams(
     for (at, upstream) in upstreams.iter().filter(|(_, upstream)| !used.contains(&*upstream.name)) {
         report.warning(
             format!("upstreams[{at}]"),
-            format!("no route uses upstream {}; add one, or leave the upstream out", upstream.name),
+            format!("no route uses upstream {}; add one, or remove the upstream", upstream.name),
         );
     }
 }
 
-/// Warns of listeners whose sessions no route can be for, whatever else it asks of them.
+/// Warns about listeners whose sessions cannot match any route.
 fn unserved_listeners(
     draft: &Draft,
     listeners: &[(usize, Arc<Listener>)],
     routes: &[(usize, Arc<Route>)],
     report: &mut Report,
 ) {
-    // A route with problems may be theirs. Where there is none, that is told of all.
+    // An invalid route may be the missing one. A document without any route has a warning of its own.
     if routes.len() < draft.route_count || routes.is_empty() {
         return;
     }
@@ -342,7 +214,7 @@ fn unserved_listeners(
         for (at, listener) in listeners.iter().filter(|(_, one)| one.only_kind() == Some(kind) && !is_served(one)) {
             let (name, kind) = (&listener.name, kind.as_str());
             let message = format!(
-                "no route takes sessions of kind {kind} from listener {name}, so that all of them are denied; \
+                "no route matches sessions of kind {kind} from listener {name}, so all of them are denied; \
                  add one with `match: {{kind: {kind}}}`"
             );
             report.warning(format!("listeners[{at}]"), message);
@@ -350,8 +222,8 @@ fn unserved_listeners(
     }
 }
 
-/// The document as it may be shown, as JSON. A document always serialises: its keys are strings. One section after the
-/// other, since a tree of all of them would take more memory than anything else of a reload.
+/// The document as JSON without secrets. Serialisation cannot fail, because all keys are strings. Sections are
+/// serialised one by one: a tree of the whole document would take more memory than the rest of a reload.
 fn redacted(draft: &Draft) -> String {
     let mut shown = shown(&draft.head);
     for (key, sections) in [
@@ -360,7 +232,7 @@ fn redacted(draft: &Draft) -> String {
         ("upstreams", all_shown(&draft.upstreams)),
     ] {
         if !sections.is_empty() {
-            // In place of the closing brace.
+            // Replace the closing brace.
             shown.truncate(shown.len() - 1);
             shown.push_str(&format!(",\"{key}\":[{sections}]}}"));
         }
@@ -383,16 +255,4 @@ fn shown(section: &impl serde::Serialize) -> String {
     let mut shown = serde_json::to_value(section).unwrap_or_default();
     redact::redact(&mut shown);
     shown.to_string()
-}
-
-/// A sentence about a name that refers to nothing.
-fn unresolved(what: &str, name: &str, known: &[String]) -> String {
-    let hint = did_you_mean(name, known.iter().map(String::as_str));
-    match known {
-        [] => format!("there is no {what} {name:?}, nor any other; add it under {what}s"),
-        _ if hint.is_empty() && known.len() <= 10 => {
-            format!("there is no {what} {name:?}; there is {}", known.join(", "))
-        }
-        _ => format!("there is no {what} {name:?}{hint}"),
-    }
 }

@@ -1,7 +1,7 @@
-//! The one decision: what becomes of a session.
+//! The decision: a pure function from request attributes and a snapshot to a route or a denial.
 //!
-//! In: facts and a snapshot. Out: a denial with its reason, or the route that acts.
-//! Never: looks at health, load or time. The same facts and snapshot give the same decision.
+//! In: facts and a snapshot. Out: the route that acts, or a denial with its reason.
+//! Never: health, load or time. The same facts and snapshot always give the same decision.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,70 +10,70 @@ use http::StatusCode;
 
 use crate::authority::Authority;
 use crate::facts::{Facts, Kind, Trust};
-use crate::path::{Unreadable, readings};
+use crate::path::{PathError, readings};
 use crate::snapshot::{ListenerProtocol, Route, Snapshot};
 use crate::via::{MAX_HOPS, trail};
 
-/// What becomes of a session.
+/// Result of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// It ends here.
+    /// The session is denied.
     Deny(Deny),
-    /// This route acts. Its action serves the session's kind.
+    /// This route acts. Its action supports the session's kind.
     Act(Arc<Route>),
 }
 
-/// Why a session ends here.
+/// A denial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deny {
-    /// What the client is told.
+    /// Status sent to the client.
     pub status: StatusCode,
-    /// What people are told.
+    /// Reason for logs and `hermes explain`.
     pub reason: DenyReason,
 }
 
-/// The reason of a denial.
+/// Reason for a denial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DenyReason {
-    /// It came through this node before.
+    /// Loop: `Via` names this node already.
     Loop {
         /// This node.
         node: Arc<str>,
-        /// Who sent it here, by the last entry of `Via`.
+        /// The previous hop, by the last entry of `Via`.
         previous: String,
     },
-    /// It came through too many nodes.
+    /// Too many hops.
     TooManyHops {
         /// This node.
         node: Arc<str>,
-        /// Who sent it here, by the last entry of `Via`.
+        /// The previous hop, by the last entry of `Via`.
         previous: String,
-        /// How many entries `Via` has.
+        /// Number of entries in `Via`.
         hops: usize,
     },
     /// The path has a dot segment.
     DotSegment,
     /// The path has a `%` that begins no escape.
     Escape,
-    /// The path means different things to different origins, and routes differ on it.
+    /// Origins interpret the path differently, and the readings match different routes.
     AmbiguousPath,
     /// No route matches.
     NoRoute {
-        /// What it carries.
+        /// Kind of the session.
         kind: Kind,
-        /// Whom it is for.
+        /// Target of the session.
         authority: Authority,
     },
-    /// The first match cannot carry this kind.
+    /// The first matching route does not support this kind.
     WrongKind {
-        /// Its name.
+        /// Name of the route.
         route: Arc<str>,
-        /// What the session carries.
+        /// Kind of the session.
         kind: Kind,
     },
-    /// The first match would dial whatever an unknown client from elsewhere names.
+    /// The first matching route would be an open proxy for this client.
     OpenProxy {
-        /// Its name.
+        /// Name of the route.
         route: Arc<str>,
     },
 }
@@ -81,28 +81,30 @@ pub enum DenyReason {
 impl fmt::Display for DenyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DenyReason::Loop { node, previous } => write!(
-                f,
-                "a loop: {} sent to {node} what came through {node} before",
-                some_node(previous)
-            ),
+            DenyReason::Loop { node, previous } => {
+                write!(f, "loop: {} sent back to {node} a request that {node} had forwarded", some_node(previous))
+            }
             DenyReason::TooManyHops { node, previous, hops } => write!(
                 f,
-                "{hops} nodes passed it on, the last of them {}, before {node}; more than {MAX_HOPS} is a loop",
+                "too many hops: {hops} before {node}, the last one {}; more than {MAX_HOPS} is treated as a loop",
                 some_node(previous)
             ),
             DenyReason::DotSegment => f.write_str("the path has a . or .. segment; send the resolved path"),
-            DenyReason::Escape => f.write_str("the path has a % without two hexadecimal digits behind it; send %25"),
+            DenyReason::Escape => {
+                f.write_str("the path has a % without two hexadecimal digits; escape a literal % as %25")
+            }
             DenyReason::AmbiguousPath => f.write_str(
-                "the path has empty segments, escaped slashes or parameters behind `;`, and routes differ on what it means; \
+                "ambiguous path: empty segments, escaped slashes or parameters after `;` match different routes; \
                  send single, unescaped slashes and no parameters",
             ),
             DenyReason::NoRoute { kind, authority } => write!(f, "no route for {kind} to {authority}"),
-            DenyReason::WrongKind { route, kind } => write!(f, "route {route} matches first, and cannot carry {kind}"),
+            DenyReason::WrongKind { route, kind } => {
+                write!(f, "route {route} matches first, but does not support {kind}")
+            }
             DenyReason::OpenProxy { route } => write!(
                 f,
-                "route {route} dials what the request names, for clients on this machine or with a certificate, \
-                 a believed address or a user only"
+                "route {route} dials the target of the request, but only for clients on this machine or with a \
+                 certificate, a trusted address or a user"
             ),
         }
     }
@@ -115,11 +117,11 @@ impl fmt::Display for Deny {
 }
 
 fn some_node(name: &str) -> &str {
-    if name.is_empty() { "a node without a name" } else { name }
+    if name.is_empty() { "an unnamed node" } else { name }
 }
 
-/// Decides a session: loops end, doubtful paths are refused, and the first route that matches
-/// acts, if it can carry the session's kind.
+/// Decides a session. Loops and ambiguous paths are denied. The first matching route acts if it supports the session's
+/// kind.
 pub fn decide(facts: &Facts, snapshot: &Snapshot) -> Decision {
     match first_route(facts, snapshot) {
         Ok(route) => Decision::Act(Arc::clone(route)),
@@ -127,13 +129,13 @@ pub fn decide(facts: &Facts, snapshot: &Snapshot) -> Decision {
     }
 }
 
-type Refused = (StatusCode, DenyReason);
+type Rejection = (StatusCode, DenyReason);
 
-fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Route>, Refused> {
-    end_loops(facts, snapshot)?;
-    let readings = readings(facts.path.path()).map_err(|unreadable| match unreadable {
-        Unreadable::DotSegment => (StatusCode::BAD_REQUEST, DenyReason::DotSegment),
-        Unreadable::Escape => (StatusCode::BAD_REQUEST, DenyReason::Escape),
+fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Route>, Rejection> {
+    reject_loops(facts, snapshot)?;
+    let readings = readings(facts.path.path()).map_err(|error| match error {
+        PathError::DotSegment => (StatusCode::BAD_REQUEST, DenyReason::DotSegment),
+        PathError::Escape => (StatusCode::BAD_REQUEST, DenyReason::Escape),
     })?;
     let find = |path: &str| snapshot.index.first_match(&snapshot.routes, facts, path);
     let found = find(&readings.plain);
@@ -144,11 +146,11 @@ fn first_route<'s>(facts: &Facts, snapshot: &'s Snapshot) -> Result<&'s Arc<Rout
         let reason = DenyReason::NoRoute { kind: facts.kind, authority: facts.authority.clone() };
         return Err((StatusCode::NOT_FOUND, reason));
     };
-    fit(route, facts, snapshot).map(|()| route)
+    check_match(route, facts, snapshot).map(|()| route)
 }
 
-/// RFC 9110, 7.6.3, has `Via` for this; 508 is RFC 5842's.
-fn end_loops(facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused> {
+/// Detects loops by `Via` (RFC 9110, 7.6.3); status 508 is defined by RFC 5842.
+fn reject_loops(facts: &Facts, snapshot: &Snapshot) -> Result<(), Rejection> {
     let trail = trail(&facts.headers, &snapshot.node);
     if !trail.own && trail.hops <= MAX_HOPS {
         return Ok(());
@@ -162,9 +164,8 @@ fn end_loops(facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused> {
     Err((StatusCode::LOOP_DETECTED, reason))
 }
 
-/// The last word on the first match. It does not fall through to the next route: whoever denies
-/// by an early route must be able to rely on it.
-fn fit(route: &Route, facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused> {
+/// Checks the first match. A failure never falls through to the next route: a route that denies must be reliable.
+fn check_match(route: &Route, facts: &Facts, snapshot: &Snapshot) -> Result<(), Rejection> {
     if !route.action.carries(facts.kind) {
         let reason = DenyReason::WrongKind { route: Arc::clone(&route.name), kind: facts.kind };
         return Err((StatusCode::FORBIDDEN, reason));
@@ -175,18 +176,18 @@ fn fit(route: &Route, facts: &Facts, snapshot: &Snapshot) -> Result<(), Refused>
     Ok(())
 }
 
-/// `check` refuses documents that invite this; a listener with `trust` passes there, since it is
-/// known only here whether the client is one of those.
+/// True if the route would serve any client from elsewhere. `check` rejects most such documents. It accepts those with
+/// a `trust` list, because only a session shows whether its client is on that list.
 fn is_open_proxy(route: &Route, facts: &Facts, snapshot: &Snapshot) -> bool {
     facts.trust == Trust::Anonymous
         && facts.user.is_none()
         && !facts.source.ip().to_canonical().is_loopback()
-        && route.goes_where_it_is_asked()
-        && !is_for_what_the_document_says(facts, snapshot)
+        && route.lets_client_choose_target()
+        && !has_fixed_target(facts, snapshot)
 }
 
-/// Clients of these listeners name nothing.
-fn is_for_what_the_document_says(facts: &Facts, snapshot: &Snapshot) -> bool {
+/// True if the listener's document names the target, so that its clients cannot choose one.
+fn has_fixed_target(facts: &Facts, snapshot: &Snapshot) -> bool {
     let listener = snapshot.listeners.iter().find(|listener| listener.name == facts.listener);
     listener.is_some_and(|listener| {
         matches!(

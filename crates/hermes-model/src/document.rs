@@ -1,19 +1,18 @@
-//! The node document: what an operator writes and a controller compiles.
+//! The node document: written by an operator, or compiled by a controller.
 //!
-//! In: YAML, read by `check`. Out: plain structs, one a section, with the documented defaults;
-//! they serialise to the document that they were read from.
-//! Never: references resolved or files opened. That is `check` and the node.
+//! In: YAML, parsed by `check`. Out: plain structs, one per section, with the documented defaults. They serialise to
+//! the document that they were parsed from.
+//! Never: resolved references or opened files; `check` and the node do that.
 //!
-//! Each key is described in `docs/reference/node-document.md`; a test compares.
+//! `docs/reference/node-document.md` describes each key; a test compares both.
 
+pub mod keyword;
 pub mod listener;
 pub mod nearest;
+pub mod policy;
 pub mod redact;
 pub mod route;
-pub mod scalar;
-pub mod treatment;
 pub mod upstream;
-pub mod word;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,63 +23,66 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::LimitsSection;
+use crate::scalar::{Many, Period, text_scalar};
 use crate::snapshot::{Dispatch, Role};
-use scalar::{Many, Period, text_scalar};
 
-/// Helper for `skip_serializing_if`: the value is its type's default.
+pub use crate::scalar;
+
+/// Predicate for `skip_serializing_if`: the value is the default of its type.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A whole node document.
+/// A complete node document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Document {
     /// The node's name: letters, digits, `.`, `-` and `_`.
     pub node: String,
-    /// Where the admin endpoint listens; absent leaves it out.
+    /// Address of the admin endpoint; absent disables it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<Bind>,
-    /// The admin endpoint may be reached from other machines.
+    /// Allow other machines to reach the admin endpoint.
     #[serde(default, skip_serializing_if = "is_default")]
     pub admin_exposed: bool,
-    /// How long a drain waits for sessions. Default 10 s.
+    /// Maximum duration of a drain. Default 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
-    /// The node says that it takes no sessions: somebody keeps them away from it. Those that come all the same are served.
+    /// The node reports that it accepts no sessions, so that load balancers avoid it. It still serves those that
+    /// arrive.
     #[serde(default, skip_serializing_if = "is_default")]
     pub draining: bool,
-    /// Worker threads.
+    /// Number of worker threads.
     #[serde(default, skip_serializing_if = "is_default")]
     pub workers: Workers,
-    /// Whether the node may pass on identities.
+    /// Whether the node may pass on identities that other nodes asserted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub role: Role,
-    /// Certificate, key and CA.
+    /// Files with certificate, key and CA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
     /// Users bound to other nodes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub users: BTreeMap<String, Many<String>>,
-    /// Limits other than the defaults.
+    /// Limits that differ from the defaults.
     #[serde(default, skip_serializing_if = "is_default")]
     pub limits: LimitsSection,
-    /// How connections are spread over workers.
+    /// Distribution of connections to workers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dispatch: Dispatch,
-    /// Where session records go.
+    /// Destination of the access log.
     #[serde(default, skip_serializing_if = "is_default")]
     pub access_log: AccessLog,
-    /// A directory for what outlives the process; absent keeps it in memory.
+    /// Directory for state that outlives the process; absent keeps state in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Where bytes come in.
+    /// Entry points for sessions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub listeners: Vec<listener::Listener>,
-    /// What becomes of sessions.
+    /// Matches and actions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<route::Route>,
-    /// Where sessions are forwarded to.
+    /// Named sets of endpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub upstreams: Vec<upstream::Upstream>,
     /// Policies of a later version: the list must be empty.
@@ -89,7 +91,7 @@ pub struct Document {
 }
 
 impl Document {
-    /// A node that does nothing yet.
+    /// A document without listeners, routes and upstreams.
     pub fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
@@ -123,8 +125,8 @@ pub struct Identity {
     pub key: String,
     /// CA certificates of the overlay (PEM).
     pub ca: String,
-    /// Keys that are not believed any more, whatever certificate they have: `ni:///sha-256;` and the digest of the
-    /// SubjectPublicKeyInfo in base64url (RFC 6920).
+    /// Revoked keys, whatever their certificate: `ni:///sha-256;` and the digest of the SubjectPublicKeyInfo in
+    /// base64url (RFC 6920).
     #[serde(default, skip_serializing_if = "is_default")]
     pub revoked: Many<String>,
 }
@@ -132,10 +134,10 @@ pub struct Identity {
 /// `auto`, or a number of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Workers {
-    /// One a core.
+    /// A thread per core.
     #[default]
     Auto,
-    /// This many.
+    /// A fixed number of threads.
     Count(u64),
 }
 
@@ -170,7 +172,7 @@ impl Visitor<'_> for WorkersVisitor {
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Workers, E> {
         match text {
             "auto" => Ok(Workers::Auto),
-            _ => Err(E::custom(format!("{text:?} is no number of workers; write auto or a number"))),
+            _ => Err(E::custom(format!("invalid number of workers {text:?}; use auto or a number"))),
         }
     }
 }
@@ -183,9 +185,9 @@ pub enum AccessLog {
     Stdout,
     /// Standard error.
     Stderr,
-    /// Nowhere.
+    /// No access log.
     Off,
-    /// This file.
+    /// A file.
     File(String),
 }
 text_scalar!(AccessLog, "stdout, stderr, off or the path of a file");
@@ -198,10 +200,10 @@ impl FromStr for AccessLog {
             "stdout" => Ok(AccessLog::Stdout),
             "stderr" => Ok(AccessLog::Stderr),
             "off" => Ok(AccessLog::Off),
-            // A bare word is more likely a slip than a file in the working directory.
+            // A bare word is more likely a misspelling than a file in the working directory.
             path if path.contains(['/', '.']) => Ok(AccessLog::File(path.to_owned())),
             word => Err(format!(
-                "{word:?} is no place for the log; write stdout, stderr, off or a path such as /var/log/hermes.json"
+                "unknown log destination {word:?}; use stdout, stderr, off or a path such as /var/log/hermes.json"
             )),
         }
     }
@@ -218,8 +220,8 @@ impl fmt::Display for AccessLog {
     }
 }
 
-/// An address and a port to listen on. Port 0 takes any free one. `:PORT` is all addresses of IPv4, as `0.0.0.0:PORT`, and
-/// `localhost:PORT` is `127.0.0.1:PORT`; other names are not resolved.
+/// An address and a port to listen on. Port 0 takes any free port. `:PORT` means `0.0.0.0:PORT`, and `localhost:PORT`
+/// means `127.0.0.1:PORT`; other names are not resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind(pub SocketAddr);
 text_scalar!(Bind, "an address and a port such as 127.0.0.1:8080");
@@ -241,8 +243,8 @@ impl FromStr for Bind {
         text.parse().map(Bind).map_err(|_| {
             let port = text.rsplit(':').next().unwrap_or_default();
             let is_large = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_err();
-            let why = if is_large { ": a port is at most 65535" } else { "" };
-            format!("{text:?} is no address and port{why}; write 127.0.0.1:8080, \":8080\" for all addresses, or \"[::1]:8080\"")
+            let why = if is_large { ": port over 65535" } else { "" };
+            format!("invalid address and port {text:?}{why}; use 127.0.0.1:8080, \":8080\" for all addresses, or \"[::1]:8080\"")
         })
     }
 }
@@ -253,13 +255,13 @@ impl fmt::Display for Bind {
     }
 }
 
-/// Something that a later version will read. Cannot be made from any value.
+/// A section of a later version; no value can be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Later {}
 
 impl<'de> Deserialize<'de> for Later {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         de::IgnoredAny::deserialize(deserializer)?;
-        Err(de::Error::custom("this is not in this version of Hermes; leave it out"))
+        Err(de::Error::custom("not supported by this version of Hermes; remove it"))
     }
 }

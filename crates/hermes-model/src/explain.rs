@@ -1,8 +1,8 @@
-//! The decision in words: which routes were considered, and why each of them was not taken.
+//! Explains a decision: the routes that were considered, and the first condition of each that failed.
 //!
-//! In: facts and a snapshot. Out: the same decision as `decide`, with its reasons, for people and
-//! as JSON; what comes before it (a handshake, the identity) and after it (the reach of a route) as
-//! the node would have it. Never: on the data path; it walks routes one by one. Never resolves.
+//! In: facts and a snapshot. Out: the decision of `decide` with its reasons, as text and as JSON, plus the steps before
+//! it (TLS handshake, identity) and after it (the route's reach).
+//! Never: on the data path, since it tests routes one by one; name resolution.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,19 +12,19 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use crate::decide::{Decision, decide};
-use crate::document::scalar::Period;
 use crate::facts::{Facts, Kind, Trust};
 use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::reach::Reach;
+use crate::scalar::Period;
 use crate::snapshot::{
     Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, Route, Snapshot, Target, Terminate,
     Timeouts,
 };
 use crate::trust::{HERMES_USER, listener_user, settle};
 
-/// At most this many routes are shown, the last of them before the match.
-const SHOWN: usize = 50;
+/// Maximum number of routes shown: the last ones up to the match.
+const MAX_SHOWN_ROUTES: usize = 50;
 
 /// A decision with its reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -32,84 +32,84 @@ const SHOWN: usize = 50;
 pub struct Explanation {
     /// `act` or `deny`.
     pub decision: &'static str,
-    /// The session, in a line.
+    /// The session in one line.
     pub session: String,
-    /// How far the connection is believed, and whose session it is.
+    /// Authentication of the connection, and the user.
     pub identity: String,
-    /// What became of a claim to be a user that does not count.
+    /// Result of a claimed user that was not accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
-    /// By which of its prefixes a listener takes what it is asked about.
+    /// The captured prefix by which a listener accepts the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capture: Option<String>,
-    /// Routes before the match that are not shown.
+    /// Number of routes before the match that are not shown.
     pub left_out: usize,
-    /// Routes in their order, up to the match.
+    /// Routes in order, up to the match.
     pub routes: Vec<Considered>,
-    /// The route that acts, or would if it reached what the request names.
+    /// The route that acts, or would act if the target were within its reach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
-    /// What it does.
+    /// Action of the route.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
-    /// How long it waits for what.
+    /// Timeouts of the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeouts: Option<EffectiveTimeouts>,
-    /// What the route checks before it dials the host that the request names.
+    /// Checks of the route before it dials the host that the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reach: Option<String>,
-    /// The status of a denial; none where there is no request that it could answer.
+    /// Status of a denial; `None` if there is no request to respond to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How nodes answer for it until it is through.
+    /// Custody of the exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custody: Option<String>,
-    /// Why it is denied.
+    /// Reason for a denial.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What becomes of a packet that was asked about.
+    /// Result for the packet in question.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packet: Option<String>,
 }
 
-/// A route, and what spoke against it.
+/// A route, and the reason why it was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Considered {
-    /// Its position.
+    /// Position in the document.
     pub index: usize,
-    /// Its name.
+    /// Name of the route.
     pub name: String,
     /// The first condition that fails; `None` for the match.
     pub failed: Option<String>,
 }
 
-/// Timeouts with their defaults filled in.
+/// Timeouts, with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EffectiveTimeouts {
-    /// For a connection.
+    /// Time for a new connection.
     pub connect: String,
-    /// For silence in both directions.
+    /// Time without a byte in either direction.
     pub idle: String,
-    /// For bytes that are owed.
+    /// Time without progress while bytes are due.
     pub progress: String,
 }
 
-/// The prefix of an `ip` session.
+/// The destination network of an `ip` session.
 const HERMES_NETWORK: HeaderName = HeaderName::from_static("hermes-network");
 
-/// Explains what becomes of a session that this listener accepts. `facts` are as they came in, before
-/// identity was judged; `own` says whether an address is the node's.
+/// Explains the decision for a session that this listener accepts. `facts` are as received, before identity
+/// verification; `own` tells whether an address belongs to the node.
 pub fn explain_arrival(
     mut facts: Facts,
     listener: &Listener,
     snapshot: &Snapshot,
     own: &dyn Fn(IpAddr) -> bool,
 ) -> Explanation {
-    if !shakes_hands(&facts, listener) {
+    if !passes_handshake(&facts, listener) {
         return Explanation {
             reason: Some(format!(
-                "refused at the TLS handshake: listener {} requires a client certificate of the overlay, and this \
-                 client shows none",
+                "TLS handshake failure: listener {} requires a client certificate of the overlay, and this client \
+                 presents none",
                 listener.name
             )),
             ..before_routes(&facts)
@@ -127,35 +127,37 @@ pub fn explain_arrival(
     if let Some(value) =
         facts.network.filter(|_| is_captured).and_then(|net| HeaderValue::try_from(net.to_string()).ok())
     {
-        // The listener says it itself, of packets that it takes.
+        // The listener sets the field itself for packets that it captures.
         facts.headers.insert(HERMES_NETWORK, value);
     }
     let claim = claimed.filter(|claimed| facts.user.as_deref() != Some(claimed));
-    Explanation { claim: claim.map(|claimed| unbelieved(&claimed, &facts, listener)), ..explain(&facts, snapshot, own) }
+    Explanation {
+        claim: claim.map(|claimed| rejected_claim(&claimed, &facts, listener)),
+        ..explain(&facts, snapshot, own)
+    }
 }
 
-fn shakes_hands(facts: &Facts, listener: &Listener) -> bool {
+fn passes_handshake(facts: &Facts, listener: &Listener) -> bool {
     let required = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
     !required || facts.trust.peer().is_some()
 }
 
-fn unbelieved(claimed: &str, facts: &Facts, listener: &Listener) -> String {
+fn rejected_claim(claimed: &str, facts: &Facts, listener: &Listener) -> String {
     if listener_user(listener).is_some() {
-        format!("to be {claimed}; does not count, since listener {} sets hermes-user", listener.name)
+        format!("user {claimed} ignored: listener {} sets hermes-user", listener.name)
     } else if facts.trust.is_believed() {
-        format!("to be {claimed}; removed, since no user is bound to this node")
+        format!("user {claimed} removed: no user is bound to the peer's node")
     } else {
-        format!("to be {claimed}; removed, since nobody proved it: no certificate, no trusted address")
+        format!("user {claimed} removed: the client has neither a certificate nor a trusted address")
     }
 }
 
-/// Explains the decision on these facts, whose identity is judged. `own` says whether an address is
-/// the node's.
+/// Explains the decision for facts with a verified identity. `own` tells whether an address belongs to the node.
 pub fn explain(facts: &Facts, snapshot: &Snapshot, own: &dyn Fn(IpAddr) -> bool) -> Explanation {
     let path = readings(facts.path.path()).map_or_else(|_| facts.path.path().to_owned(), |r| r.plain.into_owned());
     let taken = snapshot.routes.iter().position(|route| route.matcher.matches(facts, &path));
     let considered = taken.map_or(snapshot.routes.len(), |at| at + 1);
-    let left_out = considered.saturating_sub(SHOWN);
+    let left_out = considered.saturating_sub(MAX_SHOWN_ROUTES);
     let routes = snapshot.routes.iter().enumerate().take(considered).skip(left_out).map(|(index, route)| Considered {
         index,
         name: route.name.to_string(),
@@ -172,9 +174,9 @@ pub fn explain(facts: &Facts, snapshot: &Snapshot, own: &dyn Fn(IpAddr) -> bool)
     explanation
 }
 
-/// A denial, until a route acts.
+/// An explanation that denies; `act` completes it.
 fn before_routes(facts: &Facts) -> Explanation {
-    // A tunnel's path is its form, and says nothing that its authority does not.
+    // The path of a tunnel only repeats its authority.
     let path = if facts.kind == Kind::Http { facts.path.as_str() } else { "" };
     Explanation {
         decision: "deny",
@@ -196,11 +198,11 @@ fn before_routes(facts: &Facts) -> Explanation {
 }
 
 impl Explanation {
-    /// What the route does, if it reaches what the request names.
+    /// Adds the action of the route, if the target is within its reach.
     fn act(&mut self, route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) {
         self.route = Some(route.name.to_string());
         self.action = Some(action(route));
-        match judge_reach(route, facts, own) {
+        match check_reach(route, facts, own) {
             Ok(reach) => {
                 self.decision = "act";
                 self.reach = reach;
@@ -215,9 +217,9 @@ impl Explanation {
     }
 }
 
-/// What is checked of the host that a request names; `None` where the document names the target, or
-/// everything may be reached. An error says why the host is out of reach.
-fn judge_reach(route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) -> Result<Option<String>, String> {
+/// Checks the host that the request names. `None` if the document names the target or the reach is unlimited. The error
+/// is the reason why the host is out of reach.
+fn check_reach(route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) -> Result<Option<String>, String> {
     let Action::Terminate(Terminate { target: Target::Authority, reach, .. }) = &route.action else { return Ok(None) };
     if *reach == Reach::Any {
         return Ok(None);
@@ -227,62 +229,64 @@ fn judge_reach(route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) -> Re
         return Ok(Some(format!("{reach}: the addresses of {host} are checked when it is resolved")));
     };
     match reach.forbids(address, own) {
-        Some(why) => Err(format!("{host} {why}: route {} does not go there (reach: {reach})", route.name)),
-        None => Ok(Some(format!("{reach}: {host} is in reach"))),
+        Some(why) => Err(format!("{host} {why}; out of reach of route {} (reach: {reach})", route.name)),
+        None => Ok(Some(format!("{reach}: {host} is within reach"))),
     }
 }
 
 fn identity(facts: &Facts) -> String {
     let who = match &facts.trust {
         Trust::Anonymous => "an anonymous client".to_owned(),
-        Trust::Address => "a peer believed by its address".to_owned(),
+        Trust::Address => "a peer trusted by its address".to_owned(),
         Trust::Certified(peer) => match &peer.node {
             Some(node) => format!("node {node} of {}", peer.overlay),
             None => format!("a certificate of {}", peer.overlay),
         },
     };
     match &facts.user {
-        Some(user) => format!("user {user}, brought by {who} at {}", facts.source),
-        None => format!("no user, brought by {who} at {}", facts.source),
+        Some(user) => format!("user {user}, from {who} at {}", facts.source),
+        None => format!("no user, from {who} at {}", facts.source),
     }
 }
 
-/// A condition that failed: what the route asks for, and what the session has.
+/// Describes a failed condition: the required value and the actual one.
 fn describe(matcher: &Matcher, failed: Condition, facts: &Facts, path: &str) -> String {
-    let or_none = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+    let or_absent = |value: Option<String>| value.unwrap_or_else(|| "absent".to_owned());
     let (name, wanted, has) = match failed {
         Condition::Kind => ("kind", list(&matcher.kinds), facts.kind.to_string()),
         Condition::Listener => ("listener", list(&matcher.listeners), facts.listener.to_string()),
         Condition::Authority => ("authority", list(&matcher.authorities), facts.authority.to_string()),
-        Condition::Port => ("port", list(&matcher.ports), or_none(facts.authority.port().map(|port| port.to_string()))),
+        Condition::Port => {
+            ("port", list(&matcher.ports), or_absent(facts.authority.port().map(|port| port.to_string())))
+        }
         Condition::Path => ("path", list(&matcher.paths), path.to_owned()),
         Condition::Method => ("method", list(&matcher.methods), facts.method.to_string()),
-        Condition::User => ("user", list(&matcher.users), or_none(facts.user.as_deref().map(str::to_owned))),
-        Condition::Network => ("network", list(&matcher.networks), or_none(network_of(facts))),
-        Condition::Protocol => ("protocol", list(&matcher.protocols), or_none(facts.protocol.map(|p| p.to_string()))),
+        Condition::User => ("user", list(&matcher.users), or_absent(facts.user.as_deref().map(str::to_owned))),
+        Condition::Network => ("network", list(&matcher.networks), or_absent(network_of(facts))),
+        Condition::Protocol => ("protocol", list(&matcher.protocols), or_absent(facts.protocol.map(|p| p.to_string()))),
         Condition::Header(at) => return describe_header(matcher, at, facts),
     };
-    format!("{name} must be {wanted}, and is {has}")
+    format!("{name} must be {wanted}, but is {has}")
 }
 
 fn network_of(facts: &Facts) -> Option<String> {
-    let told = || facts.told.map(|net| format!("{net} by its peer's word alone"));
-    facts.network.map(|net| net.to_string()).or_else(told)
+    let announced = || facts.announced_network.map(|net| format!("{net}, only announced by the peer"));
+    facts.network.map(|net| net.to_string()).or_else(announced)
 }
 
-/// The session's values of a header are not shown: they may be secrets.
+/// Does not show the session's values of a header, which may be secrets.
 fn describe_header(matcher: &Matcher, at: usize, facts: &Facts) -> String {
     let Some((name, values)) = matcher.headers.get(at) else { return "headers".to_owned() };
     let lines = facts.headers.get_all(name).iter().count();
     let has = match lines {
         0 => "is absent".to_owned(),
-        1 => "has another value".to_owned(),
-        many => format!("has {many} other values"),
+        1 => "has a different value".to_owned(),
+        many => format!("has {many} different values"),
     };
     if crate::document::redact::is_secret(name.as_str()) {
-        return format!("header {name} must have a certain value, and {has}");
+        return format!("header {name} must have a secret value, but {has}");
     }
-    format!("header {name} must be {}, and {has}", list(values))
+    format!("header {name} must be {}, but {has}", list(values))
 }
 
 fn action(route: &Route) -> String {
@@ -291,20 +295,20 @@ fn action(route: &Route) -> String {
             let list = |all: &[Endpoint]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let backup = match &*upstream.backup {
                 [] => String::new(),
-                backup => format!("; while none of these is up {}", list(backup)),
+                backup => format!("; backup: {}", list(backup)),
             };
             format!("forward to upstream {} ({}{backup})", upstream.name, list(&upstream.endpoints))
         }
         Action::Terminate(terminate) => match &terminate.target {
-            Target::Authority => format!("open {} to what the request names", terminate.kind),
+            Target::Authority => format!("open {} to the target of the request", terminate.kind),
             Target::Fixed(target) => format!("open {} to {target}", terminate.kind),
         },
         Action::Device(gateway) => {
             let inner = gateway.inner.map(|inner| format!(", all to {inner}")).unwrap_or_default();
-            let nat = if gateway.nat { ", out with this machine's address" } else { "" };
-            format!("give the packets to device {}{inner}{nat}", gateway.device)
+            let nat = if gateway.nat { ", with NAT to this machine's address" } else { "" };
+            format!("write the packets to device {}{inner}{nat}", gateway.device)
         }
-        Action::Respond(respond) => format!("answer {}", respond.status.as_u16()),
+        Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
     }
 }
@@ -321,11 +325,11 @@ fn timeouts(timeouts: Timeouts, facts: &Facts) -> EffectiveTimeouts {
 fn custody(custody: Custody) -> String {
     let Custody { deadline, disk, durable, .. } = custody;
     let held = match durable {
-        _ if disk == 0 => "in memory alone: a restart of this node loses it",
+        _ if disk == 0 => "in memory only, lost when this node restarts",
         Durable::Process => "on disk",
-        Durable::Fsync => "on disk, and a loss of power is survived",
+        Durable::Fsync => "on disk, synced to survive a loss of power",
     };
-    format!("for {} at most, whatever the timeouts; held {held}", Period(deadline))
+    format!("for at most {}, regardless of timeouts; stored {held}", Period(deadline))
 }
 
 impl fmt::Display for Explanation {
@@ -339,7 +343,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "capture   {capture}")?;
         }
         if self.left_out > 0 {
-            writeln!(f, "routes    {} before these do not match either", self.left_out)?;
+            writeln!(f, "routes    {} earlier routes do not match", self.left_out)?;
         }
         for route in &self.routes {
             match &route.failed {

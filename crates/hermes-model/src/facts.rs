@@ -1,9 +1,9 @@
-//! What is known of a session when it is decided.
+//! Attributes of a session at the time of the decision.
 //!
-//! In: a listener that accepted something and turned it into a request.
-//! Out: `Facts`, immutable, owned, and small enough to keep for the whole life of a tunnel,
-//! since a live session is decided again after every swap of the snapshot.
-//! Never: anything learnt after the decision (endpoint, status, bytes).
+//! In: a listener that accepted a connection, flow or request.
+//! Out: `Facts`, immutable and owned. A session keeps them for its whole life, because each new snapshot decides live
+//! sessions again.
+//! Never: anything known only after the decision (endpoint, status, bytes).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,12 +14,12 @@ use ipnet::IpNet;
 
 use crate::authority::Authority;
 
-/// What a session carries.
+/// The content of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// An HTTP exchange: one request, one response.
     Http,
-    /// A byte stream: CONNECT, or a TCP connection that a listener turned into one.
+    /// A byte stream: CONNECT, or a TCP connection that a listener accepted.
     Tcp,
     /// Datagrams of one UDP flow: CONNECT-UDP (RFC 9298).
     Udp,
@@ -31,12 +31,12 @@ impl Kind {
     /// Every kind, in the order of the reference.
     pub const ALL: [Kind; 4] = [Kind::Http, Kind::Tcp, Kind::Udp, Kind::Ip];
 
-    /// Whether it is carried as HTTP Datagrams (RFC 9297).
+    /// True for kinds that HTTP Datagrams carry (RFC 9297).
     pub fn is_datagrams(self) -> bool {
         matches!(self, Kind::Udp | Kind::Ip)
     }
 
-    /// The word that documents, logs and metrics use.
+    /// The keyword in documents, logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Http => "http",
@@ -53,30 +53,30 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Who stands at the other end of the connection, proven by its certificate.
+/// The authenticated peer of a connection, as its certificate names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// The overlay (trust domain) of its URIs.
+    /// The overlay (trust domain) of the certificate's URIs.
     pub overlay: Arc<str>,
-    /// `spiffe://OVERLAY/node/NAME`.
+    /// NAME of `spiffe://OVERLAY/node/NAME`.
     pub node: Option<Arc<str>>,
-    /// Every `spiffe://OVERLAY/user/NAME` of the certificate, in its order.
+    /// NAME of every `spiffe://OVERLAY/user/NAME`, in the certificate's order.
     pub users: Vec<Arc<str>>,
-    /// The certificate has `spiffe://OVERLAY/role/standalone`: it may pass on what others asserted.
+    /// The certificate has `spiffe://OVERLAY/role/standalone`: the peer may pass on identities that others asserted.
     pub standalone: bool,
-    /// What its key is called (RFC 6920). `None`: that was not asked.
+    /// Name of the peer's key (RFC 6920); `None` if the caller did not ask for it.
     pub key: Option<Arc<str>>,
 }
 
-/// How far the connection that a request came over is believed.
+/// Authentication of the connection that carries the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Nothing is known: an application on loopback, or anyone.
+    /// No authentication: an application on loopback, or anyone.
     #[default]
     Anonymous,
-    /// A certificate of this overlay was shown.
+    /// The peer presented a certificate of this overlay.
     Certified(Arc<Peer>),
-    /// No certificate, but the listener's `trust` names its address: believed as a standalone node.
+    /// The listener's `trust` contains the peer's address, which counts as a standalone node.
     Address,
 }
 
@@ -89,13 +89,13 @@ impl Trust {
         }
     }
 
-    /// Authenticated, or believed by address.
+    /// True if the peer is authenticated, or trusted by address.
     pub fn is_believed(&self) -> bool {
         !matches!(self, Trust::Anonymous)
     }
 
-    /// A proxy whose statements about its own clients count: a standalone node, or an address in the listener's
-    /// `trust`. Any other certificate speaks for its holder alone.
+    /// True for a proxy that may describe its own clients: a standalone node, or an address in the listener's `trust`.
+    /// Any other certificate only speaks for its holder.
     pub fn is_proxy(&self) -> bool {
         match self {
             Trust::Anonymous => false,
@@ -105,44 +105,44 @@ impl Trust {
     }
 }
 
-/// What is known of a session when it is decided.
+/// Attributes of a session at the time of the decision.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// Name of the listener that accepted it.
+    /// Name of the listener that accepted the session.
     pub listener: Arc<str>,
-    /// What it carries.
+    /// Content of the session.
     pub kind: Kind,
-    /// Where it came from: the peer's address, or what a believed PROXY header said.
+    /// Source address: the peer's, or the one in a trusted PROXY protocol header.
     pub source: SocketAddr,
-    /// How far the connection is believed.
+    /// Authentication of the connection.
     pub trust: Trust,
-    /// The user, after `trust::identify` judged what the headers claim.
+    /// The user, after `trust::identify` verified the claim in the headers.
     pub user: Option<Arc<str>>,
-    /// The request's method; CONNECT for tunnels.
+    /// Request method; CONNECT for tunnels.
     pub method: Method,
-    /// Whom it is for. For `udp` the target in the URI template, not the request's `:authority`.
+    /// Target of the session. For `udp`, the target in the URI template, not the request's `:authority`.
     pub authority: Authority,
-    /// Path and query as received, `/` for TCP tunnels. Always begins with `/` (or is `*` for OPTIONS).
+    /// Path and query as received; `/` for TCP tunnels. Always begins with `/`, or is `*` for OPTIONS.
     pub path: PathAndQuery,
-    /// The request's headers, after identity was judged and the listener's were set.
+    /// Header fields, after the identity was verified and those of the listener were set.
     pub headers: HeaderMap,
-    /// Destination prefix, of `ip` sessions: what the URI template says, or a listener of our own.
+    /// Destination network of an `ip` session, from the URI template or from a listener of this node.
     pub network: Option<IpNet>,
-    /// The same as a peer told it (`hermes-network`) whose URI has a name, or none: which machine the packets reach is
-    /// for the far end to find.
-    pub told: Option<IpNet>,
-    /// IP protocol number, of `ip` sessions.
+    /// Destination network that a peer announced (`hermes-network`), if the URI has a name or no target. The last node
+    /// resolves the name, so the announced network is only a hint.
+    pub announced_network: Option<IpNet>,
+    /// IP protocol number of an `ip` session.
     pub protocol: Option<u8>,
 }
 
 impl Facts {
-    /// `https` where an absent port means 443, else `http` (for tunnels as well).
+    /// `https` if an absent port means 443, else `http`; tunnels have a scheme as well.
     pub fn scheme(&self) -> &'static str {
         if self.authority.default_port() == Some(443) { "https" } else { "http" }
     }
 
-    /// The client's address: as a trusted peer names it (`X-Forwarded-For`, else `Forwarded`; the last element counts,
-    /// since a peer appends to what its own client sent), else the source of the session.
+    /// The client's address: the one that a trusted peer reports, else the source of the session. `X-Forwarded-For`
+    /// precedes `Forwarded`. The last element counts, because a peer appends to what its own client sent.
     pub fn client_address(&self) -> IpAddr {
         let said = || {
             let last = |name: &str| self.headers.get_all(name).iter().next_back()?.to_str().ok()?.rsplit(',').next();
@@ -157,7 +157,7 @@ impl Facts {
     }
 }
 
-/// Parses an address as proxies write it: perhaps quoted, in brackets, or with a port.
+/// Parses an address in the forms that proxies write: quoted, in brackets, or with a port.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim().trim_matches('"');
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);

@@ -1,17 +1,17 @@
-//! The guard: addresses that a target may not have if somebody other than the node's operator named it.
+//! The guard: forbidden addresses for targets that the node's operator did not choose.
 //!
 //! In: an address and a port, the addresses where the node itself listens, and those of its machine. Out: a reason to
-//! refuse the target, or none.
+//! reject the target, or none.
 //! Never: name resolution. The caller checks the resolved address and dials exactly that one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::reach::{embedded_v4, metadata};
 
-/// Why a guarded route may not dial `to`; `None` if it may.
+/// The reason why a guarded route may not dial `to`; `None` if it may.
 ///
-/// `listening` has the addresses at which the node, its `admin` or a controller listens, each with what it is. `own` says
-/// whether an address belongs to this machine, apart from its loopback addresses.
+/// `listening` holds the addresses at which the node, its `admin` endpoint or a controller listens, each with a
+/// description. `own` tells whether an address belongs to this machine; loopback addresses are always its own.
 pub fn forbids<'a>(
     to: SocketAddr,
     listening: impl IntoIterator<Item = (SocketAddr, &'a str)>,
@@ -26,7 +26,7 @@ pub fn forbids<'a>(
     listening.into_iter().find(|(bind, _)| bind.port() == to.port() && meets(bind.ip())).map(|(_, what)| what)
 }
 
-/// The address that a connection to this one reaches.
+/// The address that a connection to `ip` reaches.
 fn plain(ip: IpAddr) -> IpAddr {
     let ip = match ip {
         IpAddr::V6(v6) => embedded_v4(v6).map_or(ip, IpAddr::V4),
@@ -40,7 +40,7 @@ fn plain(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The address of a host as far as it is known without DNS: a literal, or a loopback name (RFC 6761, section 6.3).
+/// The address of a host if it is known without DNS: a literal, or a loopback name (RFC 6761, section 6.3).
 pub fn literal(host: &str) -> Option<IpAddr> {
     let name = host.trim_end_matches('.').to_ascii_lowercase();
     if name == "localhost" || name.ends_with(".localhost") {

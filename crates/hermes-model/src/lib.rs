@@ -1,34 +1,35 @@
-//! Documents, validation, snapshots and the one pure decision of Hermes.
+//! Documents, validation, snapshots and the decision of Hermes, as pure functions.
 //!
-//! In: the text of a node document, and the facts of a session.
+//! In: the text of a node document, and the attributes of a session.
 //! Out: every problem of the document with its path, or a `Snapshot`; and a `Decision`.
 //! Never: I/O, time, randomness, async.
 
-pub mod alike;
 pub mod authority;
 pub mod check;
 pub mod decide;
 pub mod document;
 pub mod explain;
 pub mod facts;
+pub mod field_collision;
 pub mod guard;
-pub mod index;
 pub mod limits;
 pub mod matcher;
 mod path;
 pub mod pattern;
 pub mod reach;
 pub mod rewrite;
+pub mod scalar;
 pub mod snapshot;
+pub mod spiffe;
 #[cfg(test)]
-mod specimen;
+mod test_fixtures;
 pub mod trust;
 pub mod via;
 
 pub use authority::Authority;
+pub use check::identity_claims::unproven;
 pub use check::packets::unrouted;
 pub use check::position::{Located, Position, Positions};
-pub use check::proof::unproven;
 pub use check::{Checked, Problem, check, check_json};
 pub use decide::{Decision, Deny, DenyReason, decide};
 pub use explain::{Explanation, explain, explain_arrival};

@@ -1,7 +1,7 @@
-//! The match of a route: a conjunction of conditions on facts.
+//! The match of a route: a conjunction of conditions on request attributes.
 //!
-//! In: the `match` section, parsed. Out: whether facts satisfy it, or the first condition that fails.
-//! Never: allocates while it tests.
+//! In: the parsed `match` section. Out: whether a request satisfies it, or the first condition that fails.
+//! Never: an allocation during a test.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,34 +12,35 @@ use ipnet::IpNet;
 use crate::facts::{Facts, Kind};
 use crate::pattern::{AuthorityPattern, HostPattern, PathPattern, UserPattern, ValuePattern};
 
-/// A conjunction. In each field an empty list means anything; otherwise one entry must hold.
+/// A conjunction of conditions. An empty list matches anything; otherwise one entry must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matcher {
-    /// Names of listeners.
+    /// Listener names.
     pub listeners: Vec<Arc<str>>,
-    /// What the session carries.
+    /// Session kinds.
     pub kinds: Vec<Kind>,
-    /// Whom it is for.
+    /// Patterns for the target's authority.
     pub authorities: Vec<AuthorityPattern>,
-    /// Path without query.
+    /// Patterns for the path without the query.
     pub paths: Vec<PathPattern>,
-    /// Methods, as they are sent: case matters.
+    /// Methods; case-sensitive.
     pub methods: Vec<Method>,
-    /// For every name, any line of the field must be like one of the values.
+    /// For each field name, one line of the field must match one of the patterns.
     pub headers: Vec<(HeaderName, Vec<ValuePattern>)>,
-    /// Whose session it is.
+    /// Patterns for the user.
     pub users: Vec<UserPattern>,
-    /// Prefixes that must hold the session's whole destination prefix.
+    /// Networks; one must contain the whole destination network.
     pub networks: Vec<IpNet>,
-    /// A prefix that a peer told satisfies [`Matcher::networks`] too: who acts by the route holds the session to them.
-    pub takes_told: bool,
+    /// A network announced by a peer satisfies [`Matcher::networks`] as well. The action then restricts the session to
+    /// these networks.
+    pub accepts_announced_network: bool,
     /// IP protocol numbers.
     pub protocols: Vec<u8>,
-    /// Ports of the authority, written or implied by the scheme.
+    /// Ports of the authority, explicit or implied by the scheme.
     pub ports: Vec<u16>,
 }
 
-/// One condition of a match; `Header` carries the position in [`Matcher::headers`].
+/// A condition of a match; `Header` carries the position in [`Matcher::headers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// `kind`
@@ -68,18 +69,18 @@ fn any_of<T>(list: &[T], holds: impl FnMut(&T) -> bool) -> bool {
     list.is_empty() || list.iter().any(holds)
 }
 
-/// Every entry of `narrow` lies within some entry of `wide`; an empty list is everything.
+/// True if every entry of `narrow` lies within an entry of `wide`; an empty list matches everything.
 fn covers<T>(wide: &[T], narrow: &[T], one: impl Fn(&T, &T) -> bool) -> bool {
     wide.is_empty() || (!narrow.is_empty() && narrow.iter().all(|n| wide.iter().any(|w| one(w, n))))
 }
 
 impl Matcher {
-    /// Whether the facts satisfy every condition. `path` is a reading of the facts' path.
+    /// True if the request satisfies every condition. `path` is one reading of its path.
     pub(crate) fn matches(&self, facts: &Facts, path: &str) -> bool {
         self.failing(facts, path).is_none()
     }
 
-    /// The first condition that fails, cheap ones first.
+    /// The first condition that fails; cheap conditions are tested first.
     pub(crate) fn failing(&self, facts: &Facts, path: &str) -> Option<Condition> {
         let user = facts.user.as_deref();
         if !any_of(&self.kinds, |kind| *kind == facts.kind) {
@@ -105,13 +106,12 @@ impl Matcher {
         }
     }
 
-    /// The destination prefix that counts.
+    /// The destination network to test.
     fn network_of(&self, facts: &Facts) -> Option<IpNet> {
-        facts.network.or(facts.told.filter(|_| self.takes_told))
+        facts.network.or(facts.announced_network.filter(|_| self.accepts_announced_network))
     }
 
-    /// True where every session that `other` matches is matched by this one as well. Errs
-    /// towards false.
+    /// True if this match covers every session that `other` matches. May return false for a match that does.
     pub fn covers(&self, other: &Matcher) -> bool {
         covers(&self.kinds, &other.kinds, PartialEq::eq)
             && covers(&self.authorities, &other.authorities, AuthorityPattern::covers)
@@ -121,20 +121,19 @@ impl Matcher {
             && covers(&self.listeners, &other.listeners, PartialEq::eq)
             && covers(&self.methods, &other.methods, PartialEq::eq)
             && covers(&self.networks, &other.networks, |wide, narrow| wide.contains(narrow))
-            && (self.networks.is_empty() || self.takes_told || !other.takes_told)
+            && (self.networks.is_empty() || self.accepts_announced_network || !other.accepts_announced_network)
             && covers(&self.protocols, &other.protocols, PartialEq::eq)
             && self.headers.iter().all(|(name, values)| {
                 other.headers.iter().any(|(n, narrow)| n == name && covers(values, narrow, ValuePattern::covers))
             })
     }
 
-    /// True where the match leaves the name of the target to the client: no authority at all, or
-    /// one with a wildcard host.
+    /// True if the client chooses the target host: no authority pattern, or one with a wildcard host.
     pub fn admits_unnamed_hosts(&self) -> bool {
         any_of(&self.authorities, |pattern| !matches!(pattern.host, HostPattern::Exact(_)))
     }
 
-    /// The kinds that may match; all of them where the match names none.
+    /// The kinds that can match; all kinds if the match names none.
     pub fn kinds(&self) -> &[Kind] {
         if self.kinds.is_empty() { &Kind::ALL } else { &self.kinds }
     }
@@ -144,7 +143,7 @@ fn header_holds((name, values): &(HeaderName, Vec<ValuePattern>), facts: &Facts)
     facts.headers.get_all(name).iter().any(|line| values.iter().any(|value| value.matches(line)))
 }
 
-/// Writes `[a, b]`, or `a` where there is one.
+/// Formats `[a, b]`, or `a` if there is only one.
 pub(crate) fn list<T: fmt::Display>(items: &[T]) -> String {
     match items {
         [one] => one.to_string(),

@@ -1,52 +1,53 @@
-//! Paths as they are matched: one path may be read in two ways, and no route may be evaded by that.
+//! Canonical paths: some paths have two readings, and no client may bypass a route that way.
 //!
-//! In: the path of a request, as received. Out: its plain reading, and where some origins would
-//! see another path, those too; or a refusal.
-//! Never: changes what is forwarded.
+//! In: the path of a request, as received. Out: its canonical reading, and the readings of origins that would interpret
+//! it differently; or a rejection.
+//! Never: a change of the forwarded path.
 //!
-//! The rule. A path has one spelling here: escapes of characters that may stand in a path as they
-//! are, are those characters (`/%61dmin` is `/admin`), and whatever may not is escaped. That is
-//! RFC 3986, 6.2.2.2, and a little more (`%21` is `!`), which is safe since nothing but the
-//! decision sees it. A path with a dot segment in any spelling is refused: clients resolve those
-//! before they send (RFC 3986, 5.2.4), and whoever does not wants to reach `/admin` as
-//! `/public/../admin`. Empty segments, escaped slashes, backslashes and parameters (`/cart;id=7`)
-//! mean different things to different origins, yet are in honest use (`/scope%2Fname`): such a path
-//! is decided under all readings, and refused where they do not come to the same route. A `%` without two digits
-//! behind it is refused: no URI has one (RFC 3986, 2.1), origins differ on what it means, and one
-//! pass of decoding can put it together with what follows (`/%2%65` would become `/%2e`).
+//! The canonical spelling decodes escapes of characters that need none (`/%61dmin` is `/admin`) and escapes all others.
+//! RFC 3986, 6.2.2.2, only decodes unreserved characters. Decoding more (`%21` is `!`) is safe because only the
+//! decision uses this spelling.
+//!
+//! A path with a dot segment in any spelling is rejected. Clients resolve these before they send a request (RFC 3986,
+//! 5.2.4); a client that does not may try to reach `/admin` as `/public/../admin`.
+//!
+//! Origins disagree about empty segments, escaped slashes, backslashes and parameters (`/cart;id=7`), but honest
+//! clients use them (`/scope%2Fname`). Such a path is decided under all readings, and rejected if these lead to
+//! different routes.
+//!
+//! A `%` without two hexadecimal digits is rejected. No URI has one (RFC 3986, 2.1), and origins disagree about it. One
+//! pass of decoding could even join it with the following text: `/%2%65` would become `/%2e`.
 
 use std::borrow::Cow;
 
-/// A path in the ways it may be understood.
+/// The readings of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Readings<'a> {
-    /// With escapes of unreserved characters decoded, and the others in upper case.
+    /// Canonical reading: escapes of plain characters decoded, other escapes in upper case.
     pub(crate) plain: Cow<'a, str>,
-    /// With slashes decoded and merged, and with the parameters of segments dropped (as servlet
-    /// containers do), where that differs.
+    /// Different readings: slashes decoded and merged, parameters of segments dropped (as servlet containers do).
     pub(crate) others: Vec<String>,
 }
 
-/// Why a path cannot be read.
+/// Reason for rejecting a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unreadable {
-    /// It has `.` or `..` as a segment, in one of its readings.
+pub(crate) enum PathError {
+    /// A segment is `.` or `..` in one of the readings.
     DotSegment,
-    /// It has a `%` that begins no escape.
+    /// A `%` is not followed by two hexadecimal digits.
     Escape,
 }
 
-/// The ways to read `path`, which has no query. Allocates only where the path has escapes or
-/// doubtful slashes or parameters.
-pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
+/// The readings of `path`, which has no query. Allocates only for escapes, ambiguous slashes or parameters.
+pub(crate) fn readings(path: &str) -> Result<Readings<'_>, PathError> {
     let mut respell = false;
     let mut dots = false;
-    let mut doubtful = false;
+    let mut ambiguous = false;
     let mut parameters = false;
     let mut previous = 0;
     for byte in path.bytes() {
         match byte {
-            b'/' => doubtful |= previous == b'/',
+            b'/' => ambiguous |= previous == b'/',
             b'.' => dots |= previous == b'/',
             b';' => parameters = true,
             _ => respell |= !is_pchar(byte),
@@ -54,21 +55,21 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, Unreadable> {
         previous = byte;
     }
     if respell && !has_whole_escapes(path) {
-        return Err(Unreadable::Escape);
+        return Err(PathError::Escape);
     }
     let plain = if respell { canonical(path) } else { Cow::Borrowed(path) };
     if (dots || respell) && has_dot_segment(&plain) {
-        return Err(Unreadable::DotSegment);
+        return Err(PathError::DotSegment);
     }
-    let others = if doubtful || parameters || respell { other_readings(&plain) } else { Vec::new() };
+    let others = if ambiguous || parameters || respell { other_readings(&plain) } else { Vec::new() };
     if others.iter().any(|other| has_dot_segment(other)) {
-        return Err(Unreadable::DotSegment);
+        return Err(PathError::DotSegment);
     }
     Ok(Readings { plain, others })
 }
 
-/// The path without segments that are a single dot, as its client should have sent it (RFC 3986, 5.2.4): `/a/./b` is `/a/b` to
-/// everyone. `None` if it has none. An escaped dot segment stays, and is refused later.
+/// The path without `.` segments, as its client should have sent it (RFC 3986, 5.2.4): every origin reads `/a/./b` as
+/// `/a/b`. `None` if there are none. An escaped dot segment remains, and is rejected later.
 pub fn without_single_dots(path: &str) -> Option<String> {
     if !path.contains("/./") && !path.ends_with("/.") {
         return None;
@@ -82,14 +83,14 @@ pub fn without_single_dots(path: &str) -> Option<String> {
     Some(segments.join("/"))
 }
 
-/// An origin may merge slashes, drop parameters, or do both; either first: a slash that is decoded may
-/// stand in a parameter, and one that is left may be double.
+/// An origin may merge slashes, drop parameters, or do both in either order. The order matters: a decoded slash may be
+/// part of a parameter, and dropping a parameter may leave a double slash.
 fn other_readings(plain: &str) -> Vec<String> {
-    let merged = has_doubtful_slashes(plain).then(|| merge_slashes(plain));
+    let merged = has_ambiguous_slashes(plain).then(|| merge_slashes(plain));
     let bare = [Some(plain), merged.as_deref()].into_iter().flatten().filter(|path| path.contains(';'));
     let bare: Vec<String> = bare.map(drop_parameters).collect();
     let mut others = Vec::new();
-    let merged_bare = bare.iter().filter(|path| has_doubtful_slashes(path)).map(|path| merge_slashes(path));
+    let merged_bare = bare.iter().filter(|path| has_ambiguous_slashes(path)).map(|path| merge_slashes(path));
     for path in merged.into_iter().chain(merged_bare.collect::<Vec<_>>()).chain(bare) {
         if !others.contains(&path) {
             others.push(path);
@@ -98,30 +99,29 @@ fn other_readings(plain: &str) -> Vec<String> {
     others
 }
 
-/// True where a segment is `.` or `..`; parameters behind `;` do not hide it, since servlet
-/// containers drop them before they resolve dots.
+/// True if a segment is `.` or `..`, even with parameters after `;`: servlet containers drop them before they resolve
+/// dots.
 pub(crate) fn has_dot_segment(path: &str) -> bool {
     path.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
-/// True where every `%` has two hexadecimal digits behind it.
+/// True if two hexadecimal digits follow every `%`.
 pub(crate) fn has_whole_escapes(path: &str) -> bool {
     path.match_indices('%').all(|(at, _)| escaped_byte(&path.as_bytes()[at + 1..]).is_some())
 }
 
-/// The one spelling of a path for the decision: see the rule above.
+/// The canonical spelling of a path for the decision; see the module documentation.
 pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
     respell(path, is_pchar, true)
 }
 
-/// Decodes the escapes of unreserved characters (RFC 3986, 6.2.2.2): the same URI, and fit to be
-/// forwarded.
+/// Decodes escapes of unreserved characters (RFC 3986, 6.2.2.2): the result is an equivalent URI, and may be forwarded.
 pub(crate) fn decode_unreserved(path: &str) -> Cow<'_, str> {
     respell(path, is_unreserved, false)
 }
 
-/// Decodes escapes of bytes that are `plain`; where `encode`, escapes raw bytes that are not. A `%`
-/// that begins no escape is escaped in any case, lest it begin one with what is decoded behind it.
+/// Decodes escapes of `plain` bytes and, with `encode`, escapes all other raw bytes. A `%` that begins no escape is
+/// always escaped: otherwise it could form one with decoded text.
 fn respell(path: &str, plain: fn(u8) -> bool, encode: bool) -> Cow<'_, str> {
     let foreign = |b: u8| b == b'%' || (encode && b != b'/' && !plain(b));
     if !path.bytes().any(foreign) {
@@ -144,7 +144,7 @@ fn respell(path: &str, plain: fn(u8) -> bool, encode: bool) -> Cow<'_, str> {
             (byte, _) => out.push(byte),
         }
     }
-    // Raw bytes pass whole or are escaped one by one, and decoded ones are ASCII.
+    // The result is UTF-8: raw bytes are copied or escaped one by one, and decoded bytes are ASCII.
     Cow::Owned(String::from_utf8(out).unwrap_or_else(|_| path.to_owned()))
 }
 
@@ -154,19 +154,19 @@ pub(crate) fn escape(byte: u8) -> [u8; 3] {
     [b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]
 }
 
-/// The byte that two hexadecimal digits at the beginning of `bytes` stand for.
+/// The byte that two hexadecimal digits at the beginning of `bytes` encode.
 pub(crate) fn escaped_byte(bytes: &[u8]) -> Option<u8> {
     let hex = |b: u8| char::from(b).to_digit(16);
     let (high, low) = (hex(*bytes.first()?)?, hex(*bytes.get(1)?)?);
     u8::try_from(high * 16 + low).ok()
 }
 
-/// RFC 3986, 2.3.
+/// Unreserved characters (RFC 3986, 2.3).
 pub(crate) const fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// Characters that stand in a path segment as they are (RFC 3986, 3.3).
+/// Characters that a path segment may contain unescaped (RFC 3986, 3.3).
 const PCHAR: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;
@@ -183,7 +183,7 @@ fn is_pchar(byte: u8) -> bool {
     PCHAR[usize::from(byte)]
 }
 
-fn has_doubtful_slashes(plain: &str) -> bool {
+fn has_ambiguous_slashes(plain: &str) -> bool {
     plain.contains("//") || plain.contains("%2F") || plain.contains("%5C")
 }
 
@@ -236,7 +236,7 @@ mod tests {
             "//..",
             "/a//%2e",
         ] {
-            assert_eq!(readings(path), Err(Unreadable::DotSegment), "{path}");
+            assert_eq!(readings(path), Err(PathError::DotSegment), "{path}");
         }
     }
 
@@ -261,12 +261,12 @@ mod tests {
     #[test]
     fn a_percent_sign_that_begins_no_escape_is_refused() {
         for path in ["/100%", "/%zz", "/%4", "/a%/b", "/%%61", "/a/%2%65%2%65/admin", "/6%1%61", "/%c3%a", "/%\u{e9}"] {
-            assert_eq!(readings(path), Err(Unreadable::Escape), "{path}");
+            assert_eq!(readings(path), Err(PathError::Escape), "{path}");
         }
     }
 
     #[test]
-    fn what_is_decoded_never_completes_an_escape() {
+    fn decoded_text_never_completes_an_escape() {
         for (path, decoded) in [
             ("/a/%2%65%2%65/admin", "/a/%252e%252e/admin"),
             ("/6%1%61", "/6%251a"),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn doubtful_paths_are_read_in_all_their_ways() {
+    fn ambiguous_paths_have_all_readings() {
         let cases: &[(&str, &str, &[&str])] = &[
             ("/%61dmin", "/admin", &[]),
             ("/a%7eb%2dc", "/a~b-c", &[]),
@@ -299,7 +299,7 @@ mod tests {
             ("/a%3bx", "/a;x", &["/a"]),
             ("//a;x", "//a;x", &["/a;x", "/a", "//a"]),
             ("/a;b%2Fc", "/a;b%2Fc", &["/a;b/c", "/a", "/a/c"]),
-            // What was none before may be doubtful without its parameters.
+            // What was none before may be ambiguous without its parameters.
             ("/;x/a", "/;x/a", &["/a", "//a"]),
             ("/a%2fb;x", "/a%2Fb;x", &["/a/b;x", "/a/b", "/a%2Fb"]),
         ];

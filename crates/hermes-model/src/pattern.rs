@@ -1,7 +1,7 @@
-//! Patterns: what a match may say of an authority, a path, a header's value or a user.
+//! Patterns of a match: for an authority, a path, a field value or a user.
 //!
-//! In: a string of the document. Out: a pattern that tests, prints and compares itself.
-//! Never: regular expressions; `*` is the only wildcard, and only where it is allowed.
+//! In: a string of the document. Out: a pattern that tests, formats and compares itself.
+//! Never: regular expressions; `*` is the only wildcard, and only in specified positions.
 
 mod authority;
 mod path;
@@ -11,33 +11,32 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
-use crate::trust::is_user_name;
+use crate::spiffe::is_user_name;
 
 pub use authority::{AuthorityPattern, HostPattern, PortPattern};
 pub use path::PathPattern;
-pub(crate) use path::Skeleton;
+pub(crate) use path::SegmentPattern;
 
-/// What a header's line must be.
+/// Pattern for the value of a header field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValuePattern {
-    /// `*`: any value at all.
+    /// `*`: any value.
     Present,
-    /// `value*`: it begins with this.
+    /// `value*`: a value with this prefix.
     Prefix(Box<str>),
-    /// `value`: exactly this.
+    /// `value`: exactly this value.
     Exact(HeaderValue),
 }
 
 impl ValuePattern {
-    /// Reads a value; a `*` at its end is the wildcard, others stand for themselves.
+    /// Parses a pattern; a trailing `*` is the wildcard, any other `*` is literal.
     ///
     /// # Errors
-    /// A sentence, without the value: it may be a secret.
+    /// The message leaves out the value, which may be a secret.
     pub fn parse(text: &str) -> Result<Self, String> {
         let legal = |text: &str| {
-            HeaderValue::from_str(text).map_err(|_| {
-                "this is no header value; it may hold visible ASCII characters, spaces and tabs".to_owned()
-            })
+            HeaderValue::from_str(text)
+                .map_err(|_| "invalid field value; use visible ASCII characters, spaces and tabs".to_owned())
         };
         match text.strip_suffix('*') {
             Some("") => Ok(ValuePattern::Present),
@@ -55,7 +54,7 @@ impl ValuePattern {
         }
     }
 
-    /// True where everything that `other` matches is matched by this one as well.
+    /// True if this pattern covers everything that `other` matches.
     pub fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (ValuePattern::Present, _) => true,
@@ -76,27 +75,27 @@ impl fmt::Display for ValuePattern {
     }
 }
 
-/// Whose session it must be.
+/// Pattern for the user of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserPattern {
-    /// `*`: any user, but not nobody.
+    /// `*`: any user, but not an anonymous session.
     Any,
-    /// This one.
+    /// This user.
     Is(Arc<str>),
 }
 
 impl UserPattern {
-    /// Reads a user's name, or `*`.
+    /// Parses a user name or `*`.
     ///
     /// # Errors
-    /// A sentence where it is neither.
+    /// The text is neither.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "*" => Ok(UserPattern::Any),
             name if is_user_name(name) => Ok(UserPattern::Is(Arc::from(name))),
-            _ => Err(format!(
-                "{text:?} is no user's name; write visible ASCII characters without commas and quotes, or *"
-            )),
+            _ => {
+                Err(format!("invalid user name {text:?}; use visible ASCII characters without commas and quotes, or *"))
+            }
         }
     }
 
@@ -108,7 +107,7 @@ impl UserPattern {
         }
     }
 
-    /// True where everything that `other` matches is matched by this one as well.
+    /// True if this pattern covers everything that `other` matches.
     pub fn covers(&self, other: &Self) -> bool {
         *self == UserPattern::Any || self == other
     }

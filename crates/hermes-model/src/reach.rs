@@ -1,24 +1,24 @@
-//! Reach: which addresses a route for "whatever the request names" may dial.
+//! Reach: address ranges that a route may dial if the request names the target.
 //!
-//! In: an address that a name resolved to (or that the request named), and the node's own addresses.
-//! Out: a reason to refuse it, or none.
-//! Never: resolves. The caller checks every resolved address and dials the one that was checked.
+//! In: an address that the request named or that its name resolved to, and the node's own addresses.
+//! Out: a reason to reject the address, or none.
+//! Never: name resolution. The caller checks every resolved address and dials exactly the checked one.
 //!
-//! Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and its updates),
-//! RFC 4291, RFC 6052 and RFC 8215 (NAT64), RFC 3056 (6to4), RFC 4380 (Teredo), RFC 5214 (ISATAP).
+//! Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and updates), RFC 4291, RFC 6052 and
+//! RFC 8215 (NAT64), RFC 3056 (6to4), RFC 4380 (Teredo), RFC 5214 (ISATAP).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// How far a terminating route reaches when the request names the target.
+/// Address ranges that a terminating route may dial if the request names the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
-    /// Globally reachable unicast addresses only.
+    /// Globally reachable unicast addresses.
     #[default]
     Public,
-    /// Those, and private networks: RFC 1918, RFC 6598 (carrier-grade NAT), RFC 4193 (ULA).
+    /// Public addresses and private networks: RFC 1918, RFC 6598 (carrier-grade NAT), RFC 4193 (ULA).
     Private,
-    /// Everything, this machine included.
+    /// Every address, including this machine's.
     Any,
 }
 
@@ -33,11 +33,10 @@ impl fmt::Display for Reach {
 }
 
 impl Reach {
-    /// Why `addr` may not be dialled; `None` where it may.
+    /// The reason why `addr` may not be dialled; `None` if it may.
     ///
-    /// `own` says whether an address belongs to this node; it is asked about the IPv4 address
-    /// inside where one is embedded. An IPv6 address that carries an IPv4 address is judged by
-    /// both: the wrapping reaches the same place.
+    /// `own` tells whether an address belongs to this node. An IPv6 address that embeds an IPv4 address is checked for
+    /// both, since it reaches the same host; `own` is then called with the IPv4 address too.
     pub fn forbids(self, addr: IpAddr, own: &dyn Fn(IpAddr) -> bool) -> Option<&'static str> {
         if self == Reach::Any {
             return None;
@@ -68,17 +67,17 @@ impl Reach {
             Some(block) => Some(block.reason),
             // Only 2000::/3 is delegated for global unicast (RFC 4291, 2.4).
             None if bits >> 125 == 0b001 => None,
-            None => Some("is outside of IPv6's global unicast space"),
+            None => Some("is outside the global unicast space of IPv6"),
         }
     }
 }
 
-/// Who may reach a special block.
+/// The least reach that permits a special-purpose block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
-    /// Nobody without `reach: any`.
+    /// `reach: any` alone.
     Never,
-    /// `reach: private`.
+    /// At least `reach: private`.
     Private,
 }
 
@@ -115,8 +114,8 @@ const fn v6_whole(s: [u16; 8], length: u32, class: Class, reason: &'static str) 
     Block { first, host_bits: 128 - length, class, reason }
 }
 
-/// More specific blocks stand before those that hold them. Two anycast addresses of
-/// 192.0.0.0/24 are globally reachable (PCP and TURN); nobody dials them by name, so they stay shut.
+/// More specific blocks precede those that contain them. Two anycast addresses of 192.0.0.0/24 are globally reachable
+/// (PCP and TURN), but no request needs them, so they stay blocked.
 const V4_SPECIAL: [Block<u32>; 18] = [
     v4([0, 0, 0, 0], 8, Class::Never, "is in 0.0.0.0/8, which means this host"),
     v4([10, 0, 0, 0], 8, Class::Private, "is private (10.0.0.0/8)"),
@@ -125,13 +124,13 @@ const V4_SPECIAL: [Block<u32>; 18] = [
     v4([127, 0, 0, 0], 8, Class::Never, "is loopback (127.0.0.0/8)"),
     v4([169, 254, 0, 0], 16, Class::Never, "is link-local, where cloud metadata lives (169.254.0.0/16)"),
     v4([172, 16, 0, 0], 12, Class::Private, "is private (172.16.0.0/12)"),
-    v4([192, 0, 0, 0], 24, Class::Never, "is for protocol assignments (192.0.0.0/24)"),
-    v4([192, 0, 2, 0], 24, Class::Never, "is for documentation (192.0.2.0/24)"),
+    v4([192, 0, 0, 0], 24, Class::Never, "is reserved for protocol assignments (192.0.0.0/24)"),
+    v4([192, 0, 2, 0], 24, Class::Never, "is reserved for documentation (192.0.2.0/24)"),
     v4([192, 88, 99, 0], 24, Class::Never, "is a 6to4 relay (192.88.99.0/24)"),
     v4([192, 168, 0, 0], 16, Class::Private, "is private (192.168.0.0/16)"),
-    v4([198, 18, 0, 0], 15, Class::Never, "is for benchmarks (198.18.0.0/15)"),
-    v4([198, 51, 100, 0], 24, Class::Never, "is for documentation (198.51.100.0/24)"),
-    v4([203, 0, 113, 0], 24, Class::Never, "is for documentation (203.0.113.0/24)"),
+    v4([198, 18, 0, 0], 15, Class::Never, "is reserved for benchmarks (198.18.0.0/15)"),
+    v4([198, 51, 100, 0], 24, Class::Never, "is reserved for documentation (198.51.100.0/24)"),
+    v4([203, 0, 113, 0], 24, Class::Never, "is reserved for documentation (203.0.113.0/24)"),
     v4([168, 63, 129, 16], 32, Class::Never, "is a cloud's metadata service (168.63.129.16)"),
     v4([224, 0, 0, 0], 4, Class::Never, "is multicast (224.0.0.0/4)"),
     v4([255, 255, 255, 255], 32, Class::Never, "is broadcast (255.255.255.255)"),
@@ -141,8 +140,13 @@ const V4_SPECIAL: [Block<u32>; 18] = [
 const V6_SPECIAL: [Block<u128>; 18] = [
     v6_whole([0, 0, 0, 0, 0, 0, 0, 0], 128, Class::Never, "is the unspecified address (::)"),
     v6_whole([0, 0, 0, 0, 0, 0, 0, 1], 128, Class::Never, "is loopback (::1)"),
-    // Metadata services within the private space: never, unlike the rest of it.
-    v6([0xfd00, 0x0ec2, 0, 0], 32, Class::Never, "is a cloud's own services, metadata among them (fd00:ec2::/32)"),
+    // Metadata services within the private space are never permitted, unlike the rest of it.
+    v6(
+        [0xfd00, 0x0ec2, 0, 0],
+        32,
+        Class::Never,
+        "is a cloud's internal network, including metadata services (fd00:ec2::/32)",
+    ),
     v6_whole([0xfd00, 0x0042, 0, 0, 0, 0, 0, 0x0042], 128, Class::Never, "is a cloud's metadata service (fd00:42::42)"),
     v6_whole(
         [0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254],
@@ -150,24 +154,24 @@ const V6_SPECIAL: [Block<u128>; 18] = [
         Class::Never,
         "is a cloud's metadata service (fd20:ce::254)",
     ),
-    // Its operator divides it at will (RFC 8215): where the IPv4 address stands cannot be known.
+    // Each operator divides this prefix differently (RFC 8215), so the position of the IPv4 address is unknown.
     v6([0x0064, 0xff9b, 1, 0], 48, Class::Never, "is NAT64's local prefix (64:ff9b:1::/48)"),
-    v6([0x0100, 0, 0, 0], 64, Class::Never, "is discarded (100::/64)"),
+    v6([0x0100, 0, 0, 0], 64, Class::Never, "is discard-only (100::/64)"),
     v6([0x0100, 0, 0, 1], 64, Class::Never, "is a dummy prefix (100:0:0:1::/64)"),
-    // What is globally reachable in 2001::/23 (AMT, AS112, ORCHIDv2 ...) is no origin of anybody.
-    v6([0x2001, 0, 0, 0], 23, Class::Never, "is for protocol assignments (2001::/23)"),
-    v6([0x2001, 0x0db8, 0, 0], 32, Class::Never, "is for documentation (2001:db8::/32)"),
-    v6([0x3fff, 0, 0, 0], 20, Class::Never, "is for documentation (3fff::/20)"),
-    v6([0x2620, 0x004f, 0x8000, 0], 48, Class::Never, "is for AS112 (2620:4f:8000::/48)"),
-    v6([0x5f00, 0, 0, 0], 16, Class::Never, "is for segment routing (5f00::/16)"),
-    v6([0x3ffe, 0, 0, 0], 16, Class::Never, "was the 6bone's (3ffe::/16)"),
+    // No origin uses the globally reachable blocks of 2001::/23 (AMT, AS112, ORCHIDv2, ...).
+    v6([0x2001, 0, 0, 0], 23, Class::Never, "is reserved for protocol assignments (2001::/23)"),
+    v6([0x2001, 0x0db8, 0, 0], 32, Class::Never, "is reserved for documentation (2001:db8::/32)"),
+    v6([0x3fff, 0, 0, 0], 20, Class::Never, "is reserved for documentation (3fff::/20)"),
+    v6([0x2620, 0x004f, 0x8000, 0], 48, Class::Never, "is reserved for AS112 (2620:4f:8000::/48)"),
+    v6([0x5f00, 0, 0, 0], 16, Class::Never, "is reserved for segment routing (5f00::/16)"),
+    v6([0x3ffe, 0, 0, 0], 16, Class::Never, "was used by the 6bone (3ffe::/16)"),
     v6([0xfc00, 0, 0, 0], 7, Class::Private, "is private (fc00::/7)"),
     v6([0xfe80, 0, 0, 0], 10, Class::Never, "is link-local (fe80::/10)"),
     v6([0xfec0, 0, 0, 0], 10, Class::Never, "is site-local (fec0::/10)"),
     v6([0xff00, 0, 0, 0], 8, Class::Never, "is multicast (ff00::/8)"),
 ];
 
-/// Why an address is a cloud's metadata service, or may be one, as link-local addresses may.
+/// The reason why an address is a cloud's metadata service, or may be one (link-local addresses).
 pub(crate) fn metadata(addr: IpAddr) -> Option<&'static str> {
     let is_link_local = |block: &&'static str| block.starts_with("is link-local");
     let reason = match addr {
@@ -177,24 +181,24 @@ pub(crate) fn metadata(addr: IpAddr) -> Option<&'static str> {
     reason.filter(|reason| reason.contains("metadata") || is_link_local(reason))
 }
 
-/// The IPv4 address that an IPv6 address stands for, where it does.
+/// The IPv4 address that an IPv6 address embeds, if any.
 pub(crate) fn embedded_v4(addr: Ipv6Addr) -> Option<Ipv4Addr> {
     let s = addr.segments();
     let join = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
     match s {
-        // `::` and `::1` are addresses of their own, not 0.0.0.0 and 0.0.0.1 in disguise.
+        // `::` and `::1` are IPv6 addresses; they embed no IPv4 address.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
-        // v4-compatible, v4-mapped, and v4-translated (SIIT, RFC 2765).
+        // IPv4-compatible, IPv4-mapped, and IPv4-translated (SIIT, RFC 2765).
         [0, 0, 0, 0, 0, 0, high, low]
         | [0, 0, 0, 0, 0, 0xffff, high, low]
         | [0, 0, 0, 0, 0xffff, 0, high, low]
-        // NAT64's well-known prefix.
+        // The well-known prefix of NAT64.
         | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(join(high, low)),
         // 6to4.
         [0x2002, high, low, ..] => Some(join(high, low)),
-        // Teredo: the client's address is inverted.
+        // Teredo stores the client's address inverted.
         [0x2001, 0, _, _, _, _, high, low] => Some(join(!high, !low)),
-        // ISATAP: any prefix, interface id 0000:5efe or 0200:5efe.
+        // ISATAP: any prefix, interface identifier 0000:5efe or 0200:5efe.
         [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => Some(join(high, low)),
         _ => None,
     }

@@ -1,7 +1,7 @@
-//! Rewrites: what a route changes of a request on its way out, and of the response on its way back.
+//! Rewrites: changes of a route to requests and responses.
 //!
-//! In: the head of a request and its facts; or the headers of a response. Out: the same, changed,
-//! every part validated again. Never: half applied. An error leaves the head as it was.
+//! In: the head of a request and its attributes, or the header of a response. Out: the changed head, validated again.
+//! Never: a partial change. After an error the head is unchanged.
 
 mod path;
 mod template;
@@ -9,84 +9,84 @@ mod template;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::alike::{remove_alike, remove_named};
 use crate::authority::Authority;
+use crate::field_collision::{remove_colliding, remove_named};
 
 pub use path::PathRewrite;
 pub use template::{Placeholder, Template, Vars};
 
-/// Changes to a request and to its response.
+/// Changes to a request and its response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rewrite {
-    /// The authority that the next hop sees.
+    /// Authority for the next hop.
     pub authority: Option<Template>,
-    /// The path that the next hop sees; the query is kept.
+    /// Path for the next hop; the query is kept.
     pub path: Option<PathRewrite>,
     /// Changes to the query.
     pub query: QueryRewrite,
-    /// Changes to the request's headers.
+    /// Changes to the request header.
     pub headers: HeaderRewrite,
-    /// Changes to the response's headers.
+    /// Changes to the response header.
     pub response: HeaderRewrite,
 }
 
-/// Changes to a query, read as `name=value` pairs joined by `&`.
+/// Changes to a query, parsed as `name=value` pairs joined by `&`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueryRewrite {
-    /// Replaces the first pair of that name and removes the others; appended where there is none.
-    /// Placeholders are filled in, and what does not belong in a query is escaped.
+    /// Replaces the first pair of the name and removes the others; appends a pair if the name is absent. Placeholders
+    /// are expanded, and illegal characters are escaped.
     pub set: Vec<(String, Template)>,
-    /// Removes every pair of that name.
+    /// Removes every pair of the name.
     pub remove: Vec<String>,
 }
 
-/// Changes to headers, in this order: remove, set, add.
+/// Changes to header fields, in this order: remove, set, add.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeaderRewrite {
-    /// Every line of the field goes, and one is written.
+    /// Replaces all lines of the field by one.
     pub set: Vec<(HeaderName, Template)>,
-    /// One line more.
+    /// Adds a line.
     pub add: Vec<(HeaderName, Template)>,
-    /// Every line of the field goes.
+    /// Removes all lines of the field.
     pub remove: Vec<HeaderName>,
 }
 
-/// The parts of a request that a rewrite changes, as the next hop will see them.
+/// The parts of a request that a rewrite changes, as the next hop will receive them.
 #[derive(Debug)]
 pub struct Head<'a> {
-    /// Whom it is for.
+    /// Target of the request.
     pub authority: &'a mut Authority,
     /// Path and query.
     pub path: &'a mut PathAndQuery,
-    /// Headers, without `Host`.
+    /// Header fields, without `Host`.
     pub headers: &'a mut HeaderMap,
 }
 
-/// A result that cannot be sent: what the request brought does not fit the template.
+/// An invalid result: a value of the request does not fit the template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RewriteError {
-    /// The new authority is none.
-    #[error("the rewritten authority {value:?} is illegal: {source}")]
+    /// The new authority is invalid.
+    #[error("invalid rewritten authority {value:?}: {source}")]
     Authority {
-        /// What came out.
+        /// The result.
         value: String,
-        /// What is wrong with it.
+        /// The error in it.
         source: crate::authority::AuthorityError,
     },
-    /// The new path or query is none.
-    #[error("the rewritten path is illegal")]
+    /// The new path or query is invalid.
+    #[error("invalid rewritten path")]
     Path(String),
-    /// The new value is none.
-    #[error("the rewritten header {0} has an illegal value")]
+    /// The new field value is invalid.
+    #[error("invalid value of rewritten header {0}")]
     Header(HeaderName),
-    /// The `Location` is none.
-    #[error("the location is illegal")]
+    /// The `Location` is invalid.
+    #[error("invalid redirect location")]
     Location(String),
 }
 
 impl HeaderRewrite {
-    /// Removes trailer fields whose names the head's rewrite sets or removes, or that an origin cannot tell from these:
-    /// trailers come after the head and would escape it.
+    /// Removes trailer fields that the rewrite of the header sets or removes, and fields that an origin cannot tell
+    /// from these. Trailers arrive after the header and would bypass the rewrite.
     pub fn strip_trailers(&self, trailers: &mut HeaderMap) {
         let set = self.set.iter().map(|(name, _)| name);
         set.chain(&self.remove).for_each(|name| remove_named(trailers, name));
@@ -94,15 +94,15 @@ impl HeaderRewrite {
 }
 
 impl Rewrite {
-    /// True where requests pass as they are.
+    /// True if requests pass unchanged.
     pub fn leaves_request(&self) -> bool {
         self.authority.is_none() && self.path.is_none() && self.query.is_empty() && self.headers.is_empty()
     }
 
-    /// Changes a request's head. `vars` are the facts, as they were before any change.
+    /// Rewrites the head of a request. `vars` are its attributes before any change.
     ///
     /// # Errors
-    /// The first part that would be illegal; `head` is then unchanged.
+    /// The first part with an invalid result; `head` is unchanged.
     pub fn request(&self, head: Head<'_>, vars: &Vars<'_>) -> Result<(), RewriteError> {
         let authority = match &self.authority {
             Some(template) => Some(authority(template, head.authority, vars)?),
@@ -112,7 +112,7 @@ impl Rewrite {
         self.headers.apply(head.headers, vars)?;
         let HeaderRewrite { set, remove, .. } = &self.headers;
         for name in set.iter().map(|(name, _)| name).chain(remove) {
-            remove_alike(head.headers, name);
+            remove_colliding(head.headers, name);
         }
         if let Some(authority) = authority {
             *head.authority = authority;
@@ -123,10 +123,10 @@ impl Rewrite {
         Ok(())
     }
 
-    /// Changes a response's headers.
+    /// Rewrites the header of a response.
     ///
     /// # Errors
-    /// The first value that would be illegal; `headers` are then unchanged.
+    /// The first field with an invalid value; `headers` are unchanged.
     pub fn response(&self, headers: &mut HeaderMap, vars: &Vars<'_>) -> Result<(), RewriteError> {
         self.response.apply(headers, vars)
     }
@@ -143,7 +143,7 @@ impl Rewrite {
             text.push('?');
             text.push_str(&query);
         }
-        // The crate takes characters that no URI has (`"`, `{`): those do not leave this node.
+        // The crate `http` accepts characters that are illegal in a URI (`"`, `{`); the node does not send them.
         let legal = text.starts_with(['/', '*']) && text.bytes().all(|b| b.is_ascii_graphic() && b != b'#');
         match PathAndQuery::try_from(text.as_str()) {
             Ok(new) if legal => Ok(Some(new)),
@@ -158,13 +158,13 @@ fn authority(template: &Template, old: &Authority, vars: &Vars<'_>) -> Result<Au
 }
 
 impl QueryRewrite {
-    /// True where queries pass as they are.
+    /// True if queries pass unchanged.
     pub fn is_empty(&self) -> bool {
         self.set.is_empty() && self.remove.is_empty()
     }
 
-    /// The new query; `None` is no query at all. Names compare after their escapes are decoded,
-    /// so that `%74oken` does not survive the removal of `token`.
+    /// The new query; `None` if it is empty. Names are compared after decoding, so that `%74oken` is removed along with
+    /// `token`.
     fn apply(&self, old: Option<&str>, vars: &Vars<'_>) -> Option<String> {
         let mut written = vec![false; self.set.len()];
         let mut pairs: Vec<String> = Vec::new();
@@ -193,13 +193,13 @@ impl QueryRewrite {
 }
 
 impl HeaderRewrite {
-    /// True where headers pass as they are.
+    /// True if the header passes unchanged.
     pub fn is_empty(&self) -> bool {
         self.set.is_empty() && self.add.is_empty() && self.remove.is_empty()
     }
 
     fn apply(&self, headers: &mut HeaderMap, vars: &Vars<'_>) -> Result<(), RewriteError> {
-        // Rendered first, so that an error changes nothing.
+        // Render all values first, so that an error changes nothing.
         let set = render_all(&self.set, vars)?;
         let add = render_all(&self.add, vars)?;
         for name in &self.remove {

@@ -1,9 +1,10 @@
-//! The snapshot: one whole, validated, immutable configuration of a node.
+//! The snapshot: one complete, validated, immutable configuration of a node.
 //!
-//! In: a `Document` that `check` found free of problems.
-//! Out: parsed types, resolved references, compiled matchers. Invalid states cannot be written.
-//! Never: partly built, changed after it was built, or aware of sockets, health or time.
+//! In: a `Document` in which `check` found no problem.
+//! Out: parsed types, resolved references, compiled matchers. The types cannot express an invalid state.
+//! Never: a partial snapshot, a change after the build, or knowledge of sockets, health or time.
 
+mod index;
 mod upstream;
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,84 +18,86 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::facts::Kind;
-use crate::index::RouteIndex;
 use crate::limits::Limits;
 use crate::matcher::Matcher;
 use crate::pattern::HostPattern;
 use crate::reach::Reach;
 use crate::rewrite::{Rewrite, Template};
 
+pub use crate::scalar::HostPort;
+pub use index::RouteIndex;
 pub use upstream::{
     Balance, Contact, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls,
 };
 
-/// One whole, validated configuration.
+/// A complete, validated configuration.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// This node's name, as in `Via` and in its certificate.
+    /// This node's name, as it appears in `Via` and in the node's certificate.
     pub node: Arc<str>,
-    /// Where the admin endpoint listens; `None` leaves it out.
+    /// Address of the admin endpoint; `None` disables it.
     pub admin: Option<SocketAddr>,
-    /// How long a drain waits for sessions before it ends them.
+    /// Maximum time that a drain waits for sessions before it closes them.
     pub drain: Duration,
-    /// The node says that it takes no sessions.
+    /// The node reports that it accepts no sessions.
     pub draining: bool,
-    /// Worker threads; `None` is one a core.
+    /// Number of worker threads; `None` is one per core.
     pub workers: Option<usize>,
     /// Whether this node may pass on identities that other nodes asserted.
     pub role: Role,
-    /// Files of this node's certificate, key and the overlay's CA.
+    /// Files of this node's certificate and key, and of the overlay's CA.
     pub identity: Option<IdentityFiles>,
-    /// Names of keys that are not believed any more.
+    /// Names of revoked keys.
     pub revoked: BTreeSet<Arc<str>>,
-    /// Users bound to other nodes by this document. `*` among them is any user.
+    /// Users that this document binds to other nodes. `*` stands for any user.
     pub users: HashMap<Arc<str>, Vec<Arc<str>>>,
-    /// Every limit, with its default where the document says nothing.
+    /// Every limit; a limit that the document leaves out has its default.
     pub limits: Limits,
-    /// How connections are spread over workers.
+    /// Distribution of connections to workers.
     pub dispatch: Dispatch,
-    /// Where session records go.
+    /// Destination of the access log.
     pub access_log: AccessLog,
-    /// A directory for what outlives the process.
+    /// Directory for state that outlives the process.
     pub state: Option<PathBuf>,
-    /// In the document's order; names are unique.
+    /// All listeners, in the document's order; names are unique.
     pub listeners: Vec<Arc<Listener>>,
-    /// In the document's order; the first match wins.
+    /// All routes, in the document's order; the first match wins.
     pub routes: Vec<Arc<Route>>,
-    /// In the document's order; names are unique.
+    /// All upstreams, in the document's order; names are unique.
     pub upstreams: Vec<Arc<Upstream>>,
-    /// Finds the routes that may match without walking all of them.
+    /// Finds the routes that may match without testing all of them.
     pub(crate) index: RouteIndex,
-    /// The document with secrets left out, for `/config`: JSON as text, which takes a fraction of a tree's memory.
+    /// The document without secrets, for `/config`. JSON text takes a fraction of the memory of a tree.
     pub redacted: String,
 }
 
 impl Snapshot {
-    /// The names of all devices, some more than once: those that listeners read, and those that routes lead to.
+    /// Names of all devices: those that listeners read, and those that routes write to. A name may occur more than
+    /// once.
     pub fn devices(&self) -> impl Iterator<Item = &Arc<str>> {
         let read = self.listeners.iter().filter_map(|listener| match &listener.protocol {
             ListenerProtocol::Tun(tun) => Some(&tun.device),
             _ => None,
         });
-        let led_to = self.routes.iter().filter_map(|route| match &route.action {
+        let written = self.routes.iter().filter_map(|route| match &route.action {
             Action::Device(gateway) => Some(&gateway.device),
             _ => None,
         });
-        read.chain(led_to)
+        read.chain(written)
     }
 }
 
 /// `role` of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Applications or devices talk to it.
+    /// Applications or devices connect to the node.
     #[default]
     Dependent,
-    /// Only other nodes do; it may pass on what they asserted.
+    /// Only other nodes connect to it; it may pass on the identities that they asserted.
     Standalone,
 }
 
-/// Files with the node's identity (PEM).
+/// Files of the node's identity (PEM).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityFiles {
     /// Certificate chain, the leaf first.
@@ -105,17 +108,17 @@ pub struct IdentityFiles {
     pub ca: PathBuf,
 }
 
-/// How connections are spread over workers.
+/// Distribution of connections to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dispatch {
     /// The kernel's reuseport hash.
     #[default]
     Reuseport,
-    /// All workers wait on one socket; whoever wakes first takes the connection.
+    /// All workers wait on one socket; the first one to wake accepts the connection.
     Exclusive,
 }
 
-/// Where session records go, one JSON object a line.
+/// Destination of the access log, one JSON object per line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AccessLog {
     /// Standard output.
@@ -123,53 +126,53 @@ pub enum AccessLog {
     Stdout,
     /// Standard error.
     Stderr,
-    /// Appended to this file; opened again on reload, so that it may be rotated.
+    /// Append to this file; a reload opens it again, so that it can be rotated.
     File(PathBuf),
-    /// Nowhere.
+    /// No access log.
     Off,
 }
 
-/// Where bytes come in.
+/// An entry point for sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Its name, unique in the document.
+    /// Unique name of the listener.
     pub name: Arc<str>,
-    /// The address it binds; `None` where it binds none.
+    /// Address to bind; `None` if the listener binds none.
     pub bind: Option<SocketAddr>,
-    /// The upstream at whose endpoints it serves instead, over connections that it keeps to them.
+    /// A listener with `dial` serves on connections that the node itself opens to the endpoints of this upstream.
     pub dial: Option<Arc<str>>,
-    /// What is spoken there.
+    /// Protocol that clients speak.
     pub protocol: ListenerProtocol,
-    /// Set on each session's headers, over what the client sent.
+    /// Fields set on the header of each session; they replace those that the client sent.
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
-    /// TLS in front of the protocol (not of `udp`); `None` is plaintext.
+    /// TLS below the protocol (never for `udp`); `None` is plaintext.
     pub tls: Option<ListenerTls>,
-    /// Peers believed without a certificate, as standalone nodes are.
+    /// Peers trusted without a certificate, as standalone nodes are.
     pub trust: Vec<IpNet>,
-    /// Sources that must begin with a PROXY protocol header, which is believed. Connections
-    /// from elsewhere are served without one. Empty: the protocol is off.
+    /// Sources that must begin with a PROXY protocol header, which is trusted. Connections from elsewhere are served
+    /// without one. An empty list disables the protocol.
     pub proxy_protocol: Vec<IpNet>,
-    /// Tunnels by POST are accepted, from authenticated or trusted peers only.
+    /// Accept tunnels by POST, from authenticated or trusted peers only.
     pub accept_post: bool,
-    /// HTTP/2 is used with clients that offer it.
+    /// Negotiate HTTP/2 with clients that offer it.
     pub http2: bool,
-    /// HTTP/3 as well, at the same port of UDP. Only `http` listeners with TLS have it.
+    /// Serve HTTP/3 too, on the UDP port of the same number. Only `http` listeners with TLS have it.
     pub http3: bool,
-    /// Requests of HTTP/3 are taken that come with a client's first packet, before its handshake is over.
+    /// Accept HTTP/3 requests in 0-RTT data, before the handshake completes.
     pub early_data: bool,
 }
 
-/// A port that a listener binds.
+/// Transport protocol of a port that a listener binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortKind {
-    /// Of TCP.
+    /// A TCP port.
     Tcp,
-    /// Of UDP.
+    /// A UDP port.
     Udp,
 }
 
 impl Listener {
-    /// The kinds of port that it binds, all of one number.
+    /// Transport protocols that the listener binds, all with one port number.
     pub fn ports(&self) -> &'static [PortKind] {
         match self.protocol {
             ListenerProtocol::Http if self.http3 => &[PortKind::Tcp, PortKind::Udp],
@@ -180,7 +183,7 @@ impl Listener {
         }
     }
 
-    /// What its sessions carry, where that is always the same.
+    /// Kind of all its sessions, if every session has the same.
     pub(crate) fn only_kind(&self) -> Option<Kind> {
         match &self.protocol {
             ListenerProtocol::Tcp { .. } => Some(Kind::Tcp),
@@ -191,8 +194,7 @@ impl Listener {
         }
     }
 
-    /// True where a connection that one of them accepted is as good as one of the other: the same
-    /// protocol, the same proof of identity.
+    /// True if a connection accepted by one listener may be served by the other: same protocol, same authentication.
     pub fn admits_like(&self, other: &Listener) -> bool {
         self.protocol == other.protocol
             && self.dial == other.dial
@@ -202,33 +204,33 @@ impl Listener {
     }
 }
 
-/// What a listener speaks.
+/// Protocol of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerProtocol {
-    /// HTTP/1.1 and HTTP/2 on one port, and HTTP/3 where the listener says so.
+    /// HTTP/1.1 and HTTP/2 on one port, and HTTP/3 if the listener enables it.
     Http,
     /// Each connection becomes CONNECT to this authority (`host:port`).
     Tcp {
-        /// The target that routes see.
+        /// Target that routes match.
         authority: crate::authority::Authority,
     },
     /// Each flow (one source address) becomes CONNECT-UDP to this authority.
     Udp {
-        /// The target that routes see.
+        /// Target that routes match.
         authority: crate::authority::Authority,
     },
-    /// The packets of a device: each prefix becomes CONNECT-IP to it.
+    /// The packets of a device: each captured prefix becomes a CONNECT-IP session.
     Tun(Tun),
-    /// SOCKS 5 (RFC 1928): clients say whom each connection and datagram is for.
+    /// SOCKS 5 (RFC 1928): clients name the target of each connection and datagram.
     Socks5,
-    /// DNS, by UDP and TCP: some names get an address of their own, all others are asked for elsewhere.
+    /// DNS over UDP and TCP: the node answers some names with virtual addresses and forwards all other queries.
     Dns(Dns),
-    /// IP packets in UDP datagrams: those of a peer become CONNECT-IP to the listener's prefix.
-    Ip(Carried),
+    /// IP packets in UDP datagrams: the packets of a peer become a CONNECT-IP session to the listener's prefix.
+    Ip(IpListener),
 }
 
 impl ListenerProtocol {
-    /// The word that the document has for it.
+    /// The keyword of the document.
     pub fn as_str(&self) -> &'static str {
         match self {
             ListenerProtocol::Http => "http",
@@ -242,88 +244,88 @@ impl ListenerProtocol {
     }
 }
 
-/// A device whose packets a listener takes.
+/// A device whose packets a listener captures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tun {
-    /// The device; it is made.
+    /// Name of the device; the node creates it.
     pub device: Arc<str>,
-    /// Its own addresses, which its packets come from.
+    /// Addresses of the device: the sources of its packets.
     pub addresses: Vec<IpAddr>,
-    /// What it takes; each is a session of its own.
+    /// Captured prefixes; each is a session of its own.
     pub captures: Vec<Capture>,
-    /// How it carries what is sent to addresses that stand for names.
+    /// Encoding of traffic to virtual addresses.
     pub carry_names: CarryNames,
 }
 
-/// How a device carries what programs send to addresses that stand for names.
+/// Encoding of traffic to virtual addresses, which stand for names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CarryNames {
-    /// As IP packets: CONNECT-IP for each name.
+    /// IP packets: one CONNECT-IP session per name.
     #[default]
     Packets,
-    /// Each TCP connection as CONNECT, each UDP flow as CONNECT-UDP, to the name.
+    /// Flows: each TCP connection becomes CONNECT to the name, each UDP flow CONNECT-UDP.
     Flows,
 }
 
-/// A prefix that a device takes.
+/// A prefix that a device captures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// Where packets go.
+    /// Destination of the packets.
     pub network: IpNet,
-    /// Set on its session's headers, over those of the listener.
+    /// Fields set on the header of the session; they replace those of the listener.
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// IP packets that others bring to a port, one in each UDP datagram.
+/// An `ip` listener: peers send it IP packets, one per UDP datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carried {
-    /// Where they go.
+pub struct IpListener {
+    /// Destination of the packets.
     pub network: IpNet,
-    /// Who may bring them; no two of them come from one place.
+    /// Peers that may send packets; their sources do not overlap.
     pub peers: Vec<Peer>,
 }
 
-impl Carried {
-    /// The peer whose datagrams come from there; `None`: nobody's may.
+impl IpListener {
+    /// The peer that sends from this address; `None` if no peer may.
     pub fn peer(&self, from: IpAddr) -> Option<&Peer> {
         let from = from.to_canonical();
         self.peers.iter().find(|peer| peer.from.iter().any(|prefix| prefix.contains(&from)))
     }
 }
 
-/// Who may bring IP packets.
+/// A peer that may send IP packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Where its datagrams come from.
+    /// Source addresses of its datagrams.
     pub from: Vec<IpNet>,
-    /// Where the packets in them come from; of the network's version of IP.
+    /// Source addresses of the packets in them; same IP version as the network.
     pub addresses: Vec<IpNet>,
 }
 
-/// What a DNS listener answers itself.
+/// A DNS listener: the names that it answers itself, and the resolvers for the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dns {
-    /// The names; hosts as authorities have them.
+    /// Names that get virtual addresses; hosts in the form of authorities.
     pub names: Vec<HostPattern>,
-    /// Where they get their addresses from.
+    /// Pool of virtual addresses.
     pub addresses: Reserved,
-    /// Who is asked for all other names; empty where that is whom the system asks.
+    /// Resolvers for all other names; an empty list means those of the system.
     pub forward: Vec<SocketAddr>,
-    /// Names get IPv6 addresses.
+    /// Answer AAAA queries with virtual addresses.
     pub ipv6: bool,
 }
 
-/// Addresses that stand for names. At least one of the two.
+/// Pools of virtual addresses, which stand for names. At least one of the two is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// Of IPv4; two bits at least are left for names.
+    /// IPv4 pool, with at least two host bits.
     pub v4: Option<Ipv4Net>,
-    /// Of IPv6; likewise.
+    /// IPv6 pool, with at least two host bits.
     pub v6: Option<Ipv6Net>,
 }
 
 impl Reserved {
-    /// Is it one of them?
+    /// True if the pools contain the address.
     pub fn contains(&self, address: IpAddr) -> bool {
         match address.to_canonical() {
             IpAddr::V4(v4) => self.v4.is_some_and(|net| net.contains(&v4)),
@@ -331,7 +333,7 @@ impl Reserved {
         }
     }
 
-    /// Is an address in both?
+    /// True if some address belongs to both.
     pub fn overlaps(&self, other: &Self) -> bool {
         let v4 = self.v4.zip(other.v4).is_some_and(|(a, b)| a.contains(&b) || b.contains(&a));
         let v6 = self.v6.zip(other.v6).is_some_and(|(a, b)| a.contains(&b) || b.contains(&a));
@@ -339,77 +341,77 @@ impl Reserved {
     }
 }
 
-/// TLS at a listener.
+/// TLS of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerTls {
-    /// Whether clients show a certificate of the overlay's CA.
+    /// Whether clients must present a certificate of the overlay's CA.
     pub client: ClientAuth,
-    /// Certificate and key other than `identity`'s.
+    /// Certificate and key, if other than those of `identity`.
     pub cert_key: Option<(PathBuf, PathBuf)>,
-    /// CA for client certificates other than `identity`'s.
+    /// CA for client certificates, if other than that of `identity`.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Whether clients show a certificate.
+/// Whether clients must present a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientAuth {
-    /// Not asked for.
+    /// The server requests no certificate.
     None,
-    /// Asked for; verified where shown.
+    /// The server requests a certificate, and verifies it if the client presents one.
     Optional,
-    /// No handshake without.
+    /// The handshake fails without a certificate.
     #[default]
     Required,
 }
 
-/// A match on facts, and one action.
+/// A match on request attributes, and one action.
 #[derive(Debug, PartialEq)]
 pub struct Route {
-    /// Its name, for people, logs and metrics. Unique in the document.
+    /// Unique name, for people, logs and metrics.
     pub name: Arc<str>,
-    /// The conjunction that must hold.
+    /// Conjunction of conditions that a session must satisfy.
     pub matcher: Matcher,
-    /// What becomes of the session.
+    /// Action for sessions that match.
     pub action: Action,
-    /// Changes to the request and its response on the way.
+    /// Changes to the request and its response.
     pub rewrite: Option<Rewrite>,
-    /// What may be tried again, how often.
+    /// Retry policy.
     pub retry: Option<Retry>,
-    /// Nodes answer for it, hop by hop, until it is through.
+    /// Custody: each node stores an exchange until the next one has acknowledged it.
     pub custody: Option<Custody>,
-    /// What is kept of its answers.
+    /// Cache of responses.
     pub cache: Option<Cache>,
-    /// What the service refuses for its rate waits here.
+    /// Adaptive rate limit: requests that the service would reject for their rate wait here.
     pub pace: Option<Pace>,
-    /// It is asked for until it is there.
+    /// Resumable download: the node requests the content until it is complete.
     pub retrieve: Option<Retrieve>,
-    /// Its origin does once what comes twice with one `Idempotency-Key`.
-    pub trusts_keys: bool,
-    /// How long to wait for what.
+    /// The origin executes requests with the same `Idempotency-Key` once, so that they may be retried.
+    pub trusts_idempotency_key: bool,
+    /// Timeouts.
     pub timeout: Timeouts,
-    /// What a changed route does to live sessions.
+    /// Effect of a changed route on live sessions.
     pub on_change: OnChange,
-    /// It serves what may be somebody's replay (RFC 8470).
+    /// Requests in TLS early data are served, although they may be replays (RFC 8470).
     pub early_data: bool,
 }
 
-/// What becomes of a session.
+/// Action of a route.
 #[derive(Debug, PartialEq)]
 pub enum Action {
     /// Forward it to one endpoint of this upstream.
     Upstream(Arc<Upstream>),
-    /// Open the tunnel here.
+    /// Open the tunnel or request at this node, and leave the overlay.
     Terminate(Terminate),
-    /// Give the IP packets to a device of this machine.
+    /// Write the IP packets to a device of this machine.
     Device(Gateway),
-    /// Answer it here.
+    /// Respond at this node.
     Respond(Respond),
-    /// Send the client elsewhere.
+    /// Redirect the client.
     Redirect(Redirect),
 }
 
 impl Route {
-    /// The upstream whose nodes take its sessions into custody.
+    /// The upstream whose nodes accept custody of the route's sessions.
     pub fn custody_of(&self) -> Option<&Arc<str>> {
         match &self.action {
             Action::Upstream(upstream) if self.custody.is_some() => Some(&upstream.name),
@@ -417,14 +419,14 @@ impl Route {
         }
     }
 
-    /// Whether there may be a session of this kind that it does something for.
+    /// True if the route matches and carries some session of this kind.
     pub(crate) fn serves(&self, kind: Kind) -> bool {
         let kinds = &self.matcher.kinds;
         (kinds.is_empty() || kinds.contains(&kind)) && self.action.carries(kind)
     }
 
-    /// Whether sessions choose for themselves where they go, out of the overlay: for anybody, that is an open proxy.
-    pub fn goes_where_it_is_asked(&self) -> bool {
+    /// True if clients choose the destination outside the overlay. Open to everybody, the route is an open proxy.
+    pub fn lets_client_choose_target(&self) -> bool {
         let is_named = match &self.action {
             Action::Terminate(terminate) => terminate.target != Target::Authority,
             Action::Device(gateway) => {
@@ -438,8 +440,8 @@ impl Route {
 }
 
 impl Action {
-    /// Whether the action can carry sessions of this kind. An error answered by a route is an
-    /// answer to any kind: that is how a route denies a tunnel.
+    /// True if the action can carry sessions of this kind. An error response applies to any kind: a route denies a
+    /// tunnel that way.
     pub fn carries(&self, kind: Kind) -> bool {
         match self {
             Action::Upstream(upstream) => upstream.protocol != UpstreamProtocol::Tcp || kind == Kind::Tcp,
@@ -451,49 +453,49 @@ impl Action {
     }
 }
 
-/// Open a session here, and go on outside of the overlay.
+/// Leave the overlay: open a connection, a socket or a request at this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// What is opened.
+    /// Transport to open.
     pub kind: TerminateKind,
-    /// Where to.
+    /// Destination.
     pub target: Target,
-    /// Which addresses the request may name. Only for `Target::Authority`.
+    /// Address ranges that the request may name. Only for `Target::Authority`.
     pub reach: Reach,
-    /// Somebody other than the node's operator named the target: addresses that [`crate::guard`] forbids are not
-    /// dialled.
+    /// The target was not chosen by the node's operator: the node does not dial addresses that [`crate::guard`]
+    /// forbids.
     pub guard: bool,
-    /// Begin with a PROXY protocol v2 header that carries the session's source (`tcp` only).
+    /// Begin with a PROXY protocol v2 header that carries the session's source address (`tcp` only).
     pub proxy_protocol: bool,
-    /// CA certificates that origins of `https` requests are verified by; `None`: the system's.
+    /// CA certificates to verify the origins of `https` requests; `None` means those of the system.
     pub origin_ca: Option<PathBuf>,
 }
 
 impl Terminate {
-    /// True if requests for `https` reach their origins by TLS: those that name their origin do.
+    /// True if `https` requests reach their origins over TLS: requests that name their origin do.
     pub fn speaks_tls(&self) -> bool {
         self.kind == TerminateKind::Http && self.target == Target::Authority
     }
 }
 
-/// Where IP packets leave the overlay.
+/// A device through which IP packets leave the overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
-    /// The device; it is made.
+    /// Name of the device; the node creates it.
     pub device: Arc<str>,
-    /// The device's own addresses.
+    /// Addresses of the device.
     pub addresses: Vec<IpAddr>,
-    /// Clients get addresses of these prefixes alone. Empty: whichever they ask for, if nobody has it.
+    /// Clients get addresses of these prefixes only. If empty, they get any free address that they request.
     pub assign: Vec<IpNet>,
-    /// They may have whole networks of them.
+    /// Clients may request whole networks.
     pub assign_networks: bool,
-    /// What leaves the machine comes from its own address.
+    /// NAT: packets leave the machine with its own source address.
     pub nat: bool,
-    /// The packets of all clients go to this address, and come back from the one that they asked for.
+    /// 1:1 NAT: packets of all clients go to this address, and replies come from the address that the client requested.
     pub inner: Option<IpAddr>,
 }
 
-/// What a terminating route opens.
+/// Transport that a terminating route opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TerminateKind {
     /// A TCP connection, for `tcp` sessions.
@@ -505,7 +507,7 @@ pub enum TerminateKind {
 }
 
 impl TerminateKind {
-    /// The sessions that it is for.
+    /// The kind of session that it serves.
     pub fn session(self) -> Kind {
         match self {
             TerminateKind::Tcp => Kind::Tcp,
@@ -521,36 +523,27 @@ impl fmt::Display for TerminateKind {
     }
 }
 
-/// Where a terminating route goes.
+/// Destination of a terminating route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// What the request names.
+    /// The authority of the request.
     Authority,
-    /// This one; a name is resolved by DNS when it is dialled.
+    /// A fixed destination; a name is resolved when it is dialled.
     Fixed(HostPort),
 }
 
-/// A host (name or address, no brackets) and a port.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HostPort {
-    /// DNS name or IP address.
-    pub host: Arc<str>,
-    /// Port, never 0.
-    pub port: u16,
-}
-
-/// An answer made here.
+/// A response generated by the node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Respond {
     /// Status, 200 to 599.
     pub status: StatusCode,
-    /// Headers of the answer.
+    /// Fields of the response header.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Its whole body.
+    /// Complete body.
     pub body: Arc<[u8]>,
 }
 
-/// A redirection made here.
+/// A redirect generated by the node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Redirect {
     /// 301, 302, 303, 307 or 308.
@@ -562,12 +555,12 @@ pub struct Redirect {
 /// Timeouts of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a new connection to be usable: dial, TLS, preface. Default 5 s.
+    /// Time for a new connection to become usable: dial, TLS, preface. Default 5 s.
     pub connect: Duration,
-    /// No byte in either direction of an open session. `None` takes the default of its kind:
-    /// `http` 5 min, `tcp` 1 h, `udp` 2 min (RFC 4787, REQ-5).
+    /// Time without a byte in either direction of an open session. `None` is the default of the kind: `http` 5 min,
+    /// `tcp` 1 h, `udp` 2 min (RFC 4787, REQ-5).
     pub idle: Option<Duration>,
-    /// Bytes are owed and none come: no response head, or a reader that takes nothing. Default 60 s.
+    /// Time without progress while bytes are due: no response head, or a reader that reads nothing. Default 60 s.
     pub progress: Duration,
 }
 
@@ -578,99 +571,99 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// The idle timeout of a session of this kind: what the route says, or the kind's default.
+    /// Idle timeout of a session of this kind: the route's, or the kind's default.
     pub fn idle_of(&self, kind: Kind) -> Duration {
         let default = match kind {
             Kind::Http => Duration::from_secs(5 * 60),
             Kind::Tcp => Duration::from_secs(60 * 60),
             Kind::Udp => Duration::from_secs(2 * 60),
-            // An IP tunnel is a link: it idles for as long as nobody talks.
+            // An IP tunnel is a link, which may be idle for long.
             Kind::Ip => Duration::from_secs(24 * 60 * 60),
         };
         self.idle.unwrap_or(default)
     }
 }
 
-/// What a changed route does to live sessions.
+/// Effect of a changed route on live sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnChange {
-    /// They stay where they are.
+    /// Sessions keep their old destination.
     #[default]
     Keep,
-    /// They move to the new place (`udp`).
+    /// Sessions move to the new destination (`udp`).
     Move,
 }
 
-/// How a node answers for the exchanges of a route.
+/// Custody policy of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Custody {
-    /// What is not through by then comes to nothing.
+    /// An exchange that is not delivered within this time fails.
     pub deadline: Duration,
-    /// Bytes in memory, of all of the route's exchanges.
+    /// Bytes in memory, for all exchanges of the route.
     pub memory: u64,
-    /// Bytes on disk; zero where the node has no `state`.
+    /// Bytes on disk; zero if the node has no `state`.
     pub disk: u64,
-    /// When bytes count as safe.
+    /// Durability required before a byte is acknowledged.
     pub durable: Durable,
 }
 
-/// How requests of a route wait for the rate that its service allows.
+/// Adaptive rate limit of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// None waits longer, whatever the service says.
+    /// Maximum time that a request waits, whatever `Retry-After` the service sends.
     pub deadline: Duration,
-    /// Requests that wait at a time.
+    /// Maximum number of waiting requests.
     pub queue: usize,
 }
 
-/// How answers of a route are asked for until they are there.
+/// Resumable download of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retrieve {
-    /// How long nothing may come of it: each byte begins it anew.
+    /// Maximum time without progress; each byte restarts it.
     pub deadline: Duration,
 }
 
-/// What bytes in custody survive before anybody hears that they are held.
+/// Failure that bytes in custody survive once they are acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durable {
-    /// The end of the process: they are written.
+    /// Loss of the process: bytes are written to the file.
     #[default]
     Process,
-    /// The loss of power: they are on the disk.
+    /// Loss of power: bytes are synced to the disk.
     Fsync,
 }
 
-/// What a node keeps of the answers of a route.
+/// Cache policy of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
-    /// Bytes in memory, heads included.
+    /// Bytes in memory, including heads.
     pub memory: u64,
-    /// Bytes on disk; zero where the node has no `state`.
+    /// Bytes on disk; zero if the node has no `state`.
     pub disk: u64,
-    /// One for all users; else each has its own part.
+    /// The cache is shared by all users; otherwise each user has a partition.
     pub shared: bool,
-    /// How long something stale is given while nobody behind can be reached.
+    /// Time that stale responses are served while the origin is unreachable (`stale-if-error`).
     pub stale: Duration,
 }
 
-/// What may be tried again.
+/// Retry policy of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Retry {
-    /// A connection could not be made: nothing was sent.
+    /// Retry if the connection could not be opened: nothing was sent.
     pub on_connect_failure: bool,
-    /// The connection broke before a response.
+    /// Retry if the connection was reset before a response.
     pub on_reset: bool,
-    /// Any 5xx.
+    /// Retry on any 5xx.
     pub on_5xx: bool,
-    /// These statuses (429, 503 ...).
+    /// Retry on these statuses (429, 503, ...).
     pub on_status: Vec<StatusCode>,
-    /// Tries in all, the first included; at least 1.
+    /// Total attempts, including the first; at least 1.
     pub attempts: u32,
-    /// Wait before the second try; doubles, with full jitter.
+    /// Delay before the second attempt; doubles, with full jitter.
     pub backoff_base: Duration,
-    /// The wait's ceiling.
+    /// Maximum delay.
     pub backoff_max: Duration,
-    /// Retries under way may be at most this share of requests under way (0.0 to 1.0), plus a
-    /// small floor so that a lone request may be retried.
+    /// Retries in flight may be at most this share of requests in flight (0.0 to 1.0). A small floor allows a single
+    /// request to be retried.
     pub budget: f64,
 }

@@ -1,83 +1,79 @@
-//! Trust: whose session it is, given who brought it and what the headers claim.
+//! Trust: the user of a session, from the authenticated peer and the claim in the headers.
 //!
-//! In: how far the connection is believed, the lines of `hermes-user`, the users that this
-//! document binds to nodes. Out: a user, nobody, or a refusal.
-//! Never: believes a claim because it was made.
+//! In: the authentication of the connection, the lines of `hermes-user`, the users that this document binds to nodes.
+//! Out: a user, no user, or a rejection.
+//! Never: an unproven claim.
 //!
-//! | who brought it | claims nobody | claims a user |
-//! |---|---|---|
-//! | anyone (no certificate) | nobody | nobody: the claim is removed |
-//! | a standalone node, or an address in the listener's `trust` | its one bound user, else nobody | that user |
-//! | a node or device with bound users | its one bound user, else nobody | that user if it is bound to it, else 403 |
-//! | a node without bound users | nobody | nobody: the claim is removed and reported |
+//! | peer | no claim | claims a user
 //!
-//! Users are bound to a node by `spiffe://OVERLAY/user/NAME` in its certificate, or by `users` of
-//! the receiver's document; `*` there is any user. Why passing on is safe: a node forwards the
-//! user that *it* came to by these rules, never the header that it got. A dependent node has no
-//! role URI, so the next node believes it only for users bound to it: whatever others asserted to
-//! a dependent node is refused one hop on, even if the dependent node believed it.
+//! ---|---|---
+//!
+//! anyone (no certificate) | no user | no user: the claim is removed
+//!
+//! a standalone node, or an address in the listener's `trust` | its one bound user, else none | that user
+//!
+//! a node or device with bound users | its one bound user, else none | that user if it is bound to the peer, else 403
+//!
+//! a node without bound users | no user | no user: the claim is removed and reported
+//!
+//! |A user is bound to a node by `spiffe://OVERLAY/user/NAME` in its certificate, or by `users` of the receiver's document, where `*` is any user. Forwarding is safe: a node forwards the user that *it* determined by these rules, never the header that it received. A dependent node has no role URI, so the next node accepts only users bound to it. If the dependent node trusted a false claim, the next hop still rejects it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::alike::{begins_alike, remove_alike, remove_where};
 use crate::facts::{Facts, Kind, Peer, Trust};
+use crate::field_collision::{begins_alike, remove_colliding, remove_where};
 use crate::snapshot::{Listener, Snapshot};
 
-/// The header that carries the user between nodes.
+use crate::spiffe::is_user_name;
+pub use crate::spiffe::{KEY, MAX_USER_BYTES, SpiffeId, SpiffeKind, own_overlay, parse_spiffe, peer};
+
+/// The field that carries the user between nodes.
 pub const HERMES_USER: HeaderName = HeaderName::from_static("hermes-user");
 
-/// The header that says where an `ip` session without a user began: `node/NAME`, or `address/ADDRESS`. Whoever
-/// takes it from somebody who may not pass on what others asserted writes it anew.
+/// The field that carries the origin of an `ip` session without a user: `node/NAME` or `address/ADDRESS`. A node
+/// overwrites it unless the peer may pass on assertions of others.
 pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
 
-/// What the overlay's own fields begin with.
+/// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
-/// What names of keys begin with (RFC 6920).
-pub const KEY: &str = "ni:///sha-256;";
-
-/// The longest user name, in bytes.
-pub const MAX_USER: usize = 255;
-
-/// Whose session it is.
+/// Result of identity verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// This user, or nobody. The caller removes `hermes-user` from the headers and sets it anew
-    /// to exactly this.
+    /// This user, or no user. The caller replaces `hermes-user` in the headers by exactly this.
     User {
         /// The user, if any.
         user: Option<Arc<str>>,
-        /// A claim that was not believed and is dropped: worth a line in the log where the peer
-        /// has a certificate.
+        /// A claim that was rejected and removed. Worth logging if the peer has a certificate.
         dropped: Option<HeaderValue>,
     },
-    /// The session ends here.
+    /// The session is rejected.
     Refuse(Refusal),
 }
 
-/// Why a claim of identity ends a session.
+/// Reason for rejecting a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// A node claims a user that is not bound to it.
     NotBound {
-        /// The node, or the first user of a certificate that names no node.
+        /// The node, or the first user of a certificate without a node.
         node: Arc<str>,
-        /// Whom it claimed to be.
+        /// The claimed user.
         user: Arc<str>,
     },
-    /// The peer's key is among those that are not believed any more.
+    /// The peer's key is revoked.
     Revoked,
     /// Several claims that differ.
     Conflict,
-    /// A claim that is no user name.
+    /// The claim is not a user name.
     Illegal,
 }
 
 impl Refusal {
-    /// 403 for a claim that is not believed, 400 for one that cannot be understood.
+    /// 403 for a claim that is not proven, 400 for one that cannot be parsed.
     pub fn status(&self) -> StatusCode {
         match self {
             Refusal::NotBound { .. } | Refusal::Revoked => StatusCode::FORBIDDEN,
@@ -95,26 +91,26 @@ impl fmt::Display for Refusal {
                  certificate (URI .../user/{user}) or in this node's document (users: {{{node}: [{user}]}})"
             ),
             Refusal::Revoked => f.write_str(REVOKED),
-            Refusal::Conflict => f.write_str("several hermes-user headers that differ; send one"),
+            Refusal::Conflict => f.write_str("conflicting hermes-user headers; send one"),
             Refusal::Illegal => write!(
                 f,
-                "hermes-user holds no user name; send 1 to {MAX_USER} visible ASCII characters without commas and quotes"
+                "invalid user name in hermes-user; send 1 to {MAX_USER_BYTES} visible ASCII characters without commas and quotes"
             ),
         }
     }
 }
 
-/// What is said to somebody whose key is revoked.
+/// Message for a peer whose key is revoked.
 pub const REVOKED: &str =
-    "its key is revoked: the node was taken out of the overlay, or has enrolled anew with another key";
+    "its key is revoked: the node was removed from the overlay, or enrolled again with another key";
 
-/// Whether the key of this peer is believed no more.
+/// True if the peer's key is revoked.
 pub fn is_revoked(peer: &Peer, snapshot: &Snapshot) -> bool {
     peer.key.as_ref().is_some_and(|key| snapshot.revoked.contains(key))
 }
 
-/// Judges what the headers claim. `claimed` are the lines of `hermes-user` as the client sent
-/// them, before the listener's own headers are set; see [`listener_user`] for those.
+/// Verifies the claim of a session. `claimed` are the `hermes-user` lines as the client sent them, before the listener
+/// sets its own headers; see [`listener_user`] for those.
 pub fn identify<'a>(
     trust: &Trust,
     claimed: impl IntoIterator<Item = &'a HeaderValue>,
@@ -125,7 +121,7 @@ pub fn identify<'a>(
     }
     let mut lines = claimed.into_iter();
     let claim = lines.next();
-    // Nobody is believed: what exactly an anonymous client wrote does not matter.
+    // No claim of an anonymous client counts, so its syntax does not matter.
     let Some(bindings) = Bindings::of(trust, snapshot) else {
         return Identity::User { user: None, dropped: claim.cloned() };
     };
@@ -136,29 +132,27 @@ pub fn identify<'a>(
         return Identity::Refuse(Refusal::Conflict);
     }
     match value.to_str().ok().filter(|name| is_user_name(name)) {
-        Some(user) => bindings.judge(user, value),
+        Some(user) => bindings.verify(user, value),
         None => Identity::Refuse(Refusal::Illegal),
     }
 }
 
-/// The user that a listener gives to each of its sessions by `set-headers`, over what
-/// [`identify`] came to.
+/// The user that a listener's `set-headers` assign to each session; it overrides the result of [`identify`].
 pub fn listener_user(listener: &Listener) -> Option<Arc<str>> {
     user_of(&listener.set_headers)
 }
 
-/// The same of any headers that a document sets.
+/// The user that any `set-headers` assign.
 pub fn user_of(set_headers: &[(HeaderName, HeaderValue)]) -> Option<Arc<str>> {
     let (_, value) = set_headers.iter().rev().find(|(name, _)| *name == HERMES_USER)?;
     value.to_str().ok().map(Arc::from)
 }
 
-/// Judges the identity that a session's headers claim, and sets the listener's headers over them:
-/// afterwards `facts` hold the user and the headers that the session is decided by. Returns a claim
-/// that was dropped, as [`identify`] does.
+/// Verifies the identity claim of a session and sets the listener's headers. Afterwards `facts` hold the user and the
+/// headers for the decision. Returns a removed claim, as [`identify`] does.
 ///
 /// # Errors
-/// The claim ends the session; the facts are as they came.
+/// The session is rejected; the facts are unchanged.
 pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Result<Option<HeaderValue>, Refusal> {
     let (user, dropped) = match identify(&facts.trust, facts.headers.get_all(HERMES_USER), snapshot) {
         Identity::User { user, dropped } => (user, dropped),
@@ -167,7 +161,7 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
     if facts.trust.is_believed() {
         facts.headers.remove(HERMES_USER);
     } else {
-        // They are the overlay's, and whoever writes them here is not of it.
+        // These fields belong to the overlay, and this peer does not.
         remove_where(&mut facts.headers, is_overlay);
     }
     if facts.kind == Kind::Ip {
@@ -177,20 +171,21 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         facts.headers.insert(HERMES_USER, value);
     }
     for (name, value) in &listener.set_headers {
-        remove_alike(&mut facts.headers, name);
+        remove_colliding(&mut facts.headers, name);
         facts.headers.insert(name.clone(), value.clone());
     }
-    // What the operator wrote for this listener is proven by that.
+    // The listener's user is proven, since the operator configured it.
     facts.user = listener_user(listener).or(user);
     Ok(dropped)
 }
 
-/// True for the overlay's own fields, and for those that an origin cannot tell from them (`hermes_user`).
+/// True for the overlay's own fields, and for fields that an origin cannot tell from them (`hermes_user`).
 pub fn is_overlay(name: &HeaderName) -> bool {
     begins_alike(name.as_str(), OVERLAY)
 }
 
-/// Where the session began, as far as that is proven: addresses are given to users, and where there is none to this.
+/// Sets the proven origin of the session. Leases of addresses belong to users; sessions without a user are identified
+/// by their origin.
 fn settle_origin(facts: &mut Facts) {
     let address = || format!("address/{}", facts.source.ip().to_canonical());
     let node = |peer: &Peer| peer.node.as_ref().map_or_else(address, |node| format!("node/{node}"));
@@ -205,56 +200,16 @@ fn settle_origin(facts: &mut Facts) {
     }
 }
 
-/// The identity that a certificate's URIs prove in an overlay; an empty `overlay` stands for one that
-/// is not known, and takes any.
-///
-/// # Errors
-/// One sentence: the certificate is of another overlay, or names nobody.
-pub fn peer<'u>(uris: impl IntoIterator<Item = &'u str>, overlay: &Arc<str>) -> Result<Peer, String> {
-    let mut peer = Peer { overlay: overlay.clone(), ..Peer::default() };
-    for uri in uris {
-        // What is added to a certificate's URIs comes last.
-        if uri.starts_with(KEY) {
-            peer.key = Some(Arc::from(uri));
-        }
-        let Some(id) = parse_spiffe(uri) else { continue };
-        if !overlay.is_empty() && *id.overlay != **overlay {
-            return Err(format!("its certificate is of overlay {}, this one is {overlay}", id.overlay));
-        }
-        match id.kind {
-            SpiffeKind::Node => peer.node = Some(Arc::from(id.name)),
-            SpiffeKind::User => peer.users.push(Arc::from(id.name)),
-            SpiffeKind::Role => peer.standalone |= id.name == "standalone",
-        }
-    }
-    if peer.node.is_none() && peer.users.is_empty() {
-        return Err("its certificate has no URI spiffe://OVERLAY/node/NAME or .../user/NAME".to_owned());
-    }
-    Ok(peer)
-}
-
-/// The overlay of a node whose own certificate has these URIs.
-///
-/// # Errors
-/// One sentence: the certificate names another node than its document, or none.
-pub fn own_overlay<'u>(uris: impl IntoIterator<Item = &'u str>, node: &str) -> Result<Arc<str>, String> {
-    match uris.into_iter().filter_map(parse_spiffe).find(|id| id.kind == SpiffeKind::Node) {
-        Some(id) if id.name == node => Ok(Arc::from(id.overlay)),
-        Some(id) => Err(format!("the certificate names node {}, the document names {node}", id.name)),
-        None => Err(format!("the certificate has no URI spiffe://OVERLAY/node/{node}")),
-    }
-}
-
-/// What is known of the users of a believed connection.
+/// The users bound to an authenticated peer.
 struct Bindings<'a> {
     peer: Option<&'a Peer>,
     from_document: &'a [Arc<str>],
-    /// Believed for any claim.
+    /// Accept any claim.
     standalone: bool,
 }
 
 impl<'a> Bindings<'a> {
-    /// `None` for an anonymous connection.
+    /// Returns `None` for an anonymous connection.
     fn of(trust: &'a Trust, snapshot: &'a Snapshot) -> Option<Self> {
         match trust {
             Trust::Anonymous => None,
@@ -272,14 +227,14 @@ impl<'a> Bindings<'a> {
         peer.into_iter().flat_map(|peer| &peer.users).chain(self.from_document)
     }
 
-    /// The one user bound to the peer, if there is exactly one; `*` is not one.
+    /// The bound user, if there is exactly one; `*` does not count.
     fn only_user(&self) -> Option<&'a Arc<str>> {
         let mut users = self.users();
         let first = users.next().filter(|user| ***user != *"*")?;
         users.all(|user| user == first).then_some(first)
     }
 
-    fn judge(&self, user: &str, value: &HeaderValue) -> Identity {
+    fn verify(&self, user: &str, value: &HeaderValue) -> Identity {
         let mut bound = self.users().peekable();
         if bound.peek().is_none() && !self.standalone {
             return Identity::User { user: None, dropped: Some(value.clone()) };
@@ -290,63 +245,6 @@ impl<'a> Bindings<'a> {
         let node = self.peer.and_then(|peer| peer.node.as_ref().or(peer.users.first()));
         Identity::Refuse(Refusal::NotBound { node: node.cloned().unwrap_or_default(), user: Arc::from(user) })
     }
-}
-
-/// Visible ASCII without what would split a header's value; `*` alone is the wildcard and no name.
-pub(crate) fn is_user_name(name: &str) -> bool {
-    (1..=MAX_USER).contains(&name.len())
-        && name != "*"
-        && name.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b',' | b'"' | b'\\'))
-}
-
-/// What a URI SAN of the overlay says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpiffeId<'a> {
-    /// The trust domain.
-    pub overlay: &'a str,
-    /// Of what it is the name.
-    pub kind: SpiffeKind,
-    /// The name.
-    pub name: &'a str,
-}
-
-/// Of what a URI SAN is the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpiffeKind {
-    /// `/node/NAME`
-    Node,
-    /// `/user/NAME`
-    User,
-    /// `/role/NAME`
-    Role,
-}
-
-/// Reads `spiffe://OVERLAY/{node|user|role}/NAME`, strictly: no escapes, no empty segments, no
-/// query, no port, and the characters of the SPIFFE ID specification only. `None` is a URI that
-/// says nothing to the overlay.
-pub fn parse_spiffe(uri: &str) -> Option<SpiffeId<'_>> {
-    // 2,048 bytes is the specification's bound.
-    let rest = uri.strip_prefix("spiffe://").filter(|_| uri.len() <= 2048)?;
-    let (overlay, path) = rest.split_once('/')?;
-    let (kind, name) = path.split_once('/')?;
-    let kind = match kind {
-        "node" => SpiffeKind::Node,
-        "user" => SpiffeKind::User,
-        "role" => SpiffeKind::Role,
-        _ => return None,
-    };
-    (is_trust_domain(overlay) && is_spiffe_segment(name)).then_some(SpiffeId { overlay, kind, name })
-}
-
-fn is_trust_domain(text: &str) -> bool {
-    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'_');
-    (1..=255).contains(&text.len()) && text.bytes().all(legal)
-}
-
-/// A path segment as SPIFFE has it; also what a node may be called.
-pub(crate) fn is_spiffe_segment(text: &str) -> bool {
-    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
-    (1..=MAX_USER).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(legal)
 }
 
 #[cfg(test)]

@@ -1,29 +1,29 @@
-//! `Via` (RFC 9110, 7.6.3): which nodes a message came through, and whether it goes in circles.
+//! `Via` (RFC 9110, 7.6.3): the nodes that a message passed, and loop detection.
 //!
-//! In: the header's lines, from anyone. Out: the received-by names in their order.
-//! Never: fails. What is malformed counts as a hop, since it cannot be proven to be none.
+//! In: the lines of the field, from any client. Out: the received-by names in order.
+//! Never: an error. A malformed entry counts as a hop.
 
 use http::{HeaderMap, header};
 
-/// A message that came through more nodes than this goes in circles.
+/// Maximum number of hops; a message with more is in a loop.
 pub const MAX_HOPS: usize = 16;
 
-/// What the `Via` lines of a message say.
+/// Summary of the `Via` lines of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trail<'a> {
-    /// Entries of all lines together.
+    /// Number of entries in all lines.
     pub hops: usize,
-    /// The own name is among them.
+    /// True if the own name is among them.
     pub own: bool,
-    /// Who sent it here, by its own word: received-by of the last entry; empty where it is malformed.
+    /// The received-by name of the last entry, as the previous hop wrote it; empty if malformed.
     pub last: &'a str,
 }
 
-/// Reads every `Via` line; names compare without regard to case and to a port behind them.
+/// Parses every `Via` line. Names compare case-insensitively and without a port.
 pub fn trail<'a>(headers: &'a HeaderMap, own: &str) -> Trail<'a> {
     let mut trail = Trail::default();
     for line in headers.get_all(header::VIA) {
-        // Obsolete text in a comment is legal; a name outside of ASCII is not ours.
+        // A comment may contain obs-text; a name that is not ASCII belongs to another node.
         let Ok(line) = line.to_str() else {
             trail.hops += 1;
             trail.last = "";
@@ -38,8 +38,7 @@ pub fn trail<'a>(headers: &'a HeaderMap, own: &str) -> Trail<'a> {
     trail
 }
 
-/// The entries of one line: cut at commas that are outside of comments; empty ones are none
-/// (RFC 9110, 5.6.1).
+/// The entries of one line, split at commas outside of comments; empty entries are skipped (RFC 9110, 5.6.1).
 fn entries(line: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
@@ -64,7 +63,7 @@ fn entry_end(text: &str) -> usize {
             _ => {}
         }
     }
-    // A comment that never ends must not hide the entries behind it.
+    // An unterminated comment must not hide the entries after it.
     match (depth, text.find(',')) {
         (1.., Some(comma)) => comma,
         _ => text.len(),

@@ -1,5 +1,5 @@
-//! The document as data: it survives being written and read, secrets stay out of what is shown,
-//! and the reference names every key.
+//! The document as data: it serialises and parses to itself, redaction removes secrets, and the reference contains
+//! every key.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn a_document_survives_being_written_and_read_again() {
         }
         let text = fs::read_to_string(&path).unwrap();
         let first = snapshot(&text);
-        // JSON is YAML. The shown document lacks possible secrets.
+        // JSON is YAML. The redacted document lacks possible secrets.
         let written = serde_json::to_string(&serde_saphyr::from_str::<Document>(&text).unwrap()).unwrap();
         let second = snapshot(&written);
         assert_eq!(first.redacted, second.redacted, "{}", path.display());
@@ -92,7 +92,7 @@ upstreams: [{name: u, protocol: h1, endpoints: ['a:1']}]
     assert_eq!(shown.matches("(left out)").count(), 19, "{shown}");
 }
 
-/// A key that no section has, in each section. The problems tell which keys there are.
+/// An unknown key in each section, so that the problems list all known keys.
 const EVERY_SECTION: &str = "
 node: a
 qqqqqqqqqqqqqqqq: 1
@@ -129,7 +129,8 @@ upstreams:
 fn the_reference_names_every_key() {
     let reference = reference();
     let problems = check(EVERY_SECTION, Path::new(BASE)).unwrap_err();
-    let listed: Vec<&str> = problems.iter().filter_map(|p| Some(p.message.split_once("keys are ")?.1)).collect();
+    let listed: Vec<&str> =
+        problems.iter().filter_map(|p| Some(p.message.split_once("expected one of: ")?.1)).collect();
     assert_eq!(listed.len(), 22, "{problems:#?}");
     for key in listed.iter().flat_map(|keys| keys.split(", ")) {
         let named = [format!("`{key}`"), format!("`{key}: "), format!("{{{key}: "), format!(", {key}: ")];
@@ -143,7 +144,7 @@ fn the_reference_has_every_limit_with_its_default_and_range() {
     for row in Limits::table() {
         let line = reference.lines().find(|line| line.starts_with(&format!("| `{}` |", row.name)));
         let line = line.unwrap_or_else(|| panic!("docs/reference/node-document.md lacks the limit {}", row.name));
-        let end = format!("| {} | {} | {} |", row.default, row.least, row.most);
+        let end = format!("| {} | {} | {} |", row.default, row.min, row.max);
         assert!(line.ends_with(&end), "{line}\nshould end with {end}");
     }
 }

@@ -1,8 +1,8 @@
-//! Golden documents: each in `valid/` must give a snapshot, each in `invalid/` exactly the problems
-//! of the `.problems` file beside it.
+//! Golden documents: each one in `valid/` must result in a snapshot, each one in `invalid/` in exactly the problems of
+//! its `.problems` file.
 //!
-//! `HERMES_BLESS=1 cargo test -p hermes-model --test golden` writes what comes out instead of
-//! comparing; read the difference before you commit it.
+//! `HERMES_BLESS=1 cargo test -p hermes-model --test golden` rewrites the files instead of comparing them; read the
+//! diff before you commit it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use hermes_model::{Problem, check};
 
-/// Where relative files of the golden documents lie. Nothing is opened there.
+/// Base directory of the golden documents; no file in it is opened.
 const BASE: &str = "/etc/hermes";
 
 fn documents(directory: &str) -> Vec<PathBuf> {
@@ -30,7 +30,7 @@ fn lines(problems: &[Problem]) -> String {
     problems.iter().map(|problem| format!("{problem}\n")).collect()
 }
 
-/// Compares with the file beside a document; an absent one is empty.
+/// Compares with the golden file of a document; a missing file counts as empty.
 fn compare(document: &Path, extension: &str, found: &str, differing: &mut Vec<String>) {
     let golden = document.with_extension(extension);
     let wanted = fs::read_to_string(&golden).unwrap_or_default();

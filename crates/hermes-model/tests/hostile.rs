@@ -1,4 +1,4 @@
-//! Hostile input: whatever a document or a request holds, the answer is a value and never a panic.
+//! Hostile input: no document and no request causes a panic.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ fn valid_documents() -> Vec<String> {
     documents.map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// A valid document with a few characters replaced, doubled or taken out.
+/// A valid document with a few characters replaced, doubled or removed.
 fn mutated() -> impl Strategy<Value = String> {
     let edits = proptest::collection::vec((any::<prop::sample::Index>(), 0..4u8, any::<char>()), 1..6);
     (proptest::sample::select(valid_documents()), edits).prop_map(|(text, edits)| {
@@ -58,7 +58,7 @@ proptest! {
     #[test]
     fn any_text_is_a_pattern_or_a_sentence(text in "[a-zA-Z0-9*.:/%{}\\[\\]\\\\?;@é \u{0}-]{0,40}") {
         if let Ok(authority) = Authority::parse(&text, Some(80)) {
-            // What is accepted has one spelling, and is read from it again.
+            // An accepted authority has one spelling, which parses to the same value.
             prop_assert_eq!(Authority::parse(&authority.to_string(), Some(80)), Ok(authority));
         }
         if let Ok(pattern) = AuthorityPattern::parse(&text) {
@@ -71,8 +71,8 @@ proptest! {
     }
 }
 
-/// What takes time in proportion to its length takes well under this, in a debug build too.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit of a linear check, with a large margin for debug builds.
+const LINEAR_CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn large_and_deep_documents_cost_no_more_than_their_length() {
@@ -92,7 +92,7 @@ fn large_and_deep_documents_cost_no_more_than_their_length() {
         let begun = Instant::now();
         let checked = check(&text, Path::new("/"));
         assert!(
-            begun.elapsed() < PATIENCE,
+            begun.elapsed() < LINEAR_CHECK_TIMEOUT,
             "{:?} for {}...",
             begun.elapsed(),
             text.chars().take(60).collect::<String>()

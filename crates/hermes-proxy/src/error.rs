@@ -1,9 +1,8 @@
-//! The data plane's error: whose side failed, may it be tried again, what is said to the client.
+//! Errors of the data plane: the side at fault, whether a retry is safe, and the response to the client.
 //!
-//! In: whatever went wrong with a session, with *which* peer, route or name it went wrong.
-//! Out: `side`, `retry`, `status` and a label; `service::respond::failure` renders them as status,
-//! `Proxy-Status` (RFC 9209), log line and metric label. `Display` prints one level; the record
-//! prints the chain.
+//! In: a failure of a session, with the peer, route or name that it concerns. Out: `side`, `retry`, `status` and a
+//! label. `service::respond::failure` renders them as status, `Proxy-Status` (RFC 9209), log line and metric label.
+//! `Display` prints one level; the access log prints the chain.
 
 use std::io;
 use std::sync::Arc;
@@ -14,59 +13,66 @@ use hermes_net::tls::Fault;
 use http::StatusCode;
 
 use crate::custody::{Failure, NO_CHANNEL, OUTCOME_UNKNOWN};
-use crate::h3::fields::Oversize;
-use crate::worker::Worker;
+use crate::metrics::Metrics;
 
-/// Who is at fault.
+/// The side at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// The one who sent us the request.
+    /// The sender of the request.
     Client,
-    /// The one to whom we forward.
+    /// The next hop.
     Upstream,
-    /// A rule said no.
+    /// A rule denied the request.
     Policy,
-    /// This node: a limit, a bug, no resources.
+    /// This node: a limit, a bug, or exhausted resources.
     Local,
 }
 
-/// May the request be tried again, elsewhere or at the same place?
+/// Whether the request may be tried again, at the same or another endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// It would fail again, or do harm.
+    /// A retry would fail again or do harm.
     Never,
-    /// Only where not one byte of it was sent.
+    /// A retry is safe only if no byte was sent.
     IfNothingWasSent,
-    /// Nothing was sent for sure.
+    /// A retry is always safe, since nothing was sent.
     Always,
 }
 
-/// Why a session failed.
+/// A field section that the peer does not accept, as its settings say (RFC 9114, section 4.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{size} bytes, 32 counted for each line; {most} are taken")]
+pub(crate) struct Oversize {
+    pub(crate) size: u64,
+    pub(crate) most: u64,
+}
+
+/// The reason why a session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// `decide` said no.
+    /// `decide` denied the request.
     #[error("{reason}")]
     Denied {
-        /// What the client gets.
+        /// The status for the client.
         status: StatusCode,
-        /// In words.
+        /// The reason as text.
         reason: String,
-        /// RFC 9209 error type.
+        /// The error type of RFC 9209.
         label: &'static str,
     },
-    /// The request itself is wrong.
+    /// The request is malformed.
     #[error("malformed request: {0}")]
     Malformed(String),
-    /// The body comes in a coding that cannot be taken off.
+    /// The body has a transfer coding that cannot be decoded.
     #[error("transfer coding {0} is not understood; send chunked alone")]
     Coding(String),
-    /// The head has more lines than are taken.
+    /// The head has more lines than the limit.
     #[error("more than {0} header lines; `limits.header-count` of this node allows no more")]
     TooManyLines(usize),
-    /// The next hop says that it takes no head, or trailers, as large as the request's.
+    /// The request's head or trailers exceed the limit that the next hop announced.
     #[error("the request's head or trailers are too large for the next hop: {0}")]
     TooLarge(Oversize),
-    /// The client says that it takes no head, or trailers, as large as its answer's.
+    /// The response's head or trailers exceed the limit that the client announced.
     #[error("the answer's head or trailers are too large for the client: {0}")]
     AnswerTooLarge(Oversize),
     /// The action of the route cannot serve this kind of session.
@@ -77,147 +83,148 @@ pub(crate) enum Error {
         /// The session's kind.
         kind: &'static str,
     },
-    /// Every endpoint is unhealthy or resting.
+    /// Every endpoint is unhealthy or ejected.
     #[error("upstream {upstream} has no healthy endpoint")]
     NoEndpoint {
         /// The upstream's name.
         upstream: Arc<str>,
     },
-    /// A node that nobody can dial has not dialled us, or is gone.
+    /// A node that only dials out has no reverse connection to this node.
     #[error("node {node} keeps no connection to us")]
     NotConnected {
         /// The node's name.
         node: Arc<str>,
     },
-    /// A name has no address.
+    /// A name does not resolve.
     #[error("{0}")]
     Resolve(String),
-    /// The addresses of the name are out of the route's reach.
+    /// The addresses of the name are outside the route's `reach`.
     #[error("{host} {why}: this route does not go there")]
     Unreachable {
         /// The name or address.
         host: String,
-        /// What is wrong with its address.
+        /// The problem with the address.
         why: &'static str,
     },
-    /// No connection to the endpoint.
+    /// The connection to the endpoint failed.
     #[error("cannot connect to {peer}: {source}")]
     Connect {
-        /// Endpoint, with its upstream.
+        /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// The system's or TLS's reason.
+        /// The error of the operating system or of TLS.
         source: Arc<io::Error>,
     },
-    /// The endpoint did not answer in time.
+    /// The endpoint did not respond in time.
     #[error("{peer} did not {missing} within {after:?}")]
     ConnectTimeout {
-        /// Endpoint, with its upstream.
+        /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// What was waited for.
+        /// The missing step.
         missing: &'static str,
         /// The route's `timeout.connect`.
         after: Duration,
     },
-    /// The endpoint cannot carry what was asked (no extended CONNECT, no such version).
+    /// The endpoint does not support the request (no extended CONNECT, or not this version).
     #[error("{peer} {reason}")]
     Incapable {
-        /// Endpoint, with its upstream.
+        /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// What it lacks.
+        /// The missing feature.
         reason: &'static str,
     },
-    /// The connection broke while the session was on it.
+    /// The connection failed during the session.
     #[error("connection to {peer} failed: {reason}")]
     Broken {
-        /// Endpoint, with its upstream.
+        /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// In the protocol's words.
+        /// The reason, in the terms of the protocol.
         reason: String,
-        /// The peer had refused the stream before it looked at it (h2 REFUSED_STREAM, GOAWAY).
+        /// The peer rejected the stream before processing it (HTTP/2 REFUSED_STREAM, GOAWAY).
         unprocessed: bool,
     },
-    /// The next proxy said no to a tunnel.
+    /// The next proxy refused a tunnel.
     #[error("{peer} refused the tunnel with status {status}")]
     Refused {
-        /// Endpoint, with its upstream.
+        /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// Its answer.
+        /// The status of its response.
         status: StatusCode,
     },
-    /// Bytes were owed and none came.
+    /// Expected bytes did not arrive.
     #[error("no progress for {0:?}")]
     NoProgress(Duration),
-    /// The client owes bytes: the body of its request has stalled.
+    /// The body of the client's request has stalled.
     #[error("the client sent nothing more of its request for {0:?}")]
     ClientStalled(Duration),
-    /// No byte in either direction.
+    /// No byte was transferred in either direction.
     #[error("idle for {0:?}")]
     Idle(Duration),
-    /// The rate that its service allows lets it not through.
+    /// The rate limit of the service does not admit the request.
     #[error("the rate that the service of route {route} allows: {why}")]
     Paced {
-        /// The route.
+        /// The route's name.
         route: Arc<str>,
-        /// What it met.
+        /// The limit that was reached.
         why: &'static str,
     },
-    /// What others had in custody has come to nothing.
+    /// A request or response in custody failed.
     #[error("in custody of {peer}: {reason}")]
     Custody {
-        /// The next one, with its upstream.
+        /// The next node, with its upstream.
         peer: Arc<str>,
-        /// As it was said.
+        /// The reported status.
         status: StatusCode,
-        /// By whoever it ended with.
+        /// The reason from the node where it failed.
         reason: Arc<str>,
     },
-    /// The client went away or broke its stream.
+    /// The client closed the connection or reset its stream.
     #[error("the client ended the stream early: {0}")]
     ClientGone(String),
-    /// A bound of this node was hit.
+    /// A limit of this node was reached.
     #[error("limit reached: {0}")]
     Limit(&'static str),
-    /// The snapshot changed and the session is no longer allowed.
+    /// The configuration changed, and the session is no longer allowed.
     #[error("ended by reconfiguration: {0}")]
     Reconfigured(String),
-    /// The node stops and the drain time is over.
+    /// The node is shutting down and the drain timeout has passed.
     #[error("this node is shutting down")]
     Draining,
-    /// A device of this node was deleted under its sessions.
+    /// A device of this node was deleted while sessions used it.
     #[error("device {device} is gone: somebody has deleted it")]
     DeviceGone {
-        /// Its name.
+        /// The device's name.
         device: Arc<str>,
     },
-    /// A bug or the system's fault.
+    /// A bug, or a failure of the operating system.
     #[error("internal error: {0}")]
     Internal(String),
 }
 
-/// The label of what came round.
+/// The label of a request that looped back to this node.
 pub(crate) const LOOP: &str = "proxy_loop_detected";
 
-/// What [`Error::ConnectTimeout`] misses.
+/// The missing steps of [`Error::ConnectTimeout`].
 pub(crate) const NO_CONNECTION: &str = "accept a connection";
 pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
 
 impl Error {
-    /// There is no connection to a peer: its fault, or that of no descriptor being left here.
-    pub(crate) fn no_connection(worker: &Worker, peer: &Arc<str>, source: io::Error) -> Self {
+    /// The error for a failed connection: the peer's fault, unless this node has no file descriptor left.
+    pub(crate) fn no_connection(metrics: &Metrics, peer: &Arc<str>, source: io::Error) -> Self {
         if own::is_lack(&source) {
-            worker.shared.metrics.limit("descriptors");
+            metrics.limit("descriptors");
             return Error::Limit("open files: `ulimit -n`, LimitNOFILE= of systemd");
         }
         Error::Connect { peer: peer.clone(), source: Arc::new(source) }
     }
 
-    /// What a node that has it in custody says of its end.
+    /// The error for a failure that a node with custody reports.
     pub(crate) fn custody(peer: &Arc<str>, failure: &Failure) -> Self {
         let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
         Error::Custody { peer: peer.clone(), status, reason: failure.reason.clone() }
     }
 
-    /// What everybody may know of it, beside its kind: it says what to do, and nothing of the network.
+    /// A text that any client may see beside the kind of the error: it names the remedy and reveals nothing of the
+    /// network.
     pub(crate) fn public(&self) -> Option<&'static str> {
         match self {
             Error::Custody { reason, .. } if reason.starts_with(OUTCOME_UNKNOWN) => Some(
@@ -234,7 +241,7 @@ impl Error {
         }
     }
 
-    /// Who is at fault.
+    /// The side at fault.
     pub(crate) fn side(&self) -> Side {
         match self {
             Error::Malformed(_)
@@ -254,7 +261,7 @@ impl Error {
         }
     }
 
-    /// May it be tried again?
+    /// Whether the request may be tried again.
     pub(crate) fn retry(&self) -> Retry {
         match self {
             Error::Connect { .. }
@@ -266,7 +273,7 @@ impl Error {
         }
     }
 
-    /// Whether nothing of this attempt went to anybody: it may be made elsewhere.
+    /// True if nothing of this attempt was sent to any peer, so that another path may be tried.
     pub(crate) fn is_unsent(&self) -> bool {
         match self {
             Error::NoEndpoint { .. } | Error::Resolve(_) => true,
@@ -275,7 +282,7 @@ impl Error {
         }
     }
 
-    /// What the client gets while no response head was sent.
+    /// The status for the client, if no response head was sent yet.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Error::Denied { status, .. } | Error::Custody { status, .. } => *status,

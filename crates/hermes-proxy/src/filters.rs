@@ -1,9 +1,9 @@
-//! The filters of a request: what a route does between its decision and the exchange with the next hop.
+//! The filters of a request: processing steps of a route between its decision and the exchange with the next hop.
 //!
-//! In: a decided request, and the filters that its route configures. Out: its response. A filter may answer by itself, run
-//! the rest of the chain once or several times, or change the response. The order is fixed: cache, resume, rate limit,
-//! custody. A route without filters sends its requests straight to the next hop.
-//! Never: a choice among endpoints, or a decision about routes; `service` and `session` have these.
+//! In: a decided request, and the filters that its route configures. Out: its response. A filter may respond itself,
+//! run the rest of the chain once or several times, or change the response. The order is fixed: cache, resume, rate
+//! limit, custody. A route without filters sends its requests straight to the next hop. Never: a choice among
+//! endpoints, or a decision about routes; `service` and `session` make them.
 
 pub(crate) mod cache;
 pub(crate) mod rate_limit;
@@ -23,12 +23,12 @@ use crate::service::forward::Forward;
 use crate::upstream::UpstreamState;
 use crate::upstream::connect::Destination;
 
-/// Where the chain ends.
+/// The hop at the end of the chain.
 #[derive(Clone, Copy)]
 pub(crate) enum NextHop<'a> {
     /// An endpoint of this upstream.
     Upstream(&'a Arc<UpstreamState>),
-    /// The origin that the request names. `owner` keeps the connections of routes apart.
+    /// The origin that the request names. `owner` separates the connections of different routes.
     Origin { destination: &'a Destination<'a>, owner: u64 },
 }
 
@@ -41,7 +41,7 @@ impl NextHop<'_> {
     }
 }
 
-/// One filter, with what its route says of it.
+/// A filter with its configuration.
 enum Filter<'a> {
     Cache(Arc<Cache>),
     Resume(Retrieve),
@@ -60,7 +60,7 @@ impl Next<'_> {
     /// Runs the rest of the chain.
     ///
     /// # Errors
-    /// Those of the filters and of the next hop.
+    /// Errors of the filters and of the next hop.
     pub(crate) async fn run(self, forward: &Forward<'_>) -> Result<Response<Body>, Error> {
         let Some((filter, filters)) = self.filters.split_first() else { return self.hop.send(forward).await };
         let next = Next { filters, hop: self.hop };
@@ -75,7 +75,7 @@ impl Next<'_> {
         }
     }
 
-    /// The settings of custody, if the chain ends with it.
+    /// The custody settings, if the chain ends with custody.
     fn custody(&self) -> Option<&Custody> {
         self.filters.iter().find_map(|filter| match filter {
             Filter::Custody { custody, .. } => Some(*custody),
@@ -83,16 +83,16 @@ impl Next<'_> {
         })
     }
 
-    /// True if the body goes from one neighbour to the next within custody, so that no filter sees a byte of it.
+    /// True if custody passes the body from one neighbour to the next, so that no filter sees a byte of it.
     fn bypasses_session(self) -> bool {
         self.filters.iter().any(|filter| matches!(filter, Filter::Custody { arrived: Some(_), .. }))
     }
 }
 
-/// Sends a request through the filters of its route, and to the next hop. `arrived`: a neighbour brought it in custody.
+/// Sends a request through the filters of its route, and to the next hop. `arrived`: the request arrived in custody.
 ///
 /// # Errors
-/// Those of the filters and of the next hop.
+/// Errors of the filters and of the next hop.
 pub(crate) async fn send(
     forward: &Forward<'_>,
     hop: NextHop<'_>,
@@ -104,7 +104,7 @@ pub(crate) async fn send(
     Box::pin(async move {
         let mut filters = SmallVec::<[Filter<'_>; 4]>::new();
         let cache = forward.worker.shared.caches.of(forward.route);
-        // A response that is to be stored has to pass this node: another exchange brings it.
+        // A response that may be stored must pass through this node, so it arrives by another exchange.
         let is_stored = cache.is_some() && matches!(forward.entry.facts.method, Method::GET | Method::HEAD);
         filters.extend(cache.map(Filter::Cache));
         filters.extend(forward.route.retrieve.map(Filter::Resume));
@@ -114,10 +114,10 @@ pub(crate) async fn send(
     .await
 }
 
-/// Sends a request that is retried: the filters before the one that retries have run.
+/// Sends a retried request. The filters before the retrying one have already run.
 ///
 /// # Errors
-/// Those of the filters and of the next hop.
+/// Errors of the filters and of the next hop.
 async fn send_again(forward: &Forward<'_>, hop: NextHop<'_>) -> Result<Response<Body>, Error> {
     let filter = last_filter(forward.route, hop, None);
     Next { filters: filter.as_slice(), hop }.run(forward).await
@@ -127,7 +127,7 @@ fn has_filters(route: &Route) -> bool {
     route.cache.is_some() || route.retrieve.is_some() || route.pace.is_some() || route.custody.is_some()
 }
 
-/// Custody waits for as long as it takes, so that it needs no rate limit.
+/// The last filter of a route. Custody waits for its next hop anyway, so it excludes rate limiting.
 fn last_filter<'a>(route: &'a Route, hop: NextHop<'a>, arrived: Option<Arrived>) -> Option<Filter<'a>> {
     let NextHop::Upstream(upstream) = hop else { return None };
     match (&route.custody, &route.pace) {

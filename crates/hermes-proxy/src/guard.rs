@@ -9,9 +9,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use hermes_model::Snapshot;
 use hermes_model::guard;
-
-use crate::node::Bound;
-use crate::worker::Worker;
+use hermes_net::resolve::Resolver;
 
 const LISTENER: &str = "is where this node itself listens, and the route is guarded";
 const ADMIN: &str = "is this node's admin endpoint, and the route is guarded";
@@ -30,9 +28,9 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// Sets the addresses on which the node listens or will listen.
-    pub(crate) fn listen(&self, snapshot: &Snapshot, bound: Vec<Bound>) {
+    pub(crate) fn listen(&self, snapshot: &Snapshot, bound: impl Iterator<Item = SocketAddr>) {
         let named = snapshot.listeners.iter().filter_map(|listener| listener.bind);
-        let all = named.chain(bound.into_iter().map(|bound| bound.address)).map(|address| (address, LISTENER));
+        let all = named.chain(bound).map(|address| (address, LISTENER));
         self.listening.store(Arc::new(all.chain(snapshot.admin.map(|address| (address, ADMIN))).collect()));
     }
 
@@ -48,11 +46,11 @@ impl Guard {
     }
 
     /// Resolves the addresses of controllers with this port.
-    pub(crate) async fn controllers(&self, worker: &Worker, port: u16) -> Vec<SocketAddr> {
+    pub(crate) async fn controllers(&self, resolver: &Resolver, port: u16) -> Vec<SocketAddr> {
         let mut all = Vec::new();
         for (host, _) in self.controllers.get().into_iter().flatten().filter(|(_, theirs)| *theirs == port) {
             // A controller that does not resolve cannot be dialled by name either.
-            let Ok(found) = worker.resolver.resolve(host.trim_matches(['[', ']'])).await else { continue };
+            let Ok(found) = resolver.resolve(host.trim_matches(['[', ']'])).await else { continue };
             let late = found.late().await;
             let addresses = found.now().iter().copied().chain(late);
             all.extend(addresses.map(|address| SocketAddr::from((address, port))));

@@ -1,14 +1,14 @@
-//! What proxies do to headers: hop-by-hop fields, `Via`, tracing, the overlay's own fields.
+//! Header processing of a proxy: hop-by-hop fields, `Via`, tracing, and the overlay's own fields.
 //!
-//! In: the fields of a message that is to be forwarded. Out: the fields that the next hop gets.
-//! Never: what a route's `rewrite` says; that is the model's.
+//! In: the fields of a message to forward. Out: the fields for the next hop. Never: a route's `rewrite`, which
+//! `hermes-model` applies.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
-use hermes_model::alike::{begins_alike, is_alike, remove_where};
+use hermes_model::field_collision::{begins_alike, is_alike, remove_where};
 pub(crate) use hermes_model::trust::is_overlay;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{
@@ -22,13 +22,13 @@ use smallvec::SmallVec;
 
 /// The destination prefix of an IP session.
 pub(crate) const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
-/// The longest IP packet that a tunnel carries, as far as it is open.
+/// The maximum size of an IP packet on the part of the tunnel that is open so far.
 pub(crate) const MTU: HeaderName = HeaderName::from_static("hermes-mtu");
-/// Carries the method of an upgrade over extended CONNECT, if it is not GET.
+/// The method of an upgrade over extended CONNECT, if it is not GET.
 pub(crate) const METHOD: HeaderName = HeaderName::from_static("hermes-method");
-/// Of a failure that a node tells the one before it: nothing of the request went on from here. Another way may be taken.
+/// Set on a failure between nodes: nothing of the request was sent on, so the previous node may try another path.
 pub(crate) const UNSENT: HeaderName = HeaderName::from_static("hermes-unsent");
-/// draft-ietf-httpapi-idempotency-key-header: the origin does once what comes twice with one.
+/// draft-ietf-httpapi-idempotency-key-header: the origin processes requests with the same key only once.
 pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub(crate) const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
@@ -40,35 +40,38 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 /// The prefix of fields in which proxies describe the client's request.
 const X_FORWARDED: &str = "x-forwarded-";
-/// It came before its client's handshake was over (RFC 8470, section 5.1).
+/// Marks a request that arrived as early data (RFC 8470, section 5.1).
 pub(crate) const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// All but `Proxy-Authorization`: only the code that forwards a request knows whether that is for the next proxy (RFC
-/// 9110, 11.7.2).
+/// hyper's default for the number of header lines. Setting it explicitly would cost an allocation for each request.
+pub(crate) const HYPER_HEADERS: usize = 100;
+
+/// The hop-by-hop fields except `Proxy-Authorization`: only the forwarding code knows whether that field is for the
+/// next proxy (RFC 9110, 11.7.2).
 const HOP_BY_HOP: [HeaderName; 7] =
     [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS, TRANSFER_ENCODING, UPGRADE, TE];
 
-/// Somebody before us, or we, took it before its client's handshake was over: it may be a replay.
+/// True if this node or an earlier one received the request as early data: it may be a replay.
 pub(crate) fn is_early(headers: &HeaderMap) -> bool {
     headers.get_all(EARLY_DATA).iter().any(|value| value == "1")
 }
 
-/// What the hops so far carried of IP packets when they were opened, as their header says.
+/// The MTU of the hops so far, from their header.
 pub(crate) fn mtu(headers: &HeaderMap) -> Option<usize> {
     headers.get(MTU)?.to_str().ok()?.parse().ok()
 }
 
-/// Says what the hops so far carry, where this one carries less.
+/// Lowers the MTU header to the capacity of this hop.
 pub(crate) fn lower_mtu(headers: &mut HeaderMap, own: usize) {
     let mtu = mtu(headers).map_or(own, |said| said.min(own));
     headers.insert(MTU, HeaderValue::from(mtu));
 }
 
-/// Joins the crumbs into which clients of HTTP/2 and HTTP/3 may split a cookie (RFC 9113, 8.2.3): a crumb of one byte
-/// costs a hundred bytes here.
+/// Joins a cookie that clients of HTTP/2 and HTTP/3 may split into several lines (RFC 9113, 8.2.3): a line of one byte
+/// costs a hundred bytes of memory.
 pub(crate) fn join_cookies(fields: &mut HeaderMap) {
     if fields.len() == fields.keys_len() {
         return;
@@ -93,21 +96,20 @@ pub(crate) fn join_cookies(fields: &mut HeaderMap) {
     *fields = fresh;
 }
 
-/// Up to this many repeated lines, the table is not rebuilt.
+/// The table is not rebuilt for up to this many repeated lines.
 const FEW_LINES: usize = 16;
 
-/// Removes the fields that end at this hop (RFC 9110, 7.6.1): those that `Connection` names and
-/// those known to. `TE: trailers` is kept where it was: gRPC needs it, and it holds for us too,
-/// since we carry trailers.
+/// Removes hop-by-hop fields (RFC 9110, 7.6.1): the known ones and those that `Connection` names. `TE: trailers` is
+/// kept: gRPC needs it, and this node forwards trailers.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // One look at the names tells which of the rare ones are there at all.
+    // A single pass over the names finds those that are present, since most are rare.
     let mut ends = SmallVec::<[HeaderName; 8]>::new();
     ends.extend(headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned());
     if ends.is_empty() {
         return;
     }
     if ends.contains(&TRANSFER_ENCODING) {
-        // It overruled the length, which must not be passed on (RFC 9112, 6.3).
+        // The coding overrode the length, which must not be forwarded (RFC 9112, 6.3).
         ends.push(CONTENT_LENGTH);
     }
     let tokens = |headers: &HeaderMap, field: &HeaderName, wanted: &mut dyn FnMut(&str)| {
@@ -116,7 +118,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     };
     tokens(headers, &CONNECTION, &mut |token| {
         let name = HeaderName::from_bytes(token.as_bytes()).ok();
-        // Who names these would take from us what framing, routing, loop detection or trust needs.
+        // A client must not remove fields that framing, routing, loop detection or trust depend on.
         let is_ours = |name: &HeaderName| [HOST, CONTENT_LENGTH, VIA].contains(name) || is_overlay(name);
         ends.extend(name.filter(|name| !is_ours(name)));
     });
@@ -132,7 +134,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the sender of a request takes trailers (RFC 9110, section 10.1.4).
+/// True if the sender of a request accepts trailers (RFC 9110, section 10.1.4).
 pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     let is_trailers = |coding: &str| {
         let name = coding.split(';').next().unwrap_or_default();
@@ -173,8 +175,8 @@ const NEVER_TRAILERS: [HeaderName; 27] = [
     WWW_AUTHENTICATE,
 ];
 
-/// Removes the trailer fields that are never passed on, and those that an origin cannot tell from them: a recipient that
-/// merges trailers into the head would trust them.
+/// Removes trailer fields that are never forwarded, including names that some origins treat as equal to them. A
+/// recipient that merges trailers into the head would trust them.
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
     remove_where(trailers, |name| {
@@ -184,8 +186,8 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     });
 }
 
-/// Names the trailers of a gRPC response in its head, as HTTP/1.1 wants it (RFC 9110, 6.6.2): its
-/// server, which speaks HTTP/2, did not, and what is not named is not sent.
+/// Declares the trailers of a gRPC response in its head, as HTTP/1.1 requires (RFC 9110, 6.6.2). The gRPC server speaks
+/// HTTP/2 and did not declare them, and undeclared trailers are not sent.
 pub(crate) fn announce_trailers(headers: &mut HeaderMap) {
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
     if headers.get(CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key(TRAILER) {
@@ -201,14 +203,14 @@ pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
 /// True if a message begins or continues an authentication of the connection instead of the request: NTLM, or
 /// Negotiate, which may carry NTLM. Applies to requests and responses, of origins and proxies.
 pub(crate) fn authenticates_connection(headers: &HeaderMap) -> bool {
-    // One pass costs less than four lookups.
+    // A single pass costs less than four lookups.
     let is_field =
         |name: &HeaderName| [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name);
     let is_scheme = |text: &[u8]| {
         let scheme = text.trim_ascii().split(|byte| *byte == b' ').next().unwrap_or_default();
         scheme.eq_ignore_ascii_case(b"ntlm") || scheme.eq_ignore_ascii_case(b"negotiate")
     };
-    // One line may have several challenges. A comma within a quoted text may pass for the end of one, which does no harm.
+    // A line may contain several challenges. A comma within a quoted string may split it wrongly, which is harmless.
     let names_one = |value: &HeaderValue| value.as_bytes().split(|byte| *byte == b',').any(is_scheme);
     headers.iter().any(|(name, value)| is_field(name) && names_one(value))
 }
@@ -218,7 +220,7 @@ pub(crate) fn strip_overlay(headers: &mut HeaderMap) {
     remove_where(headers, is_overlay);
 }
 
-/// The `Via` members that this node adds, made once.
+/// The `Via` entries of this node, precomputed.
 #[derive(Clone, Debug)]
 pub(crate) struct Via {
     h1: HeaderValue,
@@ -227,7 +229,7 @@ pub(crate) struct Via {
 }
 
 impl Via {
-    /// `node` is the pseudonym; `check` made sure that it is a token.
+    /// `node` is the pseudonym; `check` ensured that it is a token.
     pub(crate) fn new(node: &str) -> Self {
         let member = |version: &str| {
             HeaderValue::from_str(&format!("{version} {node}")).unwrap_or(HeaderValue::from_static("1.1 hermes"))
@@ -235,7 +237,7 @@ impl Via {
         Self { h1: member("1.1"), h2: member("2"), h3: member("3") }
     }
 
-    /// Adds this node: `version` is the version that the message was received in.
+    /// Appends this node's entry. `version` is the version of the received message.
     pub(crate) fn append(&self, headers: &mut HeaderMap, version: Version) {
         let member = match version {
             Version::HTTP_3 => &self.h3,
@@ -246,7 +248,7 @@ impl Via {
     }
 }
 
-/// Continues the trace of the request, or begins one. Returns it as this hop's span.
+/// Continues the trace of the request, or begins one. Returns the span of this hop.
 pub(crate) fn trace(headers: &HeaderMap, random: (u128, u64)) -> Traceparent {
     match headers.get(TRACEPARENT).map(|value| Traceparent::parse(value.as_bytes())) {
         Some(Ok(parent)) => parent.child(random.1),
@@ -254,21 +256,21 @@ pub(crate) fn trace(headers: &HeaderMap, random: (u128, u64)) -> Traceparent {
     }
 }
 
-/// Writes the trace into the fields of the next hop.
+/// Sets the trace in the fields for the next hop.
 pub(crate) fn set_trace(headers: &mut HeaderMap, trace: Traceparent) {
     if let Ok(value) = HeaderValue::from_bytes(&trace.render()) {
         headers.insert(TRACEPARENT, value);
     }
 }
 
-/// True if the node before this one saw its client connect without TLS.
+/// True if the previous node reported that its client connected without TLS.
 pub(crate) fn is_plain_before(headers: &HeaderMap) -> bool {
     headers.get(FORWARDED_PROTO).is_some_and(|protocol| protocol == "http")
 }
 
-/// Replaces what a client claims in `X-Forwarded-*` and `X-Real-IP`: an application may read any of them, and must see
-/// no address, host or scheme that no node has seen. `scheme` is the one that the request names, `is_secure`
-/// tells whether the client used TLS. Returns a hash of the claims; 0 if there were none.
+/// Replaces a client's claims in `X-Forwarded-*` and `X-Real-IP`: an application may trust any of them, and must see no
+/// address, host or scheme that no node has seen. `scheme` is the scheme of the request, and `is_secure` tells whether
+/// the client used TLS. Returns a hash of the claims; 0 if there were none.
 pub(crate) fn replace_claims(
     headers: &mut HeaderMap,
     source: SocketAddr,
@@ -302,14 +304,14 @@ fn hash_of<'a>(values: impl Iterator<Item = &'a [u8]>) -> u64 {
     hasher.finish()
 }
 
-/// A hash of the client that a request names: its user, and the addresses that proxies wrote.
+/// A hash of the client that a request names: its user, and the addresses that proxies recorded.
 pub(crate) fn named_client(user: Option<&str>, headers: &HeaderMap) -> u64 {
     let fields = [FORWARDED, FORWARDED_FOR, REAL_IP];
     let lines = fields.iter().flat_map(|name| headers.get_all(name)).map(HeaderValue::as_bytes);
     hash_of(user.map(str::as_bytes).into_iter().chain(lines))
 }
 
-/// Writes `Forwarded` (RFC 7239). The statement of another proxy stays; a client's is replaced.
+/// Sets `Forwarded` (RFC 7239). The value of a trusted proxy stays; a client's is replaced.
 pub(crate) fn set_forwarded(headers: &mut HeaderMap, source: IpAddr, is_from_proxy: bool) {
     if is_from_proxy && headers.contains_key(FORWARDED) {
         return;
@@ -327,7 +329,7 @@ pub(crate) fn set_forwarded(headers: &mut HeaderMap, source: IpAddr, is_from_pro
     headers.insert(FORWARDED, value.unwrap_or(HeaderValue::from_static("for=unknown")));
 }
 
-/// Appends an address. Each request writes some, and the formatter takes five times as long.
+/// Appends an IPv4 address. Each request writes several, and the standard formatter takes five times as long.
 pub(crate) fn write_ipv4(out: &mut impl Write, address: Ipv4Addr) {
     let mut digits = itoa::Buffer::new();
     for (index, octet) in address.octets().into_iter().enumerate() {
@@ -337,8 +339,8 @@ pub(crate) fn write_ipv4(out: &mut impl Write, address: Ipv4Addr) {
     }
 }
 
-/// Describes the client's request to an origin, as applications read it. Fields that are present were judged when the
-/// request arrived, and stay. `host` is `None` if `Host` names the same.
+/// Describes the client's request to an origin, in the fields that applications read. Existing fields were checked when
+/// the request arrived, and stay. `host` is `None` if `Host` has the same value.
 pub(crate) fn describe_request(
     headers: &mut HeaderMap,
     client: impl FnOnce() -> IpAddr,
@@ -355,7 +357,8 @@ pub(crate) fn describe_request(
     }
 }
 
-/// The address of a `Forwarded` that has a bare IPv4 address alone, as nodes write it. It saves to parse and to format it.
+/// The address of a `Forwarded` value that is a bare IPv4 address, as nodes write it. This avoids parsing and
+/// formatting it.
 fn bare_forwarded(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut values = headers.get_all(FORWARDED).iter();
     let address = values.next()?.as_bytes().strip_prefix(b"for=")?;

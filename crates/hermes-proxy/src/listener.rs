@@ -1,7 +1,7 @@
-//! Listeners: where bytes come in, and what is spoken there.
+//! Listeners: accept connections, authenticate the peer and start its protocol.
 //!
-//! In: a listening socket of this worker. Out: a task a connection or flow, each within the limits
-//! of the node. A listener that closes first serves what already waits in its accept queue.
+//! In: a listening socket of this worker. Out: one task for each connection or flow, within the limits of the node. A
+//! closing listener first serves the connections that already wait in its accept queue.
 
 mod calm;
 mod dns;
@@ -53,7 +53,7 @@ pub(crate) struct ListeningSocket {
 }
 
 impl ListeningSocket {
-    /// Whose it is, and for what.
+    /// Identifies the socket: the listener's name and the transport.
     pub(crate) fn place(&self) -> (Arc<str>, Transport) {
         (self.name.clone(), self.socket.transport())
     }
@@ -62,24 +62,25 @@ impl ListeningSocket {
 pub(crate) enum BoundSocket {
     Tcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
-    /// A place in a group.
+    /// A socket group and the slot of this worker in it.
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
 }
 
-/// What a listener listens with; some have two.
+/// The transport of a listening socket. Some listeners have two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Transport {
     Tcp,
-    /// Flows.
+    /// UDP flows, or packets of an IP listener.
     Udp,
     Quic,
-    /// Questions by UDP.
+    /// DNS queries over UDP.
     Dns,
 }
 
 impl Transport {
-    /// All that a listener has. TCP comes first: the port of the other is the one that TCP's was given.
+    /// All transports of a listener. TCP comes first: if the document leaves the port to the kernel, the second socket
+    /// uses the port that TCP received.
     pub(crate) fn all_of(listener: &Listener) -> &'static [Self] {
         match listener.protocol {
             ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
@@ -102,12 +103,12 @@ impl BoundSocket {
     }
 }
 
-/// How a listener ends on this worker.
+/// The way in which a listener stops on this worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It is gone: serve what waits, then close.
+    /// The listener was removed: serve the accept queue, then close.
     Close,
-    /// Another process has the socket: stop to read from it.
+    /// Another process received the socket: stop reading from it.
     HandOver,
 }
 
@@ -166,17 +167,17 @@ impl Acceptor {
         self.ending.set(Ending::Close);
     }
 
-    /// Stops; ready when nothing is read from the socket any more.
+    /// Stops the listener; returns once nothing reads from the socket any longer.
     pub(crate) async fn end(self, how: Ending) {
         self.ending.set(how);
         self.ended.wait().await;
     }
 }
 
-/// After an error that more tries at once would only repeat (no descriptors left).
+/// Pause after an error that an immediate retry would repeat, such as exhausted file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a listener is, as its document says now; after it is gone, as it said last.
+/// The current configuration of a listener. After the listener is removed, its last one.
 struct Known {
     name: Arc<str>,
     state: Option<ListenerState>,
@@ -189,7 +190,7 @@ impl Known {
         Self { state: generation.listening(&name).cloned(), generation: generation.number, name }
     }
 
-    /// The listener, and whether it is still there.
+    /// The listener's configuration, and `true` while the listener is configured.
     fn current(&mut self, worker: &Worker) -> Option<(&ListenerState, bool)> {
         let generation = worker.generation();
         let now = generation.listening(&self.name);
@@ -201,7 +202,7 @@ impl Known {
     }
 }
 
-/// The longest accept queue, as `hermes_net::tcp` asks for.
+/// The longest accept queue that `hermes_net::tcp` requests from the kernel.
 const MOST_WAITING: usize = 4096;
 
 async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known, ending: Rc<Signal<Ending>>) {
@@ -219,7 +220,7 @@ async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known,
                 }
             },
             _ = ending.wait() => {
-                // Also where another process has the socket: it need not have a listener for it.
+                // A handover drains the queue too: the other process may have no listener for this socket.
                 drain_queue(&worker, listener, &mut known);
                 return;
             }
@@ -234,8 +235,8 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Serves what the kernel has accepted for us: closing the socket would reset it. The kernel is
-/// asked itself: the runtime may not have heard yet of what came last.
+/// Serves connections that the kernel has accepted: closing the socket would reset them. `accept` is called directly,
+/// because the runtime may not have reported the latest connections yet.
 fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
     let Ok(listener) = listener.into_std() else { return };
     for _ in 0..MOST_WAITING {
@@ -255,7 +256,7 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, tcp: TcpStream, source: SocketA
     let Some((state, is_there)) = known.current(worker) else { return };
     let trust = trust_by_address(&state.listener, source);
     let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source, &trust) else {
-        // Over the limit: closed at once, so that the client may try elsewhere.
+        // Beyond the limit, the connection closes at once, so that the client can try another node.
         return;
     };
     if !is_there {
@@ -278,7 +279,7 @@ async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, tls: Option<Arc<Rustl
     drop(guard);
 }
 
-/// A connection that is ready to speak its protocol.
+/// A connection after its handshake, ready for its protocol.
 pub(crate) struct Ready {
     pub(crate) io: Io,
     pub(crate) source: SocketAddr,
@@ -326,7 +327,7 @@ async fn serve_connection(
     }
 }
 
-/// Counts it, and says so now and then.
+/// Counts a failed handshake and logs it, rate-limited.
 fn note_failed_handshake(worker: &Worker, connection: &Connection, error: &io::Error) {
     let (listener, source) = (&connection.listener.name, connection.source.get());
     let labels = ListenerLabels { listener: listener.clone() };
@@ -336,8 +337,8 @@ fn note_failed_handshake(worker: &Worker, connection: &Connection, error: &io::E
     }
 }
 
-/// Serves the request that a listener made of a raw connection or flow, whose first bytes go along
-/// with it where they can.
+/// Serves the request that a listener derived from a raw connection or flow. The first bytes of the client travel with
+/// the request where the protocol allows it.
 async fn open<'a>(
     worker: &Rc<Worker>,
     connection: Option<&Rc<Connection>>,
@@ -354,7 +355,7 @@ async fn open<'a>(
     }
 }
 
-/// PROXY header, TLS, identity. The sweep bounds its time.
+/// Reads the PROXY header, completes TLS and identifies the peer. The sweep limits its duration.
 async fn make_ready(
     worker: &Worker,
     listener: &Listener,
@@ -371,12 +372,12 @@ async fn make_ready(
         None => Io::Plain(tcp),
     };
     let secure = matches!(io, Io::Tls(_));
-    // By the address that really connected: a PROXY header must not lend trust.
+    // Trust depends on the address of the TCP connection: a PROXY header must not lend trust.
     let trust = trust_of(worker, listener, tls::peer_uris(&io), accepted_from)?;
     Ok(Ready { io, source, trust, secure })
 }
 
-/// Who is at the other end, by certificate or address.
+/// The identity of the peer, from its certificate or its address.
 pub(crate) fn trust_of(
     worker: &Worker,
     listener: &Listener,
@@ -394,7 +395,7 @@ pub(crate) fn trust_of(
     })
 }
 
-/// Who shows no certificate.
+/// The trust in a peer that presents no certificate.
 fn trust_by_address(listener: &Listener, source: SocketAddr) -> Trust {
     if contains(&listener.trust, source) { Trust::Address } else { Trust::Anonymous }
 }
@@ -403,8 +404,8 @@ pub(crate) fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {
     prefixes.iter().any(|prefix| prefix.contains(&source.ip().to_canonical()))
 }
 
-/// Reads a PROXY protocol header; `None` where it speaks for nobody (LOCAL). Reads not one byte
-/// beyond it: what follows is TLS's or HTTP's.
+/// Reads a PROXY protocol header. `None`: the header carries no address (LOCAL). The read stops exactly at the end of
+/// the header, since the bytes after it belong to TLS or HTTP.
 async fn read_proxy_header(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
     let mut seen = BytesMut::new();
     loop {

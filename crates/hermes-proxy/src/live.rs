@@ -15,8 +15,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use hermes_model::alike::remove_named;
 use hermes_model::facts::{Facts, Kind};
+use hermes_model::field_collision::remove_named;
 use hermes_model::snapshot::Route;
 use hermes_wire::traceparent::Traceparent;
 use http::HeaderMap;

@@ -252,7 +252,7 @@ impl Node {
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
         // Set before new listeners bind, and again with their actual addresses.
-        self.shared.guard.listen(&generation.snapshot, self.addresses());
+        self.shared.guard.listen(&generation.snapshot, self.addresses().into_iter().map(|bound| bound.address));
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // No step after this can fail.
@@ -264,7 +264,7 @@ impl Node {
         self.bound = bound;
         self.part_with_unused();
         self.current.store(generation.clone());
-        self.shared.guard.listen(&generation.snapshot, self.addresses());
+        self.shared.guard.listen(&generation.snapshot, self.addresses().into_iter().map(|bound| bound.address));
         self.shared.metrics.generation.set(generation.number as i64);
         let (mut sockets, mut queues) = (for_worker.into_iter(), queues.into_iter());
         let apply = |done| {

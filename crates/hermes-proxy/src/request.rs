@@ -1,11 +1,10 @@
-//! Every flow is a request: what came in, as one type, whatever it came as.
+//! The request type that all flows share, whatever protocol they arrived in.
 //!
-//! In: a request's head as hyper or h2 parsed it, or a TCP connection or UDP flow that a listener
-//! makes a request of. Out: `Request`, with its facts judged and its fields ready to be decided.
-//! Never: a decision, or a byte of the body.
+//! In: a request head that hyper or h2 parsed, or a TCP connection or UDP flow that a listener represents as a request.
+//! Out: a `Request` whose identity claims are checked and whose headers are ready for the decision. Never: a decision,
+//! or a byte of the body.
 
 mod capture;
-pub(crate) mod escape;
 mod target;
 
 use std::net::SocketAddr;
@@ -34,45 +33,44 @@ use crate::headers;
 use crate::live::{Connection, Entry};
 use crate::worker::Worker;
 
-/// How the client asked for something other than an HTTP response.
+/// The kind of exchange that the client requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// An ordinary exchange.
+    /// An ordinary HTTP exchange.
     Response,
     /// CONNECT (or a TCP connection accepted by a listener).
     Connect,
-    /// A tunnel by POST: bodies are the two directions. For UDP they carry capsules.
+    /// A tunnel by POST: the two bodies are the two directions. For UDP they carry capsules.
     Post,
-    /// h1 Upgrade or h2 extended CONNECT to this protocol.
+    /// HTTP/1.1 Upgrade or extended CONNECT to this protocol.
     Upgrade(Arc<str>),
 }
 
-/// A flow, as a request.
+/// A flow, represented as a request.
 pub(crate) struct Request<'a> {
     pub(crate) facts: Rc<Facts>,
     pub(crate) ask: Ask,
-    /// Version it was received in.
+    /// The HTTP version of the request.
     pub(crate) version: Version,
-    /// `http` or `https`, as the client said.
+    /// `http` or `https`, as the client sent it.
     pub(crate) scheme: http::uri::Scheme,
-    /// The authority in the client's own spelling: names compare without regard to case, but they
-    /// are passed on as they came.
+    /// The authority in the client's spelling. Comparisons ignore case, but the spelling is forwarded unchanged.
     pub(crate) host: HeaderValue,
     pub(crate) body: RequestBody,
     pub(crate) trace: Traceparent,
-    /// Where interim responses go; only for clients that can be sent any.
+    /// Receives interim responses; `None` if the client cannot receive any.
     pub(crate) interim: Option<Arc<Interim>>,
     pub(crate) connection: Option<Rc<Connection>>,
-    /// What the client sends before its tunnel is open, where that can be read.
+    /// Data that the client sends before its tunnel is open, if it can be read.
     pub(crate) early: Option<Early<'a>>,
-    /// It came in custody.
+    /// Set if the request arrived in custody.
     pub(crate) arrived: Option<Arrived>,
     /// A hash of what an untrusted client claimed in `X-Forwarded-For` and the like; 0 if nothing.
     pub(crate) claimed: u64,
 }
 
 impl Request<'_> {
-    /// It came by this connection.
+    /// Records the connection on which the request arrived.
     pub(crate) fn came_by(&mut self, connection: &Rc<Connection>) {
         connection.claimed.set(self.claimed);
         if self.claimed != 0 && connection.is_shared.get() {
@@ -81,14 +79,14 @@ impl Request<'_> {
         self.connection = Some(connection.clone());
     }
 
-    /// The client sends its body only after a 100.
+    /// True if the client sends its body only after `100 Continue`.
     pub(crate) fn expects_continue(&self) -> bool {
         let expect = self.facts.headers.get(http::header::EXPECT);
         expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
     }
 
-    /// What the request would be as a tunnel by POST: to `/` for TCP, to the path of CONNECT-UDP
-    /// for UDP. `None` where it is none: a POST that says what it brings is what it looks like.
+    /// The request as a tunnel by POST: to `/` for TCP, or to the CONNECT-UDP path for UDP. `None` for an ordinary
+    /// POST, such as one with a declared length or content type.
     pub(crate) fn as_post_tunnel(&self) -> Option<(Facts, HeaderValue)> {
         let facts = &*self.facts;
         let is_bare = facts.method == Method::POST
@@ -106,8 +104,8 @@ impl Request<'_> {
         Some((Facts { kind: Kind::Udp, authority, ..facts.clone() }, host))
     }
 
-    /// The request of a live session: of a flow of datagrams, to open its tunnel anew. Of another one its content and its
-    /// manner are to be said beside.
+    /// Recreates the request of a live session, to open its tunnel again. The result is complete for a flow of
+    /// datagrams; for other kinds, the caller sets body and kind of exchange.
     pub(crate) fn again(entry: &Entry) -> Self {
         let protocol = if entry.facts.kind == Kind::Ip { "connect-ip" } else { "connect-udp" };
         Self {
@@ -127,7 +125,7 @@ impl Request<'_> {
     }
 }
 
-/// Where a request came from.
+/// The origin of a request: connection, peer and trust.
 pub(crate) struct Origin<'a> {
     pub(crate) worker: &'a Worker,
     pub(crate) listener: &'a Listener,
@@ -137,14 +135,14 @@ pub(crate) struct Origin<'a> {
     pub(crate) secure: bool,
 }
 
-/// What could be read of a request that is refused before it is decided.
+/// The readable parts of a request that is rejected before the decision.
 pub(crate) struct Rejected {
     pub(crate) error: Error,
     pub(crate) facts: Facts,
     pub(crate) trace: Traceparent,
 }
 
-/// Makes a request of a parsed head.
+/// Builds a request from a parsed head.
 ///
 /// # Errors
 /// The request is malformed, or claims an identity that it may not claim.
@@ -160,42 +158,42 @@ pub(crate) fn from_head<'a>(
         Err(error) => {
             let kind = if parts.method == Method::CONNECT { Kind::Tcp } else { Kind::Http };
             if matches!(error, Error::TooManyLines(_)) {
-                // The fields are freed before the client has read the refusal.
+                // Frees the fields at once; the client may read its rejection slowly.
                 parts.headers = HeaderMap::new();
             }
             return Err(Box::new(Rejected { error, facts: unknown_facts(origin, kind, parts), trace }));
         }
     };
-    // Before anything is set or judged: a client's `Connection` ends what the client sent, and nothing else.
+    // The hop-by-hop fields go first: a client's `Connection` header must not remove fields that this node sets.
     headers::strip_hop_by_hop(&mut parts.headers);
     let mut claimed = 0;
     if !origin.trust.is_proxy() {
-        // By the connection, not by the scheme that the client names. A node may say that its own client used no TLS:
-        // a claim of less protection harms nobody.
+        // The connection decides, not the scheme that the client names. A node may report that its own client used no
+        // TLS: a claim of less protection is harmless.
         let is_plain_before = origin.trust.is_believed()
             && (target.scheme == http::uri::Scheme::HTTP || headers::is_plain_before(&parts.headers));
         let is_secure = origin.secure && !is_plain_before;
         claimed = headers::replace_claims(&mut parts.headers, origin.source, &target.host, &target.scheme, is_secure);
     }
     let version = parts.version;
-    // A name has an address only where it is captured: the node there tells which. It may tell any.
+    // The address of a name is known only to the node that captured the packets. A trusted node may report any address.
     let told = (target.kind == Kind::Ip && origin.trust.is_believed())
         .then(|| parts.headers.get(headers::NETWORK)?.to_str().ok()?.parse::<IpNet>().ok())
         .flatten();
     if target.kind == Kind::Ip {
-        // Routes match on it: it says what the path says, and nothing else.
+        // Routes can match on this field, so it must agree with the path.
         match target.network.and_then(|network| HeaderValue::from_str(&network.to_string()).ok()) {
             Some(network) => drop(parts.headers.insert(headers::NETWORK, network)),
             None => drop(parts.headers.remove(headers::NETWORK)),
         }
     }
-    // An upgrade keeps its HTTP/1.1 method, for the decision and over HTTP/1.1 hops. Over extended CONNECT only a node
-    // may name a method other than GET.
+    // An upgrade keeps its method for the decision and on HTTP/1.1 hops. Over extended CONNECT, only a node may name a
+    // method other than GET.
     let told_method = origin.trust.is_believed().then(|| parts.headers.remove(headers::METHOD)).flatten();
     let method = match (&target.ask, target.kind) {
         (Ask::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {
             let told = told_method.and_then(|method| Method::from_bytes(method.as_bytes()).ok());
-            // CONNECT is no upgrade.
+            // CONNECT is not a valid method for an upgrade.
             told.filter(|method| *method != Method::CONNECT).unwrap_or(Method::GET)
         }
         _ => parts.method,
@@ -210,7 +208,7 @@ pub(crate) fn from_head<'a>(
         authority: target.authority,
         path: target.path,
         headers: parts.headers,
-        told: told.filter(|_| target.network.is_none()),
+        announced_network: told.filter(|_| target.network.is_none()),
         network: target.network,
         protocol: target.protocol,
     };
@@ -230,8 +228,8 @@ pub(crate) fn from_head<'a>(
     })
 }
 
-/// Makes a request of a raw TCP connection or UDP flow. `spelled` is the authority in the client's own
-/// spelling, where a client wrote it.
+/// Builds a request from a raw TCP connection or UDP flow. `spelled` is the authority in the client's spelling, or
+/// empty.
 ///
 /// # Errors
 /// The listener's own header set claims an identity that its peers may not claim.
@@ -255,7 +253,7 @@ pub(crate) fn from_flow<'a>(
         path,
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     };
     let trace = headers::trace(&facts.headers, origin.worker.random());
@@ -276,10 +274,10 @@ pub(crate) fn from_flow<'a>(
     })
 }
 
-/// Makes a request of a flow whose client says whom it is for: HOST:PORT, in its own spelling.
+/// Builds a request from a flow whose client names its target as HOST:PORT.
 ///
 /// # Errors
-/// That is no authority, or as [`from_flow`].
+/// The text is not a valid authority, or an error of [`from_flow`].
 pub(crate) fn from_target<'a>(origin: &Origin<'_>, kind: Kind, text: &str) -> Result<Request<'a>, Box<Rejected>> {
     match Authority::parse(text, None) {
         Ok(authority) => from_flow(origin, kind, &authority, text),
@@ -293,7 +291,7 @@ pub(crate) fn from_target<'a>(origin: &Origin<'_>, kind: Kind, text: &str) -> Re
     }
 }
 
-/// The authority with the name in it that its address stands for, if it does.
+/// The authority with its virtual address replaced by the name. `None` if the address is not virtual.
 fn named(worker: &Worker, authority: &Authority) -> Option<Authority> {
     if worker.generation().name_tables().is_empty() {
         return None;
@@ -307,7 +305,7 @@ fn udp_path(authority: &Authority) -> PathAndQuery {
     path.parse().unwrap_or_else(|_| PathAndQuery::from_static("/"))
 }
 
-/// Judges the claimed identity, and sets the listener's headers over it.
+/// Checks the claimed identity, and applies the listener's headers.
 fn complete(origin: &Origin<'_>, mut facts: Facts, trace: Traceparent) -> Result<Facts, Box<Rejected>> {
     let generation = origin.worker.generation();
     match settle(&mut facts, origin.listener, &generation.snapshot) {
@@ -330,20 +328,20 @@ fn complete(origin: &Origin<'_>, mut facts: Facts, trace: Traceparent) -> Result
     }
 }
 
-/// The authority as a field value: `text` if it is the same but for case, else the one spelling.
+/// The authority as a header value: `text` if it differs only in case, otherwise the canonical spelling.
 fn host_value(authority: &Authority, text: &str) -> HeaderValue {
     let canonical = authority.to_string();
     let spelled = if text.eq_ignore_ascii_case(&canonical) { text } else { &canonical };
-    // `Authority::parse` lets only such bytes pass as a field value may have.
+    // `Authority::parse` accepts only bytes that are valid in a header value.
     HeaderValue::from_str(spelled).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
-/// "unknown" is a legal host: this cannot fail.
+/// A placeholder authority. "unknown" is a valid host, so parsing cannot fail.
 fn unknown_authority() -> Authority {
     Authority::parse("unknown", None).unwrap_or_else(|_| unreachable!("a constant that parses"))
 }
 
-/// Facts of a request whose target could not be read, for its record.
+/// Facts for the access log, of a request whose target is invalid.
 fn unknown_facts(origin: &Origin<'_>, kind: Kind, parts: Parts) -> Facts {
     Facts {
         listener: origin.listener.name.clone(),
@@ -356,7 +354,7 @@ fn unknown_facts(origin: &Origin<'_>, kind: Kind, parts: Parts) -> Facts {
         path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
         headers: parts.headers,
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     }
 }

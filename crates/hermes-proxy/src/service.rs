@@ -1,4 +1,4 @@
-//! What a decision leads to: one file an action.
+//! The actions of a route, one file each.
 
 pub(crate) mod forward;
 pub(crate) mod max_forwards;

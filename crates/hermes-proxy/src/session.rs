@@ -1,8 +1,7 @@
-//! A session: from a request to the value that was decided for it, and the one match on that value.
+//! A session: decides a request, and acts on the decision with one `match`.
 //!
-//! In: a `Request`, whatever it came as. Out: a response, or an open tunnel with its far end.
-//! Whoever accepted the request sends the one or relays the other. This is the middle of the house:
-//! decide first into a value, then act on the value.
+//! In: a `Request` of any protocol. Out: a response, or an open tunnel with its far end. The listener sends the
+//! response or relays the tunnel. The decision is a value first; only then does the node act on it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,26 +31,26 @@ use crate::stream::ByteStream;
 use crate::worker::Worker;
 use crate::{copy, custody, filters, headers, upgrade};
 
-/// What became of a request.
+/// The outcome of a request.
 pub(crate) enum Served {
-    /// Send this.
+    /// Send this response.
     Response(Response<ResponseBody>),
     /// Send the head, then relay.
     Tunnel(Box<Tunnel>),
 }
 
-/// An open tunnel, before its client's side joins it.
+/// An open tunnel, before the client's side joins it.
 pub(crate) struct Tunnel {
     /// The head for the client: 200 or 101.
     pub(crate) head: Response<()>,
     pub(crate) far: Far,
     pub(crate) session: Session,
-    /// The request's body, where the tunnel is carried in bodies.
+    /// The request's body, if the tunnel is carried in bodies.
     pub(crate) body: Option<RequestBody>,
 }
 
 impl Tunnel {
-    /// Takes the head, to be sent.
+    /// Takes the head, for sending.
     pub(crate) fn head_parts(&mut self) -> Response<()> {
         std::mem::take(&mut self.head)
     }
@@ -59,15 +58,15 @@ impl Tunnel {
 
 /// The far end of a tunnel.
 pub(crate) enum Far {
-    /// Bytes, unopened.
+    /// Uninterpreted bytes.
     Stream(ByteStream),
-    /// Opened here.
+    /// Datagrams or packets, unpacked at this node.
     Datagrams(Port),
-    /// Records of a neighbour.
+    /// The custody channel of a neighbour.
     Custody(Rc<custody::channel::Way>),
 }
 
-/// What a listener gives the client's side of a tunnel as.
+/// The client's side of a tunnel, from the listener.
 pub(crate) enum Near {
     Stream(ByteStream),
     Datagrams(Port),
@@ -100,13 +99,13 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         let (status, label) = (StatusCode::TOO_EARLY, "http_request_denied");
         return fail(session, &Error::Denied { status, reason, label });
     }
-    // WebSockets and the like are exchanges until they are upgraded, and tunnels from then on.
+    // WebSockets and other upgrades count as exchanges until the switch, and as tunnels afterwards.
     if request.ask != Ask::Response && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
     let alternative = alternative(&request).filter(|_| !leads_to_others(&route.action));
     let body = request.body.clone();
-    // The client's side may end meanwhile, by the sweep, a reload or its own doing.
+    // The sweep, a reload or the client may end the session meanwhile.
     let acted = {
         let end = session.entry.end.wait();
         let act = act(worker, &generation, &session, &route, request);
@@ -119,7 +118,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
     match acted {
         Ok(Acted::Response(mut response)) => {
             if let Some(alternative) = alternative {
-                // What the route says itself, it means.
+                // A value that the route sets takes precedence.
                 response.headers_mut().entry(ALT_SVC).or_insert(alternative);
             }
             finish(session, response)
@@ -148,7 +147,7 @@ fn alternative(request: &Request<'_>) -> Option<HeaderValue> {
     request.connection.as_ref().filter(|_| is_ours)?.alternative.get().cloned()
 }
 
-/// Answers a request that was refused before it could be decided.
+/// Answers a request that was rejected before the decision.
 pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<ResponseBody> {
     let session = Session::begin(worker, Rc::new(rejected.facts), None, rejected.trace);
     match fail(session, &rejected.error) {
@@ -157,8 +156,8 @@ pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<Respon
     }
 }
 
-/// Decides, after settling what a POST is: on a listener that accepts tunnels by POST it is one if
-/// the first route to match it as one says its `kind`.
+/// Decides, and classifies a POST first. On a listener that accepts tunnels by POST, the request is a tunnel if the
+/// first route that matches it as one names its `kind`.
 fn decide_request(generation: &Generation, request: &mut Request<'_>) -> Decision {
     let accepts = |request: &Request<'_>| {
         generation.listener(&request.facts.listener).is_some_and(|listener| listener.accept_post)
@@ -177,7 +176,7 @@ fn decide_request(generation: &Generation, request: &mut Request<'_>) -> Decisio
     decide(&request.facts, &generation.snapshot)
 }
 
-/// What an action came to.
+/// The outcome of an action.
 enum Acted {
     Response(Response<Body>),
     Tunnel { head: Response<()>, far: Far, body: Option<RequestBody> },
@@ -205,7 +204,7 @@ async fn act(
             respond::redirect(redirect, &Vars { facts: &entry.facts, node }).map(Acted::Response)
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }), Kind::Tcp) => {
-            // Boxed, as all that is not the common way of a request: futures are moved, and size is time.
+            // Boxed, like all less common paths: futures are moved, so their size costs time.
             let stream = Box::pin(terminate::tcp(worker, entry, terminate, route)).await?;
             Ok(tunnel(&mut request, Far::Stream(stream)))
         }
@@ -225,7 +224,7 @@ async fn act(
     }
 }
 
-/// A tunnel that ends here: the client is told so in its own version's way.
+/// Accepts a tunnel that ends at this node, in the version of the client.
 fn tunnel(request: &mut Request<'_>, far: Far) -> Acted {
     let head = upgrade::accepted(&request.ask, request.version, &request.facts, None);
     let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
@@ -249,8 +248,8 @@ async fn to_upstream(
     let forward = forward(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
         let mut response = filters::send(&forward, NextHop::Upstream(state), request.arrived).await?;
-        // To our clients we are the origin (RFC 9110, 3.7). What the one behind us says of itself leads them to ports of
-        // ours where it is not, or past us (RFC 7838, 2: only the origin itself may say where else it is).
+        // For its clients, this node is the origin (RFC 9110, 3.7). An upstream's `Alt-Svc` would send clients to ports
+        // that this node does not serve, or around it (RFC 7838, 2: only the origin may advertise alternatives).
         if !leads_to_others(&route.action) {
             response.headers_mut().remove(ALT_SVC);
         }
@@ -261,7 +260,7 @@ async fn to_upstream(
             let response = Box::pin(custody::forward::handle(custody, state, request.arrived, &forward)).await?;
             return respond_with(generation, session, route, response);
         }
-        // What the client sent ahead is read from its stream, which is in custody from here on.
+        // Data that the client sent early is read from its stream, which is in custody from here on.
         let stream = custody::forward::tunnel(&forward, state, custody)?;
         drop(forward);
         return Ok(tunnel(&mut request, Far::Stream(ByteStream::Custody(Box::new(stream)))));
@@ -271,7 +270,7 @@ async fn to_upstream(
     tunnel_on(generation, session, route, request, opened)
 }
 
-/// Turns what the next proxy or an origin answered to a tunnel request into the session's outcome.
+/// Converts the response to a tunnel request into the session's outcome.
 fn tunnel_on(
     generation: &Generation,
     session: &Session,
@@ -282,7 +281,7 @@ fn tunnel_on(
     let (stream, head) = match opened {
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => {
-            // The client gets it as it is; the record says who gave it.
+            // The client receives the response unchanged; the access log names the peer that sent it.
             let peer = session.entry.peer.borrow().clone().unwrap_or_default();
             session.entry.fail(&Error::Refused { peer, status: response.status() });
             return respond_with(generation, session, route, response);
@@ -323,12 +322,12 @@ async fn to_origin(
     respond_with(generation, session, route, response)
 }
 
-/// Where interim responses go: to clients that can be sent some, and to those who wait for a 100.
+/// The receiver of interim responses, for clients that can receive them or wait for `100 Continue`.
 fn interim(request: &mut Request<'_>) -> Option<Arc<Interim>> {
     request.interim.take().or_else(|| request.expects_continue().then(Arc::default))
 }
 
-/// What is forwarded of a request.
+/// Builds the forwarded form of a request.
 pub(crate) fn forward<'a>(
     worker: &'a Rc<Worker>,
     generation: &'a Generation,
@@ -337,7 +336,7 @@ pub(crate) fn forward<'a>(
     request: &'a Request<'_>,
     interim: Option<Arc<Interim>>,
 ) -> Forward<'a> {
-    // An upgrade may have a body before the tunnel; for a tunnel by POST the body is the tunnel.
+    // An upgrade may have a body before the tunnel. In a tunnel by POST, the body is the tunnel.
     let has_body = match request.ask {
         Ask::Response => true,
         Ask::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,
@@ -369,7 +368,7 @@ fn respond_with(
 ) -> Result<Acted, Error> {
     let (mut parts, body) = response.into_parts();
     let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
-    // It may have been asked for by another one than at first.
+    // The route may have changed since the first decision.
     let led = session.entry.route.borrow().clone();
     let rewrite = led.as_deref().unwrap_or(route).rewrite.as_ref();
     clean_response(&mut parts, &generation.via, rewrite, &vars)?;
@@ -386,7 +385,7 @@ fn finish(session: Session, mut response: Response<Body>) -> Served {
     Served::Response(response.map(|body| ResponseBody::new(body, session)))
 }
 
-/// A node before this one may know another way.
+/// Tells a previous node that nothing of the request was sent on, so that it may try another path.
 fn say_unsent(entry: &Entry, headers: &mut HeaderMap) {
     if entry.facts.trust.is_believed() {
         headers.insert(headers::UNSENT, HeaderValue::from_static("1"));
@@ -433,18 +432,18 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
         }
         (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
         (Near::Stream(near), Far::Custody(way)) => custody::channel::carry_accepted(&session, near, &way).await,
-        // It is asked for by name, and no flow of datagrams has that.
+        // Custody channels are requested by name, so a flow of datagrams never has one.
         (Near::Datagrams(_), Far::Custody(_)) => {}
     }
 }
 
-/// How long the packets may be that go to the client's side, as its nodes have said.
+/// The maximum size of packets towards the client, as the previous nodes reported it.
 fn told_mtu(entry: &Entry) -> Option<usize> {
     entry.facts.trust.is_believed().then(|| headers::mtu(&entry.facts.headers)).flatten()
 }
 
-/// Whether the two have to be passed on datagram by datagram: QUIC's are no bytes of the stream, and what
-/// moves to another tunnel must not break off within a capsule.
+/// True if the relay must handle single datagrams. QUIC datagrams are not part of the stream, and a flow that moves to
+/// another tunnel must not stop within a capsule.
 fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool {
     let moves = || entry.route.borrow().as_ref().is_some_and(|route| route.on_change == OnChange::Move);
     match entry.facts.kind {
@@ -454,8 +453,8 @@ fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool 
     }
 }
 
-/// The far port of a flow whose route changed. A node is told along with the request what has to be said: else a round
-/// trip of the whole way would pass before.
+/// Opens a new far port for a flow whose route changed. The capsules in `said` travel with the request, which saves a
+/// round trip along the whole path.
 async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said: Bytes) -> Result<Reopened, Error> {
     let generation = worker.generation();
     let within = route.timeout.connect;

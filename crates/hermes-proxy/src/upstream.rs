@@ -1,8 +1,7 @@
 //! Upstreams at run time: endpoints with their health and load, shared by all workers.
 //!
-//! In: the upstreams of a snapshot. Out: an endpoint for a session, and what became of it.
-//! An upstream that did not change keeps its state over a swap of the snapshot.
-//! Never: connections; those belong to a worker (`pool`).
+//! In: the upstreams of a snapshot. Out: an endpoint for a session, and a record of its outcome. An unchanged upstream
+//! keeps its state when the snapshot is replaced. Never: connections, which belong to a worker (`pool`).
 
 pub(crate) mod connect;
 pub(crate) mod exchange;
@@ -25,29 +24,29 @@ use self::connect::Destination;
 use self::pool::{PoolKey, Wish};
 use crate::reverse::{Bundle, Presence};
 
-/// Endpoints that a session tries by itself while it gets no connection.
+/// Maximum number of endpoints that a session tries on its own while it gets no connection.
 const MOST_FAILOVERS: usize = 8;
 
-/// An endpoint's state, as all workers see it.
+/// The state of an endpoint, shared by all workers.
 pub(crate) struct Endpoint {
     pub(crate) target: Target,
-    /// For people: `ingress/192.0.2.1:9443`, `devices/alice-laptop`.
+    /// The label for logs and records: `ingress/192.0.2.1:9443`, `devices/alice-laptop`.
     pub(crate) label: Arc<str>,
-    /// Its part of the label, for metrics.
+    /// The endpoint part of the label, for metrics.
     pub(crate) name: Arc<str>,
     /// The authority of requests to the endpoint itself: its address, or the name that TLS verifies, with its port.
     pub(crate) authority: Arc<str>,
     pub(crate) in_flight: AtomicUsize,
-    /// What active checks say; true without any.
+    /// The result of active health checks; true without checks.
     pub(crate) healthy: AtomicBool,
     passive: outlier::Passive,
 }
 
-/// Where an endpoint is.
+/// The location of an endpoint.
 pub(crate) enum Target {
-    /// At an address, which is dialled. Connections may be kept to it.
+    /// An address, which this node dials. The bundle holds the reverse connections that it keeps to the endpoint.
     Address { host: Arc<str>, port: u16, bundle: Bundle },
-    /// Behind connections that this node keeps to us.
+    /// A node that is reached over its reverse connections.
     Node(Arc<Presence>),
 }
 
@@ -87,7 +86,7 @@ impl Endpoint {
         self.healthy.load(Ordering::Relaxed) && !self.passive.rests(now) && self.is_here()
     }
 
-    /// It may be dialled, or has dialled.
+    /// True if the endpoint can be dialled or has reverse connections.
     fn is_here(&self) -> bool {
         match &self.target {
             Target::Address { .. } => true,
@@ -96,31 +95,31 @@ impl Endpoint {
     }
 }
 
-/// TLS towards an upstream.
+/// TLS settings for an upstream.
 #[derive(Clone)]
 pub(crate) struct ClientTls {
     pub(crate) config: Arc<RustlsClientConfig>,
-    /// For HTTP/3.
+    /// The settings for HTTP/3.
     pub(crate) quic: Option<hermes_net::quic::ClientConfig>,
-    /// What SNI asks for.
+    /// The server name for SNI.
     pub(crate) name: Arc<str>,
-    /// The far end is proven to be a node of this overlay.
+    /// TLS proves that the peer is a node of this overlay.
     pub(crate) proves_node: bool,
 }
 
-/// An upstream's state.
+/// The state of an upstream.
 pub(crate) struct UpstreamState {
-    /// Unique in this process: pools are keyed by it, so that a changed upstream or a renewed
-    /// identity never meets an old connection.
+    /// Unique in this process. Pools use it as a key, so that a changed upstream or a renewed identity never reuses an
+    /// old connection.
     pub(crate) id: u64,
     pub(crate) config: Arc<Upstream>,
-    /// Those of `backup` are the last ones.
+    /// All endpoints; those of `backup` come last.
     pub(crate) endpoints: Vec<Endpoint>,
-    /// Where they begin.
+    /// The index of the first backup endpoint.
     first_backup: usize,
     pub(crate) tls: Option<ClientTls>,
     turn: AtomicUsize,
-    /// Requests and, of those, retries under way: the retry budget.
+    /// The active requests and retries, for the retry budget.
     pub(crate) active: AtomicUsize,
     pub(crate) retrying: AtomicUsize,
 }
@@ -145,12 +144,12 @@ impl UpstreamState {
         }
     }
 
-    /// Where an endpoint is. `source` is the session's, for those who ask for a PROXY header.
+    /// The dial target of an endpoint. `source` is the session's source, for a PROXY header.
     pub(crate) fn destination(&self, index: usize, source: SocketAddr) -> Destination<'_> {
         let endpoint = &self.endpoints[index];
         let (host, port) = match &endpoint.target {
             Target::Address { host, port, .. } => (&**host, *port),
-            // Nobody can dial it.
+            // A node target is never dialled.
             Target::Node(presence) => (&*presence.node, 0),
         };
         Destination {
@@ -165,7 +164,7 @@ impl UpstreamState {
         }
     }
 
-    /// What a session wants of an endpoint's pool.
+    /// The connection spec of a session for an endpoint's pool.
     pub(crate) fn wish(&self, index: usize, source: SocketAddr, connect_within: Duration, fresh: bool) -> Wish<'_> {
         Wish {
             destination: self.destination(index, source),
@@ -181,7 +180,7 @@ impl UpstreamState {
         }
     }
 
-    /// The pool of an endpoint's connections. Those that a node keeps are no upstream's own.
+    /// The pool key of an endpoint. All upstreams share the pool of a node's reverse connections.
     pub(crate) fn pool_key(&self, index: usize) -> PoolKey {
         let endpoint = &self.endpoints[index];
         match &endpoint.target {
@@ -190,11 +189,10 @@ impl UpstreamState {
         }
     }
 
-    /// Chooses an endpoint, if possible none of `avoid` (those that just failed). `now` is the
-    /// node's clock in milliseconds, `random` a fresh random number. Where every endpoint is
-    /// unhealthy there is none: an error now is better than a timeout later. Where they merely
-    /// rest after failures, they are tried: the pause was a guess. Those of `backup` come into it, in
-    /// their order, where each time none of the others does.
+    /// Chooses an endpoint, if possible none of `avoid`, which just failed. `now` is the node's clock in milliseconds,
+    /// `random` a fresh random number. If every endpoint is unhealthy, none is chosen: an immediate error is better
+    /// than a timeout. Ejected endpoints are used if no other remains, since the ejection time is only an estimate.
+    /// Backup endpoints are chosen, in their order, if no primary one qualifies.
     pub(crate) fn choose(&self, facts: &Facts, now: u64, random: u64, avoid: &[usize]) -> Option<usize> {
         if self.endpoints.len() == 1 {
             return self.endpoints[0].healthy.load(Ordering::Relaxed).then_some(0);
@@ -209,19 +207,19 @@ impl UpstreamState {
         among(&|index| takes(index) && !avoid.contains(&index)).or_else(|| among(&takes)).or_else(|| among(&is_healthy))
     }
 
-    /// Whether this endpoint is there for when none of the others is up.
+    /// True if the endpoint is a backup, for use when no primary one is available.
     pub(crate) fn is_backup(&self, index: usize) -> bool {
         index >= self.first_backup
     }
 
-    /// Whether a session that nothing was sent of goes on to another endpoint than those that it tried, whatever its route says of
-    /// retries. Of nodes, and where there is a backup, one that died is the rule.
+    /// True if a session that sent nothing may try another endpoint, even without `retry` on its route. Nodes and
+    /// upstreams with backups fail over so, since the loss of an endpoint is normal there.
     pub(crate) fn has_another(&self, tried: &[usize], now: u64) -> bool {
         let mut others = self.endpoints.iter().enumerate().filter(|(index, _)| !tried.contains(index));
         tried.len() < self.failovers() && others.any(|(_, endpoint)| endpoint.takes_sessions(now))
     }
 
-    /// How many endpoints it tries then.
+    /// The maximum number of endpoints for such a failover.
     pub(crate) fn failovers(&self) -> usize {
         let is_node = |endpoint: &Endpoint| matches!(endpoint.target, Target::Node(_));
         let proves_node = self.tls.as_ref().is_some_and(|tls| tls.proves_node);
@@ -229,7 +227,7 @@ impl UpstreamState {
         if fails_over { self.endpoints.len().min(MOST_FAILOVERS) } else { 0 }
     }
 
-    /// The endpoint of this label, where it takes sessions and stands in for no other one.
+    /// The endpoint with this label, if it accepts sessions and is not a backup.
     pub(crate) fn takes_again(&self, label: &str, now: u64) -> Option<usize> {
         self.endpoints[..self.first_backup]
             .iter()
@@ -253,35 +251,34 @@ impl UpstreamState {
             Balance::Hash(header) => {
                 let source = facts.source.ip().to_string();
                 let key = facts.headers.get(header).map_or(source.as_bytes(), |value| value.as_bytes());
-                // Rendezvous hashing: only the sessions of an endpoint that goes or comes move.
+                // Rendezvous hashing: if an endpoint joins or leaves, only its own sessions move.
                 candidates.iter().copied().max_by_key(|index| weight(key, &self.endpoints[*index].name))?
             }
         })
     }
 
-    /// A session ended well, as far as its endpoint goes.
+    /// Records a success of the endpoint.
     pub(crate) fn succeeded(&self, endpoint: usize) {
         self.endpoints[endpoint].passive.succeeded();
     }
 
-    /// A session failed by its endpoint's fault. True where the endpoint rests from now on.
+    /// Records a failure of the endpoint. True if the failure ejects it.
     pub(crate) fn failed(&self, endpoint: usize, now: u64) -> bool {
         self.endpoints[endpoint].passive.failed(&self.config.outlier, now)
     }
 
-    /// How many requests may be on another try at once. `budget` is the share of requests under
-    /// way, `floor` what is allowed however few those are.
+    /// The maximum number of concurrent retries. `budget` is a share of the active requests, `floor` the minimum.
     pub(crate) fn retries_allowed(&self, budget: f64, floor: usize) -> usize {
         let allowed = (self.active.load(Ordering::Relaxed) as f64 * budget) as usize;
         allowed.max(floor)
     }
 }
 
-/// FNV-1a (Fowler, Noll, Vo) over both, then the last mixing of MurmurHash3, without which keys
-/// that differ in their last letter alone prefer the same endpoint. Written out, since every worker,
-/// node and version of us must come to the same choice: the standard library promises none.
+/// FNV-1a (Fowler, Noll, Vo) over both, then the finalizer of MurmurHash3. Without the finalizer, keys that differ only
+/// in their last character prefer the same endpoint. Implemented here, since every worker, node and version must choose
+/// the same endpoint, and the standard library guarantees no stable hash.
 fn weight(key: &[u8], endpoint: &str) -> u64 {
-    // No byte of text: where the key ends and the endpoint begins cannot be mistaken.
+    // This byte never occurs in UTF-8, so it separates key and endpoint unambiguously.
     const BETWEEN: u8 = 0xff;
     let bytes = key.iter().chain([&BETWEEN]).chain(endpoint.as_bytes());
     let mut hash =
@@ -292,7 +289,7 @@ fn weight(key: &[u8], endpoint: &str) -> u64 {
     hash ^ (hash >> 33)
 }
 
-/// Counts a session on an endpoint while it lives.
+/// Counts a session on an endpoint for its lifetime.
 pub(crate) struct InFlight {
     state: Arc<UpstreamState>,
     endpoint: usize,
@@ -311,7 +308,7 @@ impl Drop for InFlight {
     }
 }
 
-/// What a tunnel with a connection to itself holds at its endpoint for as long as it lasts.
+/// The resources of a tunnel with a dedicated connection, held for its lifetime.
 pub(crate) struct Seat {
     _in_flight: Option<InFlight>,
     _permit: pool::Permit,
@@ -327,7 +324,7 @@ impl Seat {
 mod tests {
     use super::weight;
 
-    /// The numbers are of a program of their own: a change would send every session elsewhere.
+    /// Computed by an independent program: a change would move every session to another endpoint.
     #[test]
     fn weights_are_the_same_for_every_version() {
         assert_eq!(weight(b"", "192.0.2.1:80"), 0x3ef0_705c_dcce_28ec);
@@ -344,7 +341,7 @@ mod tests {
             let choice = (0..4).max_by_key(|index: &usize| weight(key.as_bytes(), endpoints[*index]));
             shares[choice.unwrap_or_default()] += 1;
         }
-        // A fair draw strays by more than 150 from 1000 once in ten million.
+        // A fair distribution deviates by more than 150 from 1000 once in ten million.
         assert!(shares.iter().all(|share| (850..1_150).contains(share)), "{shares:?}");
     }
 }

@@ -4,8 +4,9 @@
 //! they are dropped. It never fakes a peer: every origin listens on a socket and every client opens one.
 //! Not published; nothing of the product depends on it.
 
+pub mod binary;
 pub mod ca;
-
+pub mod control;
 pub mod dialog;
 pub mod dns;
 pub mod door;
@@ -24,7 +25,6 @@ pub mod netns;
 pub mod origin;
 pub mod overlay;
 pub mod patience;
-pub mod pattern;
 pub mod process;
 pub mod proxy_header;
 pub mod python;
@@ -39,3 +39,4 @@ pub mod tunnel;
 pub mod unstable;
 
 pub use error::{Error, Result};
+pub use hermes_pattern as pattern;

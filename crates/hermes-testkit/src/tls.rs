@@ -6,9 +6,15 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig, client::Resumption, crypto::aws_lc_rs, server::WebPkiClientVerifier,
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+    client::{
+        Resumption, WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::aws_lc_rs,
+    server::WebPkiClientVerifier,
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 
 use crate::{Error, Result, ca::Identity};
 
@@ -51,6 +57,64 @@ pub fn client(ca: &str, identity: Option<&Identity>, alpn: &[&str]) -> Result<Ar
     config.alpn_protocols = protocols(alpn);
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
+}
+
+/// The same, which checks the chain of the server's certificate but not the server's name. Controllers are known by
+/// their SPIFFE identity, and an address is no part of it.
+///
+/// # Errors
+/// When the PEM is not what it should be.
+pub fn client_of_any_name(ca: &str, identity: &Identity, alpn: &[&str]) -> Result<Arc<ClientConfig>> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(ca)?), provider);
+    let verifier = AnyName(builder.build().map_err(refused)?);
+    let mut config = Arc::unwrap_or_clone(client(ca, Some(identity), alpn)?);
+    config.dangerous().set_certificate_verifier(Arc::new(verifier));
+    Ok(Arc::new(config))
+}
+
+#[derive(Debug)]
+struct AnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for AnyName {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        // The chain is checked before the name.
+        match self.0.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            other => other,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, cert, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }
 
 fn roots(pem: &str) -> Result<RootCertStore> {

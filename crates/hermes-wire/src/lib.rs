@@ -16,6 +16,7 @@ pub mod dns;
 pub mod h3;
 pub mod ip;
 pub mod proxy_protocol;
+pub mod request_target;
 pub mod socks5;
 pub mod traceparent;
 pub mod varint;

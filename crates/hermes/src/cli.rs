@@ -8,7 +8,6 @@ mod backup;
 mod check;
 mod completions;
 mod controller;
-mod demo;
 mod doctor;
 mod envoy;
 mod explain;
@@ -57,7 +56,7 @@ enum Verb {
     Check(check::Check),
     Explain(explain::Explain),
     Fetch(fetch::Fetch),
-    Demo(demo::Demo),
+    Demo(hermes_demo::Demo),
     Doctor(doctor::Doctor),
     Health(health::Health),
     Install(install::Install),

@@ -7,7 +7,6 @@
 
 mod agent;
 mod cli;
-mod demo;
 mod document;
 mod handover;
 mod kubernetes;

@@ -8,11 +8,11 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use super::super::content::{Charge, Content, Shape};
-use super::super::disk::FileId;
 use super::super::flight::Flight;
 use super::super::head::{Head, Millis};
 use super::super::key::Vary;
 use super::Stored;
+use super::disk::FileId;
 use super::merge::Known;
 
 /// Responses to one target that are kept beside each other: who asks with ever other fields gets no more room.

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use super::super::content::{Content, MOST_RUNS};
-use super::super::disk::{Disk, FileId};
 use super::super::flight::Flight;
 use super::super::head::Head;
+use super::disk::{Disk, FileId};
 use super::index::State;
 use super::{Cache, LARGEST_SHARE};
 

@@ -6,8 +6,8 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderValue, Method, StatusCode, Version};
 
 use super::super::content::{CHUNK_COST, MOST_RUNS, Paid, Run};
-use super::super::disk::root::Root;
 use super::super::head::Times;
+use super::disk::root::Root;
 use super::*;
 use crate::lookup::RequestHead;
 

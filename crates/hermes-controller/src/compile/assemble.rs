@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hermes_model::document::keyword::Protocol;
 use hermes_model::document::listener::{Capture, Listener, ListenerTls};
 use hermes_model::document::route::{Match, Route, Terminate};
 use hermes_model::document::scalar::{DeviceName, Many, Prefix};
 use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
-use hermes_model::document::word::Protocol;
 use hermes_model::document::{Bind, Document, Identity};
 use hermes_model::facts::Kind;
 use hermes_model::pattern::UserPattern;

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use hermes_model::document::Document;
+use hermes_model::document::keyword::Protocol;
 use hermes_model::document::route::Route;
 use hermes_model::document::upstream::Upstream;
-use hermes_model::document::word::Protocol;
 use serde_json::json;
 
 use super::compile;
@@ -378,7 +378,7 @@ fn golden_documents_hold() {
 #[test]
 fn references_that_lead_nowhere_are_told() {
     let wrong = [
-        ("{kind: Node, name: n, links: ingres}", "did you mean ingress?"),
+        ("{kind: Node, name: n, links: ingres}", "did you mean \"ingress\"?"),
         ("{kind: Node, name: n, links: n}", "no link to itself"),
         ("{kind: Node, name: n, links: bob-laptop}", "nobody can dial bob-laptop"),
         ("{kind: Node, name: n, apps: {bind: 127.0.0.1:1, user: alice}}", "add n to the user's nodes"),

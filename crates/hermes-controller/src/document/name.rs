@@ -93,5 +93,5 @@ impl fmt::Debug for Reference {
     }
 }
 
-text_scalar!(Name, "a text (a name)");
-text_scalar!(Reference, "a text (a name, or PROVIDER/NAME)");
+text_scalar!(Name, "a string (a name)");
+text_scalar!(Reference, "a string (a name, or PROVIDER/NAME)");

@@ -1,7 +1,7 @@
 //! A network: prefixes of addresses, where their packets come out, and for whom.
 
+use hermes_model::document::policy::Timeout;
 use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Prefix};
-use hermes_model::document::treatment::Timeout;
 use serde::{Deserialize, Serialize};
 
 use super::is_default;

@@ -62,7 +62,7 @@ impl fmt::Display for ProgramDigest {
     }
 }
 
-text_scalar!(ProgramDigest, "a text (SHA-256 in hex)");
+text_scalar!(ProgramDigest, "a string (SHA-256 in hex)");
 
 /// Nodes take a change in waves, each larger than the one before; where it does not go well, all of it is taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use hermes_model::document::policy::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
 use hermes_model::document::route::MethodName;
 use hermes_model::document::scalar::Many;
-use hermes_model::document::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
 use hermes_model::pattern::{AuthorityPattern, PathPattern, PortPattern};
 use hermes_model::reach::Reach;
 use hermes_model::snapshot::{OnChange, Target};

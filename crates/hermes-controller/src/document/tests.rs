@@ -61,9 +61,9 @@ rôle: 3
         "document 1: name: \"x y\" is no name",
         "document 2: kind: \"Nod\" is no kind of document; write one of Overlay, Node",
         "document 3: kind: Objective is not in this version of Hermes; leave it out",
-        "Service/acme/VIDEO: fro: \"fro\" is no key here; did you mean for?",
+        "Service/acme/VIDEO: fro: unknown key \"fro\" (did you mean \"for\"?)",
         "Service/acme/VIDEO: at.http: ",
-        "Service/acme/VIDEO: for: for is missing; add it",
+        "Service/acme/VIDEO: for: missing key \"for\"",
         "Node/acme/VIDEO: provider: a Node is the operator's; leave provider out",
         "Node/acme/VIDEO: rôle: ",
     ];

@@ -29,8 +29,8 @@ use envoy_types::pb::envoy::extensions::transport_sockets::tls::v3::{
 use envoy_types::pb::envoy::r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern};
 use envoy_types::pb::google::protobuf::{BoolValue, UInt32Value, UInt64Value};
 use hermes_model::Problem;
+use hermes_model::document::keyword::Protocol;
 use hermes_model::document::listener::ListenerTls;
-use hermes_model::document::word::Protocol;
 use hermes_model::document::{AccessLog, Document, listener};
 use hermes_model::snapshot::ClientAuth;
 

@@ -1,4 +1,4 @@
-//! Authorities: one spelling for each, and the sentences for what is none.
+//! Authorities: each has one spelling, and any other text has an error message.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn one_name_has_one_spelling() {
 }
 
 #[test]
-fn what_is_no_authority_says_why() {
+fn invalid_authorities_say_why() {
     use AuthorityError::*;
     for (text, error) in [
         ("", EmptyHost),
@@ -53,7 +53,7 @@ fn what_is_no_authority_says_why() {
     ] {
         assert_eq!(Authority::parse(text, Some(80)), Err(error), "{text}");
     }
-    let label = "a".repeat(MAX_HOST);
+    let label = "a".repeat(MAX_HOST_BYTES);
     assert!(Authority::parse(&label, None).is_ok());
     assert_eq!(Authority::parse(&format!("{label}a"), None), Err(TooLong));
     assert!(Authority::parse(&"A.".repeat(100_000), None).is_err());

@@ -6,15 +6,18 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{Context, Report, carried, dns, header, packets};
+use super::context::Context;
+use super::report::Report;
+use super::{dns, header, ip_listener, packets};
 use crate::authority::Authority;
+use crate::document::keyword::Protocol;
 use crate::document::listener as section;
-use crate::document::scalar::{Many, Prefix};
-use crate::document::word::Protocol;
+use crate::scalar::{Many, Prefix};
 use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
-use crate::trust::{HERMES_USER, is_user_name};
+use crate::spiffe::is_user_name;
+use crate::trust::HERMES_USER;
 
-/// A listener; `None` where something is missing without which it is none.
+/// Builds a listener; `None` if an essential part is missing.
 pub(super) fn build(
     section: &section::Listener,
     at: &str,
@@ -22,29 +25,29 @@ pub(super) fn build(
     report: &mut Report,
 ) -> Option<Listener> {
     if section.http3 && section.tls.is_none() && section.protocol == Protocol::Http {
-        let message = "HTTP/3 is never in the clear; add tls: {} for this node's own certificate, or leave http3 out";
+        let message = "http3 requires TLS; add tls: {} to use this node's certificate, or remove http3";
         report.problem(format!("{at}.http3"), message);
     }
     if section.early_data && !section.http3 {
-        report.problem(format!("{at}.early-data"), "early data is HTTP/3's; add http3: true, or leave early-data out");
+        report.problem(format!("{at}.early-data"), "early-data requires HTTP/3; add http3: true, or remove early-data");
     }
-    fitting_keys(section, at, report);
+    check_keys(section, at, report);
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
     let user = set_headers.iter().find(|(name, _)| *name == HERMES_USER);
     if user.is_some_and(|(_, user)| !user.to_str().is_ok_and(is_user_name)) {
-        let message = "this is no user's name; write visible ASCII characters without commas and quotes";
+        let message = "invalid user name; use visible ASCII characters without commas and quotes";
         report.problem(format!("{at}.set-headers.hermes-user"), message);
     }
     let tls = section.tls.as_ref().map(|tls| build_tls(tls, &format!("{at}.tls"), context, report));
     let trust = prefixes(&section.trust);
     for everyone in trust.iter().filter(|net| net.prefix_len() == 0) {
-        let message = format!("{everyone} believes whatever anyone claims to be; write the prefixes of your nodes");
+        let message = format!("{everyone} trusts any client to name its user; list the networks of your nodes");
         report.warning(format!("{at}.trust"), message);
     }
     let protocol = protocol(section, at, report);
     let binds = section.protocol != Protocol::Tun && section.dial.is_none();
     if binds && section.bind.is_none() {
-        report.problem(format!("{at}.bind"), "there is no address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
+        report.problem(format!("{at}.bind"), "missing address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
         return None;
     }
     Some(Listener {
@@ -67,57 +70,57 @@ pub(super) fn prefixes(section: &Many<Prefix>) -> Vec<IpNet> {
     section.iter().map(|prefix| prefix.0).collect()
 }
 
-/// Keys that only some protocols have.
-fn fitting_keys(section: &section::Listener, at: &str, report: &mut Report) {
+/// Reports keys that the protocol does not have.
+fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let http = section.protocol == Protocol::Http;
     let mut only = |key: &str, written: bool, fits: bool, of: &str| {
         if written && !fits {
-            report.problem(format!("{at}.{key}"), format!("only {of} have {key}; leave it out"));
+            report.problem(format!("{at}.{key}"), format!("{key} requires {of}; remove it"));
         }
     };
-    only("dial", section.dial.is_some(), http, "http listeners");
-    only("accept-post", section.accept_post, http, "http listeners");
-    only("http2", section.http2.is_some(), http, "http listeners");
-    only("http3", section.http3, http, "http listeners");
-    only("trust", !section.trust.is_empty(), http, "http listeners");
+    only("dial", section.dial.is_some(), http, "protocol http");
+    only("accept-post", section.accept_post, http, "protocol http");
+    only("http2", section.http2.is_some(), http, "protocol http");
+    only("http3", section.http3, http, "protocol http");
+    only("trust", !section.trust.is_empty(), http, "protocol http");
     let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp);
-    only("authority", section.authority.is_some(), named, "tcp and udp listeners");
+    only("authority", section.authority.is_some(), named, "protocol tcp or udp");
     let tun = section.protocol == Protocol::Tun;
-    only("bind", section.bind.is_some(), !tun, "listeners with a port");
-    only("device", section.device.is_some(), tun, "tun listeners");
-    only("address", !section.address.is_empty(), tun, "tun listeners");
-    only("capture", !section.capture.is_empty(), tun, "tun listeners");
-    only("carry-names", section.carry_names != CarryNames::Packets, tun, "tun listeners");
+    only("bind", section.bind.is_some(), !tun, "a protocol with a port");
+    only("device", section.device.is_some(), tun, "protocol tun");
+    only("address", !section.address.is_empty(), tun, "protocol tun");
+    only("capture", !section.capture.is_empty(), tun, "protocol tun");
+    only("carry-names", section.carry_names != CarryNames::Packets, tun, "protocol tun");
     let dns = section.protocol == Protocol::Dns;
-    only("names", !section.names.is_empty(), dns, "dns listeners");
-    only("addresses", !section.addresses.is_empty(), dns, "dns listeners");
-    only("forward", !section.forward.is_empty(), dns, "dns listeners");
-    only("ipv6", section.ipv6.is_some(), dns, "dns listeners");
+    only("names", !section.names.is_empty(), dns, "protocol dns");
+    only("addresses", !section.addresses.is_empty(), dns, "protocol dns");
+    only("forward", !section.forward.is_empty(), dns, "protocol dns");
+    only("ipv6", section.ipv6.is_some(), dns, "protocol dns");
     let ip = section.protocol == Protocol::Ip;
-    only("network", section.network.is_some(), ip, "ip listeners");
-    only("peers", !section.peers.is_empty(), ip, "ip listeners");
-    only("set-headers", !section.set_headers.is_empty(), !dns, "listeners whose clients begin sessions");
+    only("network", section.network.is_some(), ip, "protocol ip");
+    only("peers", !section.peers.is_empty(), ip, "protocol ip");
+    only("set-headers", !section.set_headers.is_empty(), !dns, "a protocol with sessions");
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
-    only("tls", section.tls.is_some(), stream, "http, tcp and socks5 listeners");
-    only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "http, tcp and socks5 listeners");
+    only("tls", section.tls.is_some(), stream, "protocol http, tcp or socks5");
+    only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "protocol http, tcp or socks5");
     if section.dial.is_some() {
-        dialling_keys(section, at, report);
+        check_dialling_keys(section, at, report);
     }
 }
 
-/// What a listener that dials cannot have: nobody connects to it.
-fn dialling_keys(section: &section::Listener, at: &str, report: &mut Report) {
+/// Reports keys that a dialling listener cannot have, because nobody connects to it.
+fn check_dialling_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let mut no = |key: &str, written: bool, why: &str| {
         if written {
-            report.problem(format!("{at}.{key}"), format!("a listener that dials {why}; leave {key} out"));
+            report.problem(format!("{at}.{key}"), format!("a listener with dial {why}; remove {key}"));
         }
     };
-    no("bind", section.bind.is_some(), "binds nothing");
-    no("tls", section.tls.is_some(), "has the TLS of its upstream");
-    no("http2", section.http2.is_some(), "speaks the version of its upstream");
-    no("http3", section.http3, "speaks the version of its upstream");
-    no("trust", !section.trust.is_empty(), "knows the far end by its certificate");
-    no("proxy-protocol", !section.proxy_protocol.is_empty(), "is connected to by nobody");
+    no("bind", section.bind.is_some(), "binds no address");
+    no("tls", section.tls.is_some(), "uses the TLS of its upstream");
+    no("http2", section.http2.is_some(), "uses the HTTP version of its upstream");
+    no("http3", section.http3, "uses the HTTP version of its upstream");
+    no("trust", !section.trust.is_empty(), "authenticates its peer by certificate");
+    no("proxy-protocol", !section.proxy_protocol.is_empty(), "accepts no connections");
 }
 
 fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Option<ListenerProtocol> {
@@ -126,32 +129,29 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
         Protocol::Socks5 => return Some(ListenerProtocol::Socks5),
         Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
-        Protocol::Ip => return carried::build(section, at, report).map(ListenerProtocol::Ip),
+        Protocol::Ip => return ip_listener::build(section, at, report).map(ListenerProtocol::Ip),
         Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");
     let Some(text) = &section.authority else {
-        report.problem(
-            at,
-            "each connection or flow needs a name to be routed by; add authority: NAME:PORT, such as DB:3306",
-        );
+        report.problem(at, "missing target of the connections or flows; add authority: NAME:PORT, such as DB:3306");
         return None;
     };
-    let authority = report.take(|| at, tunnel_authority(text))?;
+    let authority = report.ok_or_report(|| at, tunnel_authority(text))?;
     Some(match section.protocol {
         Protocol::Udp => ListenerProtocol::Udp { authority },
         _ => ListenerProtocol::Tcp { authority },
     })
 }
 
-/// A device, what it is called, and what it takes.
+/// The device of a `tun` listener, with its addresses and captured prefixes.
 fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun> {
     if section.device.is_none() {
-        report.problem(format!("{at}.device"), "the device needs a name; add device: NAME, such as hermes0");
+        report.problem(format!("{at}.device"), "missing device name; add device: NAME, such as hermes0");
     }
     let addresses: Vec<IpAddr> = section.address.iter().map(|address| address.0).collect();
     if addresses.is_empty() {
-        let message = "packets need an address to come from; add address: [ADDRESS], such as 10.20.0.2";
+        let message = "missing source address of the packets; add address: [ADDRESS], such as 10.20.0.2";
         report.problem(format!("{at}.address"), message);
     }
     let mut captures: Vec<Capture> = Vec::new();
@@ -160,10 +160,10 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
         let path = format!("{at}.capture[{index}]");
         packets::routed(network, &path, report);
         if captures.iter().any(|other| other.network == network) {
-            report.problem(&path, format!("{network} is captured already; keep one"));
+            report.problem(&path, format!("duplicate capture {network}; keep one"));
         }
         if !addresses.iter().any(|address| address.is_ipv4() == network.addr().is_ipv4()) {
-            let message = format!("the device has no address of {network}'s version of IP; add one to address");
+            let message = format!("the device has no address of the same IP version as {network}; add one to address");
             report.problem(&path, message);
         }
         let set_headers = header::fixed(&format!("{path}.set-headers"), &capture.set_headers, report);
@@ -176,13 +176,13 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
 /// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).
 fn tunnel_authority(text: &str) -> Result<Authority, String> {
     let authority =
-        Authority::parse(text, None).map_err(|error| format!("{text:?} is no authority: {error}; write NAME:PORT"))?;
+        Authority::parse(text, None).map_err(|error| format!("invalid authority {text:?}: {error}; use NAME:PORT"))?;
     if authority.host().contains('*') {
-        return Err(format!("{text:?} has a wildcard, and a tunnel has one target; write NAME:PORT"));
+        return Err(format!("invalid authority {text:?}: a tunnel cannot have a wildcard target; use NAME:PORT"));
     }
     match authority.explicit_port() {
         Some(_) => Ok(authority),
-        None => Err(format!("{text:?} has no port, and a tunnel needs one; write {text}:PORT")),
+        None => Err(format!("invalid authority {text:?}: missing port; use {text}:PORT")),
     }
 }
 
@@ -195,12 +195,12 @@ fn build_tls(section: &section::ListenerTls, at: &str, context: &Context<'_>, re
     if client != ClientAuth::None && !knows_ca {
         report.problem(
             format!("{at}.client"),
-            "clients are verified by a CA, and there is none; add identity at the top of the document, or tls.ca here",
+            "missing CA to verify clients; add identity at the top of the document, or tls.ca here",
         );
     }
     if client == ClientAuth::None && client_ca.is_some() {
         report
-            .problem(format!("{at}.ca"), "nobody is asked for a certificate; leave ca out, or write client: required");
+            .problem(format!("{at}.ca"), "no effect: clients need no certificate; remove ca, or add client: required");
     }
     ListenerTls { client, cert_key, client_ca }
 }
@@ -215,11 +215,11 @@ fn cert_key(
     let key = context.optional_file(&format!("{at}.key"), section.key.as_ref(), report);
     match (&section.cert, &section.key) {
         (Some(_), Some(_)) => {}
-        (Some(_), None) => report.problem(format!("{at}.key"), "a certificate needs its key; add key: FILE"),
-        (None, Some(_)) => report.problem(format!("{at}.cert"), "a key needs its certificate; add cert: FILE"),
+        (Some(_), None) => report.problem(format!("{at}.key"), "missing key of the certificate; add key: FILE"),
+        (None, Some(_)) => report.problem(format!("{at}.cert"), "missing certificate of the key; add cert: FILE"),
         (None, None) if !context.has_identity => report.problem(
             at,
-            "there is no certificate to show; add identity: {cert, key, ca} at the top of the document, or cert and key here",
+            "missing server certificate; add identity: {cert, key, ca} at the top of the document, or cert and key here",
         ),
         (None, None) => {}
     }

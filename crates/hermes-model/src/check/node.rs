@@ -1,28 +1,29 @@
-//! Checks what a document says of the node as a whole.
+//! Checks the settings of the node as a whole.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Context, Report};
-use crate::document::scalar::Period;
+use super::context::Context;
+use super::report::Report;
 use crate::document::{self, AccessLog, Document, Workers};
-use crate::index::RouteIndex;
 use crate::limits::Limits;
-use crate::snapshot::{self, IdentityFiles, Snapshot};
-use crate::trust::{KEY, is_spiffe_segment, is_user_name};
+use crate::scalar::Period;
 
-/// How long a drain waits where the document says nothing.
-const DRAIN: Duration = Duration::from_secs(10);
+use crate::snapshot::{self, IdentityFiles, RouteIndex, Snapshot};
+use crate::spiffe::{KEY, is_spiffe_segment, is_user_name};
 
-/// A snapshot without listeners, routes and upstreams.
+/// Default drain time.
+const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
+
+/// Builds a snapshot without listeners, routes and upstreams.
 pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report) -> Snapshot {
-    let node = report.take(|| "node".to_owned(), node_name(&head.node));
+    let node = report.ok_or_report(|| "node".to_owned(), node_name(&head.node));
     Snapshot {
         node: node.unwrap_or_default(),
         admin: admin(head, report),
-        drain: duration("drain", head.drain, DRAIN, Duration::ZERO..=Duration::from_secs(3600), report),
+        drain: duration("drain", head.drain, DEFAULT_DRAIN, Duration::ZERO..=Duration::from_secs(3600), report),
         draining: head.draining,
         workers: workers(head.workers, report),
         role: head.role,
@@ -41,12 +42,12 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
     }
 }
 
-/// A node's name stands in `Via`, in URIs of certificates and in metrics.
+/// Validates a node name, which occurs in `Via`, in certificate URIs and in metrics.
 pub(super) fn node_name(text: &str) -> Result<Arc<str>, String> {
     if is_spiffe_segment(text) {
         Ok(Arc::from(text))
     } else {
-        Err(format!("{text:?} is no name of a node; write letters, digits, `.`, `-` and `_`, such as edge-7"))
+        Err(format!("invalid node name {text:?}; use letters, digits, `.`, `-` and `_`, such as edge-7"))
     }
 }
 
@@ -56,8 +57,8 @@ fn admin(head: &Document, report: &mut Report) -> Option<std::net::SocketAddr> {
         report.problem(
             "admin",
             format!(
-                "{bind} is not on loopback, and the admin endpoint tells everything about this node to whoever \
-                 reaches it; write 127.0.0.1:{}, or admin-exposed: true if that is meant",
+                "{bind} is not a loopback address, and the admin endpoint reveals everything about this node; \
+                 use 127.0.0.1:{}, or confirm with admin-exposed: true",
                 bind.port()
             ),
         );
@@ -70,7 +71,7 @@ fn workers(workers: Workers, report: &mut Report) -> Option<usize> {
         Workers::Auto => None,
         Workers::Count(count @ 1..=1024) => usize::try_from(count).ok(),
         Workers::Count(count) => {
-            report.problem("workers", format!("{count} is out of range; write auto or 1 to 1024"));
+            report.problem("workers", format!("{count} is out of range; use auto or 1 to 1024"));
             None
         }
     }
@@ -79,7 +80,7 @@ fn workers(workers: Workers, report: &mut Report) -> Option<usize> {
 fn identity(section: &document::Identity, context: &Context<'_>, report: &mut Report) -> IdentityFiles {
     for (key, path) in [("cert", &section.cert), ("key", &section.key), ("ca", &section.ca)] {
         if path.is_empty() {
-            report.problem(format!("identity.{key}"), "the path is empty; name a PEM file");
+            report.problem(format!("identity.{key}"), "empty path; add the name of a PEM file");
         }
     }
     IdentityFiles { cert: context.file(&section.cert), key: context.file(&section.key), ca: context.file(&section.ca) }
@@ -92,7 +93,7 @@ fn revoked(section: &document::Identity, report: &mut Report) -> Vec<Arc<str>> {
     };
     for (at, key) in section.revoked.iter().enumerate() {
         if !key.strip_prefix(KEY).is_some_and(is_name) {
-            let message = format!("{key:?} is no name of a key; write {KEY} and 43 characters of base64url (RFC 6920)");
+            let message = format!("invalid key name {key:?}; use {KEY} and 43 characters of base64url (RFC 6920)");
             report.problem(format!("identity.revoked[{at}]"), message);
         }
     }
@@ -103,11 +104,11 @@ fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>
     let mut bound = HashMap::new();
     for (node, users) in &head.users {
         let at = || format!("users.{node}");
-        let name = report.take(at, node_name(node));
+        let name = report.ok_or_report(at, node_name(node));
         for user in users.iter().filter(|user| *user != "*" && !is_user_name(user)) {
             report.problem(
                 at(),
-                format!("{user:?} is no user's name; write visible ASCII characters without commas and quotes, or *"),
+                format!("invalid user name {user:?}; use visible ASCII characters without commas and quotes, or *"),
             );
         }
         bound.extend(name.map(|name| (name, users.iter().map(|user| Arc::from(user.as_str())).collect())));
@@ -118,13 +119,13 @@ fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>
 fn limits(head: &Document, report: &mut Report) -> Limits {
     let limits = head.limits.build(&mut |name, message| report.problem(format!("limits.{name}"), message));
     if limits.quic_keep_alive > limits.quic_idle / 2 {
-        let most = Period(limits.quic_idle / 2);
+        let max = Period(limits.quic_idle / 2);
         let message =
-            format!("a connection would be over before it is kept; write at most {most}, half of `quic-idle`");
+            format!("connections would time out before the first keep-alive; use at most {max}, half of `quic-idle`");
         report.problem("limits.quic-keep-alive".to_owned(), message);
     }
     if limits.quic_initial_mtu > limits.quic_largest_mtu {
-        let message = "QUIC would begin with more than it takes; write at most what `quic-largest-mtu` has";
+        let message = "must not exceed `quic-largest-mtu`";
         report.problem("limits.quic-initial-mtu".to_owned(), message.to_owned());
     }
     limits
@@ -139,7 +140,7 @@ fn access_log(section: &AccessLog, context: &Context<'_>) -> snapshot::AccessLog
     }
 }
 
-/// A duration within a range, or its default.
+/// Returns a duration or its default, and reports a value out of range.
 pub(super) fn duration(
     at: &str,
     written: Option<Period>,
@@ -151,7 +152,12 @@ pub(super) fn duration(
     if !range.contains(&value) {
         report.problem(
             at,
-            format!("{} is out of range; write {} to {}", Period(value), Period(*range.start()), Period(*range.end())),
+            format!(
+                "{} is out of range; must be {} to {}",
+                Period(value),
+                Period(*range.start()),
+                Period(*range.end())
+            ),
         );
     }
     value

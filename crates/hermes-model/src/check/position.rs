@@ -8,15 +8,15 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::Problem;
 use super::read::stream_options;
+use super::report::Problem;
 
-/// A position in a text. Both numbers begin with 1.
+/// A position in a text, starting at 1:1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// Its line.
+    /// Line number.
     pub line: u64,
-    /// Its column, in characters.
+    /// Column, in characters.
     pub column: u64,
 }
 
@@ -36,7 +36,7 @@ impl Position {
 /// A problem, with its position in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// `None`: the problem concerns the whole document, or its message names the line.
+    /// Position, or `None` if the problem concerns the whole document or its message contains the line.
     pub position: Option<Position>,
     /// The problem.
     pub problem: Problem,
@@ -51,7 +51,7 @@ impl fmt::Display for Located {
     }
 }
 
-/// The same problems of a document, with their positions in its text.
+/// Adds positions in the text to the problems of a document.
 pub fn locate(text: &str, problems: Vec<Problem>) -> Vec<Located> {
     let has_path = problems.iter().any(|problem| !problem.path.is_empty());
     let positions = if has_path { Positions::read(text) } else { Positions::default() };
@@ -59,7 +59,7 @@ pub fn locate(text: &str, problems: Vec<Problem>) -> Vec<Located> {
     problems.into_iter().map(|problem| Located { position: position(&problem.path), problem }).collect()
 }
 
-/// The keys at the top of each document of a stream, as far as it is YAML.
+/// The top-level keys of each document of a stream, up to the first syntax error.
 pub fn top_keys(text: &str) -> impl Iterator<Item = Vec<String>> {
     let mut bytes = text.as_bytes();
     let read: Vec<_> = serde_saphyr::read_with_options(&mut bytes, stream_options())
@@ -103,12 +103,12 @@ impl Positions {
         Self(read.into_iter().filter(|document| !matches!(document.value, Node::Nothing)).collect())
     }
 
-    /// The number of documents, without empty ones.
+    /// The number of documents, not counting empty ones.
     pub fn documents(&self) -> usize {
         self.0.len()
     }
 
-    /// The text of a key at the top of a document.
+    /// The string at a top-level key of a document.
     pub fn text(&self, document: usize, key: &str) -> Option<&str> {
         let Node::Section(entries) = &self.0.get(document)?.value else { return None };
         match entries.iter().find(|(name, _)| name.value == key) {
@@ -117,7 +117,7 @@ impl Positions {
         }
     }
 
-    /// The position of a path in a document: that of its last key, or of the section that lacks it.
+    /// The position of a path in a document: that of its last key, or of the section where the key is missing.
     pub fn find(&self, document: usize, path: &str) -> Option<Position> {
         let document = self.0.get(document)?;
         let (mut position, mut node, mut rest) = (Position::of(document), &document.value, path);
@@ -129,7 +129,7 @@ impl Positions {
     }
 }
 
-/// One step of a path: its position, the value there, and the remaining path.
+/// A step along a path: its position, the value there, and the remaining path.
 fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(Option<Position>, &'n Node, &'p str)> {
     match node {
         Node::List(items) => {
@@ -138,7 +138,7 @@ fn step<'n, 'p>(node: &'n Node, path: &'p str) -> Option<(Option<Position>, &'n 
             Some((Position::of(item), &item.value, rest.strip_prefix('.').unwrap_or(rest)))
         }
         Node::Section(entries) => {
-            // A key may contain dots: the longest one that fits counts.
+            // A key may contain dots: the longest matching key counts.
             let fits = |key: &str| {
                 let rest = path.strip_prefix(key)?;
                 if rest.is_empty() || rest.starts_with('[') { Some(rest) } else { rest.strip_prefix('.') }
@@ -195,7 +195,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Node, E> {
-        // Only names and kinds are asked for.
+        // Callers only look up names and kinds.
         Ok(if text.len() <= 255 { Node::Text(text.to_owned()) } else { Node::Leaf })
     }
 

@@ -1,46 +1,46 @@
-//! Reads: from text to sections, going on behind each value that does not fit.
+//! Parsing: from text to sections. An invalid value is reported and removed, so that parsing continues.
 
 use serde::de::DeserializeOwned;
 
-use super::tree::{Fault, Misfit, Step, Tree, read};
-use super::{MAX_PROBLEMS, Problem, Report};
+use super::report::{MAX_PROBLEMS, Problem, Report};
+use super::tree::{Fault, FieldError, Step, Tree, read};
 use crate::document::Document;
 use crate::document::listener::Listener;
 use crate::document::nearest::nearest;
 use crate::document::route::Route;
-use crate::document::scalar::EMPTY_LIST;
 use crate::document::upstream::Upstream;
+use crate::scalar::EMPTY_LIST;
 
-/// The longest document, in bytes. 10,000 routes have two or three million.
-const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
+/// Maximum size of a document, in bytes. 10,000 routes take two or three million.
+const MAX_DOCUMENT_BYTES: usize = 64 * 1024 * 1024;
 
-/// Documents of one stream.
-const MAX_STREAM: usize = 200_000;
+/// Maximum number of documents in a stream.
+const MAX_STREAM_DOCUMENTS: usize = 200_000;
 
 /// Keys and values, in the document's order.
 pub(super) type Entries = Vec<(String, Tree)>;
 
-/// What stands for a name that is missing, so that the rest of its section can be checked.
+/// Placeholder for a missing name, so that the rest of its section can be checked.
 const UNNAMED: &str = "(unnamed)";
 
-/// The sections of a document that could be read.
+/// The sections of a document that could be parsed.
 #[derive(Debug)]
 pub(super) struct Draft {
-    /// Everything but the three lists.
+    /// All keys except the three lists.
     pub(super) head: Document,
-    /// With their positions in the document.
+    /// Sections, each with its position in the document.
     pub(super) listeners: Vec<(usize, Listener)>,
     pub(super) routes: Vec<(usize, Route)>,
     pub(super) upstreams: Vec<(usize, Upstream)>,
-    /// Names of all, also of those that could not be read.
+    /// Names of all sections, including those that could not be parsed.
     pub(super) listener_names: Vec<String>,
     pub(super) upstream_names: Vec<String>,
-    /// Routes of the document, also those that could not be read.
+    /// Number of routes, including those that could not be parsed.
     pub(super) route_count: usize,
 }
 
 impl Draft {
-    /// A document that was made rather than read.
+    /// A document that was built by code rather than parsed.
     pub(super) fn whole(mut document: Document) -> Self {
         let listeners: Vec<_> = std::mem::take(&mut document.listeners).into_iter().enumerate().collect();
         let routes: Vec<_> = std::mem::take(&mut document.routes).into_iter().enumerate().collect();
@@ -57,7 +57,7 @@ impl Draft {
     }
 }
 
-/// Reads a document as far as it can be read; `None` where nothing can.
+/// Parses as much of a document as possible; `None` if nothing could be parsed.
 pub(super) fn draft(text: &str, report: &mut Report) -> Option<Draft> {
     let mut map = match parse(text) {
         Ok(map) => map,
@@ -83,32 +83,32 @@ pub(super) fn draft(text: &str, report: &mut Report) -> Option<Draft> {
 /// Parses YAML into a tree.
 fn parse(text: &str) -> Result<Entries, Problem> {
     let whole = |message: String| Problem { path: String::new(), message };
-    bounded(text)?;
+    check_size(text)?;
     match serde_saphyr::from_str_with_options(text, options()) {
         Ok(Tree::Section(entries)) => Ok(entries),
-        Ok(Tree::Nothing) => Err(whole("the document is empty; it needs at least `node: NAME`".to_owned())),
-        Ok(_) => Err(whole("a node document is a section of keys; begin with `node: NAME`".to_owned())),
+        Ok(Tree::Nothing) => Err(whole("empty document; write at least `node: NAME`".to_owned())),
+        Ok(_) => Err(whole("invalid document: expected a mapping; begin with `node: NAME`".to_owned())),
         Err(error) => Err(whole(syntax(&error))),
     }
 }
 
 /// Parses a stream of documents, each into a tree.
 pub(super) fn stream(text: &str) -> Result<Vec<Tree>, Problem> {
-    bounded(text)?;
+    check_size(text)?;
     let read = serde_saphyr::from_multiple_with_options(text, stream_options());
     read.map_err(|error| Problem { path: String::new(), message: syntax(&error) })
 }
 
-fn bounded(text: &str) -> Result<(), Problem> {
-    if text.len() > MAX_DOCUMENT {
-        let message = format!("the document has {} bytes; at most {MAX_DOCUMENT} are read", text.len());
+fn check_size(text: &str) -> Result<(), Problem> {
+    if text.len() > MAX_DOCUMENT_BYTES {
+        let message = format!("document too large: {} bytes; the maximum is {MAX_DOCUMENT_BYTES}", text.len());
         return Err(Problem { path: String::new(), message });
     }
     Ok(())
 }
 
-/// Bounds for a document of [`MAX_DOCUMENT`] bytes. Aliases may stand for what a person would
-/// repeat by hand, and nobody nests more than ten levels.
+/// Bounds for a document of [`MAX_DOCUMENT_BYTES`]. The limits of aliases and of depth exceed every document written by
+/// hand.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         strict_booleans: true,
@@ -116,7 +116,7 @@ fn options() -> serde_saphyr::Options {
         with_snippet: false,
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
         budget: serde_saphyr::budget! {
-            // The second is read so far that it can be told from a large first one.
+            // A second document is parsed as well, to tell it from a large first one.
             max_documents: 2,
             max_events: 32_000_000,
             max_nodes: 16_000_000,
@@ -126,11 +126,11 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// The same limits, for a stream of documents.
+/// The same bounds, for a stream of documents.
 pub(super) fn stream_options() -> serde_saphyr::Options {
     let mut options = options();
     if let Some(budget) = &mut options.budget {
-        budget.max_documents = MAX_STREAM;
+        budget.max_documents = MAX_STREAM_DOCUMENTS;
     }
     options
 }
@@ -146,16 +146,16 @@ fn syntax(error: &serde_saphyr::Error) -> String {
     };
     let message = match error {
         Error::DuplicateMappingKey { key: Some(key), .. } => {
-            format!("the key {key:?} stands here a second time; keep one")
+            format!("duplicate key {key:?}; keep one")
         }
-        Error::MultipleDocuments { .. } => "a second document begins here; a node has one".to_owned(),
+        Error::MultipleDocuments { .. } => "second document; a node has only one".to_owned(),
         Error::Budget { .. } | Error::AliasReplayLimitExceeded { .. } => {
-            "the document is too deep or too large, or its aliases stand for too much; write less".to_owned()
+            "document too deep or too large, or its aliases expand to too much; shorten it".to_owned()
         }
         other => {
             let text = other.to_string();
-            let told = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
-            format!("this is no YAML: {told}")
+            let reason = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+            format!("invalid YAML: {reason}")
         }
     };
     format!("{place}{message}")
@@ -168,7 +168,10 @@ fn list(entries: &mut Entries, key: &str, report: &mut Report) -> Vec<Tree> {
         None => Vec::new(),
         Some(Tree::List(items)) => items,
         Some(_) => {
-            report.misfit(key.to_owned(), format!("{key} is a list; write each element behind a dash, or [] for none"));
+            report.invalid(
+                key.to_owned(),
+                format!("invalid value: {key} must be a list; begin each entry with a dash, or use [] for none"),
+            );
             Vec::new()
         }
     }
@@ -189,21 +192,21 @@ fn elements<T: DeserializeOwned>(items: Vec<Tree>, key: &str, report: &mut Repor
     elements
 }
 
-/// Reads a section. What does not fit is reported and taken out, until the rest fits; `None`
-/// where something is missing without which nothing can be said.
+/// Parses a section. Invalid values are reported and removed until the rest is valid. `None` if a required value is
+/// missing.
 pub(super) fn fit<T: DeserializeOwned>(mut tree: Tree, at: &str, report: &mut Report) -> Option<T> {
-    // Each round takes out a value, so that this ends; a section with more slips is no section.
+    // Each round removes a value, so the loop ends.
     for _ in 0..MAX_PROBLEMS {
-        let misfit = match read(&tree) {
+        let error = match read(&tree) {
             Ok(section) => return Some(section),
-            Err(misfit) => misfit,
+            Err(error) => error,
         };
-        if let Fault::MissingField(field) = misfit.fault {
-            report.misfit(join(&join_all(at, &misfit.path), field), missing(field));
-            stand_in(&mut tree, &misfit.path, field)?;
+        if let Fault::MissingField(field) = error.fault {
+            report.invalid(join(&join_all(at, &error.path), field), missing(field));
+            replace_missing(&mut tree, &error.path, field)?;
         } else {
-            report.misfit(join_all(at, &misfit.path), message(&misfit, at));
-            tree.remove(&misfit.path)?;
+            report.invalid(join_all(at, &error.path), message(&error, at));
+            tree.remove(&error.path)?;
         }
     }
     None
@@ -211,15 +214,15 @@ pub(super) fn fit<T: DeserializeOwned>(mut tree: Tree, at: &str, report: &mut Re
 
 fn missing(field: &str) -> String {
     match field {
-        "node" => "every document names its node; add node: NAME".to_owned(),
-        "name" => "this has no name; add name: and a word of its own".to_owned(),
-        _ => format!("{field} is missing; add it"),
+        "node" => "missing node name; add node: NAME".to_owned(),
+        "name" => "missing name; add name: NAME".to_owned(),
+        _ => format!("missing key {field:?}"),
     }
 }
 
-/// Puts something in the place of what is missing: a name, so that the rest can be checked, or
-/// nothing at all instead of an incomplete section.
-fn stand_in(tree: &mut Tree, path: &[Step], field: &str) -> Option<()> {
+/// Replaces a missing value: a placeholder for a name, so that the rest can be checked. For any other value the
+/// incomplete section is removed.
+fn replace_missing(tree: &mut Tree, path: &[Step], field: &str) -> Option<()> {
     match (field, tree) {
         ("name" | "node", Tree::Section(entries)) if path.is_empty() => {
             entries.push((field.to_owned(), Tree::Text(UNNAMED.to_owned())));
@@ -229,50 +232,49 @@ fn stand_in(tree: &mut Tree, path: &[Step], field: &str) -> Option<()> {
     }
 }
 
-/// The sentence for a fault.
-fn message(misfit: &Misfit, at: &str) -> String {
-    match &misfit.fault {
+/// The message for a fault.
+fn message(error: &FieldError, at: &str) -> String {
+    match &error.fault {
         Fault::UnknownField { expected } => {
-            let name = match misfit.path.last() {
+            let name = match error.path.last() {
                 Some(Step::Key(key)) => key.as_str(),
                 _ => "",
             };
-            unknown_field(name, &section(at, &misfit.path), expected)
+            unknown_field(name, &section(at, &error.path), expected)
         }
         Fault::UnknownVariant { found, expected } => match nearest(found, expected.iter().copied()) {
-            Some(near) => format!("{found:?} is not known here; did you mean {near}?"),
-            None => format!("{found:?} is not known here; write one of {}", expected.join(", ")),
+            Some(near) => format!("unknown value {found:?} (did you mean {near:?}?)"),
+            None => format!("unknown value {found:?}; expected one of: {}", expected.join(", ")),
         },
         Fault::WrongType { found, .. } if found == "nothing" => {
-            "there is nothing behind the colon; write a value (or {} for a section of defaults), or leave the key out"
-                .to_owned()
+            "missing value after the colon; add a value ({} for a section of defaults), or remove the key".to_owned()
         }
-        Fault::WrongType { found, expected } if expected.starts_with("a text") => {
-            format!("{found} stands where {expected} belongs; quote it if it is one")
+        Fault::WrongType { found, expected } if expected.starts_with("a string") => {
+            format!("invalid value: expected {expected}, found {found}; quote it if it is a string")
         }
         Fault::WrongType { found, expected } => {
-            let remedy = switched(misfit.path.last(), found).unwrap_or_default();
-            format!("{found} stands where {expected} belongs{remedy}")
+            let remedy = switched(error.path.last(), found).unwrap_or_default();
+            format!("invalid value: expected {expected}, found {found}{remedy}")
         }
-        // An upstream without endpoints is none: here the key cannot be left out.
-        Fault::Said(sentence) if sentence == EMPTY_LIST && is_key(misfit.path.last(), "endpoints") => {
-            "the list is empty; name at least one".to_owned()
+        // An upstream needs endpoints, so the remedy cannot be to omit the key.
+        Fault::Message(sentence) if sentence == EMPTY_LIST && is_key(error.path.last(), "endpoints") => {
+            "empty list; add an entry".to_owned()
         }
-        Fault::Said(sentence) => sentence.clone(),
+        Fault::Message(sentence) => sentence.clone(),
         Fault::MissingField(field) => missing(field),
     }
 }
 
-/// Sections that can be had with all their defaults.
-const OPTIONAL: [&str; 6] = ["custody", "cache", "pace", "retrieve", "tls", "health"];
+/// Sections for which `KEY: {}` enables all defaults.
+const OPTIONAL_SECTIONS: [&str; 6] = ["custody", "cache", "pace", "retrieve", "tls", "health"];
 
-/// What to write where somebody has switched a section on or off.
+/// The remedy for a section that was set to true or false.
 fn switched(step: Option<&Step>, found: &str) -> Option<String> {
     let Some(Step::Key(key)) = step else { return None };
-    let is_one = OPTIONAL.contains(&key.as_str());
+    let is_one = OPTIONAL_SECTIONS.contains(&key.as_str());
     match found {
-        "the boolean true" if is_one => Some(format!("; write {key}: {{}} for its defaults")),
-        "the boolean false" if is_one => Some(format!("; leave {key} out")),
+        "boolean true" if is_one => Some(format!("; use {key}: {{}} for its defaults")),
+        "boolean false" if is_one => Some(format!("; remove {key}")),
         _ => None,
     }
 }
@@ -282,43 +284,43 @@ fn is_key(step: Option<&Step>, name: &str) -> bool {
 }
 
 /// Keys of later versions, by section.
-const LATER: [(&str, &[&str]); 4] = [
+const FUTURE_KEYS: [(&str, &[&str]); 4] = [
     ("", &["relay", "channels", "objectives"]),
     ("listeners", &["mtu"]),
     ("routes", &["relay", "broadcast", "policy"]),
     ("routes.terminate", &["ndn"]),
 ];
 
-/// What a route has, and nobody else.
-const OF_ROUTES: [&str; 4] = ["custody", "cache", "pace", "retrieve"];
+/// Keys that only routes have.
+const ROUTE_KEYS: [&str; 4] = ["custody", "cache", "pace", "retrieve"];
 
-/// Where something is that is looked for elsewhere.
-fn elsewhere(name: &str, section: &str) -> Option<String> {
+/// The remedy for a key that belongs elsewhere.
+fn remedy_elsewhere(name: &str, section: &str) -> Option<String> {
     Some(match (section, name) {
-        ("" | "listeners" | "upstreams", name) if OF_ROUTES.contains(&name) => {
-            format!("{name} belongs to a route: write it there, at routes[N].{name}")
+        ("" | "listeners" | "upstreams", name) if ROUTE_KEYS.contains(&name) => {
+            format!("it belongs to a route: move it to routes[N].{name}")
         }
         ("" | "routes", "dns") => {
-            "DNS is what a listener speaks: write {name: dns, protocol: dns, ...} at listeners".to_owned()
+            "DNS is a listener protocol: add {name: dns, protocol: dns, ...} to listeners".to_owned()
         }
-        ("listeners", "dns") => "write protocol: dns".to_owned(),
-        ("listeners", "h3" | "quic") => "write http3: true beside protocol: http".to_owned(),
-        ("upstreams", "http3" | "h3" | "quic") => "write protocol: h3".to_owned(),
+        ("listeners", "dns") => "use protocol: dns".to_owned(),
+        ("listeners", "h3" | "quic") => "use protocol: http with http3: true".to_owned(),
+        ("upstreams", "http3" | "h3" | "quic") => "use protocol: h3".to_owned(),
         _ => return None,
     })
 }
 
 fn unknown_field(name: &str, section: &str, expected: &[&str]) -> String {
-    if LATER.iter().any(|(of, names)| *of == section && names.contains(&name)) {
-        return format!("{name} is not in this version of Hermes; leave it out");
+    if FUTURE_KEYS.iter().any(|(of, names)| *of == section && names.contains(&name)) {
+        return format!("key {name:?} is not supported by this version of Hermes; remove it");
     }
-    if let Some(remedy) = elsewhere(name, section) {
-        return format!("{name:?} is no key here; {remedy}");
+    if let Some(remedy) = remedy_elsewhere(name, section) {
+        return format!("unknown key {name:?}; {remedy}");
     }
     match nearest(name, expected.iter().copied()) {
-        Some(near) => format!("{name:?} is no key here; did you mean {near}?"),
-        None if expected.is_empty() => format!("{name:?} is no key here; leave it out"),
-        None => format!("{name:?} is no key here; keys are {}", expected.join(", ")),
+        Some(near) => format!("unknown key {name:?} (did you mean {near:?}?)"),
+        None if expected.is_empty() => format!("unknown key {name:?}; remove it"),
+        None => format!("unknown key {name:?}; expected one of: {}", expected.join(", ")),
     }
 }
 

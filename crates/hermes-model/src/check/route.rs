@@ -1,10 +1,12 @@
-//! Checks a route: its match, its one action, and whether the two fit each other.
+//! Checks a route: its match, its action, and their compatibility.
 
 use std::sync::Arc;
 
 use http::StatusCode;
 
-use super::{Names, Report, header, treatment, unresolved};
+use super::context::{Names, unresolved};
+use super::report::Report;
+use super::{header, policy};
 use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
@@ -15,25 +17,25 @@ use crate::snapshot::{
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
 
-/// The longest body of `respond`, in bytes. More belongs to an origin.
-const MAX_BODY: usize = 1024 * 1024;
+/// Maximum body of `respond`, in bytes. An origin should serve larger ones.
+const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// A route; `None` where something is missing without which it is none.
+/// Builds a route; `None` if an essential part is missing.
 pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Route> {
     let mut matcher = build_match(&section.matching, &format!("{at}.match"), names, report);
-    let retry = section.retry.as_ref().map(|retry| treatment::retry(retry, &format!("{at}.retry"), report));
-    let custody = section.custody.map(|custody| treatment::custody(custody, &format!("{at}.custody"), names, report));
-    let cache = section.cache.map(|cache| treatment::cache(cache, &format!("{at}.cache"), names, report));
-    let pace = section.pace.map(|pace| treatment::pace(pace, &format!("{at}.pace"), report));
-    let retrieve = section.retrieve.map(|retrieve| treatment::retrieve(retrieve, &format!("{at}.retrieve"), report));
-    let rewrite = section.rewrite.as_ref().map(|rewrite| treatment::rewrite(rewrite, &format!("{at}.rewrite"), report));
-    let timeout = treatment::timeouts(section.timeout, &format!("{at}.timeout"), report);
+    let retry = section.retry.as_ref().map(|retry| policy::retry(retry, &format!("{at}.retry"), report));
+    let custody = section.custody.map(|custody| policy::custody(custody, &format!("{at}.custody"), names, report));
+    let cache = section.cache.map(|cache| policy::cache(cache, &format!("{at}.cache"), names, report));
+    let pace = section.pace.map(|pace| policy::pace(pace, &format!("{at}.pace"), report));
+    let retrieve = section.retrieve.map(|retrieve| policy::retrieve(retrieve, &format!("{at}.retrieve"), report));
+    let rewrite = section.rewrite.as_ref().map(|rewrite| policy::rewrite(rewrite, &format!("{at}.rewrite"), report));
+    let timeout = policy::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
     let action = action(section, at, names, report)?;
-    // Upstreams are asked for what the URI says, whatever else was told.
-    matcher.takes_told = !matches!(action, Action::Upstream(_));
-    fitting_kinds(&matcher, &action, at, report);
-    fitting_treatment(section, &matcher, &action, at, report);
+    // An upstream only gets the network of the URI, whatever network a peer announced.
+    matcher.accepts_announced_network = !matches!(action, Action::Upstream(_));
+    check_kinds(&matcher, &action, at, report);
+    check_policies(section, &matcher, &action, at, report);
     Some(Route {
         name: Arc::from(section.name.as_str()),
         matcher,
@@ -44,7 +46,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         cache,
         pace,
         retrieve,
-        trusts_keys: section.idempotency_key,
+        trusts_idempotency_key: section.idempotency_key,
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
@@ -58,15 +60,15 @@ fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &m
             unresolved("listener", name, names.listeners),
         );
     }
-    let mut seen = header::Seen::default();
+    let mut seen = header::UniqueNames::default();
     let mut headers = Vec::new();
     for (text, values) in &section.headers {
-        let name = header::name(text).and_then(|name| seen.once(name));
-        let name = report.take(|| format!("{at}.headers.{text}"), name);
+        let name = header::name(text).and_then(|name| seen.insert(name));
+        let name = report.ok_or_report(|| format!("{at}.headers.{text}"), name);
         headers.extend(name.map(|name| (name, values.0.clone())));
     }
     if section.port.iter().any(|port| *port == 0) {
-        report.problem(format!("{at}.port"), "0 is no port; write 1 to 65535");
+        report.problem(format!("{at}.port"), "invalid port 0; use 1 to 65535");
     }
     let only_ip = !section.network.is_empty() || !section.protocol.is_empty();
     if only_ip && !section.kind.is_empty() && !section.kind.iter().any(|kind| *kind == Kind::Ip) {
@@ -74,7 +76,7 @@ fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &m
         report.problem(
             format!("{at}.{key}"),
             format!(
-                "only ip sessions have a {key}, and the match wants {}; add kind: ip, or leave {key} out",
+                "only ip sessions have a {key}, but the match requires kind {}; add kind: ip, or remove {key}",
                 list(&section.kind.0)
             ),
         );
@@ -88,13 +90,13 @@ fn build_match(section: &section::Match, at: &str, names: &Names<'_>, report: &m
         headers,
         users: section.user.0.clone(),
         networks: section.network.iter().map(|prefix| prefix.0).collect(),
-        takes_told: false,
+        accepts_announced_network: false,
         protocols: section.protocol.iter().map(|protocol| protocol.0).collect(),
         ports: section.port.0.clone(),
     }
 }
 
-/// `match.listener`, or `match.listener[2]` where there are several.
+/// `match.listener`, or `match.listener[2]` in a list of several.
 fn element(at: &str, key: &str, count: usize, index: usize) -> String {
     if count == 1 { format!("{at}.{key}") } else { format!("{at}.{key}[{index}]") }
 }
@@ -112,10 +114,10 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
     match written.as_slice() {
         [_] => {}
         [] => {
-            report.problem(at, format!("there is no action; add exactly one of {ACTIONS}"));
+            report.problem(at, format!("missing action; add exactly one of {ACTIONS}"));
             return None;
         }
-        several => report.problem(at, format!("{} are more than one action; keep one", several.join(" and "))),
+        several => report.problem(at, format!("more than one action: {}; keep one", several.join(" and "))),
     }
     if let Some(name) = &section.upstream {
         upstream(name, &format!("{at}.upstream"), names, report)
@@ -133,7 +135,7 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
 }
 
 fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
-    // One with problems of its own is there, though it could not be built.
+    // An invalid upstream is known, although it could not be built.
     if !names.upstream_names.iter().any(|known| known == name) {
         report.problem(at, unresolved("upstream", name, names.upstream_names));
     }
@@ -145,16 +147,16 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     if let (Some(device), false) = (&section.tun, dials) {
         return Some(Action::Device(build_gateway(section, &device.0, at, report)));
     }
-    let mut of_tun = |key: &str, written: bool| {
+    let mut require_tun = |key: &str, written: bool| {
         if written && section.tun.is_none() {
-            report.problem(format!("{at}.{key}"), format!("only tun has {key}; leave it out"));
+            report.problem(format!("{at}.{key}"), format!("{key} requires tun; remove it"));
         }
     };
-    of_tun("address", !section.address.is_empty());
-    of_tun("assign", !section.assign.is_empty());
-    of_tun("assign-networks", section.assign_networks);
-    of_tun("nat", section.nat);
-    of_tun("inner", section.inner.is_some());
+    require_tun("address", !section.address.is_empty());
+    require_tun("assign", !section.assign.is_empty());
+    require_tun("assign-networks", section.assign_networks);
+    require_tun("nat", section.nat);
+    require_tun("inner", section.inner.is_some());
     let written: Vec<(TerminateKind, &Target)> =
         [(TerminateKind::Tcp, &section.tcp), (TerminateKind::Udp, &section.udp), (TerminateKind::Http, &section.http)]
             .into_iter()
@@ -162,20 +164,20 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
             .collect();
     let ([(kind, target)], None) = (written.as_slice(), &section.tun) else {
         let message = match written.len() {
-            0 => {
-                "it does not say what to open; add exactly one of tcp, udp, http: authority or HOST:PORT, or tun: DEVICE"
-            }
-            _ => "a route opens one thing; keep one of tcp, udp, http, tun, and make a route of the other",
+            0 => "missing destination; add exactly one of tcp, udp, http: authority or HOST:PORT, or tun: DEVICE",
+            _ => "more than one destination; keep one of tcp, udp, http, tun, and add a route for each other one",
         };
         report.problem(at, message);
         return None;
     };
     if section.reach.is_some() && **target != Target::Authority {
-        let message = format!("reach bounds what a request may name, and this goes to {target} only; leave it out");
+        let message = format!(
+            "reach limits the targets that a request may name, but this destination is always {target}; remove it"
+        );
         report.problem(format!("{at}.reach"), message);
     }
     if section.proxy_protocol.is_some() && *kind != TerminateKind::Tcp {
-        let message = "only tcp connections begin with a PROXY protocol header; leave it out";
+        let message = "proxy-protocol requires tcp; remove it";
         report.problem(format!("{at}.proxy-protocol"), message);
     }
     let ca = section.tls.as_ref().and_then(|tls| tls.ca.as_ref());
@@ -188,8 +190,8 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
         origin_ca: names.context.optional_file(&format!("{at}.tls.ca"), ca, report),
     };
     if section.tls.is_some() && !terminate.speaks_tls() {
-        let message = "tls verifies origins that https requests name, by http: authority; leave it out, or make an \
-                       upstream with tls of a fixed origin";
+        let message = "tls requires http: authority, whose https requests name their origins; remove it, or make the fixed origin \
+                       an upstream with tls";
         report.problem(format!("{at}.tls"), message);
     }
     Some(Action::Terminate(terminate))
@@ -203,16 +205,17 @@ fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, repo
         ("tls", section.tls.is_some()),
     ] {
         if written {
-            report.problem(format!("{at}.{key}"), format!("packets for a device have no {key}; leave it out"));
+            report.problem(format!("{at}.{key}"), format!("{key} does not apply to packets for a device; remove it"));
         }
     }
     if section.assign.is_empty() {
-        let message = "clients may have any private address that they ask for, even one that this machine reaches by its \
-                       default route; write the prefixes that are theirs";
+        let message = "clients may get any private address that they request, even one that this machine reaches by its \
+                       default route; list the networks reserved for them";
         report.warning(format!("{at}.assign"), message);
     }
     if section.assign_networks && section.assign.is_empty() {
-        let message = "there is nothing that a client could have a network of; write `assign`, or leave this out";
+        let message =
+            "missing `assign`, which defines the networks that clients may request; add it, or remove this key";
         report.problem(format!("{at}.assign-networks"), message);
     }
     Gateway {
@@ -229,16 +232,19 @@ fn build_respond(section: &section::Respond, at: &str, report: &mut Report) -> O
     let headers = header::fixed(&format!("{at}.headers"), &section.headers, report);
     let status = StatusCode::from_u16(section.status).ok().filter(|status| (200..600).contains(&status.as_u16()));
     if status.is_none() {
-        let message = format!("{} is no final status; write 200 to 599", section.status);
+        let message = format!("invalid status {}: not a final status; use 200 to 599", section.status);
         report.problem(format!("{at}.status"), message);
     }
-    // RFC 9110, 15.3.5, 15.3.6 and 15.4.5.
+    // These statuses have no body (RFC 9110, 15.3.5, 15.3.6 and 15.4.5).
     if matches!(section.status, 204 | 205 | 304) && !section.body.is_empty() {
-        let message = format!("{} has no body; leave body out, or write another status", section.status);
+        let message = format!("status {} has no body; remove body, or use another status", section.status);
         report.problem(format!("{at}.body"), message);
     }
-    if section.body.len() > MAX_BODY {
-        report.problem(format!("{at}.body"), format!("the body has {} bytes; at most {MAX_BODY}", section.body.len()));
+    if section.body.len() > MAX_BODY_BYTES {
+        report.problem(
+            format!("{at}.body"),
+            format!("body too large: {} bytes; the maximum is {MAX_BODY_BYTES}", section.body.len()),
+        );
     }
     Some(Respond { status: status?, headers, body: section.body.as_bytes().into() })
 }
@@ -247,108 +253,117 @@ fn build_redirect(section: &section::Redirect, at: &str, report: &mut Report) ->
     let status =
         StatusCode::from_u16(section.status).ok().filter(|_| matches!(section.status, 301 | 302 | 303 | 307 | 308));
     if status.is_none() {
-        let message = format!("{} is no redirection; write 301, 302, 303, 307 or 308", section.status);
+        let message = format!("invalid status {}: not a redirection; use 301, 302, 303, 307 or 308", section.status);
         report.problem(format!("{at}.status"), message);
     }
     let illegal = |text: &str| text.bytes().any(|b| !b.is_ascii_graphic() || b"\"<>\\^`{|}".contains(&b));
     let text = section.location.to_string();
     if text.is_empty() || section.location.literals().any(illegal) {
-        let message = format!("{text:?} is no URI; write one such as \"https://NEW{{path-and-query}}\"");
+        let message = format!("invalid URI {text:?}; use a URI such as \"https://NEW{{path-and-query}}\"");
         report.problem(format!("{at}.location"), message);
     }
     Some(Redirect { status: status?, location: section.location.clone() })
 }
 
-/// The kinds that the match names must all be carried; where it names none, `decide` denies the others.
-fn fitting_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
-    let misfits: Vec<Kind> = matcher.kinds.iter().copied().filter(|kind| !action.carries(*kind)).collect();
-    if misfits.is_empty() {
+/// The action must support all kinds of the match. If the match names none, `decide` denies sessions of other kinds.
+fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
+    let unsupported: Vec<Kind> = matcher.kinds.iter().copied().filter(|kind| !action.carries(*kind)).collect();
+    if unsupported.is_empty() {
         return;
     }
     let (key, message) = match action {
         Action::Upstream(upstream) => (
             "upstream",
-            format!("upstream {} has protocol {}, which carries tcp only", upstream.name, upstream.protocol),
+            format!("upstream {} has protocol {}, which supports tcp only", upstream.name, upstream.protocol),
         ),
-        Action::Terminate(terminate) => ("terminate", format!("terminate.{0} is for {0} sessions", terminate.kind)),
+        Action::Terminate(terminate) => {
+            ("terminate", format!("terminate.{0} supports {0} sessions only", terminate.kind))
+        }
         Action::Respond(respond) => (
             "respond",
-            format!("a tunnel cannot be answered with {}, only with an error (400 to 599)", respond.status.as_u16()),
+            format!(
+                "the response to a tunnel request cannot be {}, only an error (400 to 599)",
+                respond.status.as_u16()
+            ),
         ),
-        Action::Device(gateway) => ("terminate", format!("device {} takes ip sessions alone", gateway.device)),
-        Action::Redirect(_) => ("redirect", "only http sessions can be redirected".to_owned()),
+        Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
+        Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),
     };
-    let message = format!("{message}, and the match wants {}; change kind or the action", list(&misfits));
+    let message = format!("{message}, but the match requires kind {}; change kind or the action", list(&unsupported));
     report.problem(format!("{at}.{key}"), message);
 }
 
-/// What is written and has no effect.
-fn fitting_treatment(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
+/// Warns about policies without an effect.
+fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
     let tunnel = match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,
         action => matches!(action, Action::Device(_)),
     };
     if section.retry.is_some() && answered {
-        report.warning(format!("{at}.retry"), "nothing is tried again where the node answers by itself; leave it out");
+        report.warning(format!("{at}.retry"), "no effect: the node responds itself, without retries; remove it");
     }
     if section.custody.is_some() {
         custody(action, &format!("{at}.custody"), report);
         if !matcher.kinds.is_empty() && matcher.kinds.iter().all(|kind| kind.is_datagrams()) {
-            let message = "datagrams are not kept for later; leave it out, or let the route match http or tcp";
+            let message = "no effect: datagrams are not stored; remove it, or match http or tcp";
             report.warning(format!("{at}.custody"), message);
         }
     }
     let keeps = matches!(action, Action::Upstream(_) | Action::Terminate(Terminate { kind: TerminateKind::Http, .. }));
     if section.cache.is_some() && !keeps {
         let message =
-            "there are no answers of others to keep; leave it out, or name an upstream or terminate: {http: ...}";
+            "cache requires an origin whose responses it stores; remove it, or use upstream or terminate: {http: ...}";
         report.problem(format!("{at}.cache"), message);
     }
     if section.pace.is_some() {
         pace(section, action, &format!("{at}.pace"), report);
     }
     if section.retrieve.is_some() && !keeps {
-        let message = "there is nobody to ask again; leave it out, or name an upstream or terminate: {http: ...}";
+        let message = "retrieve requires an origin; remove it, or use upstream or terminate: {http: ...}";
         report.problem(format!("{at}.retrieve"), message);
     } else if section.retrieve.is_some() && section.custody.is_some() {
-        let message = "what is in custody is brought by the nodes that have it; keep one of them";
+        let message = "retrieve conflicts with custody, which retries by itself; keep one of them";
         report.problem(format!("{at}.retrieve"), message);
     }
     if section.idempotency_key && !keeps {
-        let message = "nothing is sent twice where no request is sent on; leave it out";
+        let message = "no effect: this route forwards no requests; remove it";
         report.warning(format!("{at}.idempotency-key"), message);
     }
     if section.rewrite.is_some() && (answered || tunnel) {
-        report.warning(format!("{at}.rewrite"), "nothing is sent on that could be rewritten; leave it out");
+        report.warning(format!("{at}.rewrite"), "no effect: this route forwards no requests; remove it");
     }
 }
 
-/// The one behind has to be a node that can be dialled, over a version that takes tunnels of any protocol.
+/// The next hop must be a node that can be dialled, over an HTTP version that supports extended CONNECT.
 fn custody(action: &Action, at: &str, report: &mut Report) {
     let Action::Upstream(upstream) = action else {
-        return report.problem(at, "the next node takes custody; name it as the upstream, or leave this out");
+        return report.problem(at, "custody requires a next node; use it as the upstream, or remove this key");
     };
     let (name, protocol) = (&upstream.name, upstream.protocol);
     if !matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3) {
-        let message = format!("upstream {name} has protocol {protocol}; custody goes over h2 or h3, from node to node");
+        let message = format!("upstream {name} has protocol {protocol}, but custody requires h2 or h3 to a node");
         report.problem(at, message);
     }
     if upstream.overlay == Some(false) {
-        report.problem(at, format!("upstream {name} is no node of the overlay: nobody there takes custody"));
+        report.problem(at, format!("upstream {name} is not a node of the overlay, so it cannot accept custody"));
     }
     if upstream.all().any(|endpoint| matches!(endpoint, Endpoint::Node(_))) {
-        let message = format!("upstream {name} has a node that cannot be dialled; custody goes to addresses");
+        let message =
+            format!("upstream {name} has a node that cannot be dialled; custody requires endpoints with addresses");
         report.problem(at, message);
     }
 }
 
-/// There has to be a service that may refuse, and whose refusals come by here.
+/// The route needs a service whose rate-limit responses pass through this node.
 fn pace(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
     if !matches!(action, Action::Upstream(_)) {
-        report.problem(at, "the rate is that of an upstream; name one as the action, or leave this out");
+        report.problem(
+            at,
+            "pace requires an upstream, whose rate limit it follows; use one as the action, or remove this key",
+        );
     } else if section.custody.is_some() {
-        report.problem(at, "what is in custody goes when a link is up, not when a service has room; keep one of them");
+        report.problem(at, "pace conflicts with custody, which sends when the link is up; keep one of them");
     }
 }
 
@@ -357,7 +372,7 @@ fn on_change(section: &section::Route, matcher: &Matcher, at: &str, report: &mut
     if section.on_change == OnChange::Move && !movable {
         report.problem(
             format!("{at}.on-change"),
-            "udp flows can move and byte streams cannot; add kind: udp to the match, or leave on-change out (ip sessions always move)",
+            "only udp flows can move; add kind: udp to the match, or remove on-change (ip sessions always move)",
         );
     }
 }

@@ -1,23 +1,23 @@
-//! Sections of other documents than a node's, read with the same care.
+//! Sections of documents other than the node's, parsed with the same error handling.
 //!
-//! In: a YAML stream of one document or many. Out: a section each, from which values are taken, and what is left is read as
-//! a type; every value that does not fit is said, with its place.
-//! Never: a document of its own. What keys mean is for whoever asks.
+//! In: a YAML stream. Out: a section per document. Callers take single values out and deserialise the rest; every
+//! invalid value is reported with its path.
+//! Never: knowledge of specific documents. Callers define the keys.
 
 use serde::de::DeserializeOwned;
 
 use super::read::{Entries, fit, stream};
+use super::report::{MAX_PROBLEMS, Problem, Report};
 use super::tree::Tree;
-use super::{MAX_PROBLEMS, Problem, Report};
 
-/// One document of a stream, or what is left of it.
+/// A document of a stream, without the values taken so far.
 #[derive(Debug)]
 pub struct Section(Entries);
 
-/// Reads a YAML stream: the sections of its documents, in their order. Empty ones are left out.
+/// Parses a YAML stream into the sections of its documents, in order. Empty documents are skipped.
 ///
 /// # Errors
-/// It is no YAML, too large, or a document is no section of keys.
+/// The text is not YAML, too large, or a document is not a mapping.
 pub fn sections(text: &str) -> Result<Vec<Section>, Problem> {
     let whole = |message: String| Problem { path: String::new(), message };
     let mut sections = Vec::new();
@@ -25,29 +25,29 @@ pub fn sections(text: &str) -> Result<Vec<Section>, Problem> {
         match tree {
             Tree::Section(entries) => sections.push(Section(entries)),
             Tree::Nothing => {}
-            _ => return Err(whole(format!("document {} is no section of keys; begin with `kind:`", at + 1))),
+            _ => return Err(whole(format!("invalid document {}: expected a mapping; begin with `kind:`", at + 1))),
         }
     }
     Ok(sections)
 }
 
 impl Section {
-    /// Takes a text out. `None` where there is none.
+    /// Takes a string out; `None` if the key is missing.
     ///
     /// # Errors
-    /// Something else stands there.
+    /// The value is not a string.
     pub fn take_text(&mut self, key: &str) -> Result<Option<String>, Problem> {
         let Some(at) = self.0.iter().position(|(name, _)| name == key) else { return Ok(None) };
         match self.0.remove(at).1 {
             Tree::Text(text) => Ok(Some(text)),
             _ => {
-                let message = "this is no text; quote it if it is meant as one".to_owned();
+                let message = "invalid value: expected a string; quote it if it is one".to_owned();
                 Err(Problem { path: key.to_owned(), message })
             }
         }
     }
 
-    /// Reads what is left. `None`: something is missing without which nothing can be said.
+    /// Deserialises the remaining values. `None` if a required value is missing.
     pub fn read<T: DeserializeOwned>(self, problems: &mut Vec<Problem>) -> Option<T> {
         let mut report = Report::default();
         let read = fit(Tree::Section(self.0), "", &mut report);
@@ -84,15 +84,15 @@ mod tests {
         assert_eq!(second.read::<Sample>(&mut problems), Some(Sample { links: vec![], size: 0 }));
         let said: Vec<_> = problems.iter().map(ToString::to_string).collect();
         assert_eq!(said.len(), 2, "{said:?}");
-        assert!(said[0].starts_with("siez: ") && said[0].contains("did you mean size?"), "{said:?}");
+        assert!(said[0].starts_with("siez: ") && said[0].contains("did you mean \"size\"?"), "{said:?}");
         let mut first = all.pop().unwrap();
         assert!(first.take_text("links").is_err() && first.take_text("nothing").unwrap().is_none());
     }
 
     #[test]
-    fn what_is_no_section_is_said_with_its_number() {
+    fn other_documents_are_reported_with_their_number() {
         assert!(sections("kind: A\n---\n[1]\n").unwrap_err().message.contains("document 2"));
-        assert!(sections("{").unwrap_err().message.contains("no YAML"));
+        assert!(sections("{").unwrap_err().message.contains("invalid YAML"));
         assert!(sections("").unwrap().is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! The tree of a document: values in their order, before anybody knows what they should be.
+//! The tree of a document: values in order, before their types are known.
 //!
-//! In: what the YAML parser reads. Out: a tree out of which values can be taken.
-//! Never: a value changed. What does not fit is taken out, and its place stays.
+//! In: the output of the YAML parser. Out: a tree from which values can be removed.
+//! Never: a changed value. An invalid element leaves a gap, so that the others keep their positions.
 
 mod reader;
 
@@ -9,9 +9,9 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-pub(super) use reader::{Fault, Misfit, read};
+pub(super) use reader::{Fault, FieldError, read};
 
-/// One step of a path.
+/// A step of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Key(String),
@@ -21,7 +21,7 @@ pub(super) enum Step {
 /// A value of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Tree {
-    /// Nothing stands behind the colon or the dash.
+    /// No value after the colon or the dash.
     Nothing,
     Bool(bool),
     Unsigned(u64),
@@ -30,12 +30,12 @@ pub(super) enum Tree {
     Text(String),
     List(Vec<Tree>),
     Section(Vec<(String, Tree)>),
-    /// An element that was taken out. Its place stays, so that the others keep their numbers.
-    Taken,
+    /// A removed element; it keeps its position, so that the others keep theirs.
+    Removed,
 }
 
 impl Tree {
-    /// The value of a key, in a section.
+    /// The value of a key in a section.
     pub(super) fn get(&self, key: &str) -> Option<&Tree> {
         match self {
             Tree::Section(entries) => entries.iter().find(|(name, _)| name == key).map(|(_, value)| value),
@@ -43,7 +43,7 @@ impl Tree {
         }
     }
 
-    /// The text, where it is one.
+    /// The string, if the value is one.
     pub(super) fn as_text(&self) -> Option<&str> {
         match self {
             Tree::Text(text) => Some(text),
@@ -51,7 +51,7 @@ impl Tree {
         }
     }
 
-    /// Takes the value at a path out; `None` where the path is empty or leads nowhere.
+    /// Removes the value at a path; `None` if the path is empty or does not exist.
     pub(super) fn remove(&mut self, path: &[Step]) -> Option<()> {
         let (last, parents) = path.split_last()?;
         let parent = parents.iter().try_fold(self, Tree::step)?;
@@ -60,7 +60,7 @@ impl Tree {
                 let at = entries.iter().position(|(name, _)| name == key)?;
                 entries.remove(at);
             }
-            (Step::Index(at), Tree::List(items)) => *items.get_mut(*at)? = Tree::Taken,
+            (Step::Index(at), Tree::List(items)) => *items.get_mut(*at)? = Tree::Removed,
             _ => return None,
         }
         Some(())

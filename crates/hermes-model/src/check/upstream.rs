@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::context::Context;
+use super::header;
 use super::node::{duration, node_name};
-use super::{Context, Report, header};
+use super::report::Report;
 use crate::authority::Authority;
 use crate::document::upstream as section;
 use crate::pattern::PathPattern;
@@ -13,7 +15,7 @@ use crate::snapshot::{Balance, Contact, Endpoint, Health, Outlier, Upstream, Ups
 
 const MAX_ENDPOINTS: usize = 10_000;
 
-/// An upstream; `None` where something is missing without which it is none.
+/// Builds an upstream; `None` if an essential part is missing.
 pub(super) fn build(
     section: &section::Upstream,
     at: &str,
@@ -23,9 +25,9 @@ pub(super) fn build(
     let (endpoints, backup) = (endpoints(section, at, report), backup(section, at, report));
     let all = || endpoints.iter().chain(&backup);
     if all().any(|endpoint| endpoint.node().is_some()) {
-        with_nodes(section, all().all(|endpoint| endpoint.node().is_some()), at, report);
+        check_reverse_keys(section, all().all(|endpoint| endpoint.node().is_some()), at, report);
     }
-    fitting_keys(section, at, report);
+    check_keys(section, at, report);
     let hosts: Vec<_> = all().filter_map(Endpoint::host).collect();
     let tls = section.tls.as_ref().map(|tls| build_tls(tls, &hosts, &format!("{at}.tls"), context, report));
     Some(Upstream {
@@ -48,18 +50,18 @@ pub(super) fn build(
 fn endpoints(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<Endpoint> {
     let short = !section.node.is_empty();
     if short && !section.endpoints.is_empty() {
-        let message = "node is short for endpoints: [{node: NAME}]; keep one of them";
+        let message = "node is the short form of endpoints: [{node: NAME}]; keep one of them";
         report.problem(format!("{at}.node"), message);
     }
     let at = format!("{at}.{}", if short { "node" } else { "endpoints" });
     let written: Vec<section::Endpoint> =
         section.endpoints.iter().cloned().chain(section.node.iter().cloned().map(section::Endpoint::Node)).collect();
     if written.is_empty() {
-        report.problem(&at, "there is no endpoint; write a list of HOST:PORT");
+        report.problem(&at, "missing endpoints; add a list of HOST:PORT");
     }
     let mut seen = HashSet::new();
     for (index, endpoint) in written.iter().enumerate().filter(|(_, endpoint)| !seen.insert(*endpoint)) {
-        let message = format!("{endpoint} stands here twice, and gets twice its share; keep one");
+        let message = format!("duplicate endpoint {endpoint} gets twice its share; keep one");
         report.warning(format!("{at}[{index}]"), message);
     }
     list(&written, &at, report)
@@ -71,7 +73,7 @@ fn backup(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<End
     let mut seen: HashSet<section::Endpoint> = section.endpoints.iter().cloned().chain(nodes).collect();
     for (index, endpoint) in section.backup.iter().enumerate().filter(|(_, endpoint)| !seen.insert((*endpoint).clone()))
     {
-        let message = format!("{endpoint} is named before this already; keep one of them");
+        let message = format!("duplicate endpoint {endpoint}; keep one");
         report.problem(format!("{at}[{index}]"), message);
     }
     list(&section.backup.0, &at, report)
@@ -79,25 +81,28 @@ fn backup(section: &section::Upstream, at: &str, report: &mut Report) -> Vec<End
 
 fn list(written: &[section::Endpoint], at: &str, report: &mut Report) -> Vec<Endpoint> {
     if written.len() > MAX_ENDPOINTS {
-        report.problem(at, format!("{} endpoints are too many; at most {MAX_ENDPOINTS}", written.len()));
+        report.problem(at, format!("too many endpoints: {}; the maximum is {MAX_ENDPOINTS}", written.len()));
     }
     let endpoint = |(index, written): (usize, &section::Endpoint)| match written {
         section::Endpoint::Address(address) => Some(Endpoint::Address(address.clone())),
-        section::Endpoint::Node(node) => report.take(|| format!("{at}[{index}]"), node_name(node)).map(Endpoint::Node),
+        section::Endpoint::Node(node) => {
+            report.ok_or_report(|| format!("{at}[{index}]"), node_name(node)).map(Endpoint::Node)
+        }
     };
     written.iter().enumerate().filter_map(endpoint).collect()
 }
 
 fn build_contact(section: section::Contact, at: &str, report: &mut Report) -> Contact {
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    let every = duration(&format!("{at}.every"), Some(section.every), DAY, Contact::SHORTEST..=7 * DAY, report);
-    let most = every.saturating_sub(Duration::from_millis(1));
-    let from = duration(&format!("{at}.from"), section.from, Duration::ZERO, Duration::ZERO..=most, report);
+    let every = duration(&format!("{at}.every"), Some(section.every), DAY, Contact::MIN_PERIOD..=7 * DAY, report);
+    let max = every.saturating_sub(Duration::from_millis(1));
+    let from = duration(&format!("{at}.from"), section.from, Duration::ZERO, Duration::ZERO..=max, report);
     Contact { every, from }
 }
 
-/// What an upstream with nodes that dial cannot have: the connection is theirs. `are_all`: there is nothing else in it.
-fn with_nodes(section: &section::Upstream, are_all: bool, at: &str, report: &mut Report) {
+/// Reports keys that conflict with nodes on reverse connections, which the nodes open. `are_all`: there are no other
+/// endpoints.
+fn check_reverse_keys(section: &section::Upstream, are_all: bool, at: &str, report: &mut Report) {
     let mut no = |key: &str, written: bool, message: &str| {
         if written {
             report.problem(format!("{at}.{key}"), message);
@@ -106,20 +111,20 @@ fn with_nodes(section: &section::Upstream, are_all: bool, at: &str, report: &mut
     no(
         "protocol",
         matches!(section.protocol, UpstreamProtocol::H1 | UpstreamProtocol::Tcp),
-        "a node keeps connections of HTTP/2 or HTTP/3; write h2 or h3, whichever: the node chooses",
+        "reverse connections require h2 or h3; use either, since the node chooses",
     );
     no(
         "tls",
         section.tls.is_some() && are_all,
-        "a node that keeps a connection to this one has proven its name by it, at the listener's tls; leave tls out",
+        "reverse connections use the tls of the listener, which authenticates the node; remove tls",
     );
-    no("contact", section.contact.is_some(), "who dials knows when its link comes; write contact there");
-    no("forward-proxy", section.forward_proxy, "the far end is a node; leave forward-proxy out");
-    no("overlay", section.overlay == Some(false), "the far end is a node, which has proven that; leave overlay out");
+    no("contact", section.contact.is_some(), "contact belongs to the node that dials; move it there");
+    no("forward-proxy", section.forward_proxy, "the endpoint is a node; remove forward-proxy");
+    no("overlay", section.overlay == Some(false), "the endpoint is an authenticated node; remove overlay");
 }
 
-/// Keys that only some protocols have.
-fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
+/// Reports keys that the protocol does not have.
+fn check_keys(section: &section::Upstream, at: &str, report: &mut Report) {
     let protocol = section.protocol;
     let tcp = protocol == UpstreamProtocol::Tcp;
     let mut only = |key: &str, written: bool, message: &str| {
@@ -128,33 +133,29 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         }
     };
     let posts = section.tunnel_method != Default::default();
-    only("tunnel-method", posts && tcp, "a tcp upstream gets bytes and no requests; leave tunnel-method out");
+    only("tunnel-method", posts && tcp, "a tcp upstream gets no requests; remove tunnel-method");
     only(
         "overlay",
         section.overlay == Some(true) && tcp,
-        "a tcp upstream gets no headers, so it is no node; leave overlay out",
+        "a tcp upstream gets no headers, so it cannot be a node; remove overlay",
     );
-    only(
-        "forward-proxy",
-        section.forward_proxy && tcp,
-        "a tcp upstream gets bytes and no requests; leave forward-proxy out",
-    );
+    only("forward-proxy", section.forward_proxy && tcp, "a tcp upstream gets no requests; remove forward-proxy");
     only(
         "forward-proxy",
         section.forward_proxy && section.overlay == Some(true),
-        "a node gets requests as they came, whoever their origin is; keep one of overlay and forward-proxy",
+        "forward-proxy conflicts with overlay: a node accepts requests for any origin; keep one of them",
     );
     let shares = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3 | UpstreamProtocol::Auto);
     only(
         "proxy-protocol",
         section.proxy_protocol.is_some() && shares,
-        "connections are shared between clients, so that no one source stands for them; use protocol h1 or tcp, or leave it out",
+        "connections are shared between clients, so they have no single source; use protocol h1 or tcp, or remove it",
     );
     let makes_requests = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3);
     only(
         "contact",
         section.contact.is_some() && !makes_requests,
-        "custody goes to nodes, by h2 or h3, and nobody else uses this; leave contact out",
+        "contact only applies to custody, which requires h2 or h3; remove contact",
     );
     let is_address = |one: &section::Endpoint| matches!(one, section::Endpoint::Address(_));
     let has_nodes = !section.node.is_empty() || !section.endpoints.iter().all(is_address);
@@ -162,17 +163,17 @@ fn fitting_keys(section: &section::Upstream, at: &str, report: &mut Report) {
     only(
         "protocol",
         protocol == UpstreamProtocol::Auto && section.tls.is_none() && dials,
-        "auto follows ALPN, which is a part of TLS; add tls: {}, or write h1 or h2",
+        "auto requires TLS for ALPN; add tls: {}, or use h1 or h2",
     );
     only(
         "protocol",
         protocol == UpstreamProtocol::H3 && section.tls.is_none() && dials,
-        "HTTP/3 is never in the clear; add tls: {} for a node of this overlay, or write h2",
+        "h3 requires TLS; add tls: {} for a node of this overlay, or use h2",
     );
     if protocol == UpstreamProtocol::H2 && section.tls.is_none() && section.overlay.is_none() && dials {
         report.warning(
             format!("{at}.overlay"),
-            "over plaintext h2 a node is told from an origin by its settings alone; write overlay: true or overlay: false",
+            "over plaintext h2 a node is only recognised by its SETTINGS; add overlay: true or overlay: false",
         );
     }
 }
@@ -183,7 +184,7 @@ fn balance(section: &section::Upstream, at: &str, report: &mut Report) -> Option
         section::Balance::Random => Balance::Random,
         section::Balance::LeastRequest => Balance::LeastRequest,
         section::Balance::Hash(on) => {
-            Balance::Hash(report.take(|| format!("{at}.balance.hash.header"), header::name(&on.header))?)
+            Balance::Hash(report.ok_or_report(|| format!("{at}.balance.hash.header"), header::name(&on.header))?)
         }
     })
 }
@@ -203,15 +204,12 @@ fn build_health(upstream: &section::Upstream, section: &section::Health, at: &st
         if upstream.protocol == UpstreamProtocol::Tcp {
             report.problem(
                 format!("{at}.path"),
-                "a tcp upstream answers no GET; leave path out, and connections are tried",
+                "a tcp upstream cannot answer a GET; remove path to probe by connecting",
             );
         } else if PathPattern::parse(path).is_err() && path.parse::<http::uri::PathAndQuery>().is_err()
             || !path.starts_with('/')
         {
-            report.problem(
-                format!("{at}.path"),
-                format!("{path:?} is no path; write one that begins with /, such as /healthz"),
-            );
+            report.problem(format!("{at}.path"), format!("invalid path {path:?}; must begin with /, such as /healthz"));
         }
     }
     Health {
@@ -226,7 +224,7 @@ fn build_health(upstream: &section::Upstream, section: &section::Health, at: &st
 fn count(written: Option<u32>, default: u32, at: &str, report: &mut Report) -> u32 {
     let value = written.unwrap_or(default);
     if !(1..=1000).contains(&value) {
-        report.problem(at, format!("{value} is out of range; write 1 to 1000"));
+        report.problem(at, format!("{value} is out of range; must be 1 to 1000"));
     }
     value
 }
@@ -234,7 +232,7 @@ fn count(written: Option<u32>, default: u32, at: &str, report: &mut Report) -> u
 fn outlier(section: section::Outlier, at: &str, report: &mut Report) -> Outlier {
     let failures = section.failures.unwrap_or(5);
     if failures > 1000 {
-        report.problem(format!("{at}.failures"), format!("{failures} is out of range; write 0 (off) to 1000"));
+        report.problem(format!("{at}.failures"), format!("{failures} is out of range; must be 0 (off) to 1000"));
     }
     let range = Duration::from_millis(100)..=Duration::from_secs(3600);
     Outlier { failures, rest: duration(&format!("{at}.rest"), section.rest, Duration::from_secs(10), range, report) }
@@ -249,22 +247,20 @@ fn build_tls(
 ) -> UpstreamTls {
     let ca = context.optional_file(&format!("{at}.ca"), section.ca.as_ref(), report);
     if ca.is_none() && !context.has_identity {
-        report.problem(
-            at,
-            "there is no CA to verify the far end by; add identity at the top of the document, or ca here",
-        );
+        report.problem(at, "missing CA to verify the peer; add identity at the top of the document, or ca here");
     }
     if ca.is_some() && !section.node.is_empty() {
-        let message = "with a ca of its own the far end is no node of this overlay; leave node or ca out";
+        let message = "with a separate ca the peer is not a node of this overlay; remove node or ca";
         report.problem(format!("{at}.node"), message);
     }
     if section.server_name.is_some() && !section.node.is_empty() {
-        let message = "the far end is verified by node or by server-name; keep one";
+        let message = "server-name conflicts with node: the peer is verified by one of them; keep one";
         report.problem(format!("{at}.server-name"), message);
     }
-    let nodes = section.node.iter().filter_map(|name| report.take(|| format!("{at}.node"), node_name(name))).collect();
+    let nodes =
+        section.node.iter().filter_map(|name| report.ok_or_report(|| format!("{at}.node"), node_name(name))).collect();
     let server_name = match &section.server_name {
-        Some(name) => report.take(|| format!("{at}.server-name"), server_name(name)),
+        Some(name) => report.ok_or_report(|| format!("{at}.server-name"), server_name(name)),
         None if ca.is_some() => shared_host(hosts, at, report),
         None => None,
     };
@@ -274,17 +270,17 @@ fn build_tls(
 fn server_name(text: &str) -> Result<Arc<str>, String> {
     match Authority::parse(text, None) {
         Ok(name) if name.explicit_port().is_none() && !name.host().contains('*') => Ok(Arc::from(name.host())),
-        _ => Err(format!("{text:?} is no name of a server; write a DNS name or an address, without a port")),
+        _ => Err(format!("invalid server name {text:?}; use a DNS name or an address, without a port")),
     }
 }
 
-/// With another CA the name of the endpoint is verified, which must then be one name.
+/// A separate CA verifies the host of the endpoint, so all endpoints must have the same one.
 fn shared_host(hosts: &[&Arc<str>], at: &str, report: &mut Report) -> Option<Arc<str>> {
     let first = *hosts.first()?;
     if hosts.iter().all(|host| *host == first) {
         return Some(first.clone());
     }
-    let message = "the endpoints have different names, and with a ca of its own one name is verified; add server-name";
+    let message = "the endpoints have different hosts, but a separate ca verifies a single name; add server-name";
     report.problem(format!("{at}.server-name"), message);
     None
 }

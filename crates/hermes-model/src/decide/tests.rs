@@ -1,12 +1,12 @@
-//! Tables of decisions: a document, sessions, and what becomes of them.
+//! Tables of decisions: a document, sessions, and their results.
 
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::specimen::{certified, connect, get, packets, session, snapshot};
+use crate::test_fixtures::{certified, connect, get, packets, session, snapshot};
 use http::Method;
 
-/// The name of the route that acts, or the status and the sentence of the denial.
+/// The name of the route that acts, or the status and reason of the denial.
 fn outcome(facts: &Facts, snapshot: &Snapshot) -> String {
     match decide(facts, snapshot) {
         Decision::Act(route) => route.name.to_string(),
@@ -21,7 +21,7 @@ fn all(document: &str, table: &[(Facts, &str)]) {
     }
 }
 
-/// A document whose routes answer, so that any of them carries http.
+/// A document whose routes respond themselves, so that all of them support http.
 fn routes(matches: &[(&str, &str)]) -> String {
     let head = "node: edge\nlisteners:\n- {name: apps, bind: 127.0.0.1:0, protocol: http}\n\
                 - {name: db, bind: 127.0.0.1:0, protocol: tcp, authority: 'DB:3306'}\nroutes:\n";
@@ -109,31 +109,31 @@ fn every_field_of_a_match_must_hold() {
     );
 }
 
-/// What a peer says of a name's address is no more than its word: only who sends the packets can look where they go.
+/// A peer can announce any network for a name, so only the node that sends the packets out may rely on it.
 #[test]
-fn a_told_network_matches_where_the_packets_are_sent_out() {
+fn an_announced_network_matches_where_the_packets_are_sent_out() {
     let document = "node: edge\nlisteners:\n- {name: apps, bind: 127.0.0.1:0, protocol: http}\nroutes:\n\
                     - {name: on, match: {kind: ip, network: 10.0.0.0/8}, upstream: next}\n\
                     - {name: out, match: {kind: ip, network: 10.1.0.0/16}, terminate: {tun: gw0}}\n\
                     - {name: named, match: {kind: ip, authority: FILES}, upstream: next}\n\
                     upstreams:\n- {name: next, protocol: h2, endpoints: ['192.0.2.1:443']}\n";
-    let told = |authority: &str, network: &str| Facts {
-        told: Some(network.parse().unwrap()),
+    let announced = |authority: &str, network: &str| Facts {
+        announced_network: Some(network.parse().unwrap()),
         ..session(Kind::Ip, Method::CONNECT, authority, "/")
     };
     all(
         document,
         &[
             (packets("10.1.0.7/32", 6), "on"),
-            (told("FILES", "10.1.0.7/32"), "out"),
-            (told("FILES", "10.2.0.7/32"), "named"),
-            (told("MAIL", "10.2.0.7/32"), "404: no route for ip to mail"),
+            (announced("FILES", "10.1.0.7/32"), "out"),
+            (announced("FILES", "10.2.0.7/32"), "named"),
+            (announced("MAIL", "10.2.0.7/32"), "404: no route for ip to mail"),
         ],
     );
 }
 
 #[test]
-fn the_first_match_wins_whatever_it_is_filed_under() {
+fn the_first_match_wins_under_any_index_key() {
     let document = routes(&[
         ("by-header", "headers: {x-first: 'yes'}"),
         ("by-path", "path: '/a/*'"),
@@ -164,9 +164,9 @@ fn paths_match_by_whole_segments_and_cannot_be_walked_around() {
         ("public", "path: '/*'"),
     ]);
     let dots = "400: the path has a . or .. segment; send the resolved path";
-    let escape = "400: the path has a % without two hexadecimal digits behind it; send %25";
-    let ambiguous = "400: the path has empty segments, escaped slashes or parameters behind `;`, and routes differ \
-                     on what it means; send single, unescaped slashes and no parameters";
+    let escape = "400: the path has a % without two hexadecimal digits; escape a literal % as %25";
+    let ambiguous = "400: ambiguous path: empty segments, escaped slashes or parameters after `;` match different routes; \
+                     send single, unescaped slashes and no parameters";
     all(
         &document,
         &[
@@ -218,16 +218,16 @@ fn loops_end_and_name_both_nodes() {
             (get("x", "/").header("via", "1.1 other"), "all"),
             (
                 get("x", "/").header("via", "1.1 edge, 2 beta"),
-                "508: a loop: beta sent to edge what came through edge before",
+                "508: loop: beta sent back to edge a request that edge had forwarded",
             ),
             (
                 connect("x:1").header("via", "2 a").header("via", "2 EDGE:80"),
-                "508: a loop: EDGE:80 sent to edge what came through edge before",
+                "508: loop: EDGE:80 sent back to edge a request that edge had forwarded",
             ),
             (get("x", "/").header("via", &sixteen), "all"),
             (
                 connect("x:1").header("via", &sixteen).header("via", "2 last"),
-                "508: 17 nodes passed it on, the last of them last, before edge; more than 16 is a loop",
+                "508: too many hops: 17 before edge, the last one last; more than 16 is treated as a loop",
             ),
         ],
     );
@@ -252,11 +252,11 @@ upstreams:
         document,
         &[
             (session(Kind::Udp, Method::CONNECT, "VIDEO:5004", "/"), "udp-only"),
-            (get("VIDEO", "/"), "403: route udp-only matches first, and cannot carry http"),
-            (connect("PAGE:443"), "403: route page matches first, and cannot carry tcp"),
-            (connect("OLD:80"), "403: route gone matches first, and cannot carry tcp"),
+            (get("VIDEO", "/"), "403: route udp-only matches first, but does not support http"),
+            (connect("PAGE:443"), "403: route page matches first, but does not support tcp"),
+            (connect("OLD:80"), "403: route gone matches first, but does not support tcp"),
             (connect("EVIL:25"), "blocked"),
-            (get("DB", "/"), "403: route bytes matches first, and cannot carry http"),
+            (get("DB", "/"), "403: route bytes matches first, but does not support http"),
             (connect("DB:3306"), "bytes"),
             (connect("OTHER:1"), "all"),
         ],
@@ -274,8 +274,8 @@ routes:
 - {name: fixed, match: {authority: 'DB:3306'}, terminate: {tcp: authority, reach: private}}
 - {name: anywhere, match: {kind: tcp}, terminate: {tcp: authority}}
 ";
-    let denied = "403: route anywhere dials what the request names, for clients on this machine or with a \
-                  certificate, a believed address or a user only";
+    let denied = "403: route anywhere dials the target of the request, but only for clients on this machine or with a \
+                  certificate, a trusted address or a user";
     let far = || connect("example.com:443").on("lab").from("192.0.2.9:1");
     all(
         document,
@@ -286,7 +286,7 @@ routes:
             (far().of("alice"), "anywhere"),
             (connect("example.com:443").from("[::ffff:127.0.0.1]:1"), "anywhere"),
             (connect("DB:3306").from("192.0.2.9:1"), "fixed"),
-            // The document names it.
+            // The document names the target.
             (far().on("raw"), "anywhere"),
         ],
     );

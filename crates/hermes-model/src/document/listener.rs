@@ -1,4 +1,4 @@
-//! `listeners`: where bytes come in.
+//! `listeners`: entry points for sessions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,86 +7,86 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::scalar::{DeviceName, HostAddress, Many, Prefix};
-use super::word::Protocol;
+use super::keyword::Protocol;
 use super::{Bind, is_default};
+use crate::scalar::{DeviceName, HostAddress, Many, Prefix};
 use crate::snapshot::{CarryNames, ClientAuth};
 
-/// One listener.
+/// A listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Listener {
-    /// Its name, unique among listeners.
+    /// Unique name.
     pub name: String,
-    /// The address it binds.
+    /// Address to bind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// For `http`: the upstream at whose endpoints it serves, over connections that it keeps to them.
+    /// Serve on connections that the node itself opens to the endpoints of this upstream (`http`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dial: Option<String>,
-    /// What is spoken there.
+    /// Protocol that clients speak.
     pub protocol: Protocol,
-    /// For `tcp` and `udp`: what each connection or flow becomes a request for.
+    /// Target of each connection or flow (`tcp` and `udp`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
-    /// Headers that each session gets, over what the client sent.
+    /// Fields set on the header of each session; they replace those of the client.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set_headers: BTreeMap<String, String>,
     /// TLS; absent is plaintext.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ListenerTls>,
-    /// Peers believed without a certificate, as standalone nodes are.
+    /// Peers trusted without a certificate, as standalone nodes are.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub trust: Many<Prefix>,
     /// Sources that begin with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub proxy_protocol: Many<Prefix>,
-    /// Tunnels by POST are accepted.
+    /// Accept tunnels by POST.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_post: bool,
-    /// Whether HTTP/2 is spoken; by default it is.
+    /// Whether clients may negotiate HTTP/2. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http2: Option<bool>,
-    /// HTTP/3 as well, at the same port of UDP.
+    /// Serve HTTP/3 too, on the UDP port of the same number.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
-    /// Clients over HTTP/3 may ask with their first packet.
+    /// Accept HTTP/3 requests in 0-RTT data.
     #[serde(default, skip_serializing_if = "is_default")]
     pub early_data: bool,
-    /// For `tun`: the device, which is made.
+    /// Name of the device; the node creates it (`tun`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
-    /// For `tun`: the device's addresses.
+    /// Addresses of the device (`tun`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<HostAddress>,
-    /// For `dns`: the names that it answers itself, as patterns of hosts.
+    /// Host patterns of names that the node answers itself (`dns`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub names: Many<String>,
-    /// For `dns`: the prefixes that names get their addresses from, one of each version of IP at most.
+    /// Pools of virtual addresses, at most one per IP version (`dns`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub addresses: Many<Prefix>,
-    /// For `dns`: who is asked for all other names. Default: the system's servers.
+    /// Resolvers for all other names (`dns`). Default: those of the system.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub forward: Many<String>,
-    /// For `dns`: whether questions for addresses of IPv6 get an answer; by default they do.
+    /// Whether AAAA queries get virtual addresses (`dns`). Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<bool>,
-    /// For `tun`: the prefixes whose packets it takes, each a session.
+    /// Captured prefixes; each is a session (`tun`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub capture: Many<Capture>,
-    /// For `tun`: how it carries what is sent to addresses that stand for names.
+    /// Encoding of traffic to virtual addresses (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub carry_names: CarryNames,
-    /// For `ip`: where packets go that come to its port.
+    /// Destination of the packets (`ip`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Prefix>,
-    /// For `ip`: who sends packets.
+    /// Peers that may send packets (`ip`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub peers: Many<Peer>,
 }
 
 impl Listener {
-    /// One that says no more than that.
+    /// A listener with defaults only.
     pub fn new(name: &str, protocol: Protocol) -> Self {
         Self {
             name: name.to_owned(),
@@ -116,25 +116,25 @@ impl Listener {
     }
 }
 
-/// Who may send IP packets to an `ip` listener.
+/// A peer that may send IP packets to an `ip` listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Peer {
-    /// Where its datagrams come from. Default: this machine.
+    /// Source addresses of its datagrams. Default: this machine.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub from: Many<Prefix>,
-    /// Where the packets in them come from.
+    /// Source addresses of the packets.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<Prefix>,
 }
 
-/// A prefix that a `tun` listener takes: a text, or with headers of its own.
+/// A prefix that a `tun` listener captures: a string, or a map with headers of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Capture {
-    /// Destinations.
+    /// Destination network.
     pub network: Prefix,
-    /// Headers of its session, over those of the listener.
+    /// Fields set on the header of its session; they replace those of the listener.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub set_headers: BTreeMap<String, String>,
 }
@@ -151,7 +151,7 @@ impl<'de> Visitor<'de> for CaptureVisitor {
     type Value = Capture;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a prefix such as 10.0.0.0/8, or {network: PREFIX, set-headers: {}}")
+        f.write_str("a network such as 10.0.0.0/8, or {network: PREFIX, set-headers: {}}")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Capture, E> {
@@ -172,20 +172,20 @@ impl<'de> Visitor<'de> for CaptureVisitor {
     }
 }
 
-/// TLS at a listener.
+/// TLS of a listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ListenerTls {
-    /// Whether clients show a certificate. Default `required` where a CA is known, else `none`.
+    /// Whether clients must present a certificate. Default `required` if a CA is known, else `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientAuth>,
-    /// Certificate other than the identity's (PEM).
+    /// Certificate (PEM) other than that of the identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cert: Option<String>,
-    /// Its key (PEM).
+    /// Key (PEM) of the certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// CA of client certificates, other than the identity's (PEM).
+    /// CA of client certificates (PEM) other than that of the identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
 }

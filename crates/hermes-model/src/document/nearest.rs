@@ -1,6 +1,6 @@
-//! "Did you mean": the known name that a misspelt one is nearest to.
+//! "Did you mean": the known name that is closest to a misspelt one.
 
-/// The name with the fewest edits to `wrong`, if those are few for its length.
+/// The known name with the fewest edits to `wrong`, if there are few for its length.
 pub fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = wrong.to_ascii_lowercase().replace('_', "-");
     let allowed = (lower.chars().count() / 3).clamp(1, 3);
@@ -12,13 +12,13 @@ pub fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
         .map(|(_, name)| name)
 }
 
-/// `; did you mean X?`, or nothing.
+/// Returns ` (did you mean "X"?)`, or an empty string.
 pub fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(wrong, known).map(|name| format!("; did you mean {name}?")).unwrap_or_default()
+    nearest(wrong, known).map(|name| format!(" (did you mean {name:?}?)")).unwrap_or_default()
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment). Names
-/// longer than 64 characters are nobody's slip.
+/// Number of insertions, deletions, replacements and transpositions (optimal string alignment). A name over 64
+/// characters is not a misspelling.
 fn edits(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(65).collect(), b.chars().take(65).collect());
     if a.len() > 64 || b.len() > 64 || a.len().abs_diff(b.len()) > 3 {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_find_their_word_and_strangers_do_not() {
+    fn misspellings_find_the_nearest_name() {
         let known = ["upstream", "terminate", "respond", "redirect", "match", "name", "set-headers"];
         for (wrong, right) in [
             ("upsteam", Some("upstream")),

@@ -1,18 +1,18 @@
-//! Leaves secrets out of a document, so that it may be shown.
+//! Redacts secrets in a document, so that it may be shown.
 //!
-//! In: a document as JSON. Out: the same, with values of headers that look like secrets replaced.
-//! Key files are named, not held, in documents; their paths stay.
+//! In: a document as JSON. Out: the same document without field values that may be secrets.
+//! Paths of key files remain, because documents do not contain the keys.
 
 use serde_json::Value;
 
-/// What stands instead of a secret.
-pub const LEFT_OUT: &str = "(left out)";
+/// Replacement for a secret.
+pub const REDACTED: &str = "(left out)";
 
-/// Keys whose value is a map from names to values that this node writes: headers, and the query of a rewrite, which may
-/// hold API keys as well.
+/// Keys with a map from names to values that this node writes: header fields, and the query of a rewrite, which may
+/// hold API keys.
 const SET_VALUES: [&str; 4] = ["headers", "set-headers", "add-headers", "set"];
 
-/// Fields whose values hold no secret. The value of any other field may be one.
+/// Fields whose values are never secret. The value of any other field may be.
 const SAFE: [&str; 38] = [
     "accept",
     "accept-encoding",
@@ -54,11 +54,11 @@ const SAFE: [&str; 38] = [
     "x-real-ip",
 ];
 
-/// The prefix of the overlay's own fields: users, networks, services.
+/// Prefix of the overlay's own fields: users, networks, services.
 const OVERLAY: &str = "hermes-";
 
-/// Parts of names of secrets.
-const SECRET: [&str; 13] = [
+/// Substrings in the names of secret fields.
+const SECRET_NAME_PARTS: [&str; 13] = [
     "auth",
     "key",
     "token",
@@ -74,20 +74,20 @@ const SECRET: [&str; 13] = [
     "assertion",
 ];
 
-/// Whole words of names of secrets; as parts of words they occur in other names.
-const SECRET_WORDS: [&str; 6] = ["sig", "sid", "otp", "pin", "pass", "pwd"];
+/// Words in the names of secret fields; as substrings they occur in other names.
+const SECRET_NAME_WORDS: [&str; 6] = ["sig", "sid", "otp", "pin", "pass", "pwd"];
 
-/// True for headers whose values are secrets, by name: credentials, cookies, and whatever calls
-/// itself a key, token, secret or password. For what clients sent and what routes match; see `redact` for what is set.
+/// True for fields whose values are secret by their name: credentials, cookies, keys, tokens, secrets, passwords.
+/// Applies to fields that clients sent and that routes match; see `redact` for fields that are set.
 pub fn is_secret(header: &str) -> bool {
     let name = header.to_ascii_lowercase();
     matches!(name.as_str(), "cookie" | "set-cookie")
-        || SECRET.iter().any(|part| name.contains(part))
-        || name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| SECRET_WORDS.contains(&word))
+        || SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
+        || name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| SECRET_NAME_WORDS.contains(&word))
 }
 
-/// Replaces secrets everywhere in the document: values that are set, unless their names are known to hold none; values
-/// that are matched, if their names tell of a secret; and the parts of URLs beside host and path.
+/// Redacts all secrets of the document. A value that is set is redacted unless its name is known to be harmless. A
+/// value that is matched is redacted if its name indicates a secret. URLs keep their host and path only.
 pub fn redact(value: &mut Value) {
     redact_within(value, false);
 }
@@ -97,8 +97,8 @@ fn redact_within(value: &mut Value, is_match: bool) {
         Value::Object(map) => {
             for (key, value) in map {
                 match value {
-                    Value::Object(named) if SET_VALUES.contains(&key.as_str()) => leave_out(named, is_match),
-                    Value::String(url) if key == "location" => *url = without_secrets(url),
+                    Value::Object(named) if SET_VALUES.contains(&key.as_str()) => redact_values(named, is_match),
+                    Value::String(url) if key == "location" => *url = redact_url(url),
                     other => redact_within(other, is_match || key == "match"),
                 }
             }
@@ -108,17 +108,17 @@ fn redact_within(value: &mut Value, is_match: bool) {
     }
 }
 
-fn leave_out(named: &mut serde_json::Map<String, Value>, is_match: bool) {
-    let is_left_out = |name: &str| {
+fn redact_values(named: &mut serde_json::Map<String, Value>, is_match: bool) {
+    let is_redacted = |name: &str| {
         let name = name.to_ascii_lowercase();
         if is_match { is_secret(&name) } else { !SAFE.contains(&&*name) && !name.starts_with(OVERLAY) }
     };
-    for (_, value) in named.iter_mut().filter(|(name, value)| is_left_out(name) && (is_match || has_text(value))) {
-        *value = Value::from(LEFT_OUT);
+    for (_, value) in named.iter_mut().filter(|(name, value)| is_redacted(name) && (is_match || has_text(value))) {
+        *value = Value::from(REDACTED);
     }
 }
 
-/// True if a value has more than placeholders, which reveal nothing of the document.
+/// True if a value has text besides placeholders, which reveal nothing.
 fn has_text(value: &Value) -> bool {
     match value {
         Value::String(template) => {
@@ -133,22 +133,22 @@ fn has_text(value: &Value) -> bool {
     }
 }
 
-/// A URL without its user information, its query, unless that is the request's own, and its fragment, which may hold a
-/// token as well (RFC 6749, section 4.2.2).
-fn without_secrets(url: &str) -> String {
+/// Removes user information, query and fragment from a URL. A fragment may hold a token (RFC 6749, section 4.2.2). The
+/// query remains if it is only `{query}`.
+fn redact_url(url: &str) -> String {
     let (url, fragment) = match url.split_once('#') {
-        Some((url, _)) => (url, format!("#{LEFT_OUT}")),
+        Some((url, _)) => (url, format!("#{REDACTED}")),
         None => (url, String::new()),
     };
     let (rest, query) = match url.split_once('?') {
         Some((rest, "{query}")) => (rest, "?{query}".to_owned()),
-        Some((rest, _)) => (rest, format!("?{LEFT_OUT}")),
+        Some((rest, _)) => (rest, format!("?{REDACTED}")),
         None => (url, String::new()),
     };
     let authority = rest.find("//").map_or(0, |at| at + 2);
     let end = rest[authority..].find('/').map_or(rest.len(), |at| authority + at);
     let bare = match rest[authority..end].rfind('@') {
-        Some(at) => format!("{}{LEFT_OUT}{}", &rest[..authority], &rest[authority + at..]),
+        Some(at) => format!("{}{REDACTED}{}", &rest[..authority], &rest[authority + at..]),
         None => rest.to_owned(),
     };
     bare + &query + &fragment

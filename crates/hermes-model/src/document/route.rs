@@ -1,4 +1,4 @@
-//! `routes`: a match and one action each.
+//! `routes`: each has a match and one action.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,70 +9,70 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
-use super::treatment::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
-use super::word::ProxyVersion;
+use super::keyword::ProxyVersion;
+use super::policy::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::reach::Reach;
 use crate::rewrite::Template;
+use crate::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
-/// One route.
+/// A route.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Route {
-    /// Its name, unique among routes.
+    /// Unique name.
     pub name: String,
-    /// What must hold; absent is anything.
+    /// Conditions; an absent match matches everything.
     #[serde(default, rename = "match", skip_serializing_if = "is_default")]
     pub matching: Match,
     /// Forward to the upstream of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
-    /// Open the tunnel here.
+    /// Leave the overlay at this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminate: Option<Terminate>,
-    /// Answer here.
+    /// Respond at this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub respond: Option<Respond>,
-    /// Send the client elsewhere.
+    /// Redirect the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<Redirect>,
-    /// Changes on the way.
+    /// Changes to requests and responses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewrite: Option<Rewrite>,
-    /// What may be tried again.
+    /// Retry policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// Taken custody of, hop by hop, until it is through.
+    /// Custody: each node stores an exchange until the next one has acknowledged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custody: Option<Custody>,
-    /// Answers that are kept, and given again.
+    /// Cache of responses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
-    /// Kept within the rate that the service allows.
+    /// Adaptive rate limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<Pace>,
-    /// Asked for until it is there.
+    /// Resumable download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retrieve: Option<Retrieve>,
-    /// Whether its origin does once what comes twice with one `Idempotency-Key`.
+    /// The origin executes requests with the same `Idempotency-Key` once.
     #[serde(default, skip_serializing_if = "is_default")]
     pub idempotency_key: bool,
-    /// How long to wait for what.
+    /// Timeouts.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,
-    /// What a changed route does to live sessions.
+    /// Effect of a changed route on live sessions.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_change: OnChange,
-    /// Whether it serves what came before the end of a client's handshake; by default it does.
+    /// Whether requests in TLS early data are served. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_data: Option<bool>,
 }
 
 impl Route {
-    /// One that matches anything, and does nothing yet.
+    /// A route that matches everything and has no action yet.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -95,35 +95,35 @@ impl Route {
     }
 }
 
-/// A conjunction; each field one value or a list, of which one must hold.
+/// A conjunction; each field is one value or a list, of which one must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Match {
-    /// Names of listeners.
+    /// Listener names.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub listener: Many<String>,
     /// `http`, `tcp`, `udp`, `ip`.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub kind: Many<Kind>,
-    /// Whom the session is for.
+    /// Patterns for the target's authority.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub authority: Many<AuthorityPattern>,
-    /// Path without query.
+    /// Patterns for the path without the query.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub path: Many<PathPattern>,
     /// Methods.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub method: Many<MethodName>,
-    /// By header name: values of which any line must be one.
+    /// By field name: patterns, one of which must match a line of the field.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, Many<ValuePattern>>,
-    /// Whose session it is; `*` is anybody known.
+    /// Users; `*` is any authenticated user.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub user: Many<UserPattern>,
-    /// Destination prefixes, of `ip` sessions.
+    /// Destination networks of `ip` sessions.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub network: Many<Prefix>,
-    /// IP protocols, of `ip` sessions.
+    /// IP protocols of `ip` sessions.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub protocol: Many<IpProtocol>,
     /// Ports of the authority.
@@ -145,10 +145,10 @@ macro_rules! pattern_scalar {
 }
 pattern_scalar!(AuthorityPattern, "an authority such as VIDEO, DB:3306 or *.example.com");
 pattern_scalar!(PathPattern, "a path such as /hello or /files/*");
-pattern_scalar!(ValuePattern, "a text");
-pattern_scalar!(UserPattern, "a text (a user's name)");
+pattern_scalar!(ValuePattern, "a string");
+pattern_scalar!(UserPattern, "a string (a user's name)");
 
-/// A method, as it is sent.
+/// A method; case-sensitive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MethodName(pub Method);
 text_scalar!(MethodName, "a method such as GET");
@@ -159,11 +159,11 @@ impl FromStr for MethodName {
     fn from_str(text: &str) -> Result<Self, String> {
         let upper = text.to_ascii_uppercase();
         if upper != text {
-            return Err(format!("{text:?} is no method, since case matters; write {upper}"));
+            return Err(format!("invalid method {text:?}: methods are case-sensitive; use {upper}"));
         }
         Method::from_str(text)
             .map(MethodName)
-            .map_err(|_| format!("{text:?} is no method; write a token such as GET, POST or CONNECT"))
+            .map_err(|_| format!("invalid method {text:?}; use a token such as GET, POST or CONNECT"))
     }
 }
 
@@ -177,7 +177,7 @@ impl fmt::Display for MethodName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpProtocol(pub u8);
 
-/// Names of IANA's registry of assigned internet protocol numbers.
+/// Names from the IANA registry of assigned internet protocol numbers.
 const IP_PROTOCOLS: [(&str, u8); 5] = [("icmp", 1), ("tcp", 6), ("udp", 17), ("icmpv6", 58), ("sctp", 132)];
 
 impl Serialize for IpProtocol {
@@ -203,14 +203,14 @@ impl Visitor<'_> for IpProtocolVisitor {
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<IpProtocol, E> {
         u8::try_from(number).map(IpProtocol).map_err(|_| {
-            E::custom(format!("{number} is no IP protocol; write 0 to 255, or icmp, tcp, udp, icmpv6, sctp"))
+            E::custom(format!("invalid IP protocol {number}; use 0 to 255, or icmp, tcp, udp, icmpv6, sctp"))
         })
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<IpProtocol, E> {
         let known = IP_PROTOCOLS.iter().find(|(name, _)| *name == text);
         known.map(|(_, number)| IpProtocol(*number)).ok_or_else(|| {
-            E::custom(format!("{text:?} is no IP protocol; write 0 to 255, or icmp, tcp, udp, icmpv6, sctp"))
+            E::custom(format!("unknown IP protocol {text:?}; use 0 to 255, or icmp, tcp, udp, icmpv6, sctp"))
         })
     }
 }
@@ -219,43 +219,43 @@ impl Visitor<'_> for IpProtocolVisitor {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Terminate {
-    /// Dial this.
+    /// TCP destination to dial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp: Option<Target>,
-    /// Send datagrams to this.
+    /// UDP destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Target>,
-    /// Send the request to this origin.
+    /// HTTP origin for the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<Target>,
-    /// Give the packets to this device, which is made.
+    /// Name of the device for the packets; the node creates it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tun: Option<DeviceName>,
-    /// For `tun`: the device's addresses.
+    /// Addresses of the device (`tun`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<HostAddress>,
-    /// For `tun`: prefixes that clients get their addresses from.
+    /// Networks from which clients get addresses (`tun`).
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub assign: Many<Prefix>,
-    /// For `tun`: clients may have whole networks of `assign`, and not only addresses.
+    /// Clients may request whole networks of `assign` (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub assign_networks: bool,
-    /// For `tun`: what leaves the machine comes from its own address.
+    /// NAT to this machine's own address (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub nat: bool,
-    /// For `tun`: whatever address the client asks for, the packets go to this one.
+    /// 1:1 NAT; packets go to this address, whichever address the client requests (`tun`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inner: Option<HostAddress>,
-    /// Which addresses the request may name.
+    /// Address ranges that the request may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,
-    /// Never dial the node's own listeners, its `admin`, its controllers or a metadata service.
+    /// Never dial the node's own listeners, its `admin` endpoint, its controllers or a metadata service.
     #[serde(default, skip_serializing_if = "is_default")]
     pub guard: bool,
     /// Begin with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<ProxyVersion>,
-    /// For `http: authority`: how origins of `https` requests are verified.
+    /// Verification of the origins of `https` requests (`http: authority`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<OriginTls>,
 }
@@ -264,7 +264,7 @@ pub struct Terminate {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OriginTls {
-    /// CA certificates (PEM) instead of the system's.
+    /// CA certificates (PEM) instead of those of the system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
 }
@@ -294,13 +294,13 @@ text_scalar!(Target, "authority, or a host and port such as 127.0.0.1:7000");
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Respond {
-    /// Default 200.
+    /// Status. Default 200.
     #[serde(default = "Respond::status", deserialize_with = "final_status")]
     pub status: u16,
-    /// Headers of the answer.
+    /// Fields of the response header.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    /// Its body.
+    /// Body.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub body: String,
 }
@@ -315,10 +315,10 @@ impl Respond {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Redirect {
-    /// Default 308.
+    /// Status. Default 308.
     #[serde(default = "Redirect::status", deserialize_with = "redirection")]
     pub status: u16,
-    /// Where to.
+    /// Target of the redirect.
     pub location: Template,
 }
 
@@ -336,9 +336,9 @@ fn redirection<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Err
     deserializer.deserialize_u16(StatusVisitor { named: "one of 301, 302, 303, 307 and 308" })
 }
 
-/// Reads a number that may be a status; `check` has the last word.
+/// Parses an integer that may be a status; `check` validates it.
 struct StatusVisitor {
-    /// Which statuses may stand here, for people.
+    /// Description of the valid statuses.
     named: &'static str,
 }
 

@@ -7,37 +7,37 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::scalar::{Many, Period};
-use super::word::ProxyVersion;
+use super::keyword::ProxyVersion;
+use crate::scalar::{Many, Period};
 use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
 
-/// One upstream.
+/// An upstream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Upstream {
-    /// Its name, unique among upstreams.
+    /// Unique name.
     pub name: String,
-    /// What is spoken to it.
+    /// Protocol of the endpoints.
     pub protocol: UpstreamProtocol,
-    /// At least one, or `node`.
+    /// Endpoints. At least one, unless `node` is set.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub endpoints: Many<Endpoint>,
-    /// Short for endpoints that are all nodes which keep connections to us.
+    /// Short form of endpoints that are all nodes with reverse connections.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub node: Many<String>,
-    /// Used in this order, and only while none of the endpoints is up.
+    /// Backup endpoints, used in this order, and only while no regular endpoint is up.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub backup: Many<Endpoint>,
-    /// How one is chosen.
+    /// Load-balancing policy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balance: Balance,
-    /// Active probing.
+    /// Active health checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
-    /// Passive watching.
+    /// Outlier detection (passive health checks).
     #[serde(default, skip_serializing_if = "is_default")]
     pub outlier: Outlier,
-    /// How TCP is carried over HTTP.
+    /// Method that opens a TCP tunnel over HTTP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tunnel_method: TunnelMethod,
     /// TLS; absent is plaintext.
@@ -46,19 +46,19 @@ pub struct Upstream {
     /// Begin connections with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<ProxyVersion>,
-    /// Whether the far end is a node.
+    /// Whether the endpoint is a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<bool>,
-    /// True if the upstream is a forward proxy, which accepts requests for any origin.
+    /// The upstream is a forward proxy, which accepts requests for any origin.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forward_proxy: bool,
-    /// When the link to it comes, where that is known.
+    /// Contact plan of an intermittent link, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contact: Option<Contact>,
 }
 
 impl Upstream {
-    /// One without endpoints yet.
+    /// An upstream without endpoints.
     pub fn new(name: &str, protocol: UpstreamProtocol) -> Self {
         Self {
             name: name.to_owned(),
@@ -83,9 +83,9 @@ impl Upstream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Contact {
-    /// It comes so often.
+    /// Period of the contact plan.
     pub every: Period,
-    /// So long after each of these periods has begun; the first began with 1970. Default 0 s.
+    /// Offset within each period; the first period started at the Unix epoch. Default 0 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<Period>,
 }
@@ -93,9 +93,9 @@ pub struct Contact {
 /// `HOST:PORT`, or `{node: NAME}`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// It is dialled.
+    /// An address to dial.
     Address(HostPort),
-    /// A node that keeps a connection to us.
+    /// A node with a reverse connection to this node.
     Node(String),
 }
 
@@ -144,7 +144,7 @@ impl<'de> Visitor<'de> for EndpointVisitor {
         match map.next_entry::<String, String>()? {
             Some((key, node)) if key == "node" && map.next_key::<String>()?.is_none() => Ok(Endpoint::Node(node)),
             _ => Err(de::Error::custom(
-                "an endpoint is HOST:PORT, or {node: NAME} for a node that keeps a connection to this one",
+                "invalid endpoint; use HOST:PORT, or {node: NAME} for a node with a reverse connection to this one",
             )),
         }
     }
@@ -154,14 +154,14 @@ impl<'de> Visitor<'de> for EndpointVisitor {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum Balance {
-    /// In turn.
+    /// Round robin.
     RoundRobin,
-    /// By chance.
+    /// Uniformly at random.
     Random,
-    /// The less busy of two.
+    /// The less busy of two random endpoints.
     #[default]
     LeastRequest,
-    /// By a header's value.
+    /// Hash of a header field's value.
     Hash(HashOn),
 }
 
@@ -169,7 +169,7 @@ pub enum Balance {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct HashOn {
-    /// The header.
+    /// Field name.
     pub header: String,
 }
 
@@ -177,19 +177,19 @@ pub struct HashOn {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Health {
-    /// Path of a GET that must answer 2xx; absent only connects.
+    /// Path of a GET that must return 2xx; without it, a probe only opens a connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Between probes. Default 5 s.
+    /// Time between probes. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Period>,
-    /// For one probe. Default 2 s, or the interval where that is shorter.
+    /// Maximum duration of a probe. Default 2 s, or the interval if shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Period>,
-    /// Successes in a row. Default 2.
+    /// Consecutive successes. Default 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub healthy: Option<u32>,
-    /// Failures in a row. Default 3.
+    /// Consecutive failures. Default 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy: Option<u32>,
 }
@@ -198,10 +198,10 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Outlier {
-    /// Failures in a row before a rest; 0 is off. Default 5.
+    /// Consecutive failures before ejection; 0 disables it. Default 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures: Option<u32>,
-    /// The first rest. Default 10 s.
+    /// First ejection time. Default 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Period>,
 }
@@ -210,16 +210,16 @@ pub struct Outlier {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct UpstreamTls {
-    /// Name to ask for and to verify.
+    /// Server name to send (SNI) and to verify.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_name: Option<String>,
-    /// Nodes that the far end may be.
+    /// Nodes that the peer may be.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub node: Many<String>,
-    /// CA other than the identity's (PEM).
+    /// CA (PEM) other than that of the identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
-    /// Show no certificate of ours.
+    /// Present no client certificate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub anonymous: bool,
 }

@@ -1,49 +1,49 @@
-//! Patterns of authorities: `VIDEO`, `DB:3306`, `*.example.com`, `*:443`, `VIDEO:*`, `*:*`.
+//! Authority patterns: `VIDEO`, `DB:3306`, `*.example.com`, `*:443`, `VIDEO:*`, `*:*`.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::authority::{Authority, AuthorityError};
 
-/// What an authority must be.
+/// Pattern for an authority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AuthorityPattern {
-    /// Its host.
+    /// Pattern for the host.
     pub host: HostPattern,
-    /// Its port.
+    /// Pattern for the port.
     pub port: PortPattern,
 }
 
-/// What the host of an authority must be.
+/// Pattern for the host of an authority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HostPattern {
     /// `*`: any host.
     Any,
-    /// `*.example.com`: one or more labels, then this. Kept with its leading dot, in lower case.
+    /// `*.example.com`: one or more labels, followed by this suffix. Stored in lower case, with the leading dot.
     Suffix(Arc<str>),
     /// This host, in lower case; IPv6 without brackets.
     Exact(Arc<str>),
 }
 
-/// What the port of an authority must be.
+/// Pattern for the port of an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortPattern {
-    /// Absent in the pattern: the request has none or the default of its scheme (for tunnels 80 or 443).
+    /// No port in the pattern: the request has no port or the default of its scheme (for tunnels 80 or 443).
     Default,
-    /// `:*`: any, or none.
+    /// `:*`: any port, or no port.
     Any,
-    /// This one, written or implied by the scheme.
+    /// This port, explicit or implied by the scheme.
     Exact(u16),
 }
 
 impl AuthorityPattern {
-    /// Reads `HOST`, `HOST:PORT` or `HOST:*`, where HOST is a name, an address, `*` or `*.NAME`.
+    /// Parses `HOST`, `HOST:PORT` or `HOST:*`; HOST is a name, an address, `*` or `*.NAME`.
     ///
     /// # Errors
-    /// A sentence that says what is wrong and what may be written.
+    /// The message names the error and the accepted forms.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |why: &dyn fmt::Display| {
-            format!("{text:?} is no authority pattern: {why}; write VIDEO, DB:3306, *.example.com:443, * or HOST:*")
+            format!("invalid authority pattern {text:?}: {why}; use VIDEO, DB:3306, *.example.com:443, * or HOST:*")
         };
         let (rest, any_port) = match text.strip_suffix(":*") {
             Some(rest) => (rest, true),
@@ -53,16 +53,16 @@ impl AuthorityPattern {
             Some("") => return Ok(Self::any_host(any_port)),
             Some(tail) if tail.starts_with(':') => ("*", tail),
             Some(tail) if tail.starts_with('.') => ("*.", &tail[1..]),
-            Some(_) => return Err(wrong(&"`*` stands for whole labels only")),
+            Some(_) => return Err(wrong(&"`*` replaces whole labels only")),
             None => ("", rest),
         };
         if name.ends_with(':') {
             return Err(wrong(&AuthorityError::Port));
         }
         if name.contains('*') {
-            return Err(wrong(&"`*` may only stand at the beginning, or as the port"));
+            return Err(wrong(&"`*` is only allowed as the first label or as the port"));
         }
-        // A bare `*:443` borrows a host, so that one parser judges the port.
+        // A bare `*:443` gets a dummy host, so that the same parser checks the port.
         let borrowed;
         let parsed = if wildcard == "*" {
             borrowed = format!("any{name}");
@@ -72,7 +72,7 @@ impl AuthorityPattern {
         };
         let parsed = parsed.map_err(|error| wrong(&error))?;
         let port = match (any_port, parsed.explicit_port()) {
-            (true, Some(_)) => return Err(wrong(&"it has two ports")),
+            (true, Some(_)) => return Err(wrong(&"two ports")),
             (true, None) => PortPattern::Any,
             (false, Some(port)) => PortPattern::Exact(port),
             (false, None) => PortPattern::Default,
@@ -80,7 +80,7 @@ impl AuthorityPattern {
         let host = match wildcard {
             "*" => HostPattern::Any,
             "" => HostPattern::Exact(Arc::from(parsed.host())),
-            _ if parsed.host().contains(':') => return Err(wrong(&"an address has no labels")),
+            _ if parsed.host().contains(':') => return Err(wrong(&"an IP address has no labels")),
             _ => HostPattern::Suffix(Arc::from(format!(".{}", parsed.host()))),
         };
         Ok(Self { host, port })
@@ -96,7 +96,7 @@ impl AuthorityPattern {
         self.port.matches(authority) && self.host.matches(authority.host())
     }
 
-    /// True where everything that `other` matches is matched by this one as well.
+    /// True if this pattern covers everything that `other` matches.
     pub fn covers(&self, other: &Self) -> bool {
         self.host.covers(&other.host) && (self.port == PortPattern::Any || self.port == other.port)
     }
@@ -108,7 +108,7 @@ impl HostPattern {
         match self {
             HostPattern::Any => true,
             HostPattern::Exact(exact) => host == &**exact,
-            // Longer, so that at least one label stands before the suffix.
+            // The host must be longer than the suffix: at least one label precedes it.
             HostPattern::Suffix(suffix) => host.len() > suffix.len() && host.ends_with(&**suffix),
         }
     }

@@ -1,35 +1,34 @@
-//! Patterns of paths: `/hello`, `/files/*`, `/users/*/photos`, `/users/*/photos/*`.
+//! Path patterns: `/hello`, `/files/*`, `/users/*/photos`, `/users/*/photos/*`.
 
 use std::fmt;
 
 use crate::path::{canonical, has_dot_segment, has_whole_escapes};
 
-/// What a path must be. Compared with a path in its one spelling, without the query.
+/// Pattern for the canonical spelling of a path, without the query.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathPattern {
-    /// The literal pieces between the `*` in the middle; at least one. A `*` between two of
-    /// them stands for one whole segment that is not empty.
+    /// Literal pieces between the inner `*`; at least one. An inner `*` matches one segment that is not empty.
     pieces: Vec<Box<str>>,
-    /// Ends with `*`: anything may follow the last piece.
+    /// The pattern ends with `*`: anything may follow the last piece.
     open: bool,
 }
 
 impl PathPattern {
-    /// Reads a path in which `*` stands at the end (anything) or as a whole segment (one segment).
+    /// Parses a path with `*` at the end (anything) or as a whole segment (one segment).
     ///
     /// # Errors
-    /// A sentence that says what is wrong and what may be written.
+    /// The message names the error and the accepted forms.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| Err(format!("{text:?} is no path pattern: {why}"));
+        let wrong = |why: &str| Err(format!("invalid path pattern {text:?}: {why}"));
         if text == "*" {
             return Ok(Self { pieces: vec![Box::from("")], open: true });
         }
         if !text.starts_with('/') {
-            return wrong("it does not begin with /; write /hello, /files/* or /users/*/photos");
+            return wrong("must begin with /, such as /hello, /files/* or /users/*/photos");
         }
         if let Some(bad) = text.chars().find(|c| c.is_control() || c.is_whitespace() || "?#".contains(*c)) {
             return wrong(&format!(
-                "{bad:?} does not belong in a path; write a blank as %20, and leave the query out: it is not matched"
+                "illegal character {bad:?}; escape a space as %20, and omit the query, which is not matched"
             ));
         }
         let (body, open) = match text.strip_suffix('*') {
@@ -37,23 +36,25 @@ impl PathPattern {
             None => (text, false),
         };
         if !has_whole_escapes(body) {
-            return wrong("requests with a % that begins no escape are refused before they are matched; write %25");
-        }
-        // Cut first, so that %2A is a star and no wildcard.
-        let pieces: Vec<Box<str>> = body.split('*').map(|piece| Box::from(canonical(piece))).collect();
-        if pieces.iter().any(|piece| has_dot_segment(piece)) {
             return wrong(
-                "requests with . or .. segments are refused before they are matched; write the resolved path",
+                "incomplete escape; such requests are rejected before they are matched; write a literal % as %25",
             );
         }
+        // Split before unescaping, so that `%2A` is a literal star.
+        let pieces: Vec<Box<str>> = body.split('*').map(|piece| Box::from(canonical(piece))).collect();
+        if pieces.iter().any(|piece| has_dot_segment(piece)) {
+            return wrong("dot segment; such requests are rejected before they are matched; write the resolved path");
+        }
         if pieces.iter().any(|piece| piece.contains("//") || piece.contains("%2F") || piece.contains("%5C")) {
-            return wrong("empty segments and escaped slashes cannot be matched; write the path with single slashes");
+            return wrong(
+                "empty segment or escaped slash, which cannot be matched; write the path with single slashes",
+            );
         }
         let whole_segments = pieces.windows(2).all(|pair| pair[0].ends_with('/') && pair[1].starts_with('/'));
         if whole_segments {
             Ok(Self { pieces, open })
         } else {
-            wrong("a * in the middle must be a whole segment; write /users/*/photos, or put the * at the end")
+            wrong("an inner * must be a whole segment, as in /users/*/photos; otherwise put the * at the end")
         }
     }
 
@@ -74,7 +75,7 @@ impl PathPattern {
         self.open || rest.is_empty()
     }
 
-    /// The whole path, where the pattern is one.
+    /// The exact path of a pattern without a wildcard.
     pub fn exact(&self) -> Option<&str> {
         match self.pieces.as_slice() {
             [only] if !self.open => Some(only),
@@ -82,12 +83,12 @@ impl PathPattern {
         }
     }
 
-    /// The pattern segment by segment. `None` is the pattern that matches anything, a path or none.
-    pub(crate) fn skeleton(&self) -> Option<Skeleton> {
+    /// The pattern segment by segment; `None` for the pattern that matches anything, even the absence of a path.
+    pub(crate) fn segment_pattern(&self) -> Option<SegmentPattern> {
         let last = self.pieces.len().checked_sub(1)?;
         let mut segments = Vec::new();
         for (at, piece) in self.pieces.iter().enumerate() {
-            // A piece begins with the slash after a wildcard, and ends with the one before the next.
+            // A piece begins with the slash after a wildcard and ends with the slash before the next one.
             let body = piece.strip_prefix('/')?;
             if at < last {
                 let body = body.strip_suffix('/');
@@ -97,19 +98,18 @@ impl PathPattern {
                 segments.extend(body.split('/').map(|text| Some(Box::from(text))));
             }
         }
-        let begins = if self.open { segments.pop().flatten() } else { None };
-        Some(Skeleton { segments, begins })
+        let prefix = if self.open { segments.pop().flatten() } else { None };
+        Some(SegmentPattern { segments, prefix })
     }
 
-    /// What every matching path begins with, up to and with its last `/`; `/` or nothing where
-    /// the pattern has no literal segment.
+    /// Literal prefix of every matching path, up to its last `/`. `/` or empty if the pattern has no literal segment.
     pub fn literal_prefix(&self) -> &str {
         let first = self.pieces.first().map_or("", |piece| &**piece);
         first.rfind('/').map_or("", |slash| &first[..=slash])
     }
 
-    /// True where everything that `other` matches is matched by this one as well; may be false
-    /// where two wildcards meet in a way that is not looked into.
+    /// True if this pattern covers everything that `other` matches. May return false for patterns with several
+    /// wildcards.
     pub fn covers(&self, other: &Self) -> bool {
         match (self.pieces.as_slice(), other.exact()) {
             (_, Some(path)) => self.matches(path),
@@ -119,26 +119,26 @@ impl PathPattern {
     }
 }
 
-/// A pattern as segments, for an index of patterns.
+/// A pattern as segments, for the route index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Skeleton {
-    /// Literal segments; `None` is any one segment that is not empty.
+pub(crate) struct SegmentPattern {
+    /// Literal segments; `None` is a wildcard for one segment that is not empty.
     pub(crate) segments: Vec<Option<Box<str>>>,
-    /// For an open pattern: the prefix of the segment after those, perhaps empty. `None`: no segment follows.
-    pub(crate) begins: Option<Box<str>>,
+    /// Prefix of the following segment in an open pattern, possibly empty. `None`: no further segment.
+    pub(crate) prefix: Option<Box<str>>,
 }
 
-impl Skeleton {
+impl SegmentPattern {
     /// True if the pattern distinguishes paths at all.
-    pub(crate) fn tells(&self) -> bool {
-        !self.segments.is_empty() || self.begins.as_deref() != Some("")
+    pub(crate) fn is_selective(&self) -> bool {
+        !self.segments.is_empty() || self.prefix.as_deref() != Some("")
     }
 }
 
 impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, piece) in self.pieces.iter().enumerate() {
-            // A star in a piece was written as %2A; bare it would be read as a wildcard.
+            // A literal star was written as `%2A`; unescaped it would be a wildcard.
             let star = if at > 0 { "*" } else { "" };
             write!(f, "{star}{}", piece.replace('*', "%2A"))?;
         }

@@ -32,7 +32,7 @@ const PUBLIC: [&str; 18] = [
     "::ffff:8.8.8.8",
 ];
 
-/// `reach: private` only.
+/// Private networks: they need at least `reach: private`.
 const PRIVATE: [&str; 12] = [
     "10.0.0.1",
     "10.255.255.255",
@@ -48,7 +48,7 @@ const PRIVATE: [&str; 12] = [
     "2002:0a00:0001::1",
 ];
 
-/// Never, without `reach: any`.
+/// Blocked addresses: they need `reach: any`.
 const NEVER: [&str; 53] = [
     "100.100.100.200",
     "fd00:ec2::23",
@@ -89,7 +89,7 @@ const NEVER: [&str; 53] = [
     "4000::1",
     "fd00:ec2::254",
     "fd20:ce::254",
-    // Loopback, metadata and their like in IPv6 clothes.
+    // Loopback, metadata and similar addresses, embedded in IPv6.
     "::ffff:127.0.0.1",
     "::ffff:0.0.0.0",
     "::ffff:169.254.169.254",
@@ -131,7 +131,7 @@ fn private_adds_private_networks_and_nothing_else() {
 }
 
 #[test]
-fn the_nodes_own_addresses_are_out_of_reach_in_any_clothes() {
+fn the_nodes_own_addresses_are_out_of_reach_in_any_form() {
     let own = ["10.1.2.3", "2606:4700::7", "8.8.8.8"];
     for addr in
         ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:0a01:0203::", "2606:4700::7", "::ffff:8.8.8.8"]

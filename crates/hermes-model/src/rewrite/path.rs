@@ -1,51 +1,51 @@
-//! Rewrites of a path: a prefix for a prefix, or a pattern with names for its segments.
+//! Path rewrites: replace a prefix, or match a pattern with named segments.
 
 use crate::path::{decode_unreserved, has_whole_escapes};
 
-/// How a path is changed. A path that does not fit is left as it is.
+/// Rewrite of a path. A path that does not match stays unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathRewrite {
-    /// `{from: /v1/, to: /v2/}`: the beginning is replaced, at a segment's boundary.
+    /// `{from: /v1/, to: /v2/}`: replaces a prefix at a segment boundary.
     Prefix {
-        /// What the path must begin with.
+        /// Prefix to replace.
         from: String,
-        /// What stands there instead.
+        /// Replacement.
         to: String,
     },
     /// `{pattern: "/users/{id}/files/{rest*}", to: "/u/{id}/{rest}"}`
     Pattern {
-        /// One entry a segment.
+        /// Segments of the pattern.
         segments: Vec<Segment>,
-        /// Text and the names of captures.
+        /// Text and captures.
         to: Vec<Part>,
     },
 }
 
-/// What one segment of the path must be.
+/// Pattern for one segment of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// This text.
     Literal(String),
-    /// Anything that is not empty, under this name.
+    /// A named capture: any text that is not empty.
     Name(String),
-    /// All that is left, slashes included, under this name; may be empty. Only at the end.
+    /// A named capture of the rest of the path, including slashes; may be empty. Only as the last segment.
     Rest(String),
 }
 
 /// A piece of the new path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// This text.
+    /// Literal text.
     Text(String),
-    /// What the pattern's name at this position captured.
+    /// The capture at this position of the pattern.
     Capture(usize),
 }
 
 impl PathRewrite {
-    /// Reads the prefix form.
+    /// Parses the prefix form.
     ///
     /// # Errors
-    /// A sentence about what is wrong.
+    /// The message names the error.
     pub fn prefix(from: &str, to: &str) -> Result<Self, String> {
         check_path(from)?;
         check_path(to)?;
@@ -53,31 +53,33 @@ impl PathRewrite {
             Ok(PathRewrite::Prefix { from: decode_unreserved(from).into_owned(), to: to.to_owned() })
         } else {
             Err(format!(
-                "{from:?} and {to:?} must both end with /, or neither; otherwise segments would be glued together"
+                "either both of {from:?} and {to:?} must end with /, or neither; otherwise segments would be joined"
             ))
         }
     }
 
-    /// Reads the pattern form.
+    /// Parses the pattern form.
     ///
     /// # Errors
-    /// A sentence about what is wrong.
+    /// The message names the error.
     pub fn pattern(pattern: &str, to: &str) -> Result<Self, String> {
-        let body = pattern.strip_prefix('/').ok_or_else(|| format!("{pattern:?} does not begin with /"))?;
+        let body = pattern.strip_prefix('/').ok_or_else(|| format!("invalid path {pattern:?}: must begin with /"))?;
         let segments = body.split('/').map(segment).collect::<Result<Vec<_>, _>>()?;
         let rest = segments.iter().position(|s| matches!(s, Segment::Rest(_)));
         if rest.is_some_and(|at| at + 1 != segments.len()) {
-            return Err(format!("{pattern:?} has a {{name*}} before its end; it takes all that is left"));
+            return Err(format!(
+                "invalid pattern {pattern:?}: {{name*}} matches the rest of the path and must come last"
+            ));
         }
         let names: Vec<&str> = segments.iter().filter_map(Segment::name).collect();
         if let Some(twice) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
-            return Err(format!("{pattern:?} has the name {{{}}} twice", twice.1));
+            return Err(format!("invalid pattern {pattern:?}: duplicate name {{{}}}", twice.1));
         }
         let to = parts(to, &names)?;
         Ok(PathRewrite::Pattern { segments, to })
     }
 
-    /// The new path; `None` where the path does not fit.
+    /// The new path; `None` if the path does not match.
     pub fn apply(&self, path: &str) -> Option<String> {
         let path = decode_unreserved(path);
         match self {
@@ -107,7 +109,7 @@ impl Segment {
     }
 }
 
-/// What each name captured, in the pattern's order.
+/// The captures, in the order of the pattern.
 fn capture<'p>(segments: &[Segment], path: &'p str) -> Option<Vec<&'p str>> {
     let mut captures = Vec::new();
     let mut rest = Some(path);
@@ -143,21 +145,21 @@ fn segment(text: &str) -> Result<Segment, String> {
         None => (name, false),
     };
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
-        return Err(format!("{text:?} names no capture; write {{name}} or, at the end, {{name*}}"));
+        return Err(format!("invalid capture {text:?}; use {{name}} or, at the end, {{name*}}"));
     }
     Ok(if rest { Segment::Rest(name.to_owned()) } else { Segment::Name(name.to_owned()) })
 }
 
 fn parts(to: &str, names: &[&str]) -> Result<Vec<Part>, String> {
     if !to.starts_with('/') {
-        return Err(format!("{to:?} does not begin with /"));
+        return Err(format!("invalid path {to:?}: must begin with /"));
     }
     let mut parts = Vec::new();
     let mut rest = to;
     while let Some((text, tail)) = rest.split_once('{') {
-        let (name, tail) = tail.split_once('}').ok_or_else(|| format!("{to:?} has a {{ that is not closed"))?;
+        let (name, tail) = tail.split_once('}').ok_or_else(|| format!("invalid path {to:?}: unclosed {{"))?;
         let at = names.iter().position(|known| *known == name).ok_or_else(|| {
-            format!("{to:?} uses {{{name}}}, which the pattern does not name; it names {}", shown(names))
+            format!("invalid path {to:?}: unknown capture {{{name}}}; the pattern has {}", shown(names))
         })?;
         check_text(text)?;
         parts.push(Part::Text(text.to_owned()));
@@ -171,21 +173,21 @@ fn parts(to: &str, names: &[&str]) -> Result<Vec<Part>, String> {
 
 fn shown(names: &[&str]) -> String {
     if names.is_empty() {
-        return "nothing".to_owned();
+        return "none".to_owned();
     }
     names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join(", ")
 }
 
 fn check_path(path: &str) -> Result<(), String> {
-    if path.starts_with('/') { check_text(path) } else { Err(format!("{path:?} does not begin with /")) }
+    if path.starts_with('/') { check_text(path) } else { Err(format!("invalid path {path:?}: must begin with /")) }
 }
 
 fn check_text(text: &str) -> Result<(), String> {
     match text.chars().find(|c| !c.is_ascii_graphic() || "?#\"<>\\^`{|}".contains(*c)) {
-        Some(bad) => {
-            Err(format!("{text:?} has {bad:?}, which does not belong in a path; write it as a percent escape"))
+        Some(bad) => Err(format!("invalid path {text:?}: illegal character {bad:?}; write it as a percent escape")),
+        None if !has_whole_escapes(text) => {
+            Err(format!("invalid path {text:?}: incomplete escape; write a literal % as %25"))
         }
-        None if !has_whole_escapes(text) => Err(format!("{text:?} has a % that begins no escape; write %25")),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Templates: text with placeholders that the facts of a session fill in.
+//! Templates: text with placeholders for attributes of the request.
 
 use std::fmt;
 
@@ -6,33 +6,33 @@ use super::RewriteError;
 use crate::facts::Facts;
 use http::HeaderValue;
 
-/// What placeholders are filled in from.
+/// Values for placeholders.
 #[derive(Clone, Copy, Debug)]
 pub struct Vars<'a> {
-    /// The session.
+    /// Attributes of the session.
     pub facts: &'a Facts,
-    /// This node's name.
+    /// Name of this node.
     pub node: &'a str,
 }
 
-/// A name in braces.
+/// A placeholder: a name in braces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placeholder {
     /// `{path}`: the path as received, without the query.
     Path,
-    /// `{query}`: the query without `?`; empty where there is none.
+    /// `{query}`: the query without `?`; empty if there is no query.
     Query,
-    /// `{path-and-query}`: both, with `?` where there is a query.
+    /// `{path-and-query}`: path and query as received.
     PathAndQuery,
     /// `{authority}`: host and port as received.
     Authority,
     /// `{host}`: the host; IPv6 in brackets.
     Host,
-    /// `{port}`: the port, written or the scheme's; empty where there is none.
+    /// `{port}`: the port, explicit or the scheme's default; otherwise empty.
     Port,
-    /// `{user}`: empty for nobody; escaped in a `Location`.
+    /// `{user}`: the user, empty for an anonymous session; escaped in a `Location`.
     User,
-    /// `{scheme}`: `https` where an absent port means 443, else `http`.
+    /// `{scheme}`: `https` if an absent port means 443, else `http`.
     Scheme,
     /// `{method}`
     Method,
@@ -65,7 +65,7 @@ enum Piece {
     Placeholder(Placeholder),
 }
 
-/// Text with placeholders. Two braces stand for one.
+/// Text with placeholders. A doubled brace is a literal one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     text: Box<str>,
@@ -73,10 +73,10 @@ pub struct Template {
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
-    /// A sentence about the first brace that is not closed or holds an unknown name.
+    /// The first brace that is unbalanced or encloses an unknown name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut pieces = Vec::new();
         let mut literal = String::new();
@@ -89,11 +89,10 @@ impl Template {
                 literal.push_str(brace);
                 rest = tail;
             } else if brace == "}" {
-                return Err("there is a lone }; write }} for the character".to_owned());
+                return Err("unbalanced }; write a literal brace as }}".to_owned());
             } else {
-                let (name, tail) = rest
-                    .split_once('}')
-                    .ok_or_else(|| "there is a { that is not closed; write {{ for the character".to_owned())?;
+                let (name, tail) =
+                    rest.split_once('}').ok_or_else(|| "unclosed {; write a literal brace as {{".to_owned())?;
                 if !literal.is_empty() {
                     pieces.push(Piece::Text(std::mem::take(&mut literal).into()));
                 }
@@ -108,20 +107,20 @@ impl Template {
         Ok(Self { text: text.into(), pieces })
     }
 
-    /// Fills the placeholders in.
+    /// Expands the placeholders.
     pub fn render(&self, vars: &Vars<'_>) -> String {
         self.render_with(vars, str::to_owned)
     }
 
-    /// Fills the placeholders in and makes a `Location` of it: the user is escaped, and the result
-    /// is a URI reference without blanks and controls.
+    /// Expands the placeholders of a `Location`: the user is escaped, and the result must be a URI reference without
+    /// spaces and control characters.
     ///
     /// # Errors
-    /// [`RewriteError::Location`] where the result is no URI.
+    /// [`RewriteError::Location`] if the result is not a URI reference.
     pub fn render_location(&self, vars: &Vars<'_>) -> Result<HeaderValue, RewriteError> {
         let text = self.render_with(vars, encode_component);
         let legal = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&b));
-        // `//evil.example` as a path would be read as an authority: an open redirect.
+        // A path such as `//evil.example` would be read as an authority: an open redirect.
         let relative_to_elsewhere = text.starts_with("//") && !self.text.starts_with("//");
         match HeaderValue::try_from(text.as_str()) {
             Ok(value) if legal && !relative_to_elsewhere => Ok(value),
@@ -143,7 +142,7 @@ impl Template {
         out
     }
 
-    /// The text between placeholders, to be judged when a document is checked.
+    /// The literal text between placeholders, to be validated with the document.
     pub(crate) fn literals(&self) -> impl Iterator<Item = &str> {
         self.pieces.iter().filter_map(|piece| match piece {
             Piece::Text(text) => Some(&**text),
@@ -151,7 +150,7 @@ impl Template {
         })
     }
 
-    /// True where nothing is filled in.
+    /// True if there are no placeholders.
     pub fn is_literal(&self) -> bool {
         !self.pieces.iter().any(|piece| matches!(piece, Piece::Placeholder(_)))
     }
@@ -181,7 +180,7 @@ impl Placeholder {
 fn placeholder(name: &str) -> Result<Placeholder, String> {
     Placeholder::ALL.iter().find(|(known, _)| *known == name).map(|(_, placeholder)| *placeholder).ok_or_else(|| {
         let names: Vec<String> = Placeholder::ALL.iter().map(|(known, _)| format!("{{{known}}}")).collect();
-        format!("{{{name}}} is no placeholder; write one of {}, or {{{{ for the character", names.join(" "))
+        format!("unknown placeholder {{{name}}}; expected one of {}; write a literal brace as {{{{", names.join(" "))
     })
 }
 
@@ -198,9 +197,9 @@ impl std::str::FromStr for Template {
         Template::parse(text)
     }
 }
-crate::document::scalar::text_scalar!(Template, "a text");
+crate::scalar::text_scalar!(Template, "a string");
 
-/// Escapes everything but unreserved characters.
+/// Escapes all bytes that are not unreserved.
 pub(super) fn encode_component(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -213,7 +212,7 @@ pub(super) fn encode_component(text: &str) -> String {
     out
 }
 
-/// Decodes `+` and escapes, as forms write them.
+/// Decodes `+` and percent escapes, as in form encoding.
 pub(super) fn decode_component(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! Tables of rewrites: a section of a document, a request, and what the next hop sees.
+//! Tables of rewrites: a section of a document, a request, and the result for the next hop.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::*;
 use crate::facts::Facts;
 use crate::snapshot::{Action, Redirect};
-use crate::specimen::{get, snapshot};
+use crate::test_fixtures::{get, snapshot};
 
 fn rewrite(section: &str) -> Rewrite {
     let text = format!(
@@ -16,7 +16,7 @@ fn rewrite(section: &str) -> Rewrite {
     snapshot(&text).routes[0].rewrite.clone().unwrap()
 }
 
-/// `authority path headers` as the next hop sees them, or the error.
+/// `authority path headers` for the next hop, or the error.
 fn rewritten(section: &str, facts: &Facts) -> String {
     let vars = Vars { facts, node: "edge" };
     let (mut authority, mut path, mut headers) = (facts.authority.clone(), facts.path.clone(), facts.headers.clone());
@@ -84,23 +84,19 @@ fn requests_are_rewritten() {
              x={GET http://video:8080/v1/a%20b?x=1&y=2 /v1/a%20b?x=1&y=2 edge}",
         ),
         ("{set-headers: {x: '[{user}]'}}", get("[::1]", "/"), "[::1] / x=[]"),
-        ("{authority: '{user}'}", get("x", "/"), "the rewritten authority \"\" is illegal: the host is empty"),
+        ("{authority: '{user}'}", get("x", "/"), "invalid rewritten authority \"\": empty host"),
         (
             "{authority: '{user}'}",
             get("x", "/").of("a/b"),
-            "the rewritten authority \"a/b\" is illegal: the character '/' does not belong in a host",
+            "invalid rewritten authority \"a/b\": illegal character '/' in a host",
         ),
         (
             "{path: {from: /a/, to: /b/}, authority: '{query}', set-headers: {x: y}}",
             get("x", "/a/?u@h"),
-            "the rewritten authority \"u@h\" is illegal: user information does not belong in an authority",
+            "invalid rewritten authority \"u@h\": remove the user information (USER@) before the host",
         ),
-        ("{set-headers: {x: '{user}'}}", get("x", "/").of("a\nb"), "the rewritten header x has an illegal value"),
-        (
-            "{set-headers: {x: '{user}'}}",
-            get("x", "/").of("a\r\nset-cookie: b"),
-            "the rewritten header x has an illegal value",
-        ),
+        ("{set-headers: {x: '{user}'}}", get("x", "/").of("a\nb"), "invalid value of rewritten header x"),
+        ("{set-headers: {x: '{user}'}}", get("x", "/").of("a\r\nset-cookie: b"), "invalid value of rewritten header x"),
     ];
     for (section, facts, wanted) in table {
         assert_eq!(rewritten(section, facts), *wanted, "{section} on {}{}", facts.authority, facts.path);
@@ -139,10 +135,10 @@ fn locations_are_uris_and_no_open_redirects() {
         ("https://{host}{path-and-query}", get("OLD:80", "/a?b"), "https://old/a?b"),
         ("https://{host}:8443/", get("[::1]", "/"), "https://[::1]:8443/"),
         ("/u/{user}/", get("x", "/").of("a/b?c@d"), "/u/a%2Fb%3Fc%40d/"),
-        ("{path}", get("x", "//evil.example/"), "the location is illegal"),
+        ("{path}", get("x", "//evil.example/"), "invalid redirect location"),
         ("//cdn.example{path}", get("x", "/a"), "//cdn.example/a"),
-        ("{query}", get("x", "/"), "the location is illegal"),
-        ("/{query}", get("x", "/?a|b"), "the location is illegal"),
+        ("{query}", get("x", "/"), "invalid redirect location"),
+        ("/{query}", get("x", "/?a|b"), "invalid redirect location"),
     ] {
         assert_eq!(location(template, &facts), wanted, "{template}");
     }
@@ -151,16 +147,16 @@ fn locations_are_uris_and_no_open_redirects() {
 #[test]
 fn templates_name_what_is_wrong_with_them() {
     for (text, wanted) in [
-        ("{a", "there is a { that is not closed; write {{ for the character"),
-        ("a}", "there is a lone }; write }} for the character"),
-        ("{}", "{} is no placeholder; write one of {path}"),
-        ("{User}", "{User} is no placeholder; write one of {path}"),
+        ("{a", "unclosed {; write a literal brace as {{"),
+        ("a}", "unbalanced }; write a literal brace as }}"),
+        ("{}", "unknown placeholder {}; expected one of {path}"),
+        ("{User}", "unknown placeholder {User}; expected one of {path}"),
     ] {
         let error = Template::parse(text).unwrap_err();
         assert!(error.starts_with(wanted), "{text}: {error}");
     }
     let user: Arc<str> = Arc::from("{host}");
     let facts = Facts { user: Some(user), ..get("x", "/") };
-    // What is filled in is not read again.
+    // Expanded values are not expanded again.
     assert_eq!(Template::parse("{user}").unwrap().render(&Vars { facts: &facts, node: "n" }), "{host}");
 }

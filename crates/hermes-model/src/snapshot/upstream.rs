@@ -1,4 +1,4 @@
-//! Upstreams of a snapshot: named sets of endpoints, and how one of them is chosen and spoken to.
+//! Upstreams of a snapshot: named sets of endpoints, how one is chosen, and which protocol it gets.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,46 +12,45 @@ use super::HostPort;
 /// A named set of endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Upstream {
-    /// Its name, unique in the document.
+    /// Unique name.
     pub name: Arc<str>,
-    /// What is spoken to it.
+    /// Protocol of the endpoints.
     pub protocol: UpstreamProtocol,
-    /// At least one.
+    /// Endpoints; at least one.
     pub endpoints: Vec<Endpoint>,
-    /// Used in this order, and only while none of these is up.
+    /// Backup endpoints, used in this order, and only while no regular endpoint is up.
     pub backup: Vec<Endpoint>,
-    /// How one of them is chosen.
+    /// Load-balancing policy.
     pub balance: Balance,
-    /// Active probing; `None` is none.
+    /// Active health checks; `None` disables them.
     pub health: Option<Health>,
-    /// Passive watching.
+    /// Outlier detection (passive health checks).
     pub outlier: Outlier,
-    /// How TCP is carried over HTTP.
+    /// Method that opens a TCP tunnel over HTTP.
     pub tunnel_method: TunnelMethod,
-    /// TLS; `None` is plaintext (h2 by prior knowledge).
+    /// TLS; `None` is plaintext (h2 with prior knowledge).
     pub tls: Option<UpstreamTls>,
-    /// Begin each connection with a PROXY protocol v2 header (`h1` and `tcp` only: the
-    /// connection is then not shared).
+    /// Begin each connection with a PROXY protocol v2 header. Only for `h1` and `tcp`; such a connection is not shared.
     pub proxy_protocol: bool,
-    /// Whether the far end is a node, which is sent the overlay's headers. `None`: a node where
-    /// the connection proved it (`identity` TLS), or plaintext h2 that offers extended CONNECT.
+    /// Whether the endpoint is a node, which gets the overlay's headers. `None` detects a node: `identity` TLS proves
+    /// one, and so does plaintext h2 that offers extended CONNECT.
     pub overlay: Option<bool>,
     /// The upstream is a forward proxy: requests name their origin in absolute form, and may carry credentials for the
     /// proxy.
     pub forward_proxy: bool,
-    /// When the link to it comes; `None` is found out.
+    /// Contact plan of an intermittent link; `None` means that the node detects when the link is up.
     pub contact: Option<Contact>,
 }
 
 impl Upstream {
-    /// Its endpoints, and behind them those that are there for when none of them is up.
+    /// Endpoints, followed by backup endpoints.
     pub fn all(&self) -> impl Iterator<Item = &Endpoint> {
         self.endpoints.iter().chain(&self.backup)
     }
 
-    /// Whether what is at one of its endpoints may stay there by another document's: the same endpoints, reached and proven in the
-    /// same way. What else they are called, who stands in for them, and how they are watched, matters to what is new.
-    pub fn leads_as(&self, other: &Self) -> bool {
+    /// True if sessions at an endpoint may stay there when `other` replaces this upstream: same endpoints, same
+    /// protocol, same authentication. Name, backups and health checks only matter to new sessions.
+    pub fn is_compatible_with(&self, other: &Self) -> bool {
         let how = |upstream: &Self| {
             (
                 upstream.protocol,
@@ -62,28 +61,28 @@ impl Upstream {
                 upstream.contact,
             )
         };
-        let proves = match (&self.tls, &other.tls) {
-            (Some(own), Some(others)) => own.proves_as(others, self.endpoints.len()),
+        let is_proven_alike = match (&self.tls, &other.tls) {
+            (Some(own), Some(others)) => own.is_proven_like(others, self.endpoints.len()),
             (own, others) => own == others,
         };
-        self.endpoints == other.endpoints && self.balance == other.balance && how(self) == how(other) && proves
+        self.endpoints == other.endpoints && self.balance == other.balance && how(self) == how(other) && is_proven_alike
     }
 }
 
-/// A link that comes in order: `from` after each period has begun, of which the first began with 1970 (UTC).
+/// Contact plan: the link comes up `from` after the start of each period. The first period started at the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contact {
-    /// The period, at least [`Contact::SHORTEST`].
+    /// Period, at least [`Contact::MIN_PERIOD`].
     pub every: Duration,
-    /// Less than a period.
+    /// Offset within the period; shorter than the period.
     pub from: Duration,
 }
 
 impl Contact {
-    /// What comes more often has no order that is of use: whoever tries does so more often.
-    pub const SHORTEST: Duration = Duration::from_millis(300);
+    /// Shortest useful period: back-off retries at least this often anyway.
+    pub const MIN_PERIOD: Duration = Duration::from_millis(300);
 
-    /// How long until it comes. `now`: since 1970.
+    /// Time until the link comes up. `now` is the time since the Unix epoch.
     pub fn wait(&self, now: Duration) -> Duration {
         let into = now.as_nanos() % self.every.as_nanos();
         let from = self.from.as_nanos();
@@ -92,17 +91,17 @@ impl Contact {
     }
 }
 
-/// One place that an upstream's sessions may go to.
+/// A destination for the sessions of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// It is dialled.
+    /// An address to dial.
     Address(HostPort),
-    /// This node, over a connection that it keeps to us.
+    /// A node that dials us: sessions use the reverse connections that it keeps.
     Node(Arc<str>),
 }
 
 impl Endpoint {
-    /// The host that is dialled.
+    /// The host to dial.
     pub fn host(&self) -> Option<&Arc<str>> {
         match self {
             Endpoint::Address(address) => Some(&address.host),
@@ -110,7 +109,7 @@ impl Endpoint {
         }
     }
 
-    /// The node that dials.
+    /// The node that keeps reverse connections.
     pub fn node(&self) -> Option<&Arc<str>> {
         match self {
             Endpoint::Address(_) => None,
@@ -128,7 +127,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// What is spoken to an upstream.
+/// Protocol of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamProtocol {
     /// HTTP/1.1.
@@ -137,89 +136,88 @@ pub enum UpstreamProtocol {
     H2,
     /// HTTP/3 (TLS only).
     H3,
-    /// Bytes: only for `tcp` sessions.
+    /// A byte stream without HTTP: only for `tcp` sessions.
     Tcp,
-    /// What ALPN settles on (TLS only).
+    /// The protocol that ALPN selects (TLS only).
     Auto,
 }
 
-/// How an endpoint is chosen among the healthy ones.
+/// Load-balancing policy among healthy endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Balance {
-    /// In turn.
+    /// Round robin.
     RoundRobin,
-    /// By chance.
+    /// Uniformly at random.
     Random,
-    /// Of two drawn by chance, the one with fewer requests under way.
+    /// The one with fewer requests in flight, of two random endpoints.
     LeastRequest,
-    /// Rendezvous hash of a header's value; without the header, by source address.
+    /// Rendezvous hash of a header's value; without that header, of the source address.
     Hash(HeaderName),
 }
 
 /// Active health checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Path of a GET that must answer 2xx; `None` only connects.
+    /// Path of a GET that must return 2xx; `None` only opens a connection.
     pub path: Option<String>,
-    /// Time between probes of an endpoint; jittered.
+    /// Time between two probes of an endpoint; jittered.
     pub interval: Duration,
-    /// How long one probe may take.
+    /// Maximum duration of a probe.
     pub timeout: Duration,
-    /// Successes in a row that make it healthy.
+    /// Consecutive successes that make an endpoint healthy.
     pub healthy: u32,
-    /// Failures in a row that make it unhealthy.
+    /// Consecutive failures that make an endpoint unhealthy.
     pub unhealthy: u32,
 }
 
-/// Passive health: an endpoint that fails its sessions rests.
+/// Outlier detection: an endpoint that fails its sessions is ejected for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlier {
-    /// Failures in a row (connect failure, reset, 502 to 504) before it rests; 0 is off. Default 5.
+    /// Consecutive failures (connect failure, reset, 502 to 504) before ejection; 0 disables it. Default 5.
     pub failures: u32,
-    /// The first rest; doubles with each further one, up to 10 times. Default 10 s.
+    /// First ejection time; doubles with each further ejection, up to 10 times. Default 10 s.
     pub rest: Duration,
 }
 
-/// How TCP is carried over h1, h2 or h3.
+/// Method that opens a TCP tunnel over h1, h2 or h3.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TunnelMethod {
     /// CONNECT.
     #[default]
     Connect,
-    /// POST: the request's body is one direction, the response's the other.
+    /// POST: the request body carries one direction, the response body the other.
     Post,
 }
 
 impl UpstreamTls {
-    /// Whether so many endpoints prove themselves to both in the same way: names of whoever stands in for them are beside theirs.
-    fn proves_as(&self, other: &Self, endpoints: usize) -> bool {
+    /// True if this number of endpoints is authenticated in the same way by both. Names of backup nodes may differ.
+    fn is_proven_like(&self, other: &Self, endpoints: usize) -> bool {
         let common = || self.nodes.iter().filter(|node| other.nodes.contains(node)).count();
         (&self.server_name, &self.ca, self.anonymous) == (&other.server_name, &other.ca, other.anonymous)
             && (self.nodes == other.nodes || common() >= endpoints)
     }
 }
 
-/// TLS towards an upstream.
+/// TLS to an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTls {
-    /// Name to ask for and to verify (DNS SAN). `None`: a node of the overlay is verified by its
-    /// URI SAN instead.
+    /// Server name to send (SNI) and to verify (DNS SAN). `None` verifies a node of the overlay by its URI SAN instead.
     pub server_name: Option<Arc<str>>,
-    /// Nodes that the far end may be, by URI SAN. Empty: any node of the overlay.
+    /// Nodes that the peer may be, by URI SAN; an empty list allows any node of the overlay.
     pub nodes: Vec<Arc<str>>,
-    /// CA file other than `identity`'s. The far end is then no node of this overlay.
+    /// CA file other than that of `identity`. The peer is then not a node of this overlay.
     pub ca: Option<PathBuf>,
-    /// Show no certificate of ours.
+    /// Present no client certificate.
     pub anonymous: bool,
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::specimen::snapshot;
+    use crate::test_fixtures::snapshot;
 
-    /// Of a session that lasts: whether it may stay where it is.
+    /// Decides for a live session whether it may stay at its endpoint.
     #[test]
-    fn who_stands_in_changes_nothing_for_who_is_there() {
+    fn backup_endpoints_do_not_affect_live_sessions() {
         let upstream = |text: &str| {
             let document = format!(
                 "{{node: a, identity: {{cert: a.pem, key: a.key, ca: ca.pem}}, routes: [{{name: r, upstream: u}}], \
@@ -237,7 +235,7 @@ mod tests {
             ("endpoints: ['b:1', 'c:1'], tls: {node: [b, c], anonymous: true}", false),
             ("endpoints: ['b:1', 'c:1'], overlay: true", false),
         ] {
-            assert_eq!(before.leads_as(&upstream(text)), stays, "{text}");
+            assert_eq!(before.is_compatible_with(&upstream(text)), stays, "{text}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Tables of who is believed to be whom.
+//! Tables of identity verification.
 
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::specimen::{certified, packets, snapshot};
+use crate::test_fixtures::{certified, packets, snapshot};
 
 const DOCUMENT: &str = "{node: edge, users: {laptop: [alice], shared: [dave, erin], relay: ['*']}}";
 
@@ -21,11 +21,11 @@ fn judged(trust: &Trust, claims: &[&str]) -> String {
 }
 
 #[test]
-fn claims_are_believed_only_from_those_who_may_make_them() {
+fn claims_are_accepted_only_from_peers_that_may_make_them() {
     let node = |name: &str, users: &[&str]| certified(Some(name), users, false);
-    let conflict = "400 several hermes-user headers that differ; send one";
+    let conflict = "400 conflicting hermes-user headers; send one";
     let illegal =
-        "400 hermes-user holds no user name; send 1 to 255 visible ASCII characters without commas and quotes";
+        "400 invalid user name in hermes-user; send 1 to 255 visible ASCII characters without commas and quotes";
     let table: &[(&str, Trust, &[&str], &str)] = &[
         ("anyone", Trust::Anonymous, &[], "-"),
         ("anyone who claims", Trust::Anonymous, &["alice"], "-(alice)"),
@@ -73,11 +73,11 @@ fn a_device_that_claims_to_be_another_user_is_refused_by_name_with_the_remedy() 
 
 #[test]
 fn a_dependent_node_cannot_pass_on_what_others_asserted() {
-    // A standalone node says alice to a dependent one, which believes it ...
+    // A standalone node asserts alice to a dependent node, which accepts it ...
     let standalone = certified(Some("sap"), &[], true);
     assert_eq!(judged(&standalone, &["alice"]), "alice");
-    // ... and forwards alice. The next node knows it as dependent: refused if it has users of its
-    // own, dropped if it has none.
+    // ... and forwards alice. The next node knows it as dependent: it rejects the session if the node has bound
+    // users, and removes the claim otherwise.
     assert!(judged(&certified(Some("dp"), &["dora"], false), &["alice"]).starts_with("403"));
     assert_eq!(judged(&certified(Some("dp"), &[], false), &["alice"]), "-(alice)");
 }
@@ -133,7 +133,7 @@ fn uris_of_certificates_are_read_strictly() {
 }
 
 #[test]
-fn the_overlay_s_headers_are_nobody_s_who_is_not_of_it_and_origins_are_proven() {
+fn overlay_headers_of_strangers_are_removed_and_origins_are_proven() {
     let snapshot = snapshot("{node: edge, listeners: [{name: in, bind: '127.0.0.1:1', protocol: http}]}");
     let settled = |trust: Trust, origin: Option<&str>| {
         let mut facts = packets("10.0.0.1/32", 0).header("hermes-mtu", "1400").from("192.0.2.7:5");

@@ -1,8 +1,8 @@
-//! The cache of a route in a session: what it answers, and how its origin is asked.
+//! The cache filter: answers requests from the store, and stores responses of the origin.
 //!
-//! In: a decided request, and how its origin is asked. Out: its response, from the store where that may be used.
-//! `serve` looks up, `take` stores what the origin answers, `fetch` reads it to its end, `answer` makes the response and
-//! `body` its bytes. Never: what may be stored and used; that is `hermes-cache`.
+//! In: a decided request, and the rest of the chain. Out: its response, from the store if permitted. `serve` looks up,
+//! `take` stores the origin's response, `fetch` reads its body to the end, `answer` builds the response, and `body`
+//! streams it. Never: the rules for storing and reuse, which `hermes-cache` implements.
 
 mod answer;
 pub(crate) mod body;

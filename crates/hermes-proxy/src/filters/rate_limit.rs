@@ -1,12 +1,12 @@
 //! Rate limits of services, shared by all clients of the node.
 //!
-//! In: requests of routes with `pace`, and the responses of their services. Out: the same requests, as soon as the service
-//! has room for them. A request that was refused waits for its turn and is sent again. Until a service refuses for the
-//! first time, a request costs a note of the time.
+//! In: requests of routes with `pace`, and the responses of their services. Out: the same requests, as soon as the
+//! service has capacity. A rejected request queues and is sent again. Until a service rejects a request for the first
+//! time, a request only records the time.
 //!
-//! `hermes-rate-limit` decides which request may go. Here is one budget for each route and upstream, which all workers
-//! share, behind a lock that nobody holds while waiting. A task of one of the workers releases the requests. If its worker
-//! ends it while requests of others wait, the first of these starts it anew.
+//! `hermes-rate-limit` decides which request is released. This file keeps one budget for each route and upstream. All
+//! workers share it, behind a lock that is never held while waiting. A task on one of the workers releases the
+//! requests. If its worker ends the task while other requests wait, the first of these starts a new one.
 
 mod forward;
 
@@ -25,41 +25,41 @@ use tokio::time::Instant;
 
 use crate::worker::Worker;
 
-/// The budgets of a node, by route and upstream: what was measured of one service says nothing of another one.
+/// The budgets of a node, by route and upstream: a rate measured at one service says nothing about another.
 #[derive(Default)]
 pub(crate) struct Paces(Mutex<HashMap<Service, Arc<Pacer>>>);
 
-/// A route, and the upstream that it leads to.
+/// A route and its upstream.
 type Service = (Arc<str>, Arc<str>);
 
-/// The budget of a route, as all workers have it.
+/// The budget of a service, shared by all workers.
 pub(crate) struct Pacer {
     epoch: Instant,
     state: Mutex<State>,
-    /// Whoever released is gone, and some wait.
+    /// Notified when the releasing task ended while requests wait.
     left_alone: Notify,
 }
 
 struct State {
     budget: Budget,
-    /// Who hears when it may go.
+    /// The receivers of releases, by ticket.
     waiting: HashMap<Ticket, oneshot::Sender<Duration>>,
     last: Ticket,
-    /// Some worker releases who may go.
+    /// True while some worker runs the releasing task.
     is_driven: bool,
 }
 
-/// Why a request may not go.
+/// The reason why a request may not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// Too many wait already.
+    /// The queue is full.
     Full,
-    /// Its time is over.
+    /// The deadline has passed.
     Late,
 }
 
 impl Paces {
-    /// That of a route. A document that names it no more, and then again, finds what was known.
+    /// The budget of a route and upstream. It survives while the document does not name the route.
     fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<Pacer> {
         let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (route.clone(), upstream.clone());
@@ -77,12 +77,12 @@ impl Pacer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Under the lock, so that times of one go up as they are noted.
+    /// The time since the epoch. It must be read under the lock, so that recorded times increase.
     fn now(&self) -> Duration {
         self.epoch.elapsed()
     }
 
-    /// When the request goes, which is now unless the service has refused others.
+    /// Waits until the request may be sent: immediately, unless the service has rejected others.
     async fn admit(
         self: &Arc<Self>,
         worker: &Rc<Worker>,
@@ -99,7 +99,7 @@ impl Pacer {
             match state.budget.enter(now, client, ticket, again) {
                 Entered::Goes => return Ok(Admitted { went_at: now, has_waited: false }),
                 Entered::Full => return Err(Denied::Full),
-                // Without its sender it hears that it is out.
+                // The removed sender tells the displaced request that it has lost its slot.
                 Entered::InPlaceOf(other) => drop(state.waiting.remove(&other)),
                 Entered::Waits => {}
             }
@@ -134,12 +134,12 @@ impl Pacer {
         state.budget.refused(now, went_at, hint);
     }
 
-    /// The rate a second that its service allows, where that is known.
+    /// The requests per second that the service allows, if known.
     fn rate(&self) -> Option<f64> {
         self.lock().budget.rate()
     }
 
-    /// Releases who may go, as long as anybody waits. `None` where somebody does already.
+    /// Creates the releasing task. `None` if one exists already.
     fn driver(self: &Arc<Self>) -> Option<impl Future<Output = ()> + use<>> {
         if std::mem::replace(&mut self.lock().is_driven, true) {
             return None;
@@ -147,13 +147,14 @@ impl Pacer {
         Some(Driving { pacer: self.clone(), is_done: false }.run())
     }
 
-    /// Lets go who may; when to look again, or `None` where nobody waits, and the driver is one no more.
+    /// Releases all due requests. Returns the time of the next release; `None` if no request waits, which ends the
+    /// task.
     fn release(&self) -> Option<Duration> {
         let mut state = self.lock();
         loop {
             let now = self.now();
             let Some(ticket) = state.budget.release(now) else { break };
-            // Who left meanwhile has a slot that nobody uses: less than the service allows.
+            // If a client left meanwhile, its slot stays unused, which is within the allowed rate.
             let waiting = state.waiting.remove(&ticket);
             let _ = waiting.map(|waiting| waiting.send(now));
         }
@@ -163,13 +164,13 @@ impl Pacer {
     }
 }
 
-/// A request that may go.
+/// A request that may be sent.
 struct Admitted {
     went_at: Duration,
     has_waited: bool,
 }
 
-/// A place in the queue, left however the wait ends.
+/// A queue slot, released however the wait ends.
 struct Place<'p> {
     pacer: &'p Pacer,
     client: &'p Client,
@@ -185,7 +186,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The task that releases. Its worker may end it while requests of others wait: one of those takes its place.
+/// The releasing task. If its worker ends it while other requests wait, one of those starts a new task.
 struct Driving {
     pacer: Arc<Pacer>,
     is_done: bool,
@@ -196,7 +197,7 @@ impl Driving {
         while let Some(at) = self.pacer.release() {
             tokio::time::sleep_until(self.pacer.epoch + at).await;
         }
-        // Since then another one may have begun.
+        // Another task may have started since the last release.
         self.is_done = true;
     }
 }
@@ -205,7 +206,7 @@ impl Drop for Driving {
     fn drop(&mut self) {
         if !self.is_done {
             self.pacer.lock().is_driven = false;
-            // All of them: who would be told alone may just leave.
+            // All waiting requests are notified: a single one might be leaving at that moment.
             self.pacer.left_alone.notify_waiters();
         }
     }

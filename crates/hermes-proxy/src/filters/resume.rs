@@ -1,8 +1,8 @@
-//! Resumable downloads for clients that cannot resume: a request is tried again until its response is complete.
+//! Resumable downloads for clients that cannot resume: retries a request until its response is complete.
 //!
-//! In: a decided request of a route with `retrieve`, and how its origin is asked. Out: its response, once there is one that
-//! is worth giving. If its body breaks off, the rest is requested from the very byte, over the route that holds then.
-//! Never: parts of two representations in one response, or a second try of a request that must not be sent twice.
+//! In: a decided request of a route with `retrieve`, and the rest of the chain. Out: the first usable response. If its
+//! body breaks off, the filter requests the rest from the exact byte, over the route that matches then. Never: parts of
+//! two representations in one response, or a retry of a request that must not be sent twice.
 
 mod body;
 mod forward;
@@ -18,15 +18,15 @@ use crate::live::Entry;
 use crate::shares::{Bound, Owner, Share};
 use crate::worker::Worker;
 
-/// The longest pause where nothing reached the origin: it has no trouble with it, and a path may be there for a second.
+/// The maximum back-off if nothing reached the origin: it is not overloaded, and a path may exist only for a second.
 const UNREACHED: Duration = Duration::from_secs(1);
-/// The longest one where the origin said that it cannot.
+/// The maximum back-off if the origin reported that it is unavailable.
 const REFUSED: Duration = Duration::from_secs(30);
 
-/// How long to leave it alone at the most after this error; `None` where no other try can help.
+/// The maximum back-off after this error; `None` if a retry cannot help.
 fn rests(error: &Error) -> Option<Duration> {
     let is_passing = match error {
-        // It was not its turn in time.
+        // The request did not get its turn within the rate limit's deadline.
         Error::Paced { .. } => return Some(REFUSED),
         Error::NoProgress(_) | Error::Connect { .. } | Error::ConnectTimeout { .. } => true,
         Error::NotConnected { .. } | Error::Broken { .. } => true,
@@ -35,7 +35,7 @@ fn rests(error: &Error) -> Option<Duration> {
     is_passing.then_some(UNREACHED)
 }
 
-/// Whether its origin may have had something of the request that ended so.
+/// True if the origin may have received part of a request that failed so.
 fn is_sent(error: &Error) -> bool {
     let is_unreached =
         matches!(error, Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Limit(_) | Error::Paced { .. });
@@ -44,11 +44,12 @@ fn is_sent(error: &Error) -> bool {
     !is_unreached && !is_unconnected && !matches!(error, Error::Broken { unprocessed: true, .. })
 }
 
-/// A session that waits for another try. Its drop ends the wait.
+/// A session that waits for a retry. Its drop ends the wait.
 struct Waiting(#[expect(dead_code, reason = "held for its drop")] Share);
 
 impl Waiting {
-    /// `None`: as many sessions wait as may, and this one's client has no fewer of them than any other.
+    /// Begins a wait. `None` if the limit of waiting sessions is reached and no other client has more of them than this
+    /// session's client.
     fn begin(worker: &Rc<Worker>, entry: &Rc<Entry>) -> Option<Self> {
         let limit = worker.generation().snapshot.limits.retrievals;
         let bound = Bound { name: "retrievals", limit, reserve: 0 };

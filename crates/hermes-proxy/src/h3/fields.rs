@@ -14,7 +14,8 @@ use http::{
 };
 use http3::qpack::{self, DecoderError, HeaderField};
 
-use crate::request::escape::escaped;
+use crate::error::Oversize;
+use hermes_wire::request_target::escaped;
 
 /// The limits of a section.
 #[derive(Clone, Copy, Debug)]
@@ -196,14 +197,6 @@ pub(crate) fn read_trailers(block: Bytes, bounds: Bounds) -> Result<HeaderMap, F
     let section = Section::read(block, bounds)?;
     section.has_no_more()?;
     Ok(section.fields)
-}
-
-/// A section that exceeds the limit in the peer's SETTINGS (section 4.2.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{size} bytes, 32 counted for each line; {most} are taken")]
-pub(crate) struct Oversize {
-    size: u64,
-    most: u64,
 }
 
 /// An encoded section.

@@ -1,14 +1,14 @@
-//! What a client's connection of many streams may ask of us, over HTTP/2 and HTTP/3.
+//! Limits on a client's multiplexed connection, over HTTP/2 and HTTP/3.
 //!
-//! In: who the client is, the node's limits, how its streams ended. Out: windows and counts; the word that it
-//! begins too much only to break it off (rapid reset, CVE-2023-44487). Never: a close; the connection does that.
+//! In: the client's trust, the node's limits, and the outcome of each stream. Out: windows and limits; and the verdict
+//! that a client cancels too many requests (rapid reset, CVE-2023-44487). Never: closes the connection; its owner does.
 
 use hermes_model::limits::Limits;
 
 use super::http::Client;
 use crate::upstream::pool::{ERROR_RESETS, RESETS_REMEMBERED};
 
-/// What a connection may ask of us.
+/// The limits of one connection.
 pub(super) struct Bounds {
     pub(super) stream_window: u32,
     pub(super) connection_window: u32,
@@ -19,9 +19,9 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Connections of nodes carry the requests of many, who break off as they like and send what we
-    /// reset: none of them may end it for all the others. What came and went unseen cannot be more
-    /// than there may be streams.
+    /// The limits for this client. A connection from a trusted node carries the requests of many users, who cancel
+    /// requests and send data on streams that this node has reset. No single user may end the connection for the
+    /// others. The number of streams that were reset before they were accepted cannot exceed the stream limit.
     pub(super) fn of(client: &Client, limits: &Limits) -> Self {
         if client.trust.is_believed() {
             return Self {
@@ -38,25 +38,25 @@ impl Bounds {
             connection_window: limits.anonymous_connection_window,
             resets: limits.resets,
             error_resets: limits.error_resets,
-            // h2's own: a stranger shall not make us remember more.
+            // h2's default: an untrusted client must not make the node remember more.
             resets_remembered: 50,
             cancels: limits.cancels,
         }
     }
 }
 
-/// How a stream ended.
+/// The outcome of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Answered,
-    /// The client broke it off before its answer began.
+    /// The client cancelled the request before its response began.
     Cancelled,
-    /// It brought no request, or a malformed one.
+    /// The stream carried no request, or a malformed one.
     Malformed,
 }
 
-/// Requests that a client began and broke off, and those that were none. Over HTTP/2 h2 counts those
-/// that were never taken up; the others cost a request to an upstream each.
+/// Counts cancelled and malformed requests. Over HTTP/2, the h2 library counts the resets of streams that were never
+/// accepted. Each of the cancelled requests here cost a request to an upstream.
 pub(super) struct Cancels {
     most: usize,
     most_malformed: usize,
@@ -70,7 +70,8 @@ impl Cancels {
         Self { most: bounds.cancels, most_malformed: bounds.error_resets, began: 0, cancelled: 0, malformed: 0 }
     }
 
-    /// True once, when those that were cancelled are too many, and the most of all, or the malformed too many.
+    /// True once, when too many requests were malformed, or when the cancelled requests exceed both their limit and
+    /// half of all requests.
     pub(super) fn count(&mut self, fate: Fate) -> bool {
         match fate {
             Fate::Answered => return false,

@@ -1,9 +1,9 @@
-//! DNS for programs that know nothing else: some names are answered here, all others are asked for elsewhere.
+//! DNS for programs without proxy support: answers some names locally and forwards all other queries.
 //!
-//! In: questions by UDP, or by TCP (`stream`). Out: for names of the overlay an address of a reserved prefix,
-//! which sessions to it are turned back from (`names`); for everything else the answer of another server,
-//! untouched (`forward`). What it does not own it never swallows; what it owns never leaves this machine.
-//! Bounded: questions under way of a listener, and of a client; who asks more is told that it failed.
+//! In: queries over UDP, or over TCP (`stream`). Out: for overlay names, an address of a reserved prefix, which
+//! sessions to it map back to the name (`names`). For other names, the unmodified answer of another server (`forward`).
+//! Queries for other names are always forwarded; queries for overlay names never leave this machine. The number of
+//! pending queries is limited for each listener and client; a query beyond the limit fails.
 
 mod forward;
 pub(super) mod stream;
@@ -30,31 +30,31 @@ use crate::shares::{Bound, Holder, Owner, Share};
 use crate::signal::Signal;
 use crate::worker::{Worker, go_on_later};
 
-/// Calls before other tasks get their turn.
+/// Receive calls before other tasks run.
 const ROUNDS: usize = 16;
 
-/// What becomes of a message.
+/// The outcome of a message.
 enum Fate {
-    /// It is answered with this.
+    /// The node answers with this message.
     Answered(Bytes),
-    /// Another server is to be asked.
+    /// The query must be forwarded to another server.
     Forwarded(Box<Forwarded>),
-    /// Nothing is said.
+    /// The message receives no response.
     Dropped,
 }
 
-/// A question for another server.
+/// A query for another server.
 struct Forwarded {
     question: Question,
     message: Bytes,
     listener: Arc<str>,
     servers: Vec<SocketAddr>,
     pending: Rc<Pending>,
-    /// Its place among the pending questions.
+    /// The query's entry among the pending queries.
     _share: Share,
 }
 
-/// A question that waits for another server's answer.
+/// A query that waits for another server's answer.
 struct Pending {
     asked_at: u64,
     displaced: Signal<()>,
@@ -83,7 +83,7 @@ impl Holder for Pending {
 }
 
 impl Forwarded {
-    /// Asks; whatever comes of it is an answer.
+    /// Forwards the query. The result is always an answer, if necessary a failure.
     async fn ask(self, worker: &Worker, carrier: Carrier) -> Bytes {
         let answer = tokio::select! {
             biased;
@@ -106,7 +106,7 @@ impl Forwarded {
     }
 }
 
-/// Looks at a message.
+/// Decides the outcome of a message.
 fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message: Bytes) -> Fate {
     let ListenerProtocol::Dns(dns) = &state.listener.protocol else { return Fate::Dropped };
     let listener = &state.listener.name;
@@ -122,7 +122,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
         return Fate::Answered(answer);
     }
     if !dns.ipv6 && question.is_internet() && question.kind() == Kind::Aaaa {
-        // Not NXDOMAIN: the name may exist, and its IPv4 address is asked for as well.
+        // NXDOMAIN would be wrong: the name may exist, and the client also queries its IPv4 address.
         count(worker, listener, "answered");
         return Fate::Answered(question.answer(&Answer::Addresses(&[]), TTL));
     }
@@ -154,7 +154,7 @@ fn count(worker: &Worker, listener: &Arc<str>, outcome: &'static str) {
     worker.shared.metrics.dns_questions.get_or_create(&labels).inc();
 }
 
-/// The answer to a question about a name or an address of ours.
+/// The answer to a query about an overlay name or a reserved address.
 fn own_answer(worker: &Worker, dns: &Dns, question: &Question) -> Option<Bytes> {
     if !question.is_internet() {
         return None;
@@ -174,7 +174,8 @@ fn own_answer(worker: &Worker, dns: &Dns, question: &Question) -> Option<Bytes> 
     if !dns.names.iter().any(|pattern| pattern.matches(&name)) {
         return None;
     }
-    // Below `*.corp` there are names that no host can have: whoever connected to them would be refused.
+    // Patterns such as `*.corp` also match names that are not valid hosts. A connection to such a name would be
+    // refused.
     if Authority::parse(&name, None).is_err() {
         return Some(question.answer(&Answer::NoSuchName, TTL));
     }
@@ -182,7 +183,7 @@ fn own_answer(worker: &Worker, dns: &Dns, question: &Question) -> Option<Bytes> 
     Some(question.answer(&found.as_deref().map_or(Answer::Failed, Answer::Addresses), TTL))
 }
 
-/// What is there of the kind that was asked for. `None` where the name can have no address at the moment.
+/// The addresses of the queried type. `None` if the name cannot get an address at the moment.
 fn addresses(worker: &Worker, table: &NameTable, name: &str, kind: Kind, most: usize) -> Option<Vec<IpAddr>> {
     let (wants_v4, wants_v6) = match kind {
         Kind::A => (true, false),
@@ -199,7 +200,7 @@ fn addresses(worker: &Worker, table: &NameTable, name: &str, kind: Kind, most: u
     Some(v4.into_iter().chain(v6).collect())
 }
 
-/// Who is asked for names that are not ours. Never this node: such a question would go in a circle.
+/// The servers for other names. This node is excluded, since the query would loop.
 fn servers(worker: &Worker, dns: &Dns) -> Vec<SocketAddr> {
     let generation = worker.generation();
     let mut servers = if dns.forward.is_empty() { worker.resolver.servers() } else { dns.forward.clone() };
@@ -224,7 +225,7 @@ pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Kn
         server.poll(cx)
     })
     .await;
-    // What was asked before is still answered, while others may have the port.
+    // Pending queries are still answered, while another process may already own the port.
     let Server { worker, mut under_way, .. } = server;
     worker.spawn(async move {
         std::future::poll_fn(|cx| {
@@ -235,7 +236,7 @@ pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Kn
     });
 }
 
-/// The questions of one UDP socket.
+/// The pending queries of one UDP socket.
 struct Server {
     worker: Rc<Worker>,
     socket: Rc<UdpSocket>,
@@ -280,7 +281,7 @@ impl Server {
     }
 }
 
-/// As any datagram it may be lost: its client asks again.
+/// Sends an answer. A lost answer makes the client retry, as with any datagram.
 fn send(worker: &Worker, socket: &UdpSocket, to: SocketAddr, answer: &Bytes) {
     if let Err(error) = socket.try_send(to, answer, answer.len().max(1)) {
         tracing::debug!(%to, %error, "an answer could not be sent");

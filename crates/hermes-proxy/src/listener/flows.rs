@@ -1,8 +1,8 @@
-//! The UDP flows of one socket, and the bounds on them.
+//! The table of UDP flows of one socket, with its limits.
 //!
-//! In: datagrams, each with the key that tells its flow (a source, or a target). Out: the queue of
-//! that flow, new ones for whoever serves it. Flows of a listener are bounded, those of all its
-//! sockets together; one that failed is not opened again for a second, whatever is sent.
+//! In: datagrams, each with the key of its flow (a source or a target). Out: the queue of that flow; a new flow is
+//! handed to the task that serves it. The number of flows is limited for a listener as a whole, across its sockets.
+//! After a failure, datagrams of the flow are dropped for a second.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -19,24 +19,24 @@ use crate::datagram::FlowQueue;
 use crate::shares::{Bound, Holder, Owner, Share, Shares};
 use crate::worker::Worker;
 
-/// A flow that failed is closed for so long (milliseconds).
+/// Datagrams of a failed flow are dropped for this time (milliseconds).
 const PENALTY: u64 = 1000;
-/// Closed flows are forgotten so often (milliseconds).
+/// Interval at which closed flows are removed (milliseconds).
 const FORGET: u64 = 1000;
 
-/// A pass over the table has to free more than one in this many flows of the limit to be repeated within a tick.
+/// A pass over the table repeats within a tick only if it removes more than one flow for each this many of the limit.
 const WORTHWHILE: usize = 8;
 
-/// A flow is idle after its client was silent for this long (milliseconds).
+/// Silence of the client after which a flow counts as idle (milliseconds).
 const IDLE: u64 = 1000;
 
-/// Takes an entry for a flow of a client. `None`, and counted, if the table has no room.
+/// Takes an entry for a flow of a client. `None`, with a metric, if the table is full.
 pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, trust: &Trust, client: IpAddr) -> Option<Share> {
     let bound = Bound { name: "udp-flows", limit: worker.generation().snapshot.limits.udp_flows, reserve: 0 };
     Share::take(worker, flows, Owner::of_connection(trust, client), bound)
 }
 
-/// Opens the session of a flow. `None` if the flow is displaced meanwhile.
+/// Waits until the session of a flow opens. `None` if the flow is displaced meanwhile.
 pub(super) async fn unless_displaced<T>(queue: &FlowQueue, opening: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
@@ -67,12 +67,12 @@ impl Holder for FlowQueue {
     }
 }
 
-/// A flow that is known, live or closed a moment ago.
+/// A flow in the table, live or recently closed.
 pub(super) struct Known {
     pub(super) queue: Rc<FlowQueue>,
-    /// Set once its task ended badly: until then datagrams are dropped.
+    /// The end of the penalty after a failure: until then, datagrams are dropped.
     closed_until: u64,
-    /// It has a socket of its own.
+    /// The flow has a dedicated socket.
     pub(super) parted: bool,
 }
 
@@ -80,11 +80,11 @@ pub(super) struct Known {
 pub(super) struct FlowTable<K> {
     worker: Rc<Worker>,
     pub(super) known: HashMap<K, Known>,
-    /// Live ones of the listener, of all workers.
+    /// The live flows of the listener, on all workers.
     shares: Arc<Shares>,
     forgotten_at: u64,
     pruned_in_vain_at: Option<u64>,
-    /// Flows that got something since they were woken last.
+    /// Flows that received a datagram since the last wake-up.
     touched: Vec<Rc<FlowQueue>>,
 }
 
@@ -100,7 +100,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         }
     }
 
-    /// Queues a datagram of a flow that is known, or drops it. Gives it back where its flow would be new.
+    /// Queues a datagram of a known flow, or drops it. Returns the datagram if its flow would be new.
     pub(super) fn offer<Q: Eq + Hash + ?Sized>(&mut self, key: &Q, datagram: Bytes) -> Option<Bytes>
     where
         K: Borrow<Q>,
@@ -117,7 +117,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         Some(datagram)
     }
 
-    /// Begins a flow of a client with its first datagram. `None` if the table has no room.
+    /// Begins a flow of a client with its first datagram. `None` if the table is full.
     pub(super) fn begin(
         &mut self,
         key: K,
@@ -126,7 +126,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         datagram: Bytes,
     ) -> Option<(Rc<FlowQueue>, Share)> {
         let limit = self.worker.generation().snapshot.limits.udp_flows;
-        // The table also has flows that ended a moment ago; it is bounded whatever clients do.
+        // The table also holds recently closed flows, so it has its own limit.
         let has_room = |known: &HashMap<K, Known>| known.len() < 2 * limit || known.contains_key(&key);
         if !has_room(&self.known) {
             prune(&mut self.known, &mut self.pruned_in_vain_at, self.worker.now(), limit);
@@ -147,12 +147,12 @@ impl<K: Eq + Hash> FlowTable<K> {
         Some((queue, share))
     }
 
-    /// Tells the flows that got something.
+    /// Wakes the flows that received a datagram.
     pub(super) fn wake(&mut self) {
         self.touched.drain(..).for_each(|queue| queue.inbox.wake());
     }
 
-    /// Forgets flows that closed a while ago.
+    /// Removes flows that closed a while ago.
     pub(super) fn forget_closed(&mut self) {
         let now = self.worker.now();
         if now.saturating_sub(self.forgotten_at) < FORGET {
@@ -168,8 +168,8 @@ impl<K: Eq + Hash> FlowTable<K> {
     }
 }
 
-/// Forgets flows that ended in order or are displaced: only those that failed have to be remembered. A pass over the
-/// table that frees little is not repeated before the next tick, whatever is sent.
+/// Removes flows that ended gracefully or were displaced; only failed flows must be remembered. A pass that removes few
+/// flows is not repeated before the next tick, whatever clients send.
 fn prune<K: Eq + Hash>(known: &mut HashMap<K, Known>, in_vain_at: &mut Option<u64>, now: u64, limit: usize) {
     if *in_vain_at == Some(now) {
         return;
@@ -181,7 +181,7 @@ fn prune<K: Eq + Hash>(known: &mut HashMap<K, Known>, in_vain_at: &mut Option<u6
     }
 }
 
-/// Queues a datagram, and notes whom to wake.
+/// Queues a datagram and records the flow to wake.
 pub(super) fn push(worker: &Worker, queue: &Rc<FlowQueue>, datagram: Bytes, touched: &mut Vec<Rc<FlowQueue>>) {
     queue.heard(worker.now());
     let dropped = queue.inbox.push(datagram, worker.generation().snapshot.limits.datagram_queue);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(known.len(), 2 * LIMIT + 2, "a second pass in this tick");
         prune(&mut known, &mut in_vain_at, 8, LIMIT);
         assert_eq!(known.len(), 2 * LIMIT + 1);
-        // A pass that frees much is repeated at once.
+        // A pass that removes many flows may repeat at once.
         for round in 1..3 {
             (0..LIMIT).for_each(|number| begin(&mut known, round * 1000 + number).displace());
             prune(&mut known, &mut in_vain_at, 9, LIMIT);

@@ -1,7 +1,7 @@
-//! HTTP/1.1 of a client, by hyper.
+//! HTTP/1.1 of a client, on hyper.
 //!
-//! In: a connection. Out: its requests, one after the other, and where one became a tunnel, the
-//! connection's bytes. Framing, smuggling rules and `100 Continue` are hyper's (RFC 9112).
+//! In: a connection. Out: its requests in sequence; and, if a request became a tunnel, the bytes of the connection.
+//! hyper implements framing, the rules against request smuggling, and `100 Continue` (RFC 9112).
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -22,16 +22,14 @@ use hyper_util::rt::TokioIo;
 use super::http::{Client, Watched};
 use crate::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
 use crate::error::{Error, Side};
-use crate::headers;
+use crate::headers::{self, HYPER_HEADERS};
 use crate::live::{Connection, Drain};
 use crate::request::{Origin, from_head};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
-/// hyper's own default; naming it would cost an allocation a request.
-pub(crate) const HYPER_HEADERS: usize = 100;
-/// hyper takes no smaller buffer.
+/// The minimum buffer size that hyper accepts.
 const HYPER_BUFFER: usize = 8192;
 
 /// Serves a connection until it ends.
@@ -45,7 +43,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
         requests.is_served(!request.body().is_end_stream());
         let (worker, connection, client, tunnel) = (worker.clone(), connection.clone(), client.clone(), tunnel.clone());
         let trailers = headers::takes_trailers(request.headers()).then(|| trailers.clone());
-        // Boxed: hyper lets go of a connection only if its service's future can be moved.
+        // Boxed: hyper releases a connection only if the future of its service can be moved.
         Box::pin(async move {
             let mut response = respond(&worker, connection, &client, request, &tunnel).await;
             let is_chunked =
@@ -89,25 +87,25 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
             Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
         }
         _ => {
-            // Sends TLS's close_notify, and lets the last response arrive.
+            // Sends TLS's close_notify and lets the last response arrive.
             let _ = tokio::io::AsyncWriteExt::shutdown(&mut io).await;
         }
     }
 }
 
-/// An idle connection of a listener that goes is closed after so long.
+/// Grace period before an idle connection of a removed listener closes.
 const DRAIN_PAUSE: Duration = Duration::from_millis(500);
 
-/// How far a connection is on its way out.
+/// The drain state of a connection.
 enum Leaving {
     Not,
-    /// Requests that were on their way are still answered, the last of them with `close`.
+    /// Requests already in transit are still answered, the last one with `Connection: close`.
     Lingering(Pin<Box<tokio::time::Sleep>>),
     Closing,
 }
 
 impl Leaving {
-    /// Ready once, when the connection shall be closed as soon as it is idle.
+    /// Completes once, when the connection should close as soon as it is idle.
     fn poll(&mut self, cx: &mut Context<'_>, connection: &Connection) -> Poll<()> {
         loop {
             match self {
@@ -148,7 +146,8 @@ async fn respond(
             session::serve(worker, request).await
         }
         Err(rejected) => {
-            // Whoever is in front of us may have read it otherwise, and where it ends too.
+            // A proxy in front of this node may have parsed a malformed request differently, including where the
+            // request ends.
             leaves = rejected.error.side() == Side::Client;
             Served::Response(session::reject(worker, *rejected))
         }
@@ -156,7 +155,7 @@ async fn respond(
     match served {
         Served::Response(mut response) => {
             headers::announce_trailers(response.headers_mut());
-            // A server that closes says so (RFC 9112, section 9.6).
+            // A server that closes the connection announces it (RFC 9112, section 9.6).
             if leaves || rest.is_abandoned() || connection.drain.get().is_some() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -177,7 +176,8 @@ async fn respond(
     }
 }
 
-/// HTTP/1.0 may lack `Host` (RFC 1945, section 10): the address and port that the client connected to stand for it.
+/// Adds a missing `Host`. HTTP/1.0 may lack it (RFC 1945, section 10), so the address and port that the client
+/// connected to replace it.
 fn name_host(connection: &Connection, parts: &mut Parts) {
     let is_nameless =
         parts.version == Version::HTTP_10 && !parts.headers.contains_key(HOST) && parts.uri.authority().is_none();
@@ -189,7 +189,8 @@ fn name_host(connection: &Connection, parts: &mut Parts) {
     }
 }
 
-/// A tunnel in bodies: a task relays between them and the far end, and ends with either.
+/// Relays a tunnel whose two directions are HTTP bodies. A task copies between them and the upstream, and ends with
+/// either.
 fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
     let head = open.head_parts();
     let (send, body) = channel();
@@ -198,7 +199,7 @@ fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
     head.map(|()| H1Body::new(Inner::Tunnel(Body::Channel(body))))
 }
 
-/// What hyper sends.
+/// The response body that hyper sends.
 struct H1Body {
     inner: Inner,
     /// Receives the trailers, if the client accepts them and the body is chunked.

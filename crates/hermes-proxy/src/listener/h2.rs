@@ -1,8 +1,8 @@
-//! HTTP/2 of a client, by h2.
+//! HTTP/2 of a client, on the h2 library.
 //!
-//! In: a connection. Out: its streams, all of them futures of the connection's one task: they end
-//! with it, and nothing is spawned a request. Concurrent streams, resets, header sizes and windows
-//! are bounded (rapid reset, CONTINUATION flood: CVE-2023-44487, CVE-2024-24549 and the like).
+//! In: a connection. Out: its streams. All streams are futures in the one task of the connection: they end with it, and
+//! no task is spawned for a request. Concurrent streams, resets, header sizes and windows are limited (rapid reset,
+//! CONTINUATION flood: CVE-2023-44487, CVE-2024-24549 and similar).
 
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -33,11 +33,11 @@ use crate::stream::{ByteStream, Receiver, Sender};
 use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
-/// The number of bytes that a connection may read before the worker's other tasks run. The number follows the work that
-/// the bytes caused, since a byte of a head may cost a hundred times as much as a byte of data.
+/// The number of bytes that a connection may read before other tasks of the worker run. The quota adapts to the work
+/// that the bytes caused, since a byte of a header block can cost a hundred times as much as a byte of data.
 struct ReadQuota {
     bytes: usize,
-    /// Lines of heads that were read with it. Each head counts as some lines by itself.
+    /// Header lines that were read within the quota. Each header block itself counts as several lines.
     lines: usize,
 }
 
@@ -47,7 +47,7 @@ impl ReadQuota {
     const MAX_BYTES: usize = 64 << 10;
     const MIN_LINES: usize = 128;
     const MAX_LINES: usize = 1024;
-    /// The lines of all connections of a worker together, in one round: a new client waits for such a round.
+    /// Header lines of all connections of a worker in one round. A new client waits for at most one such round.
     const LINES_PER_ROUND: usize = 16 << 10;
     const LINES_PER_HEAD: usize = 16;
 
@@ -59,8 +59,8 @@ impl ReadQuota {
         self.lines += Self::LINES_PER_HEAD + headers.len();
     }
 
-    /// Sets the next quota of one of so many connections. It grows only if this one was used up, and if twice as much
-    /// would stay within the bound.
+    /// Sets the next quota, for a worker with this number of connections. The quota grows only if it was used up and if
+    /// twice the lines would stay within the limit.
     fn adapt(&mut self, is_used_up: bool, connections: usize) {
         let limit = (Self::LINES_PER_ROUND / connections.max(1)).clamp(Self::MIN_LINES, Self::MAX_LINES);
         let lines = std::mem::take(&mut self.lines);
@@ -137,7 +137,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         }
         quota.lines += connection.lines.take();
         quota.adapt(allowance.get() == 0, worker.live.connections.borrow().len());
-        // Whatever the streams write wakes the connection, which then sends it.
+        // Output of the streams wakes the connection task, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
             if cancels.count(fate) {
                 worker.shared.metrics.limit("calm");
@@ -171,7 +171,7 @@ async fn begin(
         .await
 }
 
-/// Where a stream's answer goes.
+/// The response side of a stream.
 struct Respond {
     respond: SendResponse<Bytes>,
     backlog: Backlog,
@@ -186,7 +186,7 @@ async fn serve_stream(
 ) -> Fate {
     let (mut parts, recv) = request.into_parts();
     if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
-        // How it fails the connection tells.
+        // The connection reports a failure by itself.
         let _ = respond.respond.send_response(answer, true);
         return Fate::Answered;
     }
@@ -225,7 +225,7 @@ async fn serve_stream(
             }
         }
         Err(rejected) => {
-            // Nobody reads it, and it would be nobody's in the account of what lies unread.
+            // Dropped first: nobody reads this body, and the receive budget could not attribute its unread bytes.
             drop((body, tunnelled.take()));
             Served::Response(session::reject(&worker, *rejected))
         }
@@ -237,7 +237,7 @@ async fn serve_stream(
     Fate::Answered
 }
 
-/// An answer's stream, and its connection.
+/// The response side of a stream while its request is being served, with its connection.
 struct Waiting<'a> {
     respond: &'a mut SendResponse<Bytes>,
     connection: &'a Connection,

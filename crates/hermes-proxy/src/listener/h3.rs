@@ -1,9 +1,8 @@
 //! HTTP/3 of a client.
 //!
-//! In: a QUIC connection. Out: its streams, all of them futures of the connection's one task: they end
-//! with it, and nothing is spawned a request. Concurrent streams, field sections and windows are
-//! bounded by QUIC's limits and ours; requests that are begun to be broken off end the connection, as
-//! over HTTP/2.
+//! In: a QUIC connection. Out: its streams. All streams are futures in the one task of the connection: they end with
+//! it, and no task is spawned for a request. QUIC and this node limit concurrent streams, field sections and windows. A
+//! client that repeatedly cancels its requests loses the connection, as over HTTP/2.
 
 use std::future::Future;
 use std::pin::pin;
@@ -29,8 +28,9 @@ use super::wait::{Answers, Wait, sent_by_client};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use crate::early::Early;
 use crate::error::Error;
+use crate::error::Oversize;
 use crate::generation;
-use crate::h3::fields::{self, Bounds, FieldError, Oversize};
+use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link, Windows, link::number};
 use crate::headers::EARLY_DATA;
 use crate::live::{Connection, Entry, Stage};
@@ -43,11 +43,11 @@ use crate::stream::h3::{self as halves, Fault};
 use crate::stream::{ByteStream, Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
-/// GOAWAY with this takes no request back that is on its way to us (RFC 9114, section 5.2): whoever hears it
-/// sends no more, what comes is served, and after a while without any the sweep ends the connection.
+/// Stream ID of a GOAWAY that revokes no request in transit (RFC 9114, section 5.2). The client sends no further
+/// requests, the node serves those that still arrive, and the sweep ends the connection once it is idle.
 const ANY_STREAM: u64 = (1 << 62) - 4;
 
-/// What we say of ourselves.
+/// The SETTINGS of this node.
 pub(super) fn ours(limits: &Limits) -> Settings {
     Settings { max_field_section: Some(limits.header_bytes as u64), extended_connect: true, datagrams: true }
 }
@@ -57,7 +57,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, quic
     serve_begun(worker, connection, Begun::whole(quic), client).await;
 }
 
-/// As `serve`, perhaps before the end of its handshake.
+/// Serves a connection as `serve` does, perhaps before the end of its handshake.
 pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>, begun: Begun, client: Client) {
     let Begun { quic, mut confirming, control } = begun;
     connection.is_shared.set(true);
@@ -99,7 +99,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
                 confirming = None;
                 is_confirmed();
             }
-            // Nobody is there.
+            // The handshake failed, so no client is at the other end.
             Some(Poll::Ready(false)) => return Poll::Ready(()),
             Some(Poll::Pending) | None => {}
         }
@@ -117,7 +117,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
                 let _ = recv.stop(number(Code::RequestRejected));
                 continue;
             }
-            // The rest of a request is not wanted once it is answered (RFC 9114, 4.1).
+            // The rest of a request is not needed after the response (RFC 9114, 4.1).
             let recv = halves::Receiver::new(worker, recv, link.clone(), bounds, Code::NoError);
             let send = halves::Sender::new(send, link.clone());
             streams.push(serve_stream(worker.clone(), connection.clone(), client.clone(), recv, send));
@@ -134,17 +134,17 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     .await;
 }
 
-/// True if a peer that this node has dialled was silent for too long.
+/// True if a peer that this node dialled was silent for too long.
 fn is_silent(line: &Line, link: &Link, cx: &mut Context<'_>) -> bool {
     let stats = link.connection.stats();
     line.note_challenges(stats.frame_rx.path_challenge);
     line.poll_dead(cx, stats.udp_rx.datagrams).is_ready()
 }
 
-/// A client that has moved is where it is now: what it asks from there is not believed for where it was. Nor is it
-/// believed for where it is: QUIC follows the first packet that comes from there, whoever wrote its source, and asks
-/// for a proof afterwards. So a move can lose trust, and never gains it; and who shows no certificate is known by the
-/// address that its handshake has proven.
+/// Follows a client that migrated to another address. Trust in the old address ends at once. The new address earns no
+/// trust: QUIC follows the first packet from a new address, though its source may be forged, and validates the path
+/// afterwards. A migration can therefore lose trust and never gains it. A client without certificate keeps the address
+/// that its handshake validated.
 fn follow(worker: &Worker, connection: &Connection, client: &mut Rc<Client>) {
     let now = connection.follow(worker);
     if now == client.source {
@@ -167,7 +167,8 @@ async fn serve_stream(
 ) -> Fate {
     let delivered = send.delivered();
     let fate = serve_request(worker, connection, client, recv, send).await;
-    // quinn would not send what is left once the connection closes, as it does where all its streams are through.
+    // quinn discards pending data when the connection closes. The connection closes once all its streams have ended, so
+    // the stream waits for delivery.
     delivered.await;
     fate
 }
@@ -182,7 +183,8 @@ async fn serve_request(
     let within = worker.generation().snapshot.limits.header_timeout;
     let head = tokio::time::timeout(within, take_head(&mut recv)).await;
     match head.unwrap_or(Err(NoRequest::Late)) {
-        // Boxed: a stream whose head never arrives then costs a tenth of a served one, and no limit counts it.
+        // Boxed: a stream whose head never arrives then costs a tenth of the memory of a served one, and no limit
+        // counts it.
         Ok(head) => Box::pin(serve_head(worker, connection, client, (recv, send), head)).await,
         Err(why) => turn_away(&worker, &client, recv, send, why).await,
     }
@@ -198,7 +200,7 @@ async fn serve_head(
     let fault = recv.fault();
     let as_it_came = settle_early(&recv, &mut parts).await;
     if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
-        // How it fails the connection tells; a stream without an answer is broken off.
+        // The connection reports a failure by itself; a stream without a response is reset.
         let _ = send.send_head(fields::put_response(answer.status(), answer.headers()), true);
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
         return Fate::Answered;
@@ -209,7 +211,7 @@ async fn serve_head(
         .headers
         .get(http::header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    // Before anything is decided: a client may send them along with its request (RFC 9298, 5).
+    // Datagrams register before the decision, since a client may send them along with its request (RFC 9298, 5).
     let datagrams = carries_datagrams(&parts).then(|| recv.datagrams());
     let recv = Receiver::H3(Box::new(recv));
     let (body, mut tunnelled) = if is_connect {
@@ -225,8 +227,8 @@ async fn serve_head(
             request.came_by(&connection);
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
-            // Capsules beside datagrams are opened here, from the first on: see `Early::has_whole_capsules`. What goes
-            // ahead of packets is whole.
+            // With datagrams, capsules are parsed here from the first one on (see `Early::has_whole_capsules`). Only
+            // CONNECT-IP may send its first capsules ahead, because they are complete.
             let may_go = datagrams.is_none() || request.facts.kind == Kind::Ip;
             request.early = tunnelled.as_mut().filter(|_| may_go).map(|recv| Early::new(recv));
             let wait = Wait::new(&mut send, interim, (expects && !is_connect).then(|| body.clone()));
@@ -251,7 +253,7 @@ async fn serve_head(
         }
         (served, _) => served,
     };
-    // What breaks later was answered: that costs nobody more than it costs the client.
+    // A stream that breaks after this point counts as answered: it costs the node only what it costs the client.
     let fate = fate_of(fault.get()).unwrap_or(Fate::Answered);
     match served {
         Served::Response(response) => answer(response, send).await,
@@ -260,7 +262,7 @@ async fn serve_head(
     fate
 }
 
-/// Ends a stream that brought no request.
+/// Ends a stream that carried no request.
 async fn turn_away(
     worker: &Rc<Worker>,
     client: &Client,
@@ -286,20 +288,20 @@ async fn turn_away(
     }
 }
 
-/// Why a stream has no request.
+/// The reason why a stream has no request.
 enum NoRequest {
-    /// It ended without.
+    /// The stream ended before its head.
     Incomplete,
-    /// It takes too long to bring one.
+    /// The head took longer than the header timeout.
     Late,
-    /// What it has is none.
+    /// The head is malformed or too large.
     Refused(FieldError),
-    /// It, or its connection, broke.
+    /// The stream or its connection failed.
     Broken(StreamError),
 }
 
-/// A request's head, and the length of its body as `content-length` has it. What may come behind it the
-/// receiver knows afterwards.
+/// Reads the head of a request and the length of its body from `content-length`. Afterwards the receiver knows which
+/// frames may follow.
 async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), NoRequest> {
     let head = std::future::poll_fn(|cx| {
         let head = ready!(recv.poll_head(cx));
@@ -321,7 +323,7 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
         return Ok((parts, length));
     }
     recv.expect(length);
-    // Nobody asks for a body that says to be none: what stands there instead would never be seen.
+    // A body of length zero is never read, so a violation in it must be detected here.
     if length == Some(0)
         && let Some(Err(error)) = std::future::poll_fn(|cx| recv.poll_chunk(cx, usize::MAX)).await
     {
@@ -333,10 +335,11 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
     Ok((parts, length))
 }
 
-/// What came before the end of the client's handshake may be a replay. Only what may be said twice, and has no
-/// body, is served at once, and whoever gets it is told (RFC 8470, sections 3 and 5.2); all else waits.
+/// Handles a request in early data, which may be a replay. Only a safe request without a body is served at once, with
+/// `Early-Data: 1` for the next node (RFC 8470, sections 3 and 5.2). Any other request waits for the handshake.
 ///
-/// What is served at once is there again as it came, for somebody behind who wants to wait.
+/// Returns the original head of a request that is served at once, so that it can be served again if the upstream
+/// answers 425.
 async fn settle_early(recv: &halves::Receiver, parts: &mut Parts) -> Option<Parts> {
     if !recv.is_early() {
         return None;
@@ -350,8 +353,8 @@ async fn settle_early(recv: &halves::Receiver, parts: &mut Parts) -> Option<Part
     None
 }
 
-/// Serves once more what was too early for somebody behind (RFC 8470, section 5.2): the client did not say that it
-/// came early, and would not know what 425 means.
+/// Serves a request again after the upstream answered 425 (RFC 8470, section 5.2). The client did not mark its request
+/// as early and might not understand 425.
 async fn serve_confirmed(
     origin: &Origin<'_>,
     worker: &Rc<Worker>,
@@ -386,7 +389,7 @@ fn carries_datagrams(parts: &Parts) -> bool {
     })
 }
 
-/// One length, or none: h2 looks itself.
+/// Checks that the request has at most one distinct `content-length`. Over HTTP/2, the h2 library checks this.
 fn lengths(headers: &HeaderMap) -> Result<(), FieldError> {
     let mut lines = headers.get_all(http::header::CONTENT_LENGTH).iter();
     let Some(first) = lines.next() else { return Ok(()) };
@@ -397,14 +400,14 @@ fn lengths(headers: &HeaderMap) -> Result<(), FieldError> {
     Err(FieldError::Malformed("its content-length is no number, or there are two".to_owned()))
 }
 
-/// Answers what is no request: 431 where it is too large, else by the stream's end alone.
+/// Rejects an invalid request: with 431 if it is too large, otherwise with a stream reset.
 async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::Sender, error: &FieldError) -> Fate {
     tracing::debug!(peer = %send.link().connection.remote_address(), %error, "a request was refused");
     let _ = recv.field_error(error);
     if matches!(error, FieldError::TooLarge(_)) {
         worker.shared.metrics.limit("headers");
         let head = fields::put_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &HeaderMap::new());
-        // One that takes nothing hears nothing.
+        // A client that accepts no header block receives no response.
         let _ = send.send_head(head, true);
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
     } else {
@@ -415,7 +418,7 @@ async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::S
 
 impl Answers for halves::Sender {
     fn inform(&mut self, status: StatusCode, headers: HeaderMap) {
-        // What the client does not take it can do without.
+        // An interim response that exceeds the client's limit is omitted.
         let _ = self.send_head(fields::put_response(status, &headers), false);
     }
 
@@ -424,7 +427,7 @@ impl Answers for halves::Sender {
     }
 
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // How it fails the response hears too.
+        // The final response meets the same error.
         let _ = self.poll_room(cx);
         self.poll_reset(cx).map(|_| ())
     }
@@ -446,7 +449,7 @@ async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
     pipe::pass(body, Sender::H3(Box::new(send))).await;
 }
 
-/// Answers a client that does not take its answer's head, in no more words than it takes.
+/// Answers a client whose limit is smaller than the response head, with a head that fits.
 async fn excuse(worker: &Worker, entry: &Entry, mut send: halves::Sender, oversize: Oversize) {
     let error = Error::AnswerTooLarge(oversize);
     entry.fail(&error);
@@ -459,7 +462,7 @@ async fn excuse(worker: &Worker, entry: &Entry, mut send: halves::Sender, oversi
             break;
         }
     }
-    // Where not even that is taken the stream breaks off.
+    // If not even an empty head fits, the stream is reset.
     let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
 }
 

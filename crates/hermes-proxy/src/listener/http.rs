@@ -1,8 +1,8 @@
-//! Tells HTTP/2 from HTTP/1.1 on one port.
+//! Distinguishes HTTP/2 from HTTP/1.1 on one port.
 //!
-//! In: a connection, plain or TLS. Out: the same connection with its first bytes read, served by
-//! `h1` or `h2`. By ALPN where there is TLS and the client offered it; else by the first bytes:
-//! HTTP/2 begins with a preface that no HTTP/1.1 request is (RFC 9113, 3.4).
+//! In: a connection, plain or TLS. Out: the same connection with its first bytes read, served by `h1` or `h2`. ALPN
+//! decides if the client offered it over TLS. Otherwise the first bytes decide: HTTP/2 begins with a preface that is
+//! not a valid HTTP/1.1 request (RFC 9113, 3.4).
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -19,14 +19,14 @@ use super::linger::Linger;
 use super::{Ready, h1, h2};
 use crate::body::TrailerSlot;
 use crate::live::{Connection, Stage};
-use crate::request::escape::Requests;
 use crate::reverse::Line;
 use crate::worker::Worker;
+use hermes_wire::request_target::RequestTargetEscaper;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Read at first, in bytes: the head of most requests.
+/// Size of the first read in bytes; the heads of most requests fit.
 const FIRST_READ: usize = 2048;
-/// A quota this small needs a buffer of no more, which is cheaper to clear.
+/// Buffer size for a small read quota. A small buffer is cheaper to clear.
 const SMALL_READ: usize = 512;
 
 /// Serves a connection of an HTTP listener.
@@ -57,10 +57,11 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     }
 }
 
-/// How long clients remember that there is HTTP/3, in seconds. One that finds none comes back here.
+/// Lifetime of the `Alt-Svc` entry in seconds. A client that cannot reach HTTP/3 falls back to this connection.
 const ALTERNATIVE_FOR: u32 = 3600;
 
-/// Answers on this connection name HTTP/3 at the port that its client has come to. Nodes have documents that say it.
+/// Makes responses on this connection advertise HTTP/3 (`Alt-Svc`) at the port that the client connected to. Nodes are
+/// exempt, since their documents name the protocol.
 fn advertise(connection: &Connection, io: &Io) {
     let Ok(port) = io.tcp().local_addr().map(|address| address.port()) else { return };
     if let Ok(value) = HeaderValue::try_from(format!("h3=\":{port}\"; ma={ALTERNATIVE_FOR}")) {
@@ -68,12 +69,12 @@ fn advertise(connection: &Connection, io: &Io) {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The peer at the other end of a connection.
 pub(crate) struct Client {
     pub(crate) source: std::net::SocketAddr,
     pub(crate) trust: hermes_model::facts::Trust,
     pub(crate) secure: bool,
-    /// Where this node has dialled, and serves over that.
+    /// Set on a reverse connection: this node dialled it, and serves the requests of the neighbour on it.
     pub(crate) line: Option<Rc<Line>>,
 }
 
@@ -92,8 +93,8 @@ async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bo
     }
 }
 
-/// Reads what is there, through the stack: a connection that waits for its first bytes holds no buffer,
-/// and most requests come with one call.
+/// Reads the available bytes through a buffer on the stack: a connection that waits for its first bytes holds no
+/// buffer, and most requests arrive with one system call.
 pub(super) async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<usize> {
     std::future::poll_fn(|cx| {
         let mut first = [0; FIRST_READ];
@@ -105,22 +106,22 @@ pub(super) async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<
     .await
 }
 
-/// A connection that notes when the first bytes of a request arrive, and whether its client takes
-/// what it is sent, for the sweep.
+/// A connection that reports two facts to the sweep: the arrival of a request's first bytes, and whether the client
+/// reads its responses.
 pub(crate) struct Watched {
-    /// Looked at from aside by the sweep, which reads nothing.
+    /// Shared with the sweep, which inspects the socket and reads nothing.
     io: Rc<RefCell<Io>>,
     ahead: Bytes,
     connection: Rc<Connection>,
     worker: Rc<Worker>,
-    /// Bytes that may be read before other tasks get their turn.
+    /// The number of bytes that may be read before other tasks run.
     turn: Rc<Cell<usize>>,
-    /// The client has closed its side.
+    /// The client has closed its direction.
     ended: bool,
     linger: Linger,
     trailers: TrailerSlot,
-    /// The requests of an HTTP/1.1 connection.
-    requests: Option<Rc<Requests>>,
+    /// Tracks the requests of an HTTP/1.1 connection.
+    requests: Option<Rc<RequestTargetEscaper>>,
 }
 
 impl Watched {
@@ -140,12 +141,12 @@ impl Watched {
         }
     }
 
-    /// The read quota of one turn of the reading task, which sets it anew for each turn.
+    /// The read quota for one turn of the reading task, which sets it again for each turn.
     pub(super) fn turn(&self) -> Rc<Cell<usize>> {
         self.turn.clone()
     }
 
-    /// Its client is gone when it has closed, whatever of it is not read yet.
+    /// Lets the sweep inspect the socket: a client that has closed is detected even while bytes of it are unread.
     pub(crate) fn is_looked_at(&self) {
         *self.connection.socket.borrow_mut() = Rc::downgrade(&self.io);
     }
@@ -158,7 +159,7 @@ impl Watched {
         }
         let io = &mut *self.io.borrow_mut();
         let before = buf.filled().len();
-        // No more than the turn's quota, however large the buffer is.
+        // Reads at most the quota of this turn, however large the buffer is.
         std::task::ready!(match turn {
             0..=SMALL_READ => read_at_most::<SMALL_READ>(io, cx, buf, turn),
             _ if turn < FIRST_READ => read_at_most::<FIRST_READ>(io, cx, buf, turn),
@@ -169,13 +170,13 @@ impl Watched {
         Poll::Ready(Ok(read))
     }
 
-    /// Sends the trailers of a chunked response over HTTP/1.1.
+    /// The slot for the trailers of a chunked response over HTTP/1.1.
     pub(crate) fn trailers(&self) -> &TrailerSlot {
         &self.trailers
     }
 
-    /// Treats the bytes as HTTP/1.1 requests, whose targets may have to be escaped.
-    pub(super) fn follow_requests(&mut self) -> Rc<Requests> {
+    /// Treats the bytes as HTTP/1.1 requests whose targets may need escaping.
+    pub(super) fn follow_requests(&mut self) -> Rc<RequestTargetEscaper> {
         let requests = self.requests.insert(Rc::default());
         if let Some(escaped) = requests.read(&self.ahead) {
             self.ahead = escaped.into();
@@ -183,8 +184,8 @@ impl Watched {
         requests.clone()
     }
 
-    /// Replaces the bytes that were read if a target in them has to be escaped. Bytes that no longer fit wait for the
-    /// next read.
+    /// Replaces the bytes that were read if a request target among them needs escaping. Bytes that no longer fit wait
+    /// for the next read.
     fn escape(&mut self, buf: &mut ReadBuf<'_>, before: usize) {
         let escaped = self.requests.as_ref().and_then(|requests| requests.read(&buf.filled()[before..]));
         if let Some(escaped) = escaped {
@@ -195,7 +196,7 @@ impl Watched {
         }
     }
 
-    /// The connection itself; `None`: somebody else has it.
+    /// The connection itself; `None` if another owner still holds it.
     pub(crate) fn into_io(self) -> Option<Io> {
         Rc::into_inner(self.io).map(RefCell::into_inner)
     }
@@ -274,7 +275,7 @@ impl AsyncWrite for Watched {
         Pin::new(&mut *self.get_mut().io.borrow_mut()).poll_flush(cx)
     }
 
-    /// Ready when no reset can overtake the last response.
+    /// Completes once no reset can overtake the last response.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let waits = !this.ended && !this.connection.is_long_idle(&this.worker);

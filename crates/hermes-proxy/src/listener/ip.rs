@@ -1,9 +1,10 @@
-//! IP packets that others bring, one in each datagram: those of a peer become CONNECT-IP (RFC 9484) to the listener's
+//! IP packets in UDP datagrams, one packet each. The packets of a peer become CONNECT-IP (RFC 9484) to the listener's
 //! network.
 //!
-//! In: a flow of the listener's socket, from where a peer may be. Out: a session for as long as the peer is heard; an
-//! empty datagram says that it is there. What comes before the far end gave its addresses waits in the flow's queue.
-//! Never: a packet from an address that is not the peer's. Datagrams prove nothing but where they seem to come from.
+//! In: a flow of the listener's socket, from an address in `peers`. Out: a session that lasts as long as the peer
+//! sends; an empty datagram is a keepalive. Packets wait in the flow's queue until the far end has assigned addresses.
+//! Never: a packet whose source is not an address of the peer. The source address of a datagram is a claim, not
+//! proof.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::{Carried, Listener, ListenerProtocol};
+use hermes_model::snapshot::{IpListener, Listener, ListenerProtocol};
 
 use super::flows::unless_displaced;
 use crate::datagram::{Flow, FlowQueue, Port};
@@ -20,10 +21,10 @@ use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
 use crate::worker::Worker;
 
-/// A peer that is not heard for so long is gone.
+/// A peer that is silent for this long has left.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Whether a session may begin with what comes from there. Who may not is counted, and said now and then.
+/// True if a session may begin with datagrams of this source. Rejected datagrams are counted and logged, rate-limited.
 pub(super) fn admits(worker: &Worker, listener: &Listener, source: SocketAddr) -> bool {
     let ListenerProtocol::Ip(carried) = &listener.protocol else { return true };
     let admitted = carried.peer(source.ip()).is_some();
@@ -37,8 +38,8 @@ pub(super) fn admits(worker: &Worker, listener: &Listener, source: SocketAddr) -
     admitted
 }
 
-/// Serves a peer until it is silent, or its session ends.
-pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried: &Carried, flow: Flow) {
+/// Serves a peer until it falls silent or its session ends.
+pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried: &IpListener, flow: Flow) {
     let Some(peer) = carried.peer(flow.peer.ip()) else { return };
     let (source, queue) = (flow.peer, flow.queue.clone());
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
@@ -64,7 +65,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried
     }
 }
 
-/// Tells the relay that nothing will come any more, which then ends in order.
+/// Tells the relay that no further datagram will arrive, so that it ends gracefully.
 async fn end_with_silence(worker: &Worker, queue: &FlowQueue) {
     loop {
         let silent = Duration::from_millis(worker.now().saturating_sub(queue.heard_at()));

@@ -1,9 +1,10 @@
 //! Closes a client's connection without a reset that overtakes the last response.
 //!
-//! In: a connection on which all responses were sent. Out: its end, once the client has closed its side too. The kernel
-//! resets a connection that is closed while bytes of the client are unread, and the reset discards what the client has
-//! not read yet: the response to an upload that was refused early (RFC 9112, section 9.6). So the node half-closes
-//! first, and discards what still arrives. Never: longer than the bounds below; nor a byte of plaintext.
+//! In: a connection whose responses were all sent. Out: the end of the connection, once the client has closed its
+//! direction too. The kernel resets a connection that closes with unread bytes. The reset discards bytes that the
+//! client has not read yet, such as the response to an upload that was refused early (RFC 9112, section 9.6). Therefore
+//! the node first half-closes the connection and discards incoming bytes. Never: waits longer than the limits below, or
+//! decrypts a byte.
 
 use std::future::Future as _;
 use std::io;
@@ -17,29 +18,30 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::worker::Worker;
 
-/// A client that is silent for this long has its response, or has left.
+/// A client that is silent for this long has received its response, or is unreachable.
 const LINGER_SILENCE: Duration = Duration::from_secs(2);
-/// A client that never stops sending is cut off after this time.
+/// A client that never stops sending is disconnected after this time.
 const LINGER_TOTAL: Duration = Duration::from_secs(30);
-/// The bytes discarded by one read.
+/// Buffer size of one discarding read, in bytes.
 const DISCARD_BUFFER: usize = 8 << 10;
-/// Reads before the worker's other tasks get their turn.
+/// Number of reads before other tasks of the worker run.
 const READS_A_TURN: usize = 32;
 
-/// The progress of a close.
+/// The phase of a close.
 #[derive(Default)]
 pub(super) enum Linger {
-    /// Our side is open.
+    /// This node's direction is open.
     #[default]
     Open,
-    /// Our side is closed, and the client's is read.
+    /// This node's direction is closed; bytes of the client are discarded.
     Reading { ends: Instant, silence: Option<Pin<Box<Sleep>>> },
     /// The connection may be closed.
     Done,
 }
 
 impl Linger {
-    /// Closes our side. With `waits`, ready only when the client has closed its own, or a bound was hit.
+    /// Closes this node's direction. With `waits`, it completes only when the client has closed its direction or a
+    /// limit is reached.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -64,7 +66,8 @@ impl Linger {
     }
 }
 
-/// Discards incoming bytes, below TLS. Ready when the client has closed its side, or with `false` if a bound was hit.
+/// Discards incoming bytes, below TLS. Returns true when the client has closed its direction, and false if a limit was
+/// reached.
 fn poll_discard(cx: &mut Context<'_>, io: &Io, ends: Instant, silence: &mut Option<Pin<Box<Sleep>>>) -> Poll<bool> {
     let mut buffer = [0; DISCARD_BUFFER];
     for _ in 0..READS_A_TURN {

@@ -1,8 +1,7 @@
 //! QUIC connections of an HTTP listener.
 //!
-//! In: a place in a group of UDP sockets. Out: a task a connection, within the limits of the node. A
-//! listener that closes lets its connections finish at their socket; one that opens there again shares it
-//! with them.
+//! In: a slot in a group of UDP sockets. Out: one task for each connection, within the limits of the node. Connections
+//! of a closed listener finish on its socket. A listener that opens there again shares the socket with them.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -26,8 +25,8 @@ use crate::reverse::{self, Carrier, arrival};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
-/// An endpoint of this worker, and which of those who accepted there did so last: two would accept for
-/// two listeners while one replaces the other.
+/// A QUIC endpoint of this worker. `reign` counts the acceptors that used it: while one listener replaces another, only
+/// the latest acceptor accepts.
 pub(crate) struct Door {
     server: Server,
     group: Arc<Group>,
@@ -37,7 +36,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Tells the metrics what happened since the last time.
+    /// Adds the events since the last call to the metrics.
     pub(crate) fn tell(&self, worker: &Worker) {
         let (passed_on, lost) = self.server.passed_on();
         worker.shared.metrics.quic_passed_on.inc_by(passed_on);
@@ -47,16 +46,16 @@ impl Door {
     }
 }
 
-/// The endpoints of a worker, those of closed listeners too, for as long as they have connections.
+/// The QUIC endpoints of a worker. An endpoint of a closed listener stays as long as it has connections.
 pub(crate) type Doors = Vec<Weak<Door>>;
 
-/// A turn at a door.
+/// The right of one acceptor to accept at an endpoint, until the next acceptor takes over.
 pub(super) struct Turn {
     door: Rc<Door>,
     reign: u64,
 }
 
-/// Opens the endpoint of a listener, or finds the one that is at its socket already.
+/// Opens the endpoint of a listener, or reuses the endpoint that already serves this socket.
 pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known) -> io::Result<Turn> {
     let quic = known.state.as_ref().and_then(|state| state.quic.clone());
     let (config, reset) = quic.map(|quic| (quic.config, quic.reset)).unzip();
@@ -84,7 +83,7 @@ pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known)
     Ok(Turn { door, reign })
 }
 
-/// Where a client needs no certificate anybody may be one.
+/// Tells the endpoint to expect untrusted clients, unless the listener requires client certificates.
 fn expect_strangers(server: &Server, known: &Known) {
     let tls = known.state.as_ref().and_then(|state| state.listener.tls.as_ref());
     if tls.is_some_and(|tls| tls.client != ClientAuth::Required) {
@@ -92,7 +91,7 @@ fn expect_strangers(server: &Server, known: &Known) {
     }
 }
 
-/// Accepts until the listener ends, and stays for its connections.
+/// Accepts until the listener ends; afterwards its connections continue.
 pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known, ending: Rc<Signal<Ending>>) {
     let Turn { door, reign } = turn;
     let endpoint = door.server.endpoint();
@@ -101,7 +100,7 @@ pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known,
             incoming = endpoint.accept() => match incoming {
                 Some(incoming) => {
                     begin(&worker, &mut known, incoming);
-                    // A reload may have changed who is one.
+                    // A reload may have changed the listener's client authentication.
                     expect_strangers(&door.server, &known);
                 }
                 None => return,
@@ -118,7 +117,7 @@ pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known,
     }
 }
 
-/// The connections of a closed listener finish, at its socket. Who comes anew is told at once, for as long.
+/// Lets connections of a closed listener finish on its socket, and meanwhile refuses new connections at once.
 async fn refuse_all(door: Rc<Door>, reign: u64) {
     let endpoint = door.server.endpoint();
     let succeeded = std::future::poll_fn(|cx| match door.reign.get() {
@@ -139,7 +138,8 @@ async fn refuse_all(door: Rc<Door>, reign: u64) {
     }
 }
 
-/// Another process accepts now, and passes on to us what is ours: connections, and those that had begun.
+/// Serves the rest after a takeover: the new process accepts, and forwards datagrams of this process's connections and
+/// of handshakes that had begun.
 async fn finish(worker: Rc<Worker>, door: Rc<Door>, mut known: Known) {
     let endpoint = door.server.endpoint();
     while let Some(incoming) = endpoint.accept().await {
@@ -166,30 +166,30 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };
     worker.shared.metrics.connections.get_or_create(&labels).inc();
-    // Counted from here: many may come before the first of them runs. Not the configuration that the endpoint had when
-    // the client's first packet came.
+    // The connection counts from here on, since many can arrive before the first one runs. The configuration is the
+    // current one, not the one that was active at the client's first packet.
     let config = quic::for_one(&quic.config, quic.bounds);
     let handshake = Handshake::begin(worker, incoming, config);
     worker.spawn(serve(worker.clone(), guard, handshake));
 }
 
-/// A connection that can be read.
+/// A connection from which streams can be read, perhaps before its handshake is complete.
 pub(super) struct Begun {
     pub(super) quic: quic::Connection,
-    /// Ready with true at the end of the handshake, where that is to come; with false where it fails.
+    /// Resolves at the end of a pending handshake: true on success, false on failure.
     pub(super) confirming: Option<Pin<Box<dyn Future<Output = bool>>>>,
-    /// Our control stream, where it is open already.
+    /// The control stream of this node, if it is already open.
     pub(super) control: Option<quic::SendStream>,
 }
 
 impl Begun {
-    /// One whose handshake is over.
+    /// A connection whose handshake is complete.
     pub(super) fn whole(quic: quic::Connection) -> Self {
         Self { quic, confirming: None, control: None }
     }
 
-    /// The URIs of the client's certificate. A client that was known before showed it then; another one may show
-    /// it at the end of its handshake.
+    /// The URIs of the client's certificate. A resumed client presented it in an earlier connection; another client may
+    /// present it at the end of its handshake.
     async fn uris(&mut self, may_be_shown: bool) -> io::Result<Option<Vec<String>>> {
         let known = quic::peer_uris(&self.quic);
         if known.is_some() || !may_be_shown {
@@ -206,7 +206,7 @@ impl Begun {
     }
 }
 
-/// A handshake under way, counted.
+/// A handshake in progress, which counts towards the limit.
 struct Handshake {
     incoming: Option<Incoming>,
     config: Arc<quic::ServerConfig>,
@@ -219,8 +219,8 @@ impl Handshake {
         Self { incoming: Some(incoming), config: Arc::new(config), worker: worker.clone() }
     }
 
-    /// Waits for its end; where `early` data are taken, only until they could be read. Not those of a client that
-    /// may have written somebody else's address on its packets: what it asks is decided by that too.
+    /// Waits for the end of the handshake, or with `early`, only until early data can be read. Early data of a client
+    /// with an unvalidated address must wait: the source address may be forged, and routing depends on it.
     async fn finish(mut self, early: bool) -> io::Result<Begun> {
         let incoming = self.incoming.take().ok_or(io::ErrorKind::NotConnected)?;
         let may_be_early = early && incoming.remote_address_validated();
@@ -233,7 +233,7 @@ impl Handshake {
         if may_be_early {
             let shaken = quic.clone();
             let confirming = async move {
-                // Of a server quinn does not tell by it how the handshake ended.
+                // On a server, quinn's future does not report whether the handshake succeeded.
                 confirmed.await;
                 drop(self);
                 shaken.close_reason().is_none()
@@ -242,11 +242,11 @@ impl Handshake {
         }
         let settings = h3::ours(&self.worker.generation().snapshot.limits);
         let greeting = async {
-            // A neighbour that is called has other things to say first.
+            // A reverse connection exchanges other messages first.
             let is_line = quic::alpn(&quic).as_deref() == Some(reverse::ALPN_H3);
             if is_line { Ok(None) } else { link::greet(&quic, settings).await.map(Some) }
         };
-        // Nothing of the client's is read before its handshake is over.
+        // Data of the client is not read before its handshake is complete.
         let (greeted, _) = tokio::join!(greeting, confirmed);
         match quic.close_reason() {
             None => Ok(Begun { control: greeted?, ..Begun::whole(quic) }),

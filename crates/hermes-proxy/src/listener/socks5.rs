@@ -1,9 +1,9 @@
-//! SOCKS 5 (RFC 1928): programs that know no overlay say whom each connection is for.
+//! SOCKS 5 (RFC 1928), for programs that cannot use an HTTP proxy.
 //!
-//! In: a connection. Out: what a client of an HTTP listener would ask for: CONNECT becomes CONNECT,
-//! UDP ASSOCIATE a CONNECT-UDP for each target (`association`), and BIND is refused. The name stays
-//! the one that the client gave. What a session fails with becomes the reply that says it best.
-//! The sweep bounds how long the client may take to say what it wants.
+//! In: a connection. Out: the requests that a client of an HTTP listener would send. CONNECT becomes CONNECT, and UDP
+//! ASSOCIATE becomes one CONNECT-UDP for each target (`association`). BIND is refused. A host name is forwarded
+//! unresolved. A failure of the session maps to the closest SOCKS reply. The sweep limits the duration of the
+//! negotiation.
 
 mod association;
 
@@ -29,7 +29,7 @@ use crate::session::{self, Near, Served};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
-/// The address in a reply that has none to tell: what a tunnel's far end is bound to, nobody here knows.
+/// The address in a reply without one: this node does not know the address that the last node bound.
 const UNKNOWN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// Serves one connection until it ends.
@@ -54,10 +54,11 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     }
 }
 
-/// Greeting and request. What the client sent ahead of the reply is left in `ahead`.
+/// Reads the greeting and the request. Bytes that the client sent before the reply stay in `ahead`.
 ///
 /// # Errors
-/// `UnexpectedEof` where the client left; anything else was told to it as well as can be.
+/// `UnexpectedEof` if the client closed the connection. Any other error was reported to the client if SOCKS has a reply
+/// for it.
 async fn negotiate(io: &mut Io, ahead: &mut BytesMut) -> io::Result<Request> {
     let acceptable = loop {
         if let Some((greeting, length)) = Greeting::parse(ahead).map_err(invalid)? {
@@ -141,16 +142,16 @@ async fn refuse(mut near: ByteStream, reply: Reply) {
     }
 }
 
-/// Ends it in order. To close with something unread is to reset, and a reset overtakes the reply.
+/// Closes the connection gracefully. A close with unread bytes is a reset, and a reset overtakes the reply.
 async fn linger(mut near: ByteStream) {
     let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| near.poll_close(cx))).await;
 }
 
-/// The reply that tells best why a tunnel was not opened: by the error type of whoever failed (RFC
-/// 9209), be it this node or one behind it, else by the status.
+/// The reply that best describes why a tunnel was not opened. The `Proxy-Status` error type (RFC 9209) of this node or
+/// a later one takes precedence; otherwise the status decides.
 pub(super) fn reply_to(status: StatusCode, headers: &HeaderMap) -> Reply {
     if status == StatusCode::NOT_FOUND {
-        // Nobody on the way knows the name.
+        // No node on the path knows the name.
         return Reply::HostUnreachable;
     }
     let told = headers.get_all(PROXY_STATUS).iter().find_map(|value| error_type(value.to_str().ok()?));

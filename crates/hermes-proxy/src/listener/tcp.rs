@@ -1,7 +1,7 @@
-//! Raw TCP connections: each becomes CONNECT to the listener's authority.
+//! Raw TCP connections: each becomes a CONNECT request to the listener's authority.
 //!
-//! In: a connection. Out: its bytes through whatever the route opens. Where the route opens
-//! nothing, the connection is reset: there is no other way to say no.
+//! In: a connection. Out: its bytes, relayed through the tunnel that the route opens. If the route opens no tunnel, the
+//! connection is reset: raw TCP has no other way to signal a refusal.
 
 use std::rc::Rc;
 

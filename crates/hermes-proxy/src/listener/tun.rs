@@ -1,8 +1,8 @@
-//! The packets of a device: every captured prefix is a session, and becomes CONNECT-IP (RFC 9484).
+//! The packets of a device: each captured prefix becomes a CONNECT-IP session (RFC 9484).
 //!
-//! In: the document's captures, each on one worker. Out: a tunnel that is opened at once, and again whenever it
-//! ends, with growing pauses. What the device is sent meanwhile is dropped: it never goes another way, and the log says
-//! why (`outage`). Of a prefix whose addresses stand for names each is a session of its own (`names`).
+//! In: the captures of the document, each on one worker. Out: a tunnel that opens at once, and reopens with exponential
+//! back-off whenever it ends. Packets meanwhile are dropped, never routed another way, and the log reports the reason
+//! (`outage`). In a prefix of virtual addresses for names, each address has its own session (`names`).
 
 mod flows;
 mod names;
@@ -29,20 +29,20 @@ use crate::session::{self, Near, Served};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
-/// The first pause before a tunnel is opened again; doubles.
+/// The first back-off before a tunnel reopens; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest.
+/// The maximum back-off.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What one worker captures.
+/// The captures of one worker.
 #[derive(Default)]
 pub(crate) struct Captures(HashMap<(Arc<str>, IpNet), Running>);
 
-/// What is captured, and what its packets are.
+/// A captured prefix and the meaning of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Taken {
     network: IpNet,
-    /// Its addresses stand for names.
+    /// The addresses are virtual addresses for names.
     is_names: bool,
 }
 
@@ -53,7 +53,8 @@ struct Running {
 }
 
 impl Captures {
-    /// Captures what the document says now, as far as it is this worker's share; anew, what `made` devices take.
+    /// Starts and stops this worker's share of the captures in the document. Captures of devices in `made` restart,
+    /// since those devices were created again.
     pub(crate) fn follow(&mut self, worker: &Rc<Worker>, made: &HashSet<Arc<str>>) {
         let generation = worker.generation();
         let (mine, all) = (worker.number, worker.shared.workers.max(1));
@@ -85,7 +86,7 @@ impl Captures {
             if self.0.get(&place).is_some_and(same) {
                 continue;
             }
-            // The old one goes on until the new one is open: it takes the packets over.
+            // The old capture continues until the new one is open and takes over its packets.
             let ending: Rc<Signal<Ending>> = Rc::default();
             let running = Running { taken, listener: listener.clone(), ending: ending.clone() };
             let before = self.0.insert(place, running).map(|running| running.ending);
@@ -99,7 +100,8 @@ impl Captures {
         }
     }
 
-    /// Another process has its own by now. What was read before, and what is under way to us, comes through yet.
+    /// Leaves the captures to another process, which has its own. Packets in transit to this process are still
+    /// delivered.
     pub(crate) fn leave(&mut self, worker: &Rc<Worker>) {
         for (_, running) in self.0.drain() {
             worker.spawn(async move {
@@ -109,13 +111,13 @@ impl Captures {
         }
     }
 
-    /// Ends all.
+    /// Ends all captures.
     pub(crate) fn end(&mut self) {
         self.0.drain().for_each(|(_, running)| running.ending.set(Ending::Close));
     }
 }
 
-/// Which of the workers serves a prefix: whatever else there is, so that a changed document moves nothing that is the same.
+/// The worker of a prefix. The choice depends on nothing else in the document, so a change elsewhere moves no session.
 fn worker_of(listener: &str, network: IpNet, workers: usize) -> usize {
     let mut hasher = DefaultHasher::new();
     (listener, network).hash(&mut hasher);
@@ -136,7 +138,7 @@ fn serves_alike(one: &Listener, other: &Listener) -> bool {
     parts(one) == parts(other)
 }
 
-/// The session of a prefix would be asked for in the same way.
+/// True if both listeners would send the same request for the session of this prefix.
 fn asks_alike(one: &Listener, other: &Listener, network: IpNet) -> bool {
     let parts = |listener: &Listener| match &listener.protocol {
         ListenerProtocol::Tun(tun) => {
@@ -147,14 +149,14 @@ fn asks_alike(one: &Listener, other: &Listener, network: IpNet) -> bool {
     one.set_headers == other.set_headers && parts(one) == parts(other)
 }
 
-/// Captures of a document that have one far end each.
+/// The captured prefixes of a device that have a single far end each.
 pub(crate) fn with_far_ends<'t>(snapshot: &Snapshot, tun: &'t Tun) -> impl Iterator<Item = IpNet> + use<'t> {
     let reserved = reserved(snapshot);
     let is_names = move |network: &IpNet| reserved.iter().any(|reserved| reserved.contains(network));
     tun.captures.iter().map(|capture| capture.network).filter(move |network| !is_names(network))
 }
 
-/// The prefixes whose addresses stand for names.
+/// The prefixes of virtual addresses for names.
 fn reserved(snapshot: &Snapshot) -> Vec<IpNet> {
     let dns = snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
         ListenerProtocol::Dns(dns) => Some(dns.addresses),
@@ -163,7 +165,8 @@ fn reserved(snapshot: &Snapshot) -> Vec<IpNet> {
     dns.flat_map(|reserved| [reserved.v4.map(IpNet::from), reserved.v6.map(IpNet::from)]).flatten().collect()
 }
 
-/// What a listener takes. Within a wider prefix names are names all the same: they would be nobody's at its far end.
+/// The captures of a listener. A reserved prefix inside a wider capture is captured separately, since virtual addresses
+/// mean nothing at the far end of the wider one.
 fn taken(tun: &Tun, reserved: &[IpNet]) -> Vec<Taken> {
     let mut all: Vec<Taken> = Vec::new();
     for capture in &tun.captures {
@@ -180,7 +183,7 @@ fn taken(tun: &Tun, reserved: &[IpNet]) -> Vec<Taken> {
     all
 }
 
-/// What the document says of these packets.
+/// The most specific capture in the document that contains this prefix.
 fn of(tun: &Tun, network: IpNet) -> Option<&Capture> {
     let around = tun.captures.iter().filter(|capture| capture.network.contains(&network));
     around.max_by_key(|capture| capture.network.prefix_len())
@@ -220,7 +223,7 @@ async fn capture(
     before.inspect(|before| before.set(Ending::Close));
 }
 
-/// One try, and the tunnel that comes of it. Why it is over, where somebody has to know.
+/// Opens the tunnel once and relays until it ends. Returns the reason if it must be reported.
 async fn serve(
     worker: &Rc<Worker>,
     listener: &Arc<Listener>,

@@ -1,8 +1,8 @@
-//! UDP flows: every source address is one, and becomes CONNECT-UDP to the listener's authority, or CONNECT-IP where
+//! UDP flows: each source address is a flow. A flow becomes CONNECT-UDP to the listener's authority, or CONNECT-IP if
 //! its datagrams carry IP packets.
 //!
-//! In: datagrams of all sources on one socket. Out: a task a flow, fed through a bounded queue.
-//! A flow ends by silence (the route's `timeout.idle`).
+//! In: datagrams of all sources on one socket. Out: one task for each flow, fed through a bounded queue. A flow ends
+//! when it is idle (the route's `timeout.idle`).
 
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
@@ -26,11 +26,11 @@ use crate::shares::Share;
 use crate::signal::Signal;
 use crate::worker::{Worker, go_on_later};
 
-/// Rounds of parting: each is for flows that began in the one before.
+/// Rounds of detaching flows when a listener ends. Each round handles flows that began in the round before.
 const PARTINGS: usize = 16;
-/// Calls that empty a socket's buffer of small datagrams.
+/// Maximum number of receive calls that empty a socket buffer full of small datagrams.
 const DRAIN_CALLS: usize = 4096;
-/// Calls before other tasks get their turn.
+/// Receive calls before other tasks run.
 const ROUNDS: usize = 16;
 
 /// The targets of the flows of a socket.
@@ -43,7 +43,7 @@ pub(super) enum Targets {
 }
 
 impl Targets {
-    /// The source of a flow as its program knows it, and what the flow is for.
+    /// The original source of a flow, and its target.
     fn of(&self, listener: &ListenerProtocol, source: SocketAddr) -> Option<(SocketAddr, Authority)> {
         match (self, listener) {
             (Targets::Document, ListenerProtocol::Udp { authority }) => Some((source, authority.clone())),
@@ -62,13 +62,13 @@ struct Flows {
     name: Arc<str>,
     targets: Targets,
     by_source: FlowTable<SocketAddr>,
-    /// Sources that are not known yet are turned away: the listener goes.
+    /// The listener is closing, so datagrams of unknown sources are dropped.
     closing: bool,
-    /// Its datagrams carry IP packets.
+    /// The datagrams carry IP packets.
     carries_ip: bool,
 }
 
-/// Receives for all flows of a listener, until it closes.
+/// Receives for all flows of a listener until it ends.
 pub(super) async fn receive_all(
     worker: Rc<Worker>,
     socket: UdpSocket,
@@ -110,10 +110,10 @@ impl Flows {
         received.map(|_| ())
     }
 
-    /// Reads once; true where nothing waited.
+    /// Reads once; true if no datagram was waiting.
     fn is_drained(&mut self) -> bool {
         let socket = self.socket.clone();
-        // Not by readiness: what came since the runtime last looked counts as well.
+        // A direct read, since the runtime may not have reported the latest datagrams yet.
         self.receive(|buffer, each| socket.receive_now(buffer, each)).is_err()
     }
 
@@ -146,17 +146,17 @@ impl Flows {
         self.worker.spawn(serve(worker, name, targets, Flow::new(queue, source), share));
     }
 
-    /// The listener ends. Live flows go on, each on a socket of its own that the kernel prefers for
-    /// its source: nothing that is sent to them reaches whoever has the listener now, and nothing
-    /// of theirs keeps the listener's address from whoever wants it next.
+    /// Ends the listener. Live flows continue, each on a dedicated connected socket that the kernel prefers for its
+    /// source. Datagrams of live flows therefore never reach the next owner of the listener's address, and the live
+    /// flows do not block that address.
     fn part(&mut self, how: Ending) {
         if self.carries_ip || matches!(self.targets, Targets::Translated(_)) {
             return self.leave_to_others(how);
         }
         self.closing = how == Ending::Close;
         let Ok(local) = self.socket.local_addr() else { return };
-        // What came before a flow had its own socket waits at the listener's. To read that may
-        // bring up new flows; so again, until there are none.
+        // Datagrams that arrived before a flow had its own socket wait at the listener's socket. Reading them may begin
+        // new flows, so the loop repeats until no flow is left.
         for _ in 0..PARTINGS {
             let apart = |known: &Known| known.parted || known.queue.is_closed();
             let joint: Vec<SocketAddr> =
@@ -167,13 +167,14 @@ impl Flows {
             for source in joint {
                 self.part_flow(how, local, source);
             }
-            // More than a full buffer holds comes only from somebody who never stops.
+            // A single source that never stops sending could exceed this limit.
             let _ = (0..DRAIN_CALLS).find(|_| self.is_drained());
         }
     }
 
-    /// A link of IP lives for days, and another process can have one in its place: that takes the packets at once,
-    /// and answers go by the old one until the far end knows of the new one. Flows to names begin anew there.
+    /// Hands over flows that cannot be detached. An IP link lasts for days, and the next process can open its own: it
+    /// receives the packets at once, and responses use the old link until the far end knows the new one. Flows to names
+    /// begin again in the next process.
     fn leave_to_others(&self, how: Ending) {
         for queue in self.by_source.known.values().map(|known| known.queue.clone()) {
             match how {
@@ -203,7 +204,7 @@ impl Flows {
     }
 }
 
-/// Feeds one flow from its own socket, until it ends.
+/// Feeds a detached flow from its own socket until it ends.
 async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue: Rc<FlowQueue>) {
     std::future::poll_fn(|cx| {
         for _ in 0..ROUNDS {
@@ -213,7 +214,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
             let mut buffer = worker.udp_buffer.borrow_mut();
             let mut touched = Vec::new();
             let received = socket.poll_receive(cx, &mut buffer, |source, datagram| {
-                // What another source sent between `bind` and `connect` is not this flow's.
+                // Datagrams of other sources can arrive between `bind` and `connect`.
                 if source == peer {
                     push(&worker, &queue, datagram, &mut touched);
                 } else {
@@ -231,7 +232,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
     .await;
 }
 
-/// The trust in datagrams from an address.
+/// The trust in datagrams from this address.
 fn trust_of(listener: &Listener, source: IpAddr) -> Trust {
     let is_trusted = listener.trust.iter().any(|prefix| prefix.contains(&source));
     if is_trusted { Trust::Address } else { Trust::Anonymous }

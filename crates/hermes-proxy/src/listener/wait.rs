@@ -1,7 +1,7 @@
-//! What a client of HTTP/2 or HTTP/3 hears before its answer.
+//! Interim responses to a client of HTTP/2 or HTTP/3.
 //!
-//! In: a request that is served, and where its answer goes. Out: 100 where the client waits for it, interim responses of
-//! whoever is behind, and what the request was served with. Never: the answer itself.
+//! In: a request that is being served, and the stream of its response. Out: `100 Continue` if the client waits for it,
+//! interim responses from upstream, and finally the result of the request. Never: the final response itself.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,45 +14,45 @@ use crate::body::{Body, Interim, RequestBody};
 use crate::session::{Served, Tunnel};
 use crate::stream::Receiver;
 
-/// Interim responses that a client is sent before one answer; no window counts them, and they are only
+/// Maximum number of interim responses before one final response. Flow control does not limit them, and they are only
 /// hints.
 const MOST_HINTS: usize = 16;
 
-/// Where an answer goes: a stream of either version.
+/// The stream that receives a response, over either version.
 pub(super) trait Answers {
-    /// Sends an interim response. How it fails the answer hears too.
+    /// Sends an interim response. An error is not reported here: the final response meets it again.
     fn inform(&mut self, status: StatusCode, headers: HeaderMap);
 
-    /// The client takes what it is sent, so that hints are not kept for it.
+    /// True if the client reads its responses, so that hints do not accumulate.
     fn takes_hints(&self) -> bool;
 
-    /// Moves what waits to be sent. Ready where the client gave up.
+    /// Flushes pending output. Ready if the client has cancelled.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
-/// Waits for the response, and meanwhile sends what comes before it.
+/// Waits for the final response and sends interim responses meanwhile.
 pub(super) struct Wait<'a, T> {
     to: &'a mut T,
     interim: Arc<Interim>,
-    /// Set where the client waits for 100.
+    /// Set if the client waits for `100 Continue`.
     body: Option<RequestBody>,
     continued: bool,
-    /// Passed on so far.
+    /// The number of hints forwarded.
     hints: usize,
 }
 
 impl<'a, T: Answers> Wait<'a, T> {
-    /// `body` where the client waits for 100 until it is asked for.
+    /// Creates the wait. `body` is set if the client withholds its body until `100 Continue`.
     pub(super) fn new(to: &'a mut T, interim: Arc<Interim>, body: Option<RequestBody>) -> Self {
         Self { to, interim, body, continued: false, hints: 0 }
     }
 
-    /// `None` where the client gave up.
+    /// Waits for the outcome of the request. `None`: the client cancelled it.
     pub(super) async fn for_served(mut self, mut serve: Pin<&mut impl Future<Output = Served>>) -> Option<Served> {
         std::future::poll_fn(|cx| {
             let served = serve.as_mut().poll(cx);
             self.send_interim();
-            // A request that was broken off may have been answered for that very reason.
+            // A cancelled request may have been answered because of the cancellation, so the cancellation has priority.
             match (self.to.poll_gone(cx), served) {
                 (Poll::Ready(()), _) => Poll::Ready(None),
                 (Poll::Pending, served) => served.map(Some),
@@ -80,8 +80,8 @@ impl<'a, T: Answers> Wait<'a, T> {
     }
 }
 
-/// What a tunnel's client sends: behind its CONNECT, or in the body of its POST. `None` where that has ended with its
-/// head: one direction is over already.
+/// The receiving stream of a tunnel: the stream of the CONNECT request, or the body of the POST. `None`: the stream
+/// ended with the request head, so one direction is already closed.
 pub(super) fn sent_by_client(open: &mut Tunnel, tunnelled: Option<Receiver>) -> Option<Receiver> {
     let by_post = open.body.take().and_then(RequestBody::into_body);
     match (tunnelled, by_post) {

@@ -1,7 +1,7 @@
-//! Packets of a device as a request: CONNECT-IP for a prefix that it captures, or for a name of the overlay.
+//! A captured prefix as a request: CONNECT-IP to the prefix, or to the name whose virtual address was captured.
 //!
-//! In: the prefix, and the name that it stands for, if it does. Out: `Request`, with the prefix in `hermes-network`:
-//! to the far end a name's address is what the packets for it have. Never: a packet.
+//! In: the prefix, and the name if there is one. Out: a `Request` with the prefix in `hermes-network`: the far end
+//! needs the address that the packets for a name carry. Never: a packet.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use super::{Ask, Origin, Rejected, Request, complete, host_value};
 use crate::body::RequestBody;
 use crate::headers;
 
-/// Makes a request of a prefix whose packets a device takes; `name` is what it stands for. `set_headers` are its own,
-/// over those of the listener.
+/// Builds a request for a prefix that a device captures, or for the name of that prefix. `set_headers` belong to the
+/// capture and override those of the listener.
 ///
 /// # Errors
-/// As [`from_flow`](super::from_flow).
+/// Errors of [`from_flow`](super::from_flow).
 pub(crate) fn from_capture<'a>(
     origin: &Origin<'_>,
     network: IpNet,
@@ -44,14 +44,15 @@ pub(crate) fn from_capture<'a>(
         path: path.parse().unwrap_or_else(|_| PathAndQuery::from_static("/")),
         headers: HeaderMap::new(),
         network: Some(network),
-        told: None,
+        announced_network: None,
         protocol: None,
         authority,
     };
     let trace = headers::trace(&facts.headers, origin.worker.random());
     complete(origin, facts, trace)
         .map(|mut facts| {
-            // What the operator wrote for this prefix is more than what he wrote for all of them, and as much proven.
+            // Headers of the capture override those of the listener. Both come from the document, so both may set an
+            // identity.
             if let Ok(network) = HeaderValue::try_from(network.to_string()) {
                 facts.headers.insert(headers::NETWORK, network);
             }
@@ -77,7 +78,7 @@ pub(crate) fn from_capture<'a>(
         })
 }
 
-/// As the wire has it. What is truncated is a prefix.
+/// Converts to the wire type. The truncated network is always a valid prefix.
 fn prefix_of(network: IpNet) -> Prefix {
     let network = network.trunc();
     Prefix::new(network.addr(), network.prefix_len()).unwrap_or_else(|_| Prefix::of(network.addr()))

@@ -1,6 +1,6 @@
-//! What a request's head asks for: whom, by which kind of flow, and whether it may be asked so.
+//! The target of a request: the authority, the kind of flow, and the validity of both.
 //!
-//! In: a head as hyper, h2 or HTTP/3's fields have it. Out: its target, or what is wrong with it. Never: who asks.
+//! In: a request head from hyper, h2 or HTTP/3. Out: its target, or the error in it. Never: the identity of the client.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::{Ask, host_value, named, udp_path};
 use crate::error::Error;
 use crate::worker::Worker;
 
-/// What a head asks for.
+/// The target of a request head.
 pub(super) struct Target {
     pub(super) kind: Kind,
     pub(super) host: HeaderValue,
@@ -30,7 +30,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The same for the name that its address stands for, if it does: what a program was told by DNS.
+    /// Replaces a virtual address, which the program received from DNS, by its name.
     pub(super) fn named(mut self, worker: &Worker) -> Self {
         if self.kind != Kind::Ip
             && let Some(authority) = named(worker, &self.authority)
@@ -77,7 +77,7 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     Ok(Target { kind: Kind::Udp, host, authority, ..upgrade })
 }
 
-/// Removes `/./`, which apt sends for flat repositories: it has no meaning, and the decision must be about the path
+/// Removes `/./`, which apt sends for flat repositories: it has no meaning, and the decision must apply to the path
 /// that is forwarded.
 fn resolved(path: PathAndQuery) -> Result<PathAndQuery, Error> {
     let Some(bare) = hermes_model::without_single_dots(path.path()) else { return Ok(path) };
@@ -85,7 +85,7 @@ fn resolved(path: PathAndQuery) -> Result<PathAndQuery, Error> {
     PathAndQuery::try_from(format!("{bare}{query}")).map_err(|error| Error::Malformed(format!("the path: {error}")))
 }
 
-/// Capsules are no content, and nothing may say that they were (RFC 9297, section 3.2).
+/// Rejects content headers: capsules are not content (RFC 9297, section 3.2).
 fn check_capsules(headers: &HeaderMap) -> Result<(), Error> {
     let of_content = [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING];
     match of_content.iter().find(|name| headers.contains_key(*name)) {
@@ -96,8 +96,7 @@ fn check_capsules(headers: &HeaderMap) -> Result<(), Error> {
     }
 }
 
-/// The target of a UDP flow, which is in the path (RFC 9298, 2), and its spelling. `None` where the
-/// path is another.
+/// The target of a UDP flow, which is in the path (RFC 9298, 2), with its spelling. `None` for any other path.
 pub(super) fn udp_target(path: &PathAndQuery) -> Result<Option<(Authority, HeaderValue)>, Error> {
     let parsed = connect_udp::parse_path(path.path())
         .map_err(|error| Error::Malformed(format!("CONNECT-UDP target: {error}")))?;
@@ -109,8 +108,8 @@ pub(super) fn udp_target(path: &PathAndQuery) -> Result<Option<(Authority, Heade
     Ok(Some((authority, host)))
 }
 
-/// The forms of a request target that are no CONNECT's (RFC 9112, 3.2). A bare authority would be
-/// taken for the origin of a request whose path nobody named.
+/// Checks the form of a request target other than CONNECT's (RFC 9112, 3.2). A bare authority is rejected, since it
+/// names no path.
 fn check_form(parts: &Parts) -> Result<(), Error> {
     let is_carried = |scheme: &http::uri::Scheme| ["http", "https"].contains(&scheme.as_str());
     if let Some(scheme) = parts.uri.scheme().filter(|scheme| !is_carried(scheme)) {
@@ -155,8 +154,8 @@ fn connect_target(parts: &Parts) -> Result<Target, Error> {
     })
 }
 
-/// The target of CONNECT-IP, which is in the path (RFC 9484, section 3). Where it is everything, the request's
-/// authority stands for it.
+/// The target of CONNECT-IP, which is in the path (RFC 9484, section 3). If the path selects all targets, the request's
+/// authority is used.
 fn ip_target(asked: Target) -> Result<Target, Error> {
     let malformed = |what: &dyn std::fmt::Display| Error::Malformed(format!("CONNECT-IP target: {what}"));
     let scope = connect_ip::parse_path(asked.path.path())
@@ -177,7 +176,7 @@ fn ip_target(asked: Target) -> Result<Target, Error> {
 }
 
 /// The path and query of the request. A target without a path (`http://HOST#x`, `?q`) means `/` (RFC 9110, section
-/// 4.2.3) and is forwarded so: the crate `http` would write nothing, or a query alone.
+/// 4.2.3) and is forwarded so: the crate `http` would write nothing, or only a query.
 fn path(asked: Option<&PathAndQuery>) -> PathAndQuery {
     match asked.map(PathAndQuery::as_str) {
         // The crate returns `/` for an empty path, too.
@@ -189,7 +188,7 @@ fn path(asked: Option<&PathAndQuery>) -> PathAndQuery {
     }
 }
 
-/// The scheme that the client named: h2's `:scheme`, or an absolute-form URI. Else the connection's.
+/// The scheme from `:scheme` or an absolute-form URI, otherwise that of the connection.
 fn scheme(parts: &Parts, secure: bool) -> http::uri::Scheme {
     match parts.uri.scheme() {
         Some(scheme) => scheme.clone(),
@@ -198,7 +197,7 @@ fn scheme(parts: &Parts, secure: bool) -> http::uri::Scheme {
     }
 }
 
-/// Whom the request is for (RFC 9112, 3.2; RFC 9113, 8.3.1): the URI's authority, else `Host`.
+/// The authority of the request (RFC 9112, 3.2; RFC 9113, 8.3.1): the URI's, otherwise `Host`.
 fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, HeaderValue), Error> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
@@ -213,7 +212,8 @@ fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, Hea
     let text = match (parts.uri.authority(), host) {
         (Some(authority), None) => authority.as_str(),
         (Some(authority), Some(host)) => {
-            // In h1 the absolute form overrides Host; in h2 two different authorities are a smuggler's.
+            // In HTTP/1.1 the absolute form overrides Host. In HTTP/2, two different authorities indicate request
+            // smuggling.
             if parts.version >= Version::HTTP_2 && !authority.as_str().eq_ignore_ascii_case(host) {
                 return Err(Error::Malformed(":authority and Host differ".to_owned()));
             }
@@ -228,14 +228,13 @@ fn request_authority(parts: &Parts, default_port: u16) -> Result<(Authority, Hea
     Ok((authority, host))
 }
 
-/// As much of a client's text as a message or a log may show: short, and without what stands before
-/// an `@`, where passwords are.
+/// A short excerpt of a client's text for a message or log, without the part before an `@`, which may hold a password.
 pub(super) fn excerpt(text: &str) -> String {
     let shown: String = text.rsplit('@').next().unwrap_or_default().chars().take(100).collect();
     format!("{shown:?}")
 }
 
-/// hyper counts by itself, h2 only bytes. The crumbs of a cookie are joined by now.
+/// Limits the number of header lines. hyper limits them itself; h2 limits only bytes. Split cookies are joined already.
 pub(super) fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Error> {
     let most = worker.generation().snapshot.limits.header_count;
     if headers.len() <= most {
@@ -245,8 +244,8 @@ pub(super) fn count_lines(worker: &Worker, headers: &HeaderMap) -> Result<(), Er
     Err(Error::TooManyLines(most))
 }
 
-/// Chunks are the only coding that is understood (RFC 9112, 6.1). hyper also takes another one under
-/// them, and takes the codings off: whoever comes next could not read the body.
+/// Accepts only the chunked coding (RFC 9112, 6.1). hyper also accepts other codings below it and removes the header,
+/// so the next hop could not decode the body.
 fn check_coding(headers: &HeaderMap) -> Result<(), Error> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -256,20 +255,20 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Error> {
     }
 }
 
-/// RFC 9110, 5.6.2.
+/// True for a token (RFC 9110, 5.6.2).
 fn is_token(text: &str) -> bool {
     let is_tchar = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty() && text.bytes().all(is_tchar)
 }
 
-/// A name, and perhaps a version: `websocket`, `SPDY/3.1` (RFC 9110, section 7.8).
+/// True for a protocol name with an optional version: `websocket`, `SPDY/3.1` (RFC 9110, section 7.8).
 fn is_protocol(text: &str) -> bool {
     let (name, version) = text.split_once('/').map_or((text, None), |(name, version)| (name, Some(version)));
     is_token(name) && version.is_none_or(is_token)
 }
 
-/// The protocol that h1 `Upgrade` or h2 `:protocol` names, whatever the method (RFC 9110, 7.8). `h2c` is not one: it is
-/// ignored, as RFC 9113 deprecated it. CONNECT-UDP and CONNECT-IP are never ignored.
+/// The protocol in HTTP/1.1 `Upgrade` or in `:protocol`, for any method (RFC 9110, 7.8). `h2c` is ignored, since RFC
+/// 9113 deprecated it. CONNECT-UDP and CONNECT-IP are never ignored.
 fn upgrade_protocol(parts: &Parts) -> Result<Option<Arc<str>>, Error> {
     if let Some(protocol) = parts.extensions.get::<h2::ext::Protocol>() {
         let protocol = protocol.as_str();

@@ -1,8 +1,8 @@
-//! Forwards a request to an endpoint of an upstream, and tries again what may be tried again.
+//! Forwards a request to an endpoint of an upstream, with retries.
 //!
-//! In: a decided request. Out: the upstream's response, its body still on its way. One attempt is:
-//! choose an endpoint, lease a connection, dress the head for it, exchange. What the next attempt
-//! may do follows from what this one did: nothing is sent twice that must not be.
+//! In: a decided request. Out: the upstream's response, whose body is still arriving. One attempt chooses an endpoint,
+//! leases a connection, builds the head and performs the exchange. The outcome of each attempt decides whether another
+//! one is safe: a request is never sent twice unless that is allowed.
 
 pub(crate) mod head;
 pub(crate) mod tunnel;
@@ -29,14 +29,14 @@ use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
 use hermes_rate_limit::headers as rate_headers;
 
-/// How often a refused stream is opened again on a route without `retry`, after a pause that grows by
-/// [`REFUSAL_PAUSE`].
+/// Maximum number of times that a refused stream is opened again on a route without `retry`. The pause before each
+/// grows by [`REFUSAL_PAUSE`].
 const MAX_REFUSALS: u32 = 2;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(50);
 /// The share of requests in flight that may be such repeats.
 const REFUSAL_BUDGET: f64 = 0.2;
 
-/// What is forwarded, apart from where to.
+/// A request to forward, independent of its target.
 pub(crate) struct Forward<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) entry: &'a Rc<Entry>,
@@ -46,16 +46,16 @@ pub(crate) struct Forward<'a> {
     pub(crate) interim: Option<Arc<Interim>>,
 }
 
-/// How one attempt ended.
+/// The outcome of one attempt.
 #[allow(clippy::large_enum_variant)] // The large one is the common one.
 enum Attempted {
     Response(Response<ExchangeBody>),
     Failed {
         error: Error,
-        /// The connection had been idle, or its peer was about to go: that it broke says nothing of the endpoint.
+        /// The connection was idle before or its peer was closing, so the failure says nothing about the endpoint.
         stale: bool,
-        /// A stream of a node failed, and its connection lives: what is behind the node may be at fault. Or the dial of
-        /// somebody else did, who is heard of it.
+        /// The failure must not count against the endpoint. Either a stream to a node failed while its connection
+        /// lives, so a later node may be at fault; or another request's dial failed, which reports it itself.
         tells_nothing: bool,
         /// The peer refused the stream, or closed before processing it: the request may be sent again (RFC 9113, 8.7).
         is_refused: bool,
@@ -63,7 +63,7 @@ enum Attempted {
 }
 
 impl Attempted {
-    /// True if the peer refused the stream and has processed nothing of it.
+    /// True if the peer refused the stream without processing it.
     fn is_refused(&self) -> bool {
         matches!(self, Attempted::Failed { is_refused: true, .. })
     }
@@ -79,7 +79,7 @@ impl Attempted {
         }
     }
 
-    /// That the last way led back to us says less than why there was no other one.
+    /// Replaces a "loop detected" response by an earlier error, which says more about the cause.
     fn unless_round(self, dead: Option<Error>) -> Self {
         match (self, dead) {
             (Self::Response(response), Some(dead)) if is_round(response.status(), response.headers()) => {
@@ -90,7 +90,7 @@ impl Attempted {
     }
 }
 
-/// Counts in a gauge while it lives.
+/// Increments a gauge for its lifetime.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
@@ -106,7 +106,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// An endpoint that was sent a request and owes its answer.
+/// A drop guard for an endpoint that was sent a request: records a failure if the session starves before a response.
 struct Debt<'a> {
     forward: &'a Forward<'a>,
     upstream: &'a UpstreamState,
@@ -119,7 +119,7 @@ impl<'a> Debt<'a> {
         Self { forward, upstream, index, is_settled: false }
     }
 
-    /// It answered, or failed: either is judged by itself.
+    /// The attempt ended with a response or an error, which is recorded separately.
     fn settle(mut self) {
         self.is_settled = true;
     }
@@ -127,7 +127,7 @@ impl<'a> Debt<'a> {
 
 impl Drop for Debt<'_> {
     fn drop(&mut self) {
-        // The sweep ends a session in the midst of an attempt, or the retriever gives it up, and nobody judges that.
+        // The sweep or a resumed download may cancel a session during an attempt. No other code records that outcome.
         let forward = self.forward;
         let starved = || {
             let entry = forward.entry;
@@ -140,7 +140,7 @@ impl Drop for Debt<'_> {
 }
 
 impl<'a> Forward<'a> {
-    /// The same request with other fields: those that a cache asks with.
+    /// The same request with the header changes of a cache.
     pub(crate) fn amended(&self, amend: Amend) -> Self {
         Self {
             worker: self.worker,
@@ -157,7 +157,7 @@ impl Forward<'_> {
     /// Forwards to an upstream.
     ///
     /// # Errors
-    /// The last attempt's.
+    /// The error of the last attempt.
     pub(crate) async fn to_upstream(&self, upstream: &Arc<UpstreamState>) -> Result<Response<Body>, Error> {
         let _active = Counted::new(&upstream.active);
         if !matches!(upstream.config.protocol, UpstreamProtocol::H1 | UpstreamProtocol::Tcp) {
@@ -182,7 +182,7 @@ impl Forward<'_> {
                 && !fresh
                 && self.may_repeat(error)
             {
-                // Free of charge: the peer closed a connection while we wrote to it.
+                // This repeat does not count as a retry: the peer closed a reused connection during the write.
                 fresh = true;
                 tries -= 1;
                 continue;
@@ -194,8 +194,8 @@ impl Forward<'_> {
             let goes_on = (goes_back || self.fails_over(&attempted)) && upstream.has_another(&avoid, now);
             let repeats = !goes_on && self.repeats_refused(refusals, &attempted);
             let is_last = !(goes_on || repeats || self.wants_retry(tries, &attempted));
-            // An endpoint that refuses a stream is alive, and busy or leaving. Only a refusal that ends the exchange is a
-            // failure.
+            // An endpoint that refuses a stream is alive but busy or shutting down. The refusal counts as a failure
+            // only if it ends the exchange.
             if is_last || !attempted.is_refused() {
                 self.judge(upstream, index, &attempted);
             }
@@ -224,7 +224,7 @@ impl Forward<'_> {
         self.route.retry.is_none() && refusals < MAX_REFUSALS && attempted.is_refused() && self.body.can_be_sent()
     }
 
-    /// An endpoint was chosen.
+    /// Records the chosen endpoint.
     fn is_at(&self, upstream: &UpstreamState, index: usize) {
         *self.entry.peer.borrow_mut() = Some(upstream.endpoints[index].label.clone());
         if upstream.is_backup(index) {
@@ -233,20 +233,21 @@ impl Forward<'_> {
         }
     }
 
-    /// Whether it may go on to another endpoint, since this one got nothing of it.
+    /// True if another endpoint may be tried, since this one received nothing of the request.
     fn fails_over(&self, attempted: &Attempted) -> bool {
         let Attempted::Failed { error, .. } = attempted else { return false };
         error.retry() == Retry::Always && self.body.can_be_sent()
     }
 
-    /// Whether it may go by another node, since this one says that its own way is dead. Once: each node on the way may.
+    /// True if another node may be tried, since this one reports that its own path is dead. A node does so once for
+    /// each request; every node on the path may.
     fn goes_back(&self, attempted: &Attempted) -> bool {
         let Attempted::Response(response) = attempted else { return false };
         says_unsent(response) && self.body.can_be_sent()
     }
 
-    /// Why there was no other way, where the last one led back to us: to whoever stands in it is said that we do. `dead`: what was
-    /// tried before.
+    /// The error for a request whose last path led back to this node. A client then learns why there was no other path.
+    /// `dead`: the error of an earlier attempt.
     fn without_way(upstream: &UpstreamState, index: usize, dead: Option<Error>) -> Option<Error> {
         let none = || Error::NoEndpoint { upstream: upstream.config.name.clone() };
         dead.or_else(|| upstream.is_backup(index).then(none))
@@ -261,7 +262,8 @@ impl Forward<'_> {
         let leased = match pool.lease(self.worker, &wish).await {
             Ok(leased) => leased,
             Err(Failed { error, was_others }) => {
-                // It was accepted by who was just about to go, and said so (RFC 9113, 6.8): the next one may stay.
+                // The peer accepted the connection just before it shut down (GOAWAY, RFC 9113, 6.8); the next
+                // connection may last.
                 let stale = is_untouched(&error);
                 return Attempted::Failed { error, stale, tells_nothing: was_others, is_refused: false };
             }
@@ -274,7 +276,7 @@ impl Forward<'_> {
         attempted
     }
 
-    /// One exchange on a connection.
+    /// Performs one exchange on a connection.
     async fn exchange(
         &self,
         leased: Leased,
@@ -290,7 +292,7 @@ impl Forward<'_> {
             Ok(outgoing) => outgoing,
             Err(error) => return Attempted::failed(error),
         };
-        // Whatever becomes of it, and of this future.
+        // Set before the exchange, so that it holds even if this future is dropped.
         let was_sent = self.entry.was_sent.replace(true);
         let is_shared = matches!(leased, Leased::Shared(_));
         let (result, stale, tells_nothing) = match leased {
@@ -305,7 +307,7 @@ impl Forward<'_> {
                 let result =
                     exchange::over_shared(lease, request, self.body.attempt(), place, self.entry, self.interim.clone())
                         .await;
-                // One stream that fails says nothing of the connection.
+                // A failed stream says nothing about its connection.
                 let is_closed = connection.is_closed();
                 let is_left = reused || result.as_ref().is_err_and(is_untouched);
                 (result, is_left && is_closed, is_node && !is_closed)
@@ -319,14 +321,14 @@ impl Forward<'_> {
                 if is_node {
                     self.entry.was_sent.set(was_sent);
                 } else {
-                    // An origin cannot vouch for what happened after it.
+                    // An origin cannot vouch for the servers after it.
                     response.headers_mut().remove(UNSENT);
                 }
             }
             response
         });
         match result {
-            // Nobody asked to switch (RFC 9110, 15.2.2): the client would take what follows for its own.
+            // The client did not request a switch (RFC 9110, 15.2.2) and would misread the following bytes.
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 Attempted::failed(response.body().place().broken("it switches protocols unasked", false))
             }
@@ -334,7 +336,7 @@ impl Forward<'_> {
                 Ok(()) => Attempted::Response(response),
                 Err(error) => Attempted::failed(error),
             },
-            // A client that broke its request is not the endpoint's fault, whatever the exchange made of it.
+            // If the client aborted its request body, the endpoint is not at fault, whatever the exchange reports.
             Err(error) => {
                 let is_refused = is_shared && is_untouched(&error);
                 let error = self.body.failure().unwrap_or(error);
@@ -343,10 +345,10 @@ impl Forward<'_> {
         }
     }
 
-    /// Forwards to an origin that the request named, over h1: a forward proxy.
+    /// Forwards to the origin that the request names, over HTTP/1.1: a forward proxy.
     ///
     /// # Errors
-    /// No address in reach, no connection, no response.
+    /// No address within `reach`, no connection, or no response.
     pub(crate) async fn to_origin(&self, to: &Destination<'_>, owner: u64) -> Result<Response<Body>, Error> {
         *self.entry.peer.borrow_mut() = Some(to.label.clone());
         let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
@@ -375,9 +377,9 @@ impl Forward<'_> {
         }
     }
 
-    /// h2 bounds a head by its size alone, hyper by its lines and its bytes on the wire. A head that the
-    /// next hop's h2 would refuse is refused here, where it is known whose fault it is.
-    /// Nodes have added to it what others sent them.
+    /// Checks the size of a response head. h2 limits only its total size; hyper limits its lines and bytes. A head that
+    /// the next hop would reject is rejected here, where the upstream can be named as the cause. Nodes get an allowance
+    /// for the fields that they add.
     fn check_head(&self, peer: &Arc<str>, headers: &HeaderMap, is_node: bool) -> Result<(), Error> {
         let generation = self.worker.generation();
         let limits = &generation.snapshot.limits;
@@ -389,7 +391,7 @@ impl Forward<'_> {
                 "it has more than {most} header lines; `limits.header-count` of this node allows no more"
             ));
         }
-        // RFC 9113, 6.5.2: 32 bytes are added for each line.
+        // Each line counts 32 bytes extra (RFC 9113, 6.5.2).
         let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
         if size > limits.header_bytes + more_bytes {
             let most = limits.header_bytes;
@@ -414,15 +416,15 @@ impl Forward<'_> {
         }
     }
 
-    /// Tells the endpoint's passive health what happened.
+    /// Records the outcome for passive health checking.
     fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
         let failed = match attempted {
-            // It works, and has enough of us.
+            // The endpoint is healthy and limits the request rate.
             Attempted::Response(response) if self.is_paced(response) => false,
             Attempted::Response(response) => {
                 let is_failure = matches!(response.status().as_u16(), 502..=504);
                 if is_failure && response.headers().contains_key(crate::headers::PROXY_STATUS) {
-                    // A proxy that tells what failed behind it shall not rest for one service of many.
+                    // A proxy that reports a failure after it must not be ejected for one service of many.
                     return;
                 }
                 is_failure
@@ -430,7 +432,7 @@ impl Forward<'_> {
             Attempted::Failed { tells_nothing: true, .. } => return,
             Attempted::Failed { error, .. } => match error {
                 Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,
-                // It tells nothing about the endpoint.
+                // Other errors say nothing about the endpoint.
                 _ => return,
             },
         };
@@ -441,24 +443,24 @@ impl Forward<'_> {
         }
     }
 
-    /// The session failed by this endpoint's fault.
+    /// Records a failure of the endpoint.
     fn blame(&self, upstream: &UpstreamState, index: usize) {
         if upstream.failed(index, self.worker.shared.now()) {
             tracing::warn!(endpoint = %upstream.endpoints[index].label, "the endpoint failed several times in a row and rests");
         }
     }
 
-    /// Refused for the rate, which the route keeps by itself.
+    /// True if the response rejects the request for its rate, and the route has rate limiting.
     fn is_paced(&self, response: &Response<ExchangeBody>) -> bool {
         self.route.pace.is_some() && rate_headers::is_refusal(response.status(), response.headers())
     }
 
-    /// Its origin may have it twice.
+    /// True if the origin may receive the request twice.
     pub(crate) fn is_idempotent(&self) -> bool {
         is_idempotent(self.entry, self.route)
     }
 
-    /// May the request be sent once more after this error, as far as its nature goes?
+    /// True if the request may be sent again after this error.
     pub(crate) fn may_repeat(&self, error: &Error) -> bool {
         if !self.body.can_be_sent() {
             return false;
@@ -473,7 +475,7 @@ impl Forward<'_> {
     fn wants_retry(&self, tries: u32, attempted: &Attempted) -> bool {
         let Some(policy) = &self.route.retry else { return false };
         let wanted = match attempted {
-            // It waits for its turn with all others.
+            // A rate-limited request waits in the queue instead.
             Attempted::Response(response) if self.is_paced(response) => false,
             Attempted::Response(response) => {
                 retries_status(policy, response.status())
@@ -495,8 +497,8 @@ impl Forward<'_> {
         wanted && tries < policy.attempts
     }
 
-    /// Takes a place within the retry budget, before the pause: requests that fail together must
-    /// not all find it empty.
+    /// Reserves a retry within the budget. The reservation comes before the pause, since requests that fail together
+    /// must not all find the budget free.
     fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<Counted<'u>> {
         let budget = self.route.retry.as_ref().map_or(REFUSAL_BUDGET, |retry| retry.budget);
         let floor = self.worker.generation().snapshot.limits.retry_floor as usize;
@@ -508,8 +510,7 @@ impl Forward<'_> {
         Some(place)
     }
 
-    /// Full jitter: anywhere between nothing and the doubled base, so that clients that failed
-    /// together do not come back together.
+    /// Exponential back-off with full jitter, so that clients that failed together do not return together.
     fn backoff(&self, tries: u32) -> Duration {
         let Some(policy) = &self.route.retry else { return Duration::ZERO };
         self.jitter(policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(policy.backoff_max))
@@ -521,27 +522,27 @@ impl Forward<'_> {
     }
 }
 
-/// By its method (RFC 9110, 9.2.2), or since the origin knows it by a key, as its route says.
+/// True if the method is idempotent (RFC 9110, 9.2.2), or if the route trusts the idempotency key of the request.
 pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
     let Facts { method, headers, .. } = &*entry.facts;
     let by_key = || headers.get(IDEMPOTENCY_KEY).is_some_and(|key| !key.is_empty());
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)
-        || (route.trusts_keys && by_key())
+        || (route.trusts_idempotency_key && by_key())
 }
 
-/// True if a failure carries the field that nothing of the request was sent on. Other responses are not searched: nodes
-/// set it on failures alone, and it is removed like all fields of the overlay.
+/// True if a failure carries the field that reports that nothing of the request was sent on. Only failures are checked:
+/// nodes set it on no other response.
 fn says_unsent<B>(response: &Response<B>) -> bool {
     let status = response.status();
     (status.is_client_error() || status.is_server_error()) && response.headers().contains_key(UNSENT)
 }
 
-/// Whether a node says that the request came round, and went to nobody.
+/// True if a node reports a loop and sent the request to no origin.
 fn is_round(status: StatusCode, headers: &HeaderMap) -> bool {
     status == StatusCode::LOOP_DETECTED && headers.contains_key(UNSENT)
 }
 
-/// Its peer did nothing with it.
+/// True if the peer processed nothing of the request.
 fn is_untouched(error: &Error) -> bool {
     matches!(error, Error::Broken { unprocessed: true, .. })
 }

@@ -1,8 +1,8 @@
-//! `Max-Forwards` (RFC 9110, 7.6.2): how far TRACE and OPTIONS may go.
+//! `Max-Forwards` (RFC 9110, 7.6.2): limits the hops of TRACE and OPTIONS.
 //!
-//! In: a request that would be forwarded. Out: the field as the next hop gets it, or the answer of this
-//! node as the last one: for TRACE the message as it came (9.3.8). Other methods are not looked at.
-//! Never in an answer: a field that may hold a secret, one of the overlay's, or one of the listener's.
+//! In: a request that would be forwarded. Out: the decremented field for the next hop, or the response of this node as
+//! the final recipient. For TRACE, the response reflects the request (9.3.8). Other methods are not affected. Never in
+//! a response: a field that may hold a secret, an overlay field, or a field that the listener sets.
 
 use bytes::Bytes;
 use hermes_model::document::redact;
@@ -15,10 +15,10 @@ use crate::body::Body;
 use crate::error::Error;
 use crate::headers::{self, PROXY_STATUS};
 
-/// True where the request must not go any further.
+/// True if the request must not be forwarded.
 ///
 /// # Errors
-/// The field is there and is no number.
+/// The field is present and not a number.
 pub(crate) fn is_used_up(facts: &Facts) -> Result<bool, Error> {
     if !is_bounded(&facts.method) {
         return Ok(false);
@@ -29,7 +29,7 @@ pub(crate) fn is_used_up(facts: &Facts) -> Result<bool, Error> {
     }
 }
 
-/// Takes this hop off.
+/// Decrements the field for this hop.
 pub(crate) fn count_down(fields: &mut HeaderMap, method: &Method) {
     if is_bounded(method)
         && let Ok(Some(hops)) = read(fields)
@@ -42,7 +42,7 @@ fn is_bounded(method: &Method) -> bool {
     matches!(*method, Method::TRACE | Method::OPTIONS)
 }
 
-/// The most that this node passes on: a longer way is a circle anyway.
+/// The maximum value that this node forwards; a longer path is a loop.
 const MOST: u64 = 255;
 
 fn read(fields: &HeaderMap) -> Result<Option<u64>, ()> {
@@ -54,11 +54,11 @@ fn read(fields: &HeaderMap) -> Result<Option<u64>, ()> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(());
     }
-    // Only a number too large for the type is left to fail.
+    // The digits are valid, so only overflow can fail here.
     Ok(Some(digits.parse().unwrap_or(u64::MAX).min(MOST + 1)))
 }
 
-/// The answer of the node at which the request ends.
+/// The response of this node as the final recipient.
 pub(crate) fn answer(
     facts: &Facts,
     version: Version,

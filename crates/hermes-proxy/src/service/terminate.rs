@@ -1,8 +1,7 @@
-//! Opens a tunnel here: from now on its payload is TCP, UDP or IP to somebody outside of the
-//! overlay.
+//! Terminates a tunnel: beyond this node, its payload is TCP, UDP or IP to a host outside the overlay.
 //!
-//! In: a session that a route terminates. Out: a connected stream or socket.
-//! Never: an address that the route does not reach; each one is judged after DNS answered.
+//! In: a session that a route terminates. Out: a connected stream or socket. Never: a connection to an address outside
+//! the route's `reach`; each address is checked after DNS resolution.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -31,19 +30,19 @@ use crate::upstream::ClientTls;
 use crate::upstream::connect::{Destination, addresses, connect, guard};
 use crate::worker::Worker;
 
-/// Where a terminating route goes for this session.
+/// The target of a terminating route for this session.
 pub(crate) struct Place {
     pub(crate) host: Arc<str>,
     pub(crate) port: u16,
     pub(crate) label: Arc<str>,
-    /// The request named it.
+    /// The request named the target, not the document.
     pub(crate) named: bool,
-    /// TLS towards the origin, for a request for `https`.
+    /// TLS to the origin, for a request with scheme `https`.
     tls: Option<ClientTls>,
 }
 
 impl Place {
-    /// Where to connect to, as the route allows. `source` where a PROXY header is wanted.
+    /// The dial target, with the restrictions of the route. `source` is set if a PROXY header is sent.
     pub(crate) fn destination(&self, terminate: &Terminate, source: Option<SocketAddr>) -> Destination<'_> {
         Destination {
             host: &self.host,
@@ -58,7 +57,7 @@ impl Place {
     }
 }
 
-/// Where a terminating route goes.
+/// The target of a terminating route.
 ///
 /// # Errors
 /// The request names no port.
@@ -80,11 +79,11 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
     }
 }
 
-/// As [`place`], for a request of this scheme. A request for `https` reaches its origin over TLS, which verifies the
-/// origin's name.
+/// Like [`place`], for a request with this scheme. A request for `https` reaches its origin over TLS, which verifies
+/// the origin's name.
 ///
 /// # Errors
-/// As [`place`], or there are no CA certificates to verify the origin by.
+/// Errors of [`place`], or no CA certificates are available to verify the origin.
 pub(crate) fn origin(
     generation: &Generation,
     terminate: &Terminate,
@@ -112,10 +111,10 @@ fn label(route: &str, host: &str, port: u16) -> Arc<str> {
     }
 }
 
-/// A TCP connection for a `tcp` session.
+/// Opens a TCP connection for a `tcp` session.
 ///
 /// # Errors
-/// No address, none in reach, no connection.
+/// No address, no address within `reach`, or no connection.
 pub(crate) async fn tcp(
     worker: &Worker,
     entry: &Entry,
@@ -132,8 +131,8 @@ pub(crate) async fn tcp(
 /// The end of an `ip` session at a device.
 ///
 /// # Errors
-/// The device is not there in time, or the session asks for what the route has not, or for a name that
-/// leads nowhere.
+/// The device is not ready in time, the session requests a scope that the route does not allow, or its name does not
+/// resolve.
 pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
     let facts = &entry.facts;
     *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
@@ -142,8 +141,8 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     let by = Instant::now() + within;
     let local = worker.devices.get_by(&gateway.device, by).await;
     let local = local.ok_or_else(|| late("open on this worker: somebody deleted it, or its queue cannot be read"))?;
-    // While we take over, it is not sooner ours than what we capture has far ends. One that has its far end here is not
-    // to wait for itself.
+    // During a takeover, this process receives the device only after the far ends of its captures are open. A capture
+    // whose far end is this device counts as open, since it would wait for itself.
     if !*local.device.reads.borrow()
         && let Some(captured) = capturing(worker, &facts.listener)
     {
@@ -153,11 +152,11 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
         return Err(late("come from the process before this one"));
     }
     if !local.device.net().is_ours() {
-        // Another process gives its addresses now.
+        // The next process assigns the addresses now.
         return Err(Error::Draining);
     }
     let owner = Owner::of(facts);
-    let network = facts.network.or(facts.told);
+    let network = facts.network.or(facts.announced_network);
     let (network, inner) = match connect_ip::parse_path(facts.path.path()) {
         Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => {
             named(worker, &name, network, gateway, route).await?
@@ -169,7 +168,7 @@ pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, ro
     Ok(Port::Device(Box::new(end)))
 }
 
-/// The device whose packets a listener takes; `None`: it is of another kind.
+/// The device that a listener captures from; `None` for other listeners.
 fn capturing(worker: &Worker, listener: &str) -> Option<Rc<LocalDevice>> {
     match &worker.generation().listener(listener)?.protocol {
         ListenerProtocol::Tun(tun) => worker.devices.get(&tun.device),
@@ -177,9 +176,9 @@ fn capturing(worker: &Worker, listener: &str) -> Option<Rc<LocalDevice>> {
     }
 }
 
-/// The scope of a session for a name (RFC 9484, section 4.6), which its client is told as a route, and the machine that
-/// gets its packets, where that has another address. A node that captures packets for the name has told which address
-/// they have; of anybody else's the scope is the machine's own.
+/// The scope of a session to a name (RFC 9484, section 4.6), and the machine that receives its packets if that address
+/// differs. The client learns the scope as a route. A node that captured packets for the name reported their address,
+/// which becomes the scope; otherwise the machine's own address does.
 async fn named(
     worker: &Worker,
     name: &str,
@@ -193,7 +192,7 @@ async fn named(
     };
     let networks = &route.matcher.networks;
     if gateway.inner.is_none() && !networks.is_empty() && !networks.iter().any(|network| network.contains(&machine)) {
-        // Whoever told the address could let any name into a route that is for some networks.
+        // Without this check, a client could use a route for any name by choosing the reported address.
         return Err(Error::Denied {
             status: StatusCode::FORBIDDEN,
             reason: format!("{name} leads to {machine}, and route {} is not for that", route.name),
@@ -206,7 +205,7 @@ async fn named(
     }
 }
 
-/// The first of a name's addresses, of the version that packets for it have.
+/// The first address of a name in the IP version of the packets.
 async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Route) -> Result<IpAddr, Error> {
     let within = route.timeout.connect;
     let found = tokio::time::timeout(within, addresses(worker, name, None)).await;
@@ -224,10 +223,10 @@ async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Rout
     late.into_iter().find(fits).ok_or_else(|| Error::Resolve(format!("{name} has no IP{version} address")))
 }
 
-/// A UDP socket for a `udp` session.
+/// Opens a UDP socket for a `udp` session.
 ///
 /// # Errors
-/// No address, none in reach, no socket.
+/// No address, no address within `reach`, or no socket.
 pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, route: &Route) -> Result<Port, Error> {
     let place = place(terminate, &entry.facts, route)?;
     *entry.peer.borrow_mut() = Some(place.label.clone());
@@ -241,21 +240,21 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
     }
     let connected = match first_socket(found.now(), place.port) {
         Ok(port) => Ok(port),
-        // None of them has a route from here; the other family may have one (RFC 8305).
+        // No address of this family has a route from here; the other family may have one (RFC 8305).
         Err(error) => {
             let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
             if late.is_empty() { Err(error) } else { first_socket(&late, place.port) }
         }
     };
-    connected.map_err(|source| Error::no_connection(worker, &place.label, source))
+    connected.map_err(|source| Error::no_connection(&worker.shared.metrics, &place.label, source))
 }
 
-/// A socket that is connected to the first of these addresses that has a route.
+/// A socket connected to the first of these addresses that has a route.
 fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
     let mut last = io::Error::other("no address");
     for address in addresses {
         let socket = udp::connect((*address, port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
-        // Who answers as the kernel has it: 0.0.0.0 is the loopback's address.
+        // The peer as the kernel resolved it: 0.0.0.0 is the loopback address.
         let connected = socket.and_then(|socket| {
             let peer = socket.peer_addr()?;
             Ok(Port::Socket { socket: UdpSocket::from_std(socket)?, peer })

@@ -13,7 +13,7 @@ use hermes_wire::h3::Code;
 use http::HeaderMap;
 
 use super::{h2, h3};
-use crate::h3::fields::Oversize;
+use crate::error::Oversize;
 use crate::live::Entry;
 
 /// The failure of a stream.

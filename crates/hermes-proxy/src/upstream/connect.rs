@@ -1,7 +1,7 @@
-//! New connections: names to addresses, TCP, PROXY header, TLS, within the route's time.
+//! Opens connections: name resolution, TCP, PROXY header and TLS, within the route's timeout.
 //!
-//! In: where to, and who asks. Out: a connected `Io`. Every address is judged after it was
-//! resolved and exactly the judged ones are dialled: DNS cannot answer differently in between.
+//! In: a destination. Out: a connected `Io`. Each address is checked after DNS resolution, and exactly the checked
+//! addresses are dialled, so a second DNS answer cannot bypass the check (DNS rebinding).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,32 +19,32 @@ use crate::error::{Error, NO_CONNECTION};
 use crate::metrics::EndpointLabels;
 use crate::worker::Worker;
 
-/// Where to connect to.
+/// The target of a connection.
 pub(crate) struct Destination<'a> {
     pub(crate) host: &'a str,
     pub(crate) port: u16,
-    /// For people, logs and metrics.
+    /// The label for logs and metrics.
     pub(crate) label: &'a Arc<str>,
-    /// Set where a request named the host: which addresses it may mean.
+    /// The permitted addresses; set if the request named the host.
     pub(crate) reach: Option<Reach>,
-    /// Somebody other than the node's operator named the target.
+    /// True if someone other than the node's operator named the target.
     pub(crate) guarded: bool,
     pub(crate) tls: Option<&'a ClientTls>,
-    /// Begin with a PROXY header for this source.
+    /// The source for a PROXY header, if one is sent.
     pub(crate) proxy_source: Option<SocketAddr>,
-    /// A first packet of TCP that is lost is not waited for, which takes a second (RFC 6298, section 2): where no answer
-    /// comes, others go beside it.
+    /// Does not wait for the retransmission of a lost SYN, which takes a second (RFC 6298, section 2): without an
+    /// answer, further attempts start in parallel.
     pub(crate) urgent: bool,
 }
 
-/// Where it is urgent, an address is tried so often before the second is over.
+/// Number of attempts for an address of an urgent destination within that second.
 const CANDIDATES: usize = 3;
 
-/// The addresses of a host that this route may go to.
+/// The addresses of a host that the route permits.
 ///
 /// # Errors
-/// No address, or one that is out of reach: then none is used, since an attacker who mixes good
-/// and bad addresses in one answer shall not choose by luck.
+/// No address, or at least one forbidden address. A single forbidden address rejects the whole answer: an attacker must
+/// not pass the check by mixing addresses.
 pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>) -> Result<Addresses, Error> {
     let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
     let Some(reach) = reach else { return Ok(addresses) };
@@ -52,7 +52,7 @@ pub(crate) async fn addresses(worker: &Worker, host: &str, reach: Option<Reach>)
     permitted(host, addresses, move |address| reach.forbids(address, &|ip| own.contains(&ip)))
 }
 
-/// All of these addresses, or none: one forbidden address refuses its whole answer, also one that arrives late.
+/// Permits all of these addresses or none: one forbidden address rejects its whole answer, even if it arrives late.
 fn permitted(
     host: &str,
     addresses: Addresses,
@@ -65,25 +65,25 @@ fn permitted(
         .map(move |found| if found.iter().any(|address| forbids(*address).is_some()) { Vec::new() } else { found }))
 }
 
-/// Checks addresses that a guarded route is about to dial.
+/// Checks the addresses that a guarded route is about to dial.
 ///
 /// # Errors
-/// One of them belongs to the node, a controller or a metadata service: then none is used.
+/// An address belongs to this node, a controller or a metadata service; then none is used.
 pub(crate) async fn guard(
     worker: &Worker,
     (host, port): (&str, u16),
     addresses: Addresses,
 ) -> Result<Addresses, Error> {
-    let controllers = worker.shared.guard.controllers(worker, port).await;
+    let controllers = worker.shared.guard.controllers(&worker.resolver, port).await;
     let (shared, own) = (worker.shared.clone(), worker.shared.own_addresses());
     let forbids = move |address| shared.guard.forbids((address, port).into(), &controllers, &|ip| own.contains(&ip));
     permitted(host, addresses, forbids)
 }
 
-/// Connects.
+/// Opens a connection.
 ///
 /// # Errors
-/// Which endpoint could not be reached, and why.
+/// The endpoint that could not be reached, and the reason.
 pub(crate) async fn connect(worker: &Worker, to: &Destination<'_>, within: Duration) -> Result<Io, Error> {
     let connected = match tokio::time::timeout(within, connect_slowly(worker, to)).await {
         Ok(result) => result,
@@ -93,11 +93,11 @@ pub(crate) async fn connect(worker: &Worker, to: &Destination<'_>, within: Durat
     connected
 }
 
-/// Counts an attempt.
+/// Counts a connection attempt.
 pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
     let (upstream, endpoint) = to.label.split_once('/').unwrap_or((to.label, ""));
     let metrics = &worker.shared.metrics;
-    // Names that clients choose never become labels.
+    // Names that clients choose never become metric labels.
     if to.reach.is_none() {
         let labels = EndpointLabels { upstream: Arc::from(upstream), endpoint: Arc::from(endpoint) };
         let family = if is_connected { &metrics.upstream_connects } else { &metrics.upstream_connect_failures };
@@ -106,7 +106,7 @@ pub(crate) fn count(worker: &Worker, to: &Destination<'_>, is_connected: bool) {
 }
 
 async fn connect_slowly(worker: &Worker, to: &Destination<'_>) -> Result<Io, Error> {
-    let fault = |source: io::Error| Error::no_connection(worker, to.label, source);
+    let fault = |source: io::Error| Error::no_connection(&worker.shared.metrics, to.label, source);
     let mut addresses = addresses(worker, to.host, to.reach).await?;
     if to.guarded {
         addresses = guard(worker, (to.host, to.port), addresses).await?;

@@ -1,9 +1,9 @@
-//! One request and its response on a leased connection, of either version.
+//! Performs one request and its response on a leased connection, in any HTTP version.
 //!
-//! In: a head, an attempt to send the body, a connection. Out: a response whose body owns the rest
-//! of the exchange: it gives the connection back at its end. What is left of the request is sent by
-//! a task, since a client that does not read its response may still be sending. The response's body
-//! owns that task: dropping it ends the exchange; nothing runs detached.
+//! In: a head, an attempt to send the body, a connection. Out: a response whose body owns the rest of the exchange and
+//! returns the connection when it ends. A task sends the remaining request body, since a client may still send while it
+//! does not read the response. The response body owns that task: dropping it ends the exchange, and nothing runs
+//! detached.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -32,34 +32,35 @@ use crate::stream::asked::{Answer, Head, ask};
 use crate::stream::{Receiver, Sender, StreamError};
 use crate::worker::Worker;
 
-/// Interim responses before a final one over h2 or h3; over h1 their bytes are measured.
+/// Maximum number of interim responses before a final one, over HTTP/2 or HTTP/3. Over HTTP/1.1, their bytes are
+/// limited.
 const MOST_HINTS: usize = 100;
 
-/// Where the exchange happens, for errors and for giving back.
+/// The context of an exchange, for errors and for the return of its connection.
 pub(crate) struct Place {
     pub(crate) worker: Rc<Worker>,
     pub(crate) pool: Rc<Pool>,
     pub(crate) peer: Arc<str>,
-    /// The connection may serve others afterwards.
+    /// True if other clients may use the connection afterwards.
     pub(crate) shareable: bool,
     /// The session of the exchange, if a connection may be bound to its client.
     pub(crate) session: Option<Rc<Entry>>,
-    /// Counts the exchange on its endpoint until its body is through.
+    /// Counts the exchange on its endpoint until its body ends.
     pub(crate) in_flight: Option<InFlight>,
 }
 
 impl Place {
-    /// The peer failed, in these words.
+    /// The error for a failure of the peer.
     pub(crate) fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
         Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
     }
 
-    /// The client's connection that a connection may be bound to.
+    /// The client connection that an upstream connection may be bound to.
     fn client(&self) -> Option<&Rc<Connection>> {
         self.session.as_ref()?.bind_to_client()
     }
 
-    /// A stream failed. Where its connection did, that is not used again.
+    /// The error of a failed stream. If the connection failed too, it is not used again.
     fn stream_failed(&self, lease: &Lease, error: &StreamError) -> Error {
         if error.is_of_connection {
             lease.connection.close();
@@ -67,7 +68,7 @@ impl Place {
         self.broken(error, error.is_unprocessed())
     }
 
-    /// The connection took no stream any more, or its peer does not take the head.
+    /// The error if the stream could not open, or if the head exceeds the peer's limit.
     fn not_sent(&self, lease: &Lease, error: &StreamError) -> Error {
         if let Some(oversize) = error.oversize() {
             return Error::TooLarge(oversize);
@@ -77,17 +78,17 @@ impl Place {
     }
 }
 
-/// A response's body, and what is left of its exchange.
+/// A response body that owns the rest of its exchange.
 pub(crate) enum ExchangeBody {
     H1 { incoming: Incoming, carrier: Carrier, request: RequestBody, place: Place },
     Shared { body: StreamBody, upload: Option<Upload>, place: Place, _lease: Lease },
 }
 
-/// The h1 connection under an exchange.
+/// The driver of an exchange's HTTP/1.1 connection.
 pub(crate) enum Carrier {
-    /// Whoever reads the response moves it. `None` once it was given back.
+    /// The reader of the response drives the connection. `None` once it was returned.
     Reader(Option<Box<H1Connection>>),
-    /// A task moves it: the request was not through when the response began.
+    /// A task drives the connection, since the request was incomplete when the response began.
     Task { connection: Rc<RefCell<Option<Box<H1Connection>>>>, task: AbortHandle },
 }
 
@@ -99,7 +100,7 @@ impl Carrier {
         }
     }
 
-    /// From now on a task moves it.
+    /// Hands the connection over to a task, which drives it from now on.
     fn hand_over(&mut self, worker: &Worker) {
         let Carrier::Reader(connection) = self else { return };
         let connection = Rc::new(RefCell::new(connection.take()));
@@ -107,7 +108,7 @@ impl Carrier {
         let task = worker.spawn(std::future::poll_fn(move |cx| {
             let mut moved = moved.borrow_mut();
             let Some(connection) = &mut *moved else { return Poll::Ready(()) };
-            // An error of the connection reaches the response's body.
+            // The response body reports an error of the connection.
             let _ = connection.poll(cx);
             if connection.finished { Poll::Ready(()) } else { Poll::Pending }
         }));
@@ -123,13 +124,13 @@ impl Drop for Carrier {
     }
 }
 
-/// A task that sends what is left of a request on a shared connection.
+/// A task that sends the rest of a request on a shared connection.
 pub(crate) struct Upload(AbortHandle);
 
 impl Upload {
     fn spawn(worker: &Worker, mut pipe: Pipe<Attempt>) -> Self {
         Self(worker.spawn(async move {
-            // How the client failed stands with its body; of the upstream the response tells.
+            // The request body records a failure of the client; the response reports one of the upstream.
             let _ = std::future::poll_fn(|cx| pipe.poll(cx)).await;
         }))
     }
@@ -141,11 +142,11 @@ impl Drop for Upload {
     }
 }
 
-/// An h1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
+/// Performs an HTTP/1.1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
 /// `take_h1_connection`.
 ///
 /// # Errors
-/// The connection broke, or what came is no HTTP.
+/// The connection failed, or the response is not valid HTTP.
 pub(crate) async fn over_h1(
     mut connection: Box<H1Connection>,
     mut request: Request<Attempt>,
@@ -183,7 +184,7 @@ pub(crate) async fn over_h1(
             // Interim responses such as 102 show that the origin is working.
             entry.touch(&place.worker);
         }
-        // What the connection did may have been the response.
+        // Driving the connection may have completed the response.
         match response.as_mut().poll(cx) {
             Poll::Ready(outcome) => Poll::Ready(Ok(outcome)),
             Poll::Pending if connection.finished => Poll::Ready(Err(driven.err())),
@@ -220,11 +221,12 @@ fn goes_in_chunks(request: &Request<Attempt>) -> bool {
     !body.is_end_stream() && body.size_hint().exact().is_none() && !request.headers().contains_key(CONTENT_LENGTH)
 }
 
-/// One reading for whoever comes next: hyper takes another coding under chunks, and takes the chunks off;
-/// it looks at no length where there is no body, and HTTP/2 peers refuse what is no number.
+/// Checks transfer coding and length, so that all later recipients interpret the body alike. hyper accepts other
+/// codings below chunked and removes the chunked coding. It ignores the length if there is no body, and HTTP/2 peers
+/// reject an invalid one.
 ///
 /// # Errors
-/// A coding that is not understood (RFC 9112, 6.1), or lengths that differ.
+/// An unsupported coding (RFC 9112, 6.1), or conflicting lengths.
 fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<(), &'static str> {
     let has_no_body = is_head || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let headers = response.headers_mut();
@@ -249,7 +251,7 @@ fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<()
     Ok(())
 }
 
-/// hyper's errors hide their cause one level down.
+/// The error with its causes, since hyper's errors hide theirs one level down.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -260,10 +262,10 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An exchange on a stream of a shared connection.
+/// Performs an exchange on a stream of a shared connection.
 ///
 /// # Errors
-/// The stream or the connection broke.
+/// The stream or the connection failed.
 pub(crate) async fn over_shared(
     lease: Lease,
     request: Request<()>,
@@ -282,9 +284,9 @@ pub(crate) async fn over_shared(
             if let Some(pipe) = &mut upload {
                 match pipe.poll(cx) {
                     Poll::Ready(Ok(())) => upload = None,
-                    // The client broke its request: nothing to wait for.
+                    // The client aborted its request, so no response matters.
                     Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
-                    // The response says why, if there is one; what was not sent it cannot know of.
+                    // The response explains the failure, except for a request that exceeds the peer's limit.
                     Poll::Ready(Err(PipeError::Sink(error))) => match error.oversize() {
                         Some(oversize) => return Poll::Ready(Err(Error::TooLarge(oversize))),
                         None => upload = None,
@@ -316,7 +318,7 @@ pub(crate) async fn over_shared(
     Ok(response)
 }
 
-/// A response on a stream as an exchange's.
+/// Wraps a response on a stream as that of an exchange.
 pub(crate) fn response_of(
     mut response: Response<Receiver>,
     is_head: bool,
@@ -333,14 +335,14 @@ pub(crate) fn response_of(
     })
 }
 
-/// The response's head with what the peer sends, what we send, and the place on the connection.
+/// The response, the sending stream, its lease, and its datagrams.
 pub(crate) type Opened = (Response<Receiver>, Sender, Lease, Option<Datagrams>);
 
-/// Opens a stream as a tunnel: the request has no body that ends. What the client sends before the
-/// response goes along, where `early` is given; `has_datagrams` where it carries some.
+/// Opens a stream as a tunnel, whose request body stays open. `early`: client data that is sent before the response.
+/// `has_datagrams`: the tunnel carries datagrams.
 ///
 /// # Errors
-/// The stream or the connection broke before a response, or the client is gone.
+/// The stream or the connection failed before a response, or the client left.
 pub(crate) async fn open(
     lease: Lease,
     request: Request<()>,
@@ -372,36 +374,36 @@ pub(crate) async fn open(
         && response.status().is_success()
         && let Receiver::H3(recv) = response.body_mut()
     {
-        // Trailers would be taken for the end in order of a tunnel that was cut.
+        // Trailers could pass for a graceful end of a truncated tunnel.
         recv.expect_tunnel();
     }
     Ok((response, stream, lease, datagrams))
 }
 
-/// Meanwhile sends what waits: nobody else does.
+/// Polls for the response and meanwhile flushes the stream, which nothing else polls.
 fn poll_answer(answer: &mut Answer, stream: &mut Sender, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
-    // How it fails the answer says too.
+    // The response reports the same failure.
     let _ = stream.poll_settled(cx);
     answer.poll(cx)
 }
 
 impl ExchangeBody {
-    /// Where it happens.
+    /// The context of the exchange.
     pub(crate) fn place(&self) -> &Place {
         match self {
             ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place,
         }
     }
 
-    /// It is this session's.
+    /// Binds the body to this session.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         if let ExchangeBody::Shared { body, .. } = self {
             body.bind(session);
         }
     }
 
-    /// Takes the h1 connection out, after the peer agreed to a tunnel: from now on its taker moves it,
-    /// for both bodies where the tunnel is in bodies.
+    /// Takes the HTTP/1.1 connection out after the peer accepted a tunnel. The caller drives it from now on, for both
+    /// bodies if the tunnel is carried in bodies.
     pub(crate) fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
         match self {
             ExchangeBody::H1 { carrier, .. } => carrier.take(),
@@ -409,15 +411,14 @@ impl ExchangeBody {
         }
     }
 
-    /// What counts it on its endpoint, for a tunnel that goes on without its bodies.
+    /// Takes the count on the endpoint, for a tunnel that outlives the bodies.
     pub(crate) fn take_in_flight(&mut self) -> Option<InFlight> {
         match self {
             ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place.in_flight.take(),
         }
     }
 
-    /// Gives the connection back where the response has no body. Where it has one, what is left of
-    /// the request goes its own way.
+    /// Returns the connection if the response has no body. Otherwise a task may take over the rest of the request.
     pub(crate) fn settle(mut self) -> Body {
         let ended = self.is_end_stream();
         match &mut self {
@@ -435,7 +436,7 @@ impl ExchangeBody {
     }
 }
 
-/// Gives an h1 connection back once hyper has noticed that both messages are whole.
+/// Returns an HTTP/1.1 connection once hyper has noticed that both messages are complete.
 fn release(carrier: &mut Carrier, place: &Place) {
     if let Some(mut connection) = carrier.take() {
         let mut cx = Context::from_waker(std::task::Waker::noop());
@@ -462,7 +463,7 @@ impl HttpBody for ExchangeBody {
             }
             ExchangeBody::Shared { body, place, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
-                    // StreamBody serves both sides; here its peer is the upstream.
+                    // `StreamBody` serves both sides; here its peer is the upstream.
                     Error::ClientGone(reason) => place.broken(reason, false),
                     other => other,
                 })
@@ -485,8 +486,8 @@ impl HttpBody for ExchangeBody {
     }
 }
 
-/// hyper's body and its connection, both moved here: the body first says that it wants, the
-/// connection then reads, and the body has it.
+/// Polls hyper's body and its connection together: the body requests data, the connection reads it, and the body
+/// receives it.
 fn poll_h1(
     incoming: &mut Incoming,
     carrier: &mut Carrier,
@@ -496,7 +497,7 @@ fn poll_h1(
         return Poll::Ready(frame);
     }
     if let Carrier::Reader(Some(connection)) = carrier {
-        // An error of the connection reaches the body too.
+        // The body reports an error of the connection too.
         let _ = connection.poll(cx);
     }
     Pin::new(incoming).poll_frame(cx)

@@ -1,8 +1,7 @@
-//! Active health checks: one prober an endpoint, for the whole node.
+//! Active health checks: one prober for each endpoint, shared by the whole node.
 //!
-//! In: an upstream's `health`. Out: `Endpoint::healthy`. Runs on the node's main thread, away from
-//! traffic. An endpoint is believed healthy until checks say otherwise, so that a start waits for
-//! nothing.
+//! In: an upstream's `health`. Out: `Endpoint::healthy`. The probers run on the node's main thread, away from traffic.
+//! An endpoint counts as healthy until checks fail, so that a start need not wait.
 
 mod h3;
 mod held;
@@ -34,7 +33,7 @@ use crate::metrics::{EndpointLabels, Metrics};
 use crate::reverse::Presence;
 use crate::worker::Shared;
 
-/// Probes one endpoint for as long as it is polled.
+/// Probes one endpoint until the future is dropped.
 pub(crate) async fn probe_forever(state: Arc<UpstreamState>, index: usize, health: Health, shared: Arc<Shared>) {
     let endpoint = &state.endpoints[index];
     let mut means = Means { resolver: Resolver::from_system(), sockets: h3::Sockets::default(), held: None };
@@ -45,19 +44,19 @@ pub(crate) async fn probe_forever(state: Arc<UpstreamState>, index: usize, healt
         let result = tokio::time::timeout(health.timeout, asked).await;
         let outcome = result.unwrap_or_else(|_| Err(format!("no answer within {:?}", health.timeout)));
         if outcome.is_err() {
-            // Its answer may never come, while others on another connection would.
+            // The answer on this connection may never arrive, while a new connection could work.
             means.held = None;
         }
         if streak.changes(&health, endpoint, &outcome) {
             publish(&shared.metrics, &state, endpoint);
         }
-        // Jitter: the probes of many nodes must not come together.
+        // Jitter spreads the probes of many nodes.
         let part = rand::rng().random_range(0.9..1.1);
         means.pause(health.interval.mul_f64(part).max(Duration::from_millis(10))).await;
     }
 }
 
-/// Takes back what was published of an upstream that is gone.
+/// Removes the metrics of a removed upstream.
 pub(crate) fn forget(metrics: &Metrics, state: &UpstreamState) {
     for endpoint in &state.endpoints {
         let labels = EndpointLabels { upstream: state.config.name.clone(), endpoint: endpoint.name.clone() };
@@ -76,13 +75,13 @@ struct Streak {
 }
 
 impl Streak {
-    /// True where the endpoint's health changed.
+    /// Records an outcome. True if the endpoint's health changed.
     fn changes(&mut self, health: &Health, endpoint: &Endpoint, outcome: &Result<(), String>) -> bool {
         let was = endpoint.healthy.load(Ordering::Relaxed);
         match outcome {
             Ok(()) => {
                 if self.bad > 0 {
-                    // Sessions failed since it was away: they need not wait for what they found out then.
+                    // The failures of sessions during the outage no longer count.
                     endpoint.passive.recovered();
                 }
                 (self.good, self.bad) = (self.good.saturating_add(1), 0);
@@ -104,7 +103,7 @@ impl Streak {
     }
 }
 
-/// What one endpoint is asked with.
+/// The resources of one endpoint's probes.
 struct Means {
     resolver: Resolver,
     sockets: h3::Sockets,
@@ -136,12 +135,12 @@ impl Means {
             Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
                 let by_quic =
                     async { h3::connect(&mut self.sockets, client, &addresses, port).await.map(Connected::Quic) };
-                // Of what is left for an answer QUIC takes at most half.
+                // QUIC gets at most half of the timeout, so that TCP can still answer.
                 either(pin!(by_quic), pin!(by_tcp), HEAD_START.min(health.timeout / 2)).await?
             }
             _ => by_tcp.await?,
         };
-        // Asked by the way that a session would have: that the other one may answer is no help to it.
+        // The request uses the transport that sessions would use; the other one is irrelevant to them.
         let status = match (connected, path) {
             (Connected::Quic(connected), path) => connected.ask(host, path).await?,
             (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
@@ -155,14 +154,14 @@ impl Means {
         path.zip(status).map_or(Ok(()), |(path, status)| judge(path, status))
     }
 
-    /// Until the next probe. The end of a connection tells something now.
+    /// Waits for the next probe. The end of a kept connection triggers it early.
     async fn pause(&mut self, pause: Duration) {
         let until = Instant::now() + pause;
         if let Some(held) = &mut self.held
             && let Ok(lasted) = tokio::time::timeout_at(until, held.over()).await
         {
             self.held = None;
-            // Whoever ends each of them at once is not asked more often for that.
+            // A connection that ends sooner than the interval does not trigger extra probes.
             if lasted >= pause {
                 return;
             }
@@ -171,20 +170,20 @@ impl Means {
     }
 }
 
-/// Whether the checks of an upstream without a path keep a connection, where that is to speak HTTP/2: over TLS the far end
-/// proves that it is who it should be, and is spared a handshake for each of them. With HTTP/3 it is QUIC that they try.
+/// True if checks without a path keep an HTTP/2 connection. TLS proves the endpoint's identity once, and later checks
+/// save the handshake. With HTTP/3, the checks probe QUIC instead.
 fn is_held(state: &UpstreamState) -> bool {
     state.tls.is_some() && matches!(state.config.protocol, UpstreamProtocol::H2 | UpstreamProtocol::Auto)
 }
 
-/// A way to ask.
+/// A connection for a probe.
 enum Connected {
     Quic(h3::Connected),
     Tcp { io: Box<Io>, is_h2: bool },
 }
 
-/// Where QUIC does not get through sessions are served by HTTP/2, and so is the question. As for them its connection
-/// alone tells: what is slow or fails on it does so for them.
+/// Falls back to TCP if QUIC does not get through, as sessions do. As for sessions, only the connection decides: a slow
+/// or failing request on it counts as a failure.
 async fn either<T>(
     mut by_quic: impl Future<Output = Result<T, String>> + Unpin,
     by_tcp: impl Future<Output = Result<T, String>> + Unpin,
@@ -205,10 +204,10 @@ async fn connect_by_tcp(
 ) -> Result<Connected, String> {
     let mut tcp = dial::connect(addresses, port).await.map_err(|error| error.to_string())?;
     if state.config.proxy_protocol {
-        // Nobody's session: LOCAL, by which the endpoint takes the connection's own addresses.
+        // The probe belongs to no session: LOCAL tells the endpoint to use the connection's own addresses.
         tcp.write_all(&proxy_protocol::LOCAL).await.map_err(|error| error.to_string())?;
     }
-    // Where nothing is asked, TLS is tried instead of HTTP/3 alone, whose handshake is what tells.
+    // Without a request, TLS is tried only instead of HTTP/3, whose handshake is the check.
     let shakes_hands = asks || is_held(state) || state.config.protocol == UpstreamProtocol::H3;
     let io = match &state.tls {
         Some(client) if shakes_hands => {
@@ -228,7 +227,7 @@ fn judge(path: &str, status: StatusCode) -> Result<(), String> {
     if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }
 }
 
-/// A node that keeps connections to us is asked by a worker that has one.
+/// Probes a node through a worker that has a reverse connection of it.
 async fn probe_node(shared: &Shared, presence: &Arc<Presence>, health: &Health) -> Result<(), String> {
     if !presence.is_here() {
         return Err(format!("node {} keeps no connection to us", presence.node));
@@ -243,7 +242,7 @@ async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
     let request =
         http::Request::get(path).header(HOST, host).body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
     let mut response = pin!(sender.send_request(request));
-    // The connection may end right after its answer, which then waits to be taken.
+    // The connection may end right after its response, which is still available then.
     let answered = tokio::select! {
         response = &mut response => Some(response),
         _ = connection => None,

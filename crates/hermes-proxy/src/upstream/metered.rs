@@ -1,10 +1,10 @@
-//! The read side of an upstream h1 connection, at a measure.
+//! A read quota for upstream HTTP/1.1 connections.
 //!
-//! In: a socket. Out: the same bytes, but at most `A_TURN` of them before the worker's other tasks
-//! get their turn, since hyper goes on for as long as there is something to read and an origin can
-//! make a chunk of every byte; and at most so many before a final response, since hyper skips
-//! interim responses without end. A failed write is not reported: the origin's response from before it closed may still
-//! be unread, and the read side tells how the connection ended. Never: the meaning of the bytes.
+//! In: a socket. Out: the same bytes, under two limits. At most `A_TURN` bytes are read before the worker's other tasks
+//! run: hyper reads as long as input is available, and an origin can send one-byte chunks. The bytes before a final
+//! response are limited too, since hyper skips any number of interim responses. A failed write is not reported: a
+//! response that the origin sent before it closed may still be unread, and the read side reports the end of the
+//! connection. Never: the meaning of the bytes.
 
 use std::cell::Cell;
 use std::io;
@@ -17,18 +17,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::body::TrailerSlot;
 
-/// Bytes that are read in one turn.
+/// Bytes that are read in one turn of the task.
 const A_TURN: usize = 64 << 10;
-/// Bytes before a final response, in heads of the largest size: there are interim ones.
+/// Limit of bytes before a final response, as a multiple of the maximum head size, to allow interim responses.
 const HEADS: usize = 16;
 
-/// What may still be read; shared by the connection and its socket.
+/// The read quota, shared by the connection and its socket.
 #[derive(Clone)]
 pub(crate) struct Meter(Rc<Allowance>);
 
 struct Allowance {
     turn: Cell<usize>,
-    /// Before a final response. `None` where none is waited for.
+    /// The remaining bytes before a final response. `None` if no response is pending.
     heads: Cell<Option<usize>>,
 }
 
@@ -37,17 +37,17 @@ impl Meter {
         Self(Rc::new(Allowance { turn: Cell::new(A_TURN), heads: Cell::new(None) }))
     }
 
-    /// A response is waited for, of at most `header_bytes`.
+    /// Begins to wait for a response whose head has at most `header_bytes`.
     pub(crate) fn expect_head(&self, header_bytes: usize) {
         self.0.heads.set(Some(HEADS * header_bytes));
     }
 
-    /// The bytes that may still be read before the response; interim responses use them up.
+    /// The bytes that may still be read before the final response; interim responses use them up.
     pub(crate) fn left(&self) -> Option<usize> {
         self.0.heads.get()
     }
 
-    /// It is there.
+    /// The final response has arrived.
     pub(crate) fn has_head(&self) {
         self.0.heads.set(None);
     }
@@ -62,23 +62,23 @@ impl Meter {
     }
 }
 
-/// A metered socket.
+/// A socket with a read quota.
 pub(crate) struct Metered {
     io: Io,
     meter: Meter,
     trailers: TrailerSlot,
-    /// The origin accepts no more bytes.
+    /// True if the origin accepts no more bytes.
     write_failed: bool,
 }
 
 impl Metered {
-    /// The socket, and what measures it.
+    /// Creates the socket and its meter.
     pub(crate) fn new(io: Io, trailers: TrailerSlot) -> (Self, Meter) {
         let meter = Meter::new();
         (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
     }
 
-    /// The outcome of a write. After a failure the connection is only read, up to its end.
+    /// Records the outcome of a write. After a failure the connection is only read, up to its end.
     fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
         tracing::debug!(%error, "an origin takes no more of its request; reading what it has answered");
@@ -87,7 +87,7 @@ impl Metered {
         Poll::Pending
     }
 
-    /// The bare socket.
+    /// The socket itself.
     pub(crate) fn into_inner(self) -> Io {
         self.io
     }

@@ -1,22 +1,21 @@
-//! Passive health: an endpoint that fails its sessions in a row rests for a while.
+//! Passive health checking (outlier detection): consecutive failures eject an endpoint for a while.
 //!
-//! In: how sessions ended, and when. Out: whether the endpoint rests. What is told of an endpoint
-//! while it rests says nothing new: those sessions began before, on a connection of before.
-//! Never: a clock of its own. `now` is the node's, in milliseconds.
+//! In: the outcomes of sessions, with their times. Out: whether the endpoint is ejected. Failures during an ejection
+//! are ignored, since those sessions began before it. Never: a clock of its own; `now` is the node's, in milliseconds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hermes_model::snapshot::Outlier;
 
-/// Rests double up to so many times the first. An endpoint that went without one for as long as the
-/// longest is as good as new.
+/// The maximum ejection time, as a multiple of the first; ejections double up to it. After the maximum time without an
+/// ejection, the count starts again.
 const LONGEST: u32 = 10;
 
-/// What all workers know of one endpoint's failures.
+/// The failure state of one endpoint, shared by all workers.
 #[derive(Default)]
 pub(crate) struct Passive {
-    /// In a row.
+    /// Consecutive failures.
     failures: AtomicU32,
     rests: AtomicU32,
     resting_until: AtomicU64,
@@ -28,20 +27,20 @@ impl Passive {
     }
 
     pub(crate) fn succeeded(&self) {
-        // Written by every session of all workers otherwise, and the line fought for.
+        // A load before the store avoids contention: every session of every worker passes here.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Whoever asked after it found it well again: what was before counts no more.
+    /// An active health check succeeded again, so earlier failures no longer count.
     pub(crate) fn recovered(&self) {
         self.failures.store(0, Ordering::Relaxed);
         self.rests.store(0, Ordering::Relaxed);
         self.resting_until.store(0, Ordering::Relaxed);
     }
 
-    /// True where the endpoint rests from now on.
+    /// Records a failure. True if it ejects the endpoint.
     pub(crate) fn failed(&self, outlier: &Outlier, now: u64) -> bool {
         let until = self.resting_until.load(Ordering::Relaxed);
         if outlier.failures == 0 || until > now {
@@ -53,7 +52,8 @@ impl Passive {
         let longest = millis(outlier.rest.saturating_mul(LONGEST));
         let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
         let rest = millis(outlier.rest.saturating_mul(1 << rests.min(LONGEST.ilog2() + 1))).min(longest);
-        // Of workers that come to this at once, one alone may begin the rest: it would double at once.
+        // If several workers reach the threshold together, only one may begin the ejection; otherwise it would double
+        // at once.
         let begun =
             self.resting_until.compare_exchange(until, now + rest, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if begun {
@@ -74,7 +74,7 @@ mod tests {
 
     const OUTLIER: Outlier = Outlier { failures: 3, rest: Duration::from_secs(1) };
 
-    /// Fails until it rests from `now` on; how long, in milliseconds.
+    /// Fails until it is ejected from `now` on. Returns the duration in milliseconds.
     fn rest_from(passive: &Passive, now: u64) -> u64 {
         assert!(!passive.rests(now));
         assert!(!passive.failed(&OUTLIER, now) && !passive.failed(&OUTLIER, now));
@@ -110,7 +110,7 @@ mod tests {
         let rests = [(); 6].map(|()| {
             let rest = rest_from(&passive, now);
             now += rest;
-            // As with a try that went well in between: that alone makes nobody reliable.
+            // A success in between, such as a trial request, does not reset the doubling.
             passive.succeeded();
             rest
         });

@@ -1,11 +1,10 @@
-//! Connections to one endpoint, of one worker.
+//! The connections of one worker to one endpoint.
 //!
-//! In: a wish for a connection. Out: an h1 connection of one's own, or a place on a shared one of h2 or h3.
-//! h1 connections are driven by whoever holds them and by nobody while they are idle: what the
-//! peer did meanwhile is seen when the next one takes them. Shared ones are driven by a task of
-//! the worker each. Bounded: connections a pool, requests that wait, age of idle ones.
-//! Never: shared between workers; a pool's key names the upstream's state, so that changed
-//! upstreams and renewed identities begin with fresh connections.
+//! In: a connection spec (`Wish`). Out: an exclusive HTTP/1.1 connection, or a stream on a shared HTTP/2 or HTTP/3
+//! connection. The holder drives an HTTP/1.1 connection; nothing drives an idle one, so changes by the peer show when
+//! the next holder takes it. A task of the worker drives each shared connection. Limited: connections of a pool,
+//! waiting requests, and idle time. Never: shared between workers. The pool key names the upstream's state, so that
+//! changed upstreams and renewed identities begin with fresh connections.
 
 mod fallback;
 mod h1;
@@ -48,34 +47,34 @@ use crate::reverse::Presence;
 use crate::shares::{Bound, Owner, Share, Shares};
 use crate::worker::Worker;
 
-/// What a pool is for.
+/// The identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PoolKey {
-    /// `UpstreamState::id`, or a terminating route's id.
+    /// `UpstreamState::id`, or the ID of a terminating route.
     pub(crate) owner: u64,
-    /// Endpoint, as in labels.
+    /// The endpoint, as in labels.
     pub(crate) endpoint: Arc<str>,
 }
 
-/// The owner of connections that nodes keep to us: no upstream has this number.
+/// The owner of pools of reverse connections; no upstream has this ID.
 const NODES: u64 = u64::MAX;
 
 impl PoolKey {
-    /// The connections that this node keeps to us, whichever upstreams name it.
+    /// The pool of a node's reverse connections, whichever upstreams name it.
     pub(crate) fn of_node(node: &Arc<str>) -> Self {
         Self { owner: NODES, endpoint: node.clone() }
     }
 
-    /// The node that keeps them, where one does.
+    /// The node of a pool of reverse connections.
     pub(crate) fn node(&self) -> Option<&Arc<str>> {
         (self.owner == NODES).then_some(&self.endpoint)
     }
 }
 
-/// Why a pool gives none.
+/// The reason why a lease failed.
 pub(crate) struct Failed {
     pub(crate) error: Error,
-    /// It was somebody else's dial that failed: whoever dialled tells of it.
+    /// Another request's dial failed; that request reports it.
     pub(crate) was_others: bool,
 }
 
@@ -91,14 +90,14 @@ impl From<Failed> for Error {
     }
 }
 
-/// What a pool gives.
+/// A leased connection.
 pub(crate) enum Leased {
     H1(Box<H1Connection>),
     Shared(Lease),
 }
 
 impl Leased {
-    /// The longest IP packet that goes over it in a piece.
+    /// The maximum size of an IP packet that the connection carries unfragmented.
     pub(crate) fn packet_capacity(&self) -> usize {
         match self {
             Leased::Shared(lease) => lease.connection.packet_capacity(),
@@ -107,16 +106,16 @@ impl Leased {
     }
 }
 
-/// How the last dial for all failed.
+/// The failure of the last shared dial.
 struct DialFailure {
-    /// Which of the dials it was.
+    /// The number of the dial.
     number: u64,
     error: Error,
-    /// Whoever dialled is gone: the first of the others tells of it.
+    /// The request that dialled is gone: the first waiter must report the failure.
     is_untold: Cell<bool>,
 }
 
-/// Connections to one endpoint.
+/// The connections to one endpoint.
 pub(crate) struct Pool {
     #[allow(clippy::vec_box)] // Leased and given back as a box: 700 bytes are moved once.
     idle: RefCell<Vec<Box<H1Connection>>>,
@@ -124,35 +123,35 @@ pub(crate) struct Pool {
     open: Rc<Open>,
     /// Sessions that wait for a connection, by client.
     pending: Arc<Shares>,
-    /// A dial is under way whose outcome others wait for.
+    /// A shared dial is in progress, and other requests wait for its outcome.
     dialing_for_all: Cell<bool>,
-    /// ALPN settled on HTTP/1.1 last time: nobody waits for the dials of others.
+    /// ALPN selected HTTP/1.1 last time, so each request dials for itself.
     settles_on_h1: Cell<bool>,
     dial_failure: RefCell<Option<DialFailure>>,
     dials: Cell<u64>,
-    /// Nobody sweeps it any more: what is made for those who still wait is for them alone.
+    /// The pool is no longer swept: a new connection serves only its current waiters.
     retired: Cell<bool>,
     avoids_quic: Avoids,
 }
 
-/// What a request wants of a pool.
+/// The connection spec of a request.
 pub(crate) struct Wish<'a> {
     pub(crate) destination: Destination<'a>,
     pub(crate) protocol: UpstreamProtocol,
     pub(crate) connect_within: Duration,
-    /// A connection that was never used: for a second try after a stale one.
+    /// Requires a new connection, for a second try after a stale one.
     pub(crate) fresh: bool,
-    /// The node that keeps connections to us, where that is the endpoint.
+    /// The node, if the endpoint is reached over reverse connections.
     pub(crate) node: Option<&'a Arc<Presence>>,
     /// The client's connection, which upstream connections may be bound to.
     pub(crate) client: Option<&'a Rc<Connection>>,
-    /// The session that may have to wait for a connection. `None`: the node itself asks.
+    /// The session that waits for a connection. `None`: the node itself requests one.
     pub(crate) session: Option<&'a Rc<Entry>>,
 }
 
 impl Wish<'_> {
-    /// For a dial that may outlive the request which began it. What is made by it is nobody's own: it begins with no
-    /// PROXY header, and may have been used before it is leased.
+    /// An owned copy, for a dial that may outlive its request. Its connection may serve any request, so it has no PROXY
+    /// header and may be used before it is leased.
     fn standing(&self) -> Standing {
         let to = &self.destination;
         Standing {
@@ -168,7 +167,7 @@ impl Wish<'_> {
     }
 }
 
-/// A wish that is nobody's: see [`Wish::standing`].
+/// An owned connection spec without a session: see [`Wish::standing`].
 struct Standing {
     host: String,
     port: u16,
@@ -216,10 +215,10 @@ impl Pool {
         self.open.wake_one();
     }
 
-    /// A connection for one request.
+    /// Leases a connection for one request.
     ///
     /// # Errors
-    /// None could be made, or too many requests wait already.
+    /// No connection could be opened, or too many requests wait already.
     pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         match wish.protocol {
             _ if wish.node.is_some() => Ok(Box::pin(self.lease_kept(worker, wish)).await?),
@@ -229,10 +228,10 @@ impl Pool {
         }
     }
 
-    /// Leave for a connection that is made elsewhere, and is nobody else's.
+    /// A permit for a dedicated connection that the caller opens.
     ///
     /// # Errors
-    /// Too many wait for one already.
+    /// Too many requests wait already.
     pub(crate) async fn permit(&self, worker: &Rc<Worker>, session: Option<&Rc<Entry>>) -> Result<Permit, Error> {
         let mut had_turn = false;
         loop {
@@ -244,11 +243,11 @@ impl Pool {
         }
     }
 
-    /// Waits for a connection, or until one may be dialled. If too many wait already, the client that has most of them
+    /// Waits for a connection, or for permission to dial. If too many sessions wait, the client with the most of them
     /// loses one.
     async fn wait(&self, worker: &Rc<Worker>, session: Option<&Rc<Entry>>, had_turn: bool) -> Result<(), Error> {
         if had_turn && !self.idle.borrow().is_empty() {
-            // It may be of use to others.
+            // The idle connection may suit another waiter.
             self.open.waiting.pass_on();
         }
         let limit = worker.generation().snapshot.limits.upstream_pending;
@@ -259,11 +258,11 @@ impl Pool {
             share.is_held_by(session);
             Some(share)
         });
-        // A session that had its turn in vain keeps its place, whatever its share is by now.
+        // A session whose turn was in vain keeps its position, whatever its share is now.
         if session.is_some() && share.is_none() && !had_turn {
             return Err(too_many());
         }
-        // A session that was displaced leaves the queue a moment later.
+        // A displaced session leaves the queue a moment later, so the queue needs extra room.
         let Some(mut waiter) = self.open.waiting.join(2 * limit, had_turn) else {
             worker.shared.metrics.limit("upstream-pending");
             return Err(too_many());
@@ -272,33 +271,33 @@ impl Pool {
         Ok(())
     }
 
-    /// True if the pool has as many connections as it may, and no idle bound one that this call could close.
+    /// True if the pool is at its limit, and no idle bound connection could be closed by this call.
     fn is_full(&self, worker: &Worker) -> bool {
         let most = worker.generation().snapshot.limits.upstream_connections;
         self.open.count.get() >= most && !self.close_bound(worker)
     }
 
-    /// All that is free, or may be dialled, is for those who have a turn: a newcomer waits behind them.
+    /// True if the waiters with a turn claim all free capacity, so that a newcomer must queue.
     fn comes_after(&self, worker: &Worker, had_turn: bool) -> bool {
         let most = worker.generation().snapshot.limits.upstream_connections;
         let free = || {
             let free = self.idle.borrow().len() + most.saturating_sub(self.open.count.get());
-            // A peer of HTTP/2 may set no bound at all.
+            // An HTTP/2 peer may set no stream limit, hence the saturating sum.
             self.shared.borrow().iter().fold(free, |free, connection| free.saturating_add(connection.room()))
         };
         !had_turn && self.open.waiting.has_all(free)
     }
 
-    /// Another one dials for all, or there are as many connections as may be: nobody else dials now.
+    /// True if this request must not dial: a shared dial is in progress, or the limit is reached.
     ///
     /// # Errors
-    /// Somebody else's dial failed while we waited for it: it would have been ours.
+    /// A shared dial failed while this request waited for it; the failure applies to it too.
     fn is_for_others(&self, worker: &Worker, dials_seen: u64, had_turn: bool) -> Result<bool, Failed> {
         if let Some(failure) = &*self.dial_failure.borrow()
             && failure.number > dials_seen
         {
             if had_turn {
-                // Who came after that dial may have joined behind us.
+                // A request that came after that dial may have queued behind this one.
                 self.open.wake_one();
             }
             return Err(Failed { error: failure.error.clone(), was_others: !failure.is_untold.take() });
@@ -306,7 +305,7 @@ impl Pool {
         Ok(self.dialing_for_all.get() || self.is_full(worker))
     }
 
-    /// A place on a connection that is there, or `None` where one is to be dialled.
+    /// A stream on an existing connection, or `None` if the caller should dial.
     async fn place_or_dial(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -327,7 +326,7 @@ impl Pool {
             {
                 return Ok(Some(lease));
             }
-            // It may be another one's by now.
+            // The state may have changed during the wait.
             if !self.is_for_others(worker, dials_seen, had_turn)? {
                 return Ok(None);
             }
@@ -338,7 +337,7 @@ impl Pool {
         }
     }
 
-    /// A place on a connection for all. One dials for all who wait.
+    /// A stream on a shared connection. One request dials for all that wait.
     async fn lease_shared(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         if let Some(lease) = self.place_or_dial(worker, wish.session, self.dials.get()).await? {
             if wish.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
@@ -349,11 +348,11 @@ impl Pool {
         Ok(self.dial_for_all(worker, wish).await?)
     }
 
-    /// Dials by a task of the worker. Who began it waits for its outcome as others do, and may give up sooner: then the
-    /// dial is theirs. Where nobody waits any more it goes on too, for as long as this wish allows: what it makes is
-    /// there for the next one, who would else begin anew, and never get through where flows wait for less than the
-    /// endpoint takes. Nor are there ever many: a pool has one at a time, and endpoints whose connections are shared
-    /// are the document's.
+    /// Dials in a task of the worker. The request that began it waits like the others and may give up sooner; the dial
+    /// continues for the rest. The dial also continues without waiters, up to the timeout of this spec, since the next
+    /// request would otherwise start from zero. Flows that wait for less time than the endpoint takes would never get a
+    /// connection. The number of such dials stays small: each pool has one at a time, and only the document creates
+    /// endpoints with shared connections.
     async fn dial_for_all(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
         let (tell, outcome) = oneshot::channel();
@@ -368,7 +367,7 @@ impl Pool {
                 _ => pool.dial_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here)),
             };
             let failure = result.as_ref().err().cloned();
-            // Its place is taken before others are woken, and given up where nobody is there to have it.
+            // The result takes its stream before others are woken, and releases it if the receiver left.
             let left = tell.send(result).err();
             dialing.end(failure, left.is_some());
             if let Some(Ok(Leased::H1(mut connection))) = left
@@ -381,12 +380,13 @@ impl Pool {
         outcome.await.unwrap_or(Err(Error::Draining))
     }
 
-    /// The first place on a new connection.
+    /// The first stream on a new connection.
     fn first(self: &Rc<Self>, made: &Rc<SharedConnection>, worker: &Rc<Worker>) -> Leased {
         Leased::Shared(Lease::take(made, self, worker, false))
     }
 
-    /// As ALPN settles it. The first dial is for all, since it may become a connection for all.
+    /// Leases a connection whose version ALPN selects. The first dial is shared, since it may become a shared
+    /// connection.
     async fn lease_either(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Failed> {
         let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
@@ -431,10 +431,10 @@ impl Pool {
         Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
     }
 
-    /// Speaks HTTP/2 on a connection that was made elsewhere. A place on it.
+    /// Starts HTTP/2 on a connection that was opened elsewhere. Returns a stream on it.
     ///
     /// # Errors
-    /// As of a dial.
+    /// Errors of a dial.
     pub(crate) async fn adopt(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -446,7 +446,7 @@ impl Pool {
         Ok(Lease::take(&connection, self, worker, false))
     }
 
-    /// Drops what is closed, and what was idle for too long. True where nothing is left.
+    /// Drops closed connections and those that were idle for too long. True if the pool can be removed.
     pub(crate) fn sweep(&self, worker: &Worker, idle_limit: Duration) -> bool {
         let now = worker.now();
         let expired = |since: u64| Duration::from_millis(now.saturating_sub(since)) >= idle_limit;
@@ -458,18 +458,18 @@ impl Pool {
                 connection.retire();
             }
         }
-        // Who dials would come back to a pool that nobody knows; and what it has learnt of QUIC is still of use.
+        // A dialling request would return to a removed pool. The knowledge about QUIC is kept as long as it is useful.
         self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.counts(worker.now())
     }
 
-    /// Adds the turns of its idle connections.
+    /// Collects the turns of the idle connections.
     pub(crate) fn idle_turns(&self, turns: &mut Vec<u64>) {
         let of = |place: Option<&IdlePlace>| place.map(|place| place.turn);
         turns.extend(self.idle.borrow().iter().filter_map(|connection| of(connection.idle.as_ref())));
         turns.extend(self.shared.borrow().iter().filter_map(|connection| of(connection.idle.borrow().as_ref())));
     }
 
-    /// Closes its idle connections of this turn and before. How many those were.
+    /// Closes the idle connections up to this turn; returns their number.
     pub(crate) fn close_idle(&self, last: u64) -> usize {
         let goes = |place: Option<&IdlePlace>| place.is_some_and(|place| place.turn <= last);
         let going: Vec<_> =
@@ -485,7 +485,7 @@ impl Pool {
         closed
     }
 
-    /// The upstream is gone from the document: close what is idle, let the rest finish.
+    /// The upstream was removed from the document: closes idle connections and lets others finish.
     pub(crate) fn retire(&self) {
         self.retired.set(true);
         self.idle.borrow_mut().clear();
@@ -495,7 +495,7 @@ impl Pool {
     }
 }
 
-/// Others wait while one dials; whatever becomes of it, also if it is dropped, they go on.
+/// Marks a shared dial. When it ends or is dropped, the waiting requests continue.
 struct Dialing(Rc<Pool>);
 
 impl Dialing {

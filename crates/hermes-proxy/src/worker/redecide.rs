@@ -58,10 +58,11 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
         Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
         Decision::Act(route) => {
             // The networks of a route for a name are checked when the session is opened.
-            let may_reach =
-                |other: &Route| entry.facts.told.is_none() || other.matcher.networks == route.matcher.networks;
+            let may_reach = |other: &Route| {
+                entry.facts.announced_network.is_none() || other.matcher.networks == route.matcher.networks
+            };
             let leads_as = |other: &Route| match (&other.action, &route.action) {
-                (Action::Upstream(before), Action::Upstream(now)) => before.leads_as(now),
+                (Action::Upstream(before), Action::Upstream(now)) => before.is_compatible_with(now),
                 (before, now) => before == now,
             };
             let same = |other: &Arc<Route>| leads_as(other) && other.rewrite == route.rewrite && may_reach(other);

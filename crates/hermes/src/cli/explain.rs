@@ -17,7 +17,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use hermes_controller::client::Place;
 use hermes_model::document::scalar::Prefix;
 use hermes_model::explain::Explanation;
-use hermes_model::snapshot::{Capture, Carried, ClientAuth, Listener, ListenerProtocol, Tun};
+use hermes_model::snapshot::{Capture, ClientAuth, IpListener, Listener, ListenerProtocol, Tun};
 use hermes_model::trust::{HERMES_USER, listener_user, parse_spiffe, peer};
 use hermes_model::{Authority, Facts, Kind, Snapshot, Trust};
 use hermes_proxy::Packet;
@@ -239,7 +239,7 @@ impl Explain {
             authority,
             headers: self.header_map(capture, network)?,
             network,
-            told: None,
+            announced_network: None,
             protocol: None,
         })
     }
@@ -288,7 +288,7 @@ impl Explain {
     }
 
     /// Returns the capture of a peer's packet, if `--source` is a peer.
-    fn carried(&self, listener: &Listener, carried: &Carried) -> anyhow::Result<Capture> {
+    fn carried(&self, listener: &Listener, carried: &IpListener) -> anyhow::Result<Capture> {
         let name = &listener.name;
         ensure!(carried.peer(self.source).is_some(), "--source {}: no peer of listener {name} is there", self.source);
         let network = carried.network;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use hermes_model::document::AccessLog;
+use hermes_model::document::keyword::Protocol;
 use hermes_model::document::listener::Listener;
-use hermes_model::document::word::Protocol;
 use serde_json::{Value, json};
 
 use super::{GRACE, HOME, Node};

@@ -1,6 +1,6 @@
-//! Answers made of what is kept, and what `Cache-Status` says of each (RFC 9211).
+//! Builds responses from stored heads, with `Cache-Status` (RFC 9211).
 //!
-//! In: a head, where its bytes are, what was asked. Out: a response: the whole, a part, 304 or 416.
+//! In: a head, the supply of its bytes, and the request. Out: a response: complete, partial, 304 or 416.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -20,16 +20,16 @@ use hermes_cache::range::{Resolved, to_content_range, unsatisfied};
 
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 
-/// Where the bytes are.
+/// The source of the body.
 pub(super) enum Supply {
     Kept(Arc<Content>),
-    /// A reader of what was asked for, whole or part, as it was told when it joined.
+    /// A reader of the arriving response; its range was fixed when it joined.
     Coming(FlightReader),
-    /// None are needed.
+    /// The response needs no body.
     Nothing,
 }
 
-/// An answer with this head. `total` is the length of the whole, where that is known.
+/// Builds a response with this head. `total`: the length of the complete representation, if known.
 pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply, now: Millis) -> Response<Body> {
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = head.status;
@@ -52,7 +52,7 @@ pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply,
         (Resolved::Part(range), Some(total)) => {
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             headers.insert(CONTENT_RANGE, to_content_range(&range, total));
-            // They are of all of it.
+            // These digests cover the complete content.
             headers.remove(CONTENT_DIGEST);
             headers.remove(CONTENT_MD5);
             Some(range)
@@ -94,13 +94,13 @@ fn may_have_length(status: StatusCode) -> bool {
     status != StatusCode::NO_CONTENT
 }
 
-/// What `Cache-Status` says of an answer.
+/// The `Cache-Status` entry of this cache for one response.
 pub(super) struct Note(String);
 
 impl Note {
-    /// Of this node.
+    /// An entry for this node.
     pub(super) fn of(node: &str) -> Self {
-        // A token begins with a letter, or it has to be quoted (RFC 8941, 3.3).
+        // A token begins with a letter; other names must be quoted (RFC 8941, 3.3).
         let is_token = node.starts_with(|c: char| c.is_ascii_alphabetic())
             && node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         Self(if is_token { node.to_owned() } else { format!("\"{}\"", node.replace(['"', '\\'], "")) })
@@ -111,7 +111,7 @@ impl Note {
         self
     }
 
-    /// It went on for this reason.
+    /// The request was forwarded for this reason.
     pub(super) fn forwarded(mut self, why: &str) -> Self {
         let _ = write!(self.0, "; fwd={why}");
         self
@@ -135,7 +135,7 @@ impl Note {
         self.word("collapsed")
     }
 
-    /// Behind the rest, in words of ours.
+    /// Appends a detail of this implementation.
     pub(super) fn detail(mut self, detail: &str) -> Self {
         let _ = write!(self.0, "; detail={detail}");
         self
@@ -146,7 +146,7 @@ impl Note {
         self
     }
 
-    /// Says so, behind what caches before us have said.
+    /// Appends the entry after those of caches closer to the origin.
     pub(super) fn write(self, headers: &mut HeaderMap) {
         if let Ok(value) = HeaderValue::try_from(self.0) {
             headers.append(CACHE_STATUS, value);

@@ -1,6 +1,6 @@
-//! The body of an answer from a cache: of what is kept, or of what is on its way.
+//! The body of a response from a cache, either stored or still arriving.
 //!
-//! In: a content or a flight, and which part of it. Out: chunks.
+//! In: stored content or a flight (a shared fetch in progress), and the requested range. Out: chunks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ impl From<FetchError> for Error {
     }
 }
 
-/// The body of an answer from a cache.
+/// The body of a response from a cache.
 pub(crate) enum CachedBody {
-    /// It is there.
+    /// The content is stored.
     Kept { content: Arc<Content>, rest: Range<u64> },
-    /// It comes. `left` where its length is known.
+    /// The content is arriving. `left`: remaining bytes, if known.
     Coming { reader: FlightReader, left: Option<u64> },
 }
 

@@ -1,8 +1,8 @@
-//! The task that brings a response in: it belongs to nobody who reads it, so that one who leaves takes nothing from the
+//! The task that fetches a response for the cache. No reader owns it, so a reader that leaves does not affect the
 //! others.
 //!
-//! In: a body. Out: its bytes in a flight, and at the end what is kept of them. It ends when nobody reads and little
-//! would be won by going on, when the origin brings nothing for as long as the route allows, and with its worker.
+//! In: a body. Out: its bytes in a flight, and finally the stored content. The task ends when nobody reads and
+//! finishing is not worthwhile, when the origin is silent for longer than the route allows, or with its worker.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -24,27 +24,27 @@ use hermes_cache::head::Head;
 use hermes_cache::registry::is_one;
 use hermes_cache::store::Cache;
 
-/// Chunks that are kept. A body that is shorter has one of its own length.
+/// Size of stored chunks. A shorter body has one chunk of its own length.
 const CHUNK: usize = 64 << 10;
-/// The first one where the length is not known: most bodies without one are small.
+/// Size of the first chunk of a body with unknown length: most of them are small.
 const FIRST: usize = 4 << 10;
-/// For so long a reader may hold others up.
+/// A reader may delay the others for this time.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A fetch. Its drop is its end.
+/// A fetch. Its drop ends it.
 pub(crate) struct Fetch {
     pub(crate) cache: Arc<Cache>,
     pub(crate) key: Arc<str>,
     pub(crate) flight: Arc<Flight>,
     pub(crate) head: Arc<Head>,
     pub(crate) body: Body,
-    /// Whose the body is: nobody's who reads it.
+    /// The session of the fetch, independent of those of its readers.
     pub(crate) entry: Rc<Entry>,
-    /// Of a body that is gone on with: whose session asks for its rest, and the route that led to what came last.
+    /// For a resumable body: the session that requests its rest, and the route of the latest part.
     pub(crate) retrieved: Option<(Rc<Entry>, Arc<Route>)>,
-    /// Bytes that are owed, if that is known.
+    /// The expected number of bytes, if known.
     pub(crate) owed: Option<u64>,
-    /// So long the origin may be silent, as in any session.
+    /// The idle timeout for the origin, as in any session.
     pub(crate) idle: Duration,
     pub(crate) is_done: bool,
 }
@@ -82,7 +82,8 @@ impl Fetch {
             if let Ok(data) = frame?.into_data() {
                 came += data.len() as u64;
                 if self.goes_elsewhere() {
-                    // It is for those who read it already: its tag says that it is the same, but not for whom.
+                    // Only current readers receive the rest: its tag proves the same content, but another route may
+                    // serve other clients.
                     self.flight.give_up();
                 }
                 self.put(data, came);
@@ -98,12 +99,12 @@ impl Fetch {
         }
     }
 
-    /// What comes from now on comes by a route with another cache, since the document changed.
+    /// True if the body now arrives by a route with another cache, since the document changed.
     fn goes_elsewhere(&mut self) -> bool {
         let Some((entry, led)) = &mut self.retrieved else { return false };
         match &*entry.route.borrow() {
             Some(now) if !Arc::ptr_eq(now, led) => {
-                // They are compared once: it is asked with each frame.
+                // Compared once for each change, since this function runs for each frame.
                 let before = std::mem::replace(led, now.clone());
                 !is_one(now, &before)
             }
@@ -136,7 +137,7 @@ impl Fetch {
         self.is_done = true;
         let is_whole = how.is_ok();
         let content = self.flight.finish(how.map_err(FetchError::origin));
-        // Of what broke off the rest can be asked for, where it is sure to be of the same.
+        // The rest of a partial response can be requested later, if a strong tag identifies the representation.
         let is_of_use =
             |content: &Content| is_whole || (self.head.strong_etag().is_some() && content.shape().stored_bytes() > 0);
         match content.filter(is_of_use) {

@@ -1,8 +1,8 @@
-//! A session whose route has a cache: answered from what is kept, or asked of its origin and kept.
+//! Handles a request at the cache: from the store, or from the origin.
 //!
-//! In: a decided request, and how its origin is asked. Out: the response. Of the same request under way for another
-//! client it waits for the head, for a while, and reads along if it may; else it asks by itself. What is kept of a
-//! response comes by a task of its own (`fetch.rs`).
+//! In: a decided request, and the rest of the chain. Out: the response. If the same request is in progress for another
+//! client, this one waits for the head for a limited time, and shares the response if permitted; otherwise it goes to
+//! the origin itself. A separate task (`fetch.rs`) stores the body.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,22 +22,22 @@ use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
 use hermes_cache::conditional::{freshened, validators};
 use hermes_cache::content::Content;
-use hermes_cache::disk::Loaded;
 use hermes_cache::head::{Head, Millis, Times};
 use hermes_cache::lookup::{Ask, RequestHead};
 use hermes_cache::range::to_range;
 use hermes_cache::registry::is_one;
+use hermes_cache::store::disk::Loaded;
 use hermes_cache::store::{Cache, Found, Lead, Miss, Stored, WAIT};
 
-/// Others' answers that are waited for before one asks by oneself.
+/// Maximum number of waits for other clients' fetches before the request goes to the origin itself.
 const MOST_WAITS: u32 = 3;
-/// Where something may stand in, its origin has this share of the time that a session has, so that it still can.
+/// The share of the session's time that the origin gets if a stale response could replace its response.
 const SHARE: f64 = 0.75;
 
 /// Serves a request of a route with a cache.
 ///
 /// # Errors
-/// Those of the rest of the chain.
+/// Errors of the rest of the chain.
 pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let facts = &forward.entry.facts;
     let user = facts.user.clone();
@@ -51,29 +51,29 @@ pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next
     visit.read(forward, next).await
 }
 
-/// One request at the cache.
+/// A request at the cache.
 pub(super) struct Visit<'a> {
     pub(super) cache: &'a Arc<Cache>,
     pub(super) ask: Ask,
     node: &'a str,
 }
 
-/// How an origin is asked.
+/// The kind of request to the origin.
 enum Plan {
-    /// As the client asked.
+    /// The client's request, unchanged.
     Plain,
-    /// Whether what is kept still holds.
+    /// Revalidate the stored response.
     Validate,
-    /// For what is missing of it.
+    /// Request the missing range of a stored partial response.
     Complete { missing: std::ops::Range<u64>, content: Arc<Content> },
 }
 
-/// Whether the bytes of a kept response can be given.
+/// The availability of a stored response's bytes.
 enum Supplied {
     With(Supply),
-    /// They are there, and cannot be read for now.
+    /// The bytes exist but cannot be read at the moment.
     Busy,
-    /// They are not there any more.
+    /// The bytes no longer exist.
     Gone,
 }
 
@@ -82,7 +82,7 @@ impl Visit<'_> {
         Note::of(self.node)
     }
 
-    /// Past the cache. What changes something at its origin ends what is kept of it (RFC 9111, 4.4).
+    /// Forwards past the cache. A successful unsafe request invalidates stored responses (RFC 9111, 4.4).
     async fn pass(&self, forward: &Forward<'_>, next: Next<'_>, why: &str) -> Result<Response<Body>, Error> {
         self.cache.metrics.bypassed.inc();
         let mut response = next.run(forward).await?;
@@ -102,9 +102,9 @@ impl Visit<'_> {
     }
 
     async fn read(&self, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
-        // Its own question has to be answered within what is left of the session's time.
+        // A wait must leave enough of the session's time for the request's own attempt.
         let deadline = match next.custody() {
-            // A path may be dark for long, to everybody.
+            // A path in custody may be unavailable for long, for all clients.
             Some(custody) => {
                 forward.entry.set_held(true);
                 Instant::now() + custody.deadline
@@ -126,7 +126,7 @@ impl Visit<'_> {
                     let supply = match self.supply(&stored, &stored.head).await {
                         Supplied::With(supply) => supply,
                         Supplied::Gone => continue,
-                        // It stays for those who come later; who comes now is not kept waiting for room.
+                        // The entry stays for later requests; this one does not wait for memory.
                         Supplied::Busy if self.ask.says.only_if_cached => return Ok(self.not_there()),
                         Supplied::Busy => {
                             return self.ask_origin(forward, next, None, first.unwrap_or(Miss::Busy), None).await;
@@ -164,7 +164,7 @@ impl Visit<'_> {
         }
     }
 
-    /// The request wants nothing else (RFC 9111, 5.2.1.7).
+    /// The response to `only-if-cached` without a usable stored response (RFC 9111, 5.2.1.7).
     fn not_there(&self) -> Response<Body> {
         let mut response = Response::new(Body::Empty);
         *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
@@ -173,7 +173,7 @@ impl Visit<'_> {
         response
     }
 
-    /// Where the bytes of a kept response are; read from the disk, where they are there alone.
+    /// The source of a stored response's bytes. Reads them from disk if they are only there.
     async fn supply(&self, stored: &Stored, head: &Head) -> Supplied {
         let ask = &self.ask;
         if ask.is_head || ask.is_met(head) || ask.wanted(head, stored.shape.total).is_empty() {
@@ -186,7 +186,7 @@ impl Visit<'_> {
         }
     }
 
-    /// `leads`: others may be given what comes.
+    /// Chooses the kind of request. `leads`: other clients may share the response.
     async fn plan(&self, stored: Option<&Stored>, leads: bool) -> Plan {
         let Some(stored) = stored.filter(|_| !self.ask.is_head) else { return Plan::Plain };
         let head = &stored.head;
@@ -194,7 +194,7 @@ impl Visit<'_> {
             return if head.has_validator() { Plan::Validate } else { Plan::Plain };
         }
         let wanted = self.ask.wanted(head, stored.shape.total);
-        // Nobody may put it together whose answer may not be kept.
+        // Combining parts requires a response that may be stored.
         let may_be = leads && head.strong_etag().is_some() && head.may_be_kept(&self.ask.fields, millis()).is_ok();
         let missing = stored.shape.missing(&wanted).filter(|_| may_be);
         match missing {
@@ -229,7 +229,7 @@ impl Visit<'_> {
             let fetched = self.fetch(asking, next, stored.as_ref()).await;
             let times = Times { asked, came: millis() };
             if is_elsewhere(forward) {
-                // Who waits for it hears nothing, as the lead ends, and asks where its own route leads.
+                // Clients that wait for this fetch learn that it ended, and use their own route.
                 return fetched.map(|response| self.pass_on(response, miss));
             }
             let mut response = match fetched {
@@ -244,7 +244,7 @@ impl Visit<'_> {
             };
             let status = response.status();
             if matches!(status.as_u16(), 500 | 502 | 503 | 504) {
-                // A proxy behind us says that it did not reach the origin either.
+                // A proxy after this node reports that it did not reach the origin either.
                 let is_proxys = status.as_u16() != 500 && response.headers().contains_key(PROXY_STATUS);
                 let unreachable = is_proxys.then_some(self.cache.settings.stale);
                 let stands_in = self.stand_in(stored.as_ref(), miss, unreachable, Some(status), times.came).await;
@@ -275,12 +275,13 @@ impl Visit<'_> {
                 }
                 _ => return Ok(self.take_in(asking, response, stored.as_ref(), times, miss, lead)),
             }
-            // What is kept is of another one, or gone: the client's own question is left.
+            // The stored response belongs to another representation or was removed, so the client's own request is
+            // sent.
             plan = Plan::Plain;
         }
     }
 
-    /// In the time that there is. Where something could stand in, some of that is left for it.
+    /// Runs the rest of the chain within a time limit. If a stale response could be used, some time remains for it.
     async fn fetch(
         &self,
         forward: &Forward<'_>,
@@ -300,13 +301,13 @@ impl Visit<'_> {
         let mut fetching = pin!(next.run(forward));
         match tokio::time::timeout(within, &mut fetching).await {
             Ok(fetched) => fetched,
-            // Nothing that is kept here stands in for it.
+            // No stored response applies to the other route.
             Err(_) if is_elsewhere(forward) => fetching.await,
             Err(_) => Err(Error::NoProgress(within)),
         }
     }
 
-    /// What another route has answered is its client's alone.
+    /// Passes on the response of another route, for this client only.
     fn pass_on(&self, mut response: Response<Body>, miss: Miss) -> Response<Body> {
         self.cache.metrics.missed.inc();
         let note = self.note().forwarded(miss.as_str()).status(response.status());
@@ -314,7 +315,7 @@ impl Visit<'_> {
         response
     }
 
-    /// What is kept, in the place of an origin that failed.
+    /// A stale response in place of a failed origin's, if permitted.
     async fn stand_in(
         &self,
         stored: Option<&Stored>,
@@ -339,20 +340,20 @@ impl Visit<'_> {
         Some(response)
     }
 
-    /// Gives what is kept this head, if that may be given to those who come later: an origin may say more to who asked.
+    /// Updates the stored head, if later clients may receive it: an origin may send more to a particular client.
     pub(super) fn renew(&self, stored: &Stored, head: &Arc<Head>, times: Times) {
         match head.may_be_kept(&self.ask.fields, times.came) {
             Ok(()) => self.cache.freshen(&self.ask.key, stored.id, head),
             Err(why) if is_for_nobody(why) => self.cache.drop_one(&self.ask.key, stored.id),
-            // This answer was for who asked; the next one asks anew.
+            // The response was for this client only; the next one revalidates again.
             Err(_) => {}
         }
     }
 
-    /// What is kept still holds.
+    /// Answers with a stored response that the origin confirmed (304).
     async fn validated(&self, stored: &Stored, by: &HeaderMap, times: Times, miss: Miss) -> Option<Response<Body>> {
         let Some(head) = freshened(&stored.head, by, times).map(Arc::new) else {
-            // It is of another one: what is kept is no answer to anybody any more.
+            // The 304 refers to another representation, so the stored response is invalid for all clients.
             self.cache.drop_one(&self.ask.key, stored.id);
             return None;
         };
@@ -366,19 +367,19 @@ impl Visit<'_> {
     }
 }
 
-/// Whether the route that led to the origin at last, where the document changed meanwhile, is one with another cache: those
-/// who are led here have nothing to do with its answers, nor those with what is kept here.
+/// True if a changed document led the request to a route with another cache. Responses of that route and entries of
+/// this cache must not mix.
 fn is_elsewhere(forward: &Forward<'_>) -> bool {
     let led = forward.entry.route.borrow();
     led.as_deref().is_some_and(|led| !is_one(led, forward.route))
 }
 
-/// It is not to be kept any more, whoever asks.
+/// True if the response must no longer be stored for any client.
 pub(super) fn is_for_nobody(why: &str) -> bool {
     matches!(why, "private" | "no-store" | "must-understand")
 }
 
-/// What the origin is asked in the client's place. `None`: what the client asks.
+/// Header changes for the request to the origin. `None`: the client's own.
 fn amend(plan: &Plan, stored: &Stored) -> Option<Amend> {
     let remove = [IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE, IF_RANGE];
     match plan {
@@ -391,7 +392,7 @@ fn amend(plan: &Plan, stored: &Stored) -> Option<Amend> {
     }
 }
 
-/// Unix time. It may jump; what is kept for longer or shorter by that is asked for again at the worst.
+/// Unix time in milliseconds. A clock jump causes at worst an early revalidation.
 fn millis() -> Millis {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as Millis)

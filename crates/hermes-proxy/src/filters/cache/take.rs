@@ -1,7 +1,7 @@
-//! What an origin has answered: for the client at once, and for those who come if it may be.
+//! Processes an origin's response: for the client at once, and for later requests if it may be stored.
 //!
-//! In: a response, and what was asked. Out: the response for the client, whose body comes by a flight where it is kept;
-//! and the index as the answer has it.
+//! In: a response, and the request. Out: the client's response, whose body comes from a flight if it is stored; and the
+//! updated index.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use hermes_cache::head::{Head, Times};
 use hermes_cache::range::{Asked, content_range};
 use hermes_cache::store::{Lead, Miss, Stored};
 
-/// Why what came does not complete what is kept.
+/// The reason why a response does not complete a stored one.
 pub(super) enum Unfit {
-    /// It is of another one: what is kept is no answer to anybody any more.
+    /// The response belongs to another representation, so the stored one is invalid for all clients.
     Other,
-    /// It is for who asked alone: what is kept stays for the others.
+    /// The response is for this client only; the stored one stays for others.
     ForOne,
 }
 
 impl Visit<'_> {
-    /// What was missing comes: the answer is of both.
+    /// Combines a stored part and the arriving missing part into one response.
     ///
     /// # Errors
-    /// They do not fit.
+    /// The parts do not fit together.
     pub(super) fn complete(
         &self,
         forward: &Forward<'_>,
@@ -75,12 +75,13 @@ impl Visit<'_> {
     }
 
     fn spawn(&self, forward: &Forward<'_>, lead: &Lead, head: Arc<Head>, body: Body, owed: Option<u64>) {
-        // The session that asked may end before the others who read.
+        // The requesting session may end before the other readers.
         let entry = forward.entry.apart(forward.worker);
         body.bind(&entry);
         let retrieve = forward.route.retrieve.filter(|_| matches!(body, Body::Retrieved(_)));
         if forward.route.custody.is_some() || retrieve.is_some() {
-            // Who reads along waits as long as who asked: the path may be dark to all of them.
+            // Readers that share the response wait as long as the requesting session, since the path may be unavailable
+            // to all of them.
             forward.entry.set_held(true);
         }
         let led = forward.entry.route.borrow().clone();
@@ -103,7 +104,7 @@ impl Visit<'_> {
         forward.worker.spawn(fetch.run());
     }
 
-    /// A response of the origin, for the client, and for those who come if it may be.
+    /// Passes on a response of the origin, and stores it if permitted.
     pub(super) fn take_in(
         &self,
         forward: &Forward<'_>,
@@ -135,10 +136,10 @@ impl Visit<'_> {
         response
     }
 
-    /// Has the body come by a flight.
+    /// Starts a fetch of the body through a flight.
     ///
     /// # Errors
-    /// Why it is not kept.
+    /// The reason why the response is not stored.
     fn open(
         &self,
         forward: &Forward<'_>,
@@ -156,7 +157,7 @@ impl Visit<'_> {
             (status == StatusCode::PARTIAL_CONTENT).then(|| content_range(response.headers().get(CONTENT_RANGE)));
         let (status, start, until, total) = match &part {
             None => (status, 0, owed, owed),
-            // Several of them, or nobody knows which.
+            // A multipart response, or one with an unknown range.
             Some(None) => return Err("multipart"),
             Some(Some((range, total))) if owed == Some(range.end - range.start) => {
                 (StatusCode::OK, range.start, Some(range.end), Some(*total))
@@ -166,7 +167,7 @@ impl Visit<'_> {
         let mut headers = response.headers().clone();
         if let (Some(_), Some(total)) = (&part, total) {
             headers.remove(CONTENT_RANGE);
-            // They are of the part's bytes (RFC 9530, section 2), which are given out in other parts, or in the whole.
+            // These digests cover the part's bytes (RFC 9530, section 2), which other responses split differently.
             headers.remove(CONTENT_DIGEST);
             headers.remove(CONTENT_MD5);
             headers.insert(CONTENT_LENGTH, HeaderValue::from(total));
@@ -194,7 +195,7 @@ impl Visit<'_> {
         self.spawn(forward, &lead, head.clone(), body, owed);
         let coming = CachedBody::Coming { reader, left: owed };
         *response.body_mut() = Body::Cached(Box::new(coming));
-        // The whole came since the cache asked for it; the client wanted a part, or has it.
+        // The cache requested the complete response, but the client needs only a part or has it already.
         if range.is_none() && forward.dress.amend.is_some() && (ask.asked != Asked::Whole || ask.is_met(&head)) {
             let part = total.map(|total| ask.wanted(&head, total));
             if let Some(reader) = part.and_then(|part| lead.flight.join(Some(&part))) {
@@ -204,7 +205,7 @@ impl Visit<'_> {
         Ok(ttl)
     }
 
-    /// A HEAD tells of what a GET would bring (RFC 9111, 4.3.5).
+    /// Updates a stored GET response from a HEAD response (RFC 9111, 4.3.5).
     fn update_by_head(&self, stored: &Stored, response: &Response<Body>, times: Times) {
         if response.status() != StatusCode::OK || stored.head.status != StatusCode::OK {
             return;
@@ -223,7 +224,7 @@ impl Visit<'_> {
     }
 }
 
-/// Bytes of a body, where its head says them.
+/// The length of a body, if its head declares it.
 fn length(response: &Response<Body>) -> Option<u64> {
     response.body().size_hint().exact().or_else(|| {
         let value = response.headers().get(CONTENT_LENGTH)?;

@@ -1,7 +1,8 @@
-//! A session whose route keeps the rate of its service.
+//! Runs a request through the rate limit of its route.
 //!
-//! In: a decided request. Out: its response. What the service refuses for the rate is asked for again in its turn, where it
-//! may be and can be, until the route's `deadline`; then the client gets the last answer. Holds of that answer what is small.
+//! In: a decided request. Out: its response. If the service rejects the request for its rate, the request queues and is
+//! sent again, provided that it may be repeated. After the route's `deadline`, the client receives the last response.
+//! Only a small part of that response is buffered.
 
 use std::time::SystemTime;
 
@@ -20,10 +21,10 @@ use crate::upstream::UpstreamState;
 use hermes_rate_limit::fair_queue::Client;
 use hermes_rate_limit::headers::{self as rate_headers, Hint};
 
-/// Forwards it as soon as the service has room.
+/// Forwards the request as soon as the service has capacity.
 ///
 /// # Errors
-/// The last attempt's; or it was never sent, since too many wait, or for too long.
+/// The error of the last attempt; or the request was never sent, since the queue is full or the deadline passed.
 pub(crate) async fn handle(
     pace: &Pace,
     upstream: &UpstreamState,
@@ -39,7 +40,7 @@ pub(crate) async fn handle(
     let mut last: Option<Response<Body>> = None;
     loop {
         let began = Instant::now();
-        // The route says how long it may wait here.
+        // The wait counts as held: the route sets its limit.
         let held = Held::begin(entry);
         let admitted = pacer.admit(worker, &client, last.is_some(), pace.queue, until).await;
         drop(held);

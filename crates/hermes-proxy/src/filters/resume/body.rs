@@ -1,8 +1,9 @@
-//! The content of a response that goes on where it broke off.
+//! A response body that resumes after an interruption.
 //!
-//! In: a body, and how to ask for what of it is missing. Out: all of it, in order, each byte once; an error where nothing has
-//! come for the route's `deadline`, where the origin has another one now, or where all of it is not what its digest says
-//! (`Repr-Digest`, RFC 9530): then the last bytes are kept back, so that nobody takes it for whole.
+//! In: a body, and the means to request its missing part. Out: the complete content, in order, each byte once. The body
+//! fails if nothing arrives within the route's `deadline`, if the origin's representation changed, or if the content
+//! contradicts its digest (`Repr-Digest`, RFC 9530). After a digest mismatch, the last bytes are withheld, so that no
+//! client takes the content for complete.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -28,51 +29,51 @@ use hermes_resume::digest::{Digests, Hashes};
 use hermes_resume::response::Answer;
 use hermes_resume::resume::{Rest, Resumable};
 
-/// An origin is asked for the rest of one response no more often than this, however much it gives each time.
+/// Minimum interval between requests for the rest of one response, however much each delivers.
 const APART: Duration = Duration::from_millis(200);
 
 type Asking = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>>>>;
 
-/// Where it stands.
+/// The state of the download.
 enum State {
-    /// Bytes come.
+    /// Bytes are arriving.
     Reading(Body),
-    /// Not yet.
+    /// Waiting for the back-off to end.
     Resting,
-    /// The rest is asked for.
+    /// The rest has been requested.
     Asking(Asking),
-    /// That was all.
+    /// The content is complete.
     Done,
 }
 
-/// A body that does not end before it is whole.
+/// A body that ends only when it is complete, or fails.
 pub(crate) struct RetrievedBody {
     worker: Rc<Worker>,
     entry: Rc<Entry>,
-    /// Whose it is now, to be told to the bodies that follow.
+    /// The current session, passed on to the bodies that follow.
     session: RefCell<Option<Rc<Entry>>>,
     manner: Manner,
     retrieve: Retrieve,
     rest: Resumable,
     state: State,
-    /// Bytes of what comes that were there before.
+    /// Bytes of the current response that were delivered before.
     skip: u64,
-    /// What comes goes on behind what is wanted.
+    /// The current response continues after the wanted range.
     is_wider: bool,
-    /// What all of it must come to.
+    /// The expected digests, and the hashes of the bytes so far.
     proof: Option<(Digests, Hashes)>,
-    /// When a byte came last.
+    /// The time of the last byte.
     came: Instant,
-    /// Until when something has to happen, in the state that it is in.
+    /// The timeout of the current state.
     timer: Pin<Box<Sleep>>,
     fruitless: u32,
-    /// When its rest was asked for last.
+    /// The time of the last request for the rest.
     asked: Option<Instant>,
-    /// How the try before ended.
+    /// The error of the previous try.
     last: Option<Error>,
-    /// While it waits for more.
+    /// Set while the body waits for more.
     waiting: Option<Waiting>,
-    /// Its client has had all that came, and has not asked for more yet.
+    /// The client received all available bytes and has not polled again.
     is_given: bool,
 }
 
@@ -83,11 +84,11 @@ impl RetrievedBody {
         (manner, retrieve): (Manner, Retrieve),
         (body, rest, answer): (Body, Resumable, &Answer),
     ) -> Self {
-        // It is of the whole, whatever part comes here.
+        // The digest covers the complete representation, so it cannot verify a part.
         let digests = Some(&answer.digests).filter(|digests| answer.status != 206 && !digests.is_empty());
         let proof = digests.map(|digests| (digests.clone(), Hashes::start(digests.iter().map(|(which, _)| which))));
         let now = Instant::now();
-        // It is set as its client asks for the first of it.
+        // The first poll sets the timer.
         let timer = Box::pin(tokio::time::sleep(Duration::ZERO));
         let state = State::Reading(body);
         Self {
@@ -111,7 +112,7 @@ impl RetrievedBody {
         }
     }
 
-    /// It is this session's.
+    /// Binds the body to this session.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         if let State::Reading(body) = &self.state {
             body.bind(session);
@@ -129,7 +130,7 @@ impl RetrievedBody {
 
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         if std::mem::take(&mut self.is_given) {
-            // While its client reads, the time that it takes is its own.
+            // Time that the client spends on reading does not count.
             self.came = Instant::now();
             if let State::Reading(_) = self.state {
                 self.wait(self.patience(false));
@@ -169,7 +170,8 @@ impl RetrievedBody {
                         Poll::Ready(asked) => asked,
                         Poll::Pending => {
                             ready!(self.timer.as_mut().poll(cx));
-                            // For whoever judges the endpoint, as the try is dropped.
+                            // Tells passive health checking, which sees the dropped try, whether the endpoint had
+                            // enough time.
                             self.entry.is_starved.set(self.asked.is_some_and(|asked| asked.elapsed() >= FAIR));
                             Err(Error::NoProgress(self.patience(true)))
                         }
@@ -180,13 +182,14 @@ impl RetrievedBody {
         }
     }
 
-    /// What to do with what came: a frame to give; `Some(None)` is the end; `None` to look again.
+    /// Handles a frame: `Some(Some(frame))` is a frame to deliver, `Some(None)` the end, and `None` means to poll
+    /// again.
     fn take(&mut self, frame: Option<Result<Frame<Bytes>, Error>>) -> Result<Option<Option<Frame<Bytes>>>, Error> {
         let missing = self.rest.missing();
         match frame {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => self.take_data(data),
-                // They are of the whole, or of a part that is not all.
+                // Trailers of a partial response are discarded unless it completes the content.
                 Err(trailers) if self.skip == 0 && self.rest.may_end() => {
                     self.verify()?;
                     Ok(Some(Some(trailers)))
@@ -201,7 +204,7 @@ impl RetrievedBody {
                 let reason = "it ended before all of it had come".to_owned();
                 self.broke(Error::Broken { peer: self.peer(), reason, unprocessed: false })
             }
-            // Whatever broke, nothing is missing.
+            // The content is complete, so the failure does not matter.
             Some(Err(_)) if missing == Some(0) => Ok(Some(None)),
             Some(Err(error)) => self.broke(error),
         }
@@ -211,11 +214,11 @@ impl RetrievedBody {
         let before = usize::try_from(self.skip).unwrap_or(usize::MAX).min(data.len());
         drop(data.split_to(before));
         self.skip -= before as u64;
-        // More than was announced is nobody's.
+        // Bytes beyond the announced length are discarded.
         let most = self.rest.missing().map_or(usize::MAX, |missing| usize::try_from(missing).unwrap_or(usize::MAX));
         self.is_wider |= data.len() > most;
         data.truncate(most);
-        // Bytes that are skipped are no progress of the client's, but they are one of the path.
+        // Skipped bytes are no progress for the client, but they show that the path works.
         self.wait(self.patience(false));
         if data.is_empty() {
             let is_over = self.is_wider && self.rest.missing() == Some(0);
@@ -230,14 +233,15 @@ impl RetrievedBody {
         if self.rest.missing() == Some(0) {
             self.verify()?;
             if self.is_wider {
-                // It may be long, or never end, and nobody wants more of it. Else its end is near, and frees its connection.
+                // The response may continue for long, and its rest is not needed. Otherwise it ends soon and frees its
+                // connection.
                 self.state = State::Done;
             }
         }
         Ok(Some(Some(Frame::data(data))))
     }
 
-    /// It broke off.
+    /// Handles an interruption.
     fn broke(&mut self, error: Error) -> Result<Option<Option<Frame<Bytes>>>, Error> {
         tracing::debug!(peer = %self.peer(), %error, "a response broke off, and its rest is asked for");
         if self.rest.fields().is_none() {
@@ -247,12 +251,12 @@ impl RetrievedBody {
         Ok(None)
     }
 
-    /// Leaves its origin alone for a while, unless its time is over.
+    /// Backs off before the next request, unless the deadline has passed.
     fn rest_for(&mut self, error: Error, after: Option<Duration>, most: Duration) -> Result<(), Error> {
         let left = self.left();
         if left.is_zero() {
             self.note("expired");
-            // The last one had no more time than was left, and says nothing.
+            // The last try had only the remaining time, so the error before it says more.
             let last = self.last.take().filter(|_| matches!(error, Error::NoProgress(_)));
             return Err(last.unwrap_or(error));
         }
@@ -262,8 +266,8 @@ impl RetrievedBody {
         if self.waiting.is_none() {
             return Err(error);
         }
-        // The first time it is asked at once: most of what breaks is a connection. So it is where something came, but
-        // one that gives a byte to each who asks is not asked for each of them without a pause.
+        // The first retry is immediate, since mostly a connection broke. After progress it is immediate too, but an
+        // origin that sends one byte for each request is not asked without pause.
         let apart = self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed()));
         let pause = match self.fruitless {
             0 if after.is_none() => apart,
@@ -288,7 +292,7 @@ impl RetrievedBody {
         Ok(())
     }
 
-    /// Goes on with what was asked for.
+    /// Continues with the response to a request for the rest.
     fn go_on(&mut self, asked: Result<Response<Body>, Error>) -> Result<(), Error> {
         let response = match asked {
             Ok(response) => response,
@@ -340,7 +344,7 @@ impl RetrievedBody {
         self.retrieve.deadline.saturating_sub(self.came.elapsed())
     }
 
-    /// How long a try may bring nothing. `with_turn`: it may have to wait for its turn.
+    /// The time that a try may take without progress. `with_turn`: includes the wait for the rate limit.
     fn patience(&self, with_turn: bool) -> Duration {
         let route = self.entry.route.borrow();
         let timeouts = route.as_ref().map(|route| route.timeout).unwrap_or_default();

@@ -1,7 +1,6 @@
-//! A session whose route retrieves.
+//! Retries a request until it has a usable response.
 //!
-//! In: a decided request, and how its origin is asked. Out: its response: the first one that is worth giving, or the last one
-//! that there was when its time was over.
+//! In: a decided request, and the rest of the chain. Out: the first usable response, or the last one at the deadline.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,15 +22,15 @@ use hermes_resume::backoff;
 use hermes_resume::response::Answer;
 use hermes_resume::resume::Resumable;
 
-/// Asks until there is an answer.
+/// Tries the request until a response is usable.
 ///
 /// # Errors
-/// The last try's, where no other one can help, or as many wait as may, or its time is over.
+/// The error of the last try, if no retry can help, too many sessions wait, or the deadline has passed.
 pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let (worker, entry, metrics) = (forward.worker, forward.entry, &forward.worker.shared.metrics);
     let until = Instant::now() + retrieve.deadline;
     let left = || until.saturating_duration_since(Instant::now());
-    // Its own patience holds, not that of any session: each try is watched here.
+    // This filter applies its own timeout to each try, in place of the session's.
     let _watched = Watched::begin(entry);
     let mut waiting = None;
     let mut last = None;
@@ -40,12 +39,13 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
         let asking = async {
             match fruitless {
                 0 => next.run(forward).await,
-                // The document may have changed, and most of all because nobody could be reached by the one before.
+                // Later tries decide again: the document may have changed, often because the previous upstream was
+                // unreachable.
                 _ => Box::pin(ask(worker, entry, Question::of(forward))).await,
             }
         };
         let tried = watched(forward, left(), asking).await;
-        // Of a silence the exchange itself has noted whether anything went out before it.
+        // After a timeout, the exchange itself has recorded whether any byte was sent.
         if tried.as_ref().err().is_none_or(|error| is_sent(error) && !matches!(error, Error::NoProgress(_))) {
             entry.was_sent.set(true);
         }
@@ -67,15 +67,15 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
                 if !is_asked_again || is_over {
                     return Ok(resumable(forward, retrieve, (parts, body), &answer));
                 }
-                // Off its connection, which others need meanwhile.
+                // The response leaves its connection, which other requests need meanwhile.
                 (Ok(Body::small(Response::from_parts(parts, body)).await), REFUSED, answer.retry_after)
             }
-            // It is its client's silence.
+            // The client, not the upstream, is silent.
             Err(error @ Error::NoProgress(_)) if forward.body.waits_for_client() => return Err(error),
-            // It had no more time than was left, and says nothing.
+            // The last try had only the remaining time, so the outcome before it says more.
             Err(Error::NoProgress(_)) if is_over && let Some((last, by)) = last.take() => {
                 metrics.retrieved(&forward.route.name, "expired");
-                // Whoever looks at it has to know whose it is: the last try may have gone by another route.
+                // The session must show the route of the returned outcome: the last try may have used another one.
                 *entry.route.borrow_mut() = by;
                 return last;
             }
@@ -94,7 +94,8 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
         if waiting.is_none() {
             return outcome;
         }
-        // Retrieval may take long from here on: a client that half-closes counts as gone, and makes room for others.
+        // From here on, the download may take long. A client that half-closes counts as gone, and makes room for
+        // others.
         entry.set_ends_half_closed(true);
         metrics.retrieved(&forward.route.name, "retried");
         tokio::time::sleep(backoff::pause(fruitless, after, left(), most, rand::random())).await;
@@ -103,7 +104,7 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
     }
 }
 
-/// One try, which ends where it has been silent for as long as the route allows, or for what is left.
+/// Runs one try, which ends when it is silent for as long as the route allows, or at the deadline.
 async fn watched(
     forward: &Forward<'_>,
     left: Duration,
@@ -125,7 +126,7 @@ async fn watched(
         {
             tokio::time::sleep(rest.max(LOOK)).await;
         }
-        // For whoever judges the endpoint that the try was at, as it is dropped.
+        // Tells passive health checking, which sees the dropped try, whether the endpoint had enough time.
         entry.is_starved.set(patience() >= FAIR);
     };
     let tried = tokio::select! {
@@ -137,20 +138,20 @@ async fn watched(
     tried
 }
 
-/// A worker's clock is no finer.
+/// The resolution of a worker's clock.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// An endpoint that had less time than this is not to blame for its silence.
+/// An endpoint that had less time than this is not at fault for its silence.
 pub(super) const FAIR: Duration = Duration::from_millis(500);
 
-/// A response whose rest can be asked for, where it breaks off.
+/// Wraps a response so that an interruption leads to a request for its rest.
 fn resumable(
     forward: &Forward<'_>,
     retrieve: Retrieve,
     (parts, body): (Parts, Body),
     answer: &Answer,
 ) -> Response<Body> {
-    // What has content may mean another thing by each of its bytes, and they are not there any more.
+    // A request with a body may mean something else on each send, and its body is no longer available.
     let is_bare = forward.entry.facts.method == Method::GET && matches!(forward.body, RequestBody::Empty);
     let body = match Resumable::of(answer).filter(|_| is_bare) {
         Some(rest) if !body.is_end_stream() => Body::Retrieved(Box::new(RetrievedBody::new(

@@ -1,7 +1,6 @@
-//! A request of a live session, asked once more: it is decided anew, by the document of now.
+//! Sends a request of a live session again, after a new decision with the current document.
 //!
-//! In: what is known of the session, and what is asked. Out: the answer to that; and the route that led to it is the
-//! session's from then on.
+//! In: the session's state, and the request to send. Out: the response. The new route becomes the session's route.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::service::{respond, terminate};
 use crate::session;
 use crate::worker::Worker;
 
-/// How its client asked, beside what the facts say.
+/// Properties of the client's request that the facts do not contain.
 #[derive(Clone)]
 pub(super) struct Manner {
     version: Version,
@@ -38,22 +37,22 @@ impl Manner {
     }
 }
 
-/// What is asked.
+/// A request to send again.
 pub(super) struct Question<'a> {
     manner: Manner,
     body: RequestBody,
     interim: Option<Arc<Interim>>,
     amend: Option<Amend>,
-    /// Whose cache it is that amends it. `None`: it means the same whoever is asked.
+    /// The route whose cache made the header changes. `None`: the changes hold for any origin.
     kept_by: Option<&'a Route>,
 }
 
-/// An answer that the document gives itself, not an origin's.
+/// Marks a response that the document defines (`respond`, `redirect`), as opposed to an origin's.
 #[derive(Clone)]
 pub(super) struct OfDocument;
 
 impl<'a> Question<'a> {
-    /// The same once more.
+    /// The same request again.
     pub(super) fn of(forward: &Forward<'a>) -> Self {
         Self {
             manner: Manner::of(&forward.dress),
@@ -64,7 +63,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// For a part of what a request without content brings: `Range`, `If-Range`.
+    /// A request for a part of a response, with `Range` and `If-Range`; the original request had no body.
     pub(super) fn for_part(manner: Manner, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
         let amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
@@ -72,10 +71,10 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Asks.
+/// Sends the request.
 ///
 /// # Errors
-/// As whoever is asked by; no route takes it any more, or one that leads to nobody.
+/// Errors of the next hop; no route matches any longer, or the new route cannot serve the request.
 pub(super) async fn ask(
     worker: &Rc<Worker>,
     entry: &Rc<Entry>,
@@ -87,7 +86,7 @@ pub(super) async fn ask(
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
     let Question { manner: Manner { version, scheme, host }, body, interim, amend, kept_by } = question;
-    // Another route's origin is not asked by what is known of this one's: it might mean its own by the same tag.
+    // Another route's origin must not receive this cache's validators: the same tag may mean other content there.
     let amend = amend.filter(|_| kept_by.is_none_or(|by| hermes_cache::registry::is_one(by, &route)));
     let own = match &route.action {
         Action::Respond(answer) => Some(respond::respond(answer)),

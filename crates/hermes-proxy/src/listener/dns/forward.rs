@@ -1,9 +1,8 @@
-//! A question to another server, and its answer, as they are but for the id.
+//! Forwards a query to another server, with only the ID changed.
 //!
-//! In: a client's question and its message. Out: the answer of the first server that has one. Each attempt
-//! has an id and a port of its own, both drawn at random, and takes nothing but an answer to that very
-//! question from that very server (RFC 5452). By UDP where the client came by UDP: it asks again by TCP
-//! where the answer is cut, and is then asked for by TCP. Bounded in time, whatever servers do.
+//! In: a client's query and its message. Out: the first usable answer. Each attempt uses a random ID and a random port,
+//! and accepts only an answer to this query from this server (RFC 5452). The transport is the client's: after a
+//! truncated answer over UDP, the client repeats its query over TCP. Timeouts limit the whole exchange.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,23 +15,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::worker::Worker;
 
-/// For one server to answer.
+/// Timeout of one server.
 const ATTEMPT: Duration = Duration::from_secs(2);
-/// For the whole: most clients give up after five seconds.
+/// Timeout of the whole query: most clients give up after five seconds.
 const IN_ALL: Duration = Duration::from_millis(4500);
-/// Each server is asked so often.
+/// Number of attempts for each server.
 const ROUNDS: usize = 2;
-/// By TCP there is no bound but that of its length field.
+/// The maximum message size over TCP, which its length field sets.
 const MOST: usize = u16::MAX as usize;
 
-/// How a question goes.
+/// The transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carrier {
     Udp,
     Tcp,
 }
 
-/// Asks the servers in their order. `None` where none of them answers.
+/// Queries the servers in their order. `None` if no server answers.
 pub(super) async fn ask(
     worker: &Worker,
     question: &Question,
@@ -41,7 +40,7 @@ pub(super) async fn ask(
     carrier: Carrier,
 ) -> Option<Bytes> {
     let room = if carrier == Carrier::Udp { question.room() } else { MOST };
-    // What a server said that could not do it, should no other be able to.
+    // A failure response, used if no other server answers.
     let mut failure = None;
     let answered = tokio::time::timeout(IN_ALL, async {
         for server in std::iter::repeat_n(servers, ROUNDS).flatten() {
@@ -64,7 +63,7 @@ pub(super) async fn ask(
     Some(question.pass(answer, room))
 }
 
-/// The message with an id that nobody can guess.
+/// A copy of the message with a random, unpredictable ID.
 fn dressed(message: &Bytes) -> (u16, Vec<u8>) {
     let id = rand::random();
     let mut message = message.to_vec();
@@ -73,7 +72,7 @@ fn dressed(message: &Bytes) -> (u16, Vec<u8>) {
 }
 
 async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
-    // A socket a question: the kernel draws its port, and lets nobody but the server speak to it.
+    // Each query has its own socket: the kernel chooses a random port and accepts datagrams of this server only.
     let socket = udp::connect(server)?;
     own::spare(&socket)?;
     let socket = UdpSocket::from_std(socket)?;

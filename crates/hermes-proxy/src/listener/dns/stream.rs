@@ -1,7 +1,7 @@
-//! DNS over TCP (RFC 7766): messages with their length in front, many at a time on one connection.
+//! DNS over TCP (RFC 7766): length-prefixed messages, many at a time on one connection.
 //!
-//! In: a connection. Out: an answer to each message, as they come, in any order. Bounded: messages under
-//! way on a connection, a message's length, the time for an answer to be taken.
+//! In: a connection. Out: an answer to each message, in the order of completion. Limited: pending messages of a
+//! connection, message size, and the time of a write.
 
 use std::io;
 use std::rc::Rc;
@@ -18,9 +18,9 @@ use crate::listener::http::read_first;
 use crate::live::{Connection, Stage};
 use crate::worker::Worker;
 
-/// Messages of one connection under way: what more there is waits in the socket.
+/// Maximum number of pending messages on one connection. Further messages wait in the socket.
 const MOST: usize = 32;
-/// The longest question, in bytes: a name and the extensions that there are.
+/// Maximum size of a query in bytes: a name and the known extensions.
 const LONGEST: usize = 4096;
 
 /// Serves one connection until it ends.
@@ -57,7 +57,7 @@ async fn answer_all(worker: &Rc<Worker>, connection: &Rc<Connection>, io: &mut I
     }
 }
 
-/// A message that has begun shall end soon; the sweep sees to that.
+/// Starts or stops the timeout of a partial message, which the sweep enforces.
 fn note_stage(worker: &Worker, connection: &Connection, has_begun: bool) {
     match (connection.stage(), has_begun) {
         (Stage::Idle, true) => connection.set_stage(worker, Stage::Head),
@@ -66,7 +66,7 @@ fn note_stage(worker: &Worker, connection: &Connection, has_begun: bool) {
     }
 }
 
-/// Takes the first message, if it is whole.
+/// Takes the first message, if it is complete.
 fn next_message(ahead: &mut BytesMut) -> io::Result<Option<Bytes>> {
     let Some(length) = ahead.first_chunk() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes(*length));

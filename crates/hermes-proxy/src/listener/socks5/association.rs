@@ -1,10 +1,9 @@
-//! UDP ASSOCIATE: the datagrams of one client, each with its target in front (RFC 1928, 7).
+//! UDP ASSOCIATE: the datagrams of one client, each prefixed with its target (RFC 1928, 7).
 //!
-//! In: a control connection, and the datagrams of its client on a socket of its own. Out: a flow for
-//! each target, and its answers with the target's address in front. The association lasts as long
-//! as its connection; its flows end with it. Datagrams of anyone but the client are dropped: by
-//! address, and by port once the client has shown or said which it uses. Fragments are dropped.
-//! Never: over TLS, since the datagrams would go in the clear beside it.
+//! In: a control connection, and the datagrams of its client on a dedicated socket. Out: one flow for each target, with
+//! responses prefixed by the target's address. The association and its flows end with the control connection. Datagrams
+//! of other senders are dropped: by address, and by port once the client has used or announced one. Fragments are
+//! dropped. Never: over TLS, since the datagrams would travel unencrypted beside it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +29,7 @@ use crate::shares::{Holder, Share};
 use crate::stream::ByteStream;
 use crate::worker::{Worker, go_on_later};
 
-/// Turns before other tasks get theirs.
+/// Iterations before other tasks run.
 const ROUNDS: usize = 16;
 
 /// Serves an association until its connection ends.
@@ -50,7 +49,7 @@ pub(super) async fn serve(
     };
     let shares = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
     let shares = shares.unwrap_or_default();
-    // It counts as a flow itself, since it has a socket.
+    // The association itself counts as a flow, since it holds a socket.
     let Some(share) = flows::take(worker, &shares, &client.trust, client.source.ip()) else {
         return refuse(near, Reply::Failed).await;
     };
@@ -75,7 +74,7 @@ pub(super) async fn serve(
     association.end().await;
 }
 
-/// The entry of an association among the flows of its listener.
+/// The association's entry among the flows of its listener.
 struct Place(Rc<Connection>);
 
 /// An association is never idle: its client may use it at any time.
@@ -84,7 +83,7 @@ impl Holder for Place {
         false
     }
 
-    /// An association with flows ends after all single flows.
+    /// An association with flows is displaced after all single flows.
     fn used_at(&self) -> u64 {
         if matches!(self.0.stage(), Stage::Busy(_)) { u64::MAX } else { self.0.used_at() }
     }
@@ -98,7 +97,7 @@ impl Holder for Place {
     }
 }
 
-/// A socket at the address where the client reached us.
+/// Binds a socket at the address where the client reached this node.
 fn relay_socket(client: &Client, near: &ByteStream) -> Result<UdpSocket, (Reply, io::Error)> {
     let ByteStream::Io { io, .. } = near else {
         return Err((Reply::Failed, io::ErrorKind::Unsupported.into()));
@@ -115,8 +114,8 @@ fn relay_socket(client: &Client, near: &ByteStream) -> Result<UdpSocket, (Reply,
     open().map_err(|error| (Reply::Failed, error))
 }
 
-/// Where the client's datagrams come from; port 0 is not known yet. What the client says of its
-/// address is heard only where that is its own as we see it: behind a NAT it is another.
+/// The source address of the client's datagrams; port 0 means unknown. The announced port counts only if the announced
+/// address equals the address seen here: behind NAT they differ.
 fn expected_source(client: &Client, target: &Target) -> SocketAddr {
     let seen = client.source.ip();
     let port = match target.host {
@@ -132,7 +131,7 @@ struct Association {
     client: Rc<Client>,
     socket: Rc<UdpSocket>,
     source: SocketAddr,
-    /// By the header, which is the target.
+    /// The flows, keyed by the datagram header, which names the target.
     table: FlowTable<Bytes>,
     flows: FuturesUnordered<Pin<Box<dyn Future<Output = ()>>>>,
 }
@@ -141,7 +140,7 @@ impl Association {
     /// Ready when the connection has ended.
     fn poll(&mut self, cx: &mut Context<'_>, near: &mut ByteStream) -> Poll<()> {
         for _ in 0..ROUNDS {
-            // Nothing is said on the connection any more, and nothing of it is heard.
+            // The control connection carries no further messages; incoming bytes are discarded.
             let heard = match near.poll_read(cx) {
                 Poll::Ready(Ok(Some(_))) => true,
                 Poll::Ready(Ok(None) | Err(_)) => return Poll::Ready(()),
@@ -192,7 +191,7 @@ impl Association {
         if self.connection.takes_no_more(&self.worker) {
             return self.worker.shared.metrics.dropped("listener-gone", 1);
         }
-        // A copy: the slice would keep a whole message for as long as the flow lasts.
+        // Copied: a slice would keep the whole datagram alive as long as the flow.
         let header = Bytes::copy_from_slice(&header);
         let begun = self.table.begin(header.clone(), (&self.client.trust, source.ip()), &self.socket, payload);
         let Some((queue, share)) = begun else { return };
@@ -206,7 +205,7 @@ impl Association {
         same(source.ip(), self.source.ip()) && (self.source.port() == 0 || self.source.port() == source.port())
     }
 
-    /// The client is done: so are its flows, in order where they can be.
+    /// The control connection has ended, so its flows end too, gracefully if possible.
     async fn end(mut self) {
         let queues: Vec<Rc<FlowQueue>> = self.table.known.values().map(|known| known.queue.clone()).collect();
         queues.iter().for_each(|queue| queue.finish());
@@ -230,7 +229,7 @@ async fn serve_flow(
     let listener = connection.current_listener(&worker);
     let (source, trust) = (flow.peer, &client.trust);
     let origin = Origin { worker: &worker, listener: &listener, source, trust, secure: false };
-    // It was read before: whoever queued the datagram split it there.
+    // The header parses: it was split from a valid datagram.
     let Ok(target) = socks5::datagram_target(&header) else { return };
     let request = from_target(&origin, Kind::Udp, &target.to_string());
     let mut near = Port::Flow(flow);

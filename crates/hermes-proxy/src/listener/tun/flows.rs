@@ -1,13 +1,12 @@
-//! Names through a device as connections and flows: a program has resolved a name, and connects to the address that
-//! stands for it. Each of its TCP connections becomes CONNECT to the name, each of its UDP flows CONNECT-UDP.
+//! Connections to names through a device: a program resolved a name, and connects to the virtual address of the name.
+//! Each TCP connection becomes CONNECT to the name, and each UDP flow becomes CONNECT-UDP.
 //!
-//! In: the packets of a prefix whose addresses stand for names. Out: the same, translated (`ip::Translation`), so that
-//! the kernel serves them at two sockets of the node. A client's SYN waits until the far end has accepted: the program
-//! sees a refusal if the far end refuses, and "unreachable" if no route matches. A connection to port 80 is served as
-//! HTTP, each request decided by itself, unless routes take nothing but tunnels to the name. After a takeover the old
-//! process serves its connections until they end; UDP flows begin anew in the new process.
-//! Bounded: the number of flows (`name-sessions`), the node's connections, the time until the kernel hands a connection
-//! over.
+//! In: the packets of a prefix of virtual addresses. Out: the packets, translated (`ip::Translation`) so that the
+//! kernel serves them at two sockets of the node. A client's SYN waits until the far end has accepted: the program sees
+//! a refusal if the far end refuses, and "unreachable" if no route matches. A connection to port 80 is served as HTTP
+//! and each request is decided separately, unless routes match only tunnels to the name. After a takeover, the old
+//! process serves its connections until they end; UDP flows begin again in the new process. Limited: flows
+//! (`name-sessions`), connections of the node, and the time until the kernel hands a connection over.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -45,26 +44,26 @@ use crate::worker::Worker;
 
 /// The port of HTTP without TLS.
 const HTTP_PORT: u16 = 80;
-/// The maximum time from the client's SYN until the kernel hands the connection over; after it the client has left.
+/// Maximum time from the client's SYN until the kernel hands the connection over; afterwards the client has left.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the tasks of one prefix share.
+/// The state shared by the tasks of one prefix.
 struct Flows {
     worker: Rc<Worker>,
     listener: Arc<str>,
     local: Rc<LocalDevice>,
     translation: Rc<RefCell<Translation>>,
-    /// The tasks that wait for the connection from an alias.
+    /// The tasks that wait for a connection, by alias.
     expected: RefCell<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
     /// The connections of TCP flows, by alias.
     connections: RefCell<HashMap<SocketAddr, Rc<Connection>>>,
-    /// A connection has ended.
+    /// Notified when a connection ends.
     closed: Notify,
     /// Set when the prefix is no longer served.
     ended: watch::Sender<bool>,
 }
 
-/// Serves a prefix until its end, and ends `before` when this task takes over the packets.
+/// Serves a prefix until its end. `before` ends once this task takes over the packets.
 pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
@@ -134,7 +133,7 @@ pub(super) async fn capture(
 
 type Sockets = (TcpListener, UdpSocket, Translation);
 
-/// Opens the two sockets, bound to the device whatever the routes are.
+/// Opens the two sockets, bound to the device regardless of the routing table.
 fn open_sockets(own: SocketAddr, device: &str) -> io::Result<Sockets> {
     let accepting = tcp::listen_on_device(own, device)?;
     let receiving = udp::listen_on_device(own, device)?;
@@ -143,7 +142,7 @@ fn open_sockets(own: SocketAddr, device: &str) -> io::Result<Sockets> {
 }
 
 impl Flows {
-    /// Translates a batch, and begins new flows.
+    /// Translates a batch of packets and begins new flows.
     async fn take(self: &Rc<Self>, packets: VecDeque<Bytes>) {
         let mut translated: VecDeque<Bytes> = packets.into_iter().filter_map(|packet| self.take_one(packet)).collect();
         let dropped = |reason, count| self.worker.shared.metrics.dropped(reason, count);
@@ -153,7 +152,7 @@ impl Flows {
         }
     }
 
-    /// Translates one packet. `None` if nothing goes into the device for it.
+    /// Translates one packet. `None` if the device receives no packet for it.
     fn take_one(self: &Rc<Self>, packet: Bytes) -> Option<Bytes> {
         let Ok(header) = ip::parse(&packet) else {
             self.worker.shared.metrics.dropped("malformed-packet", 1);
@@ -169,7 +168,8 @@ impl Flows {
                 return (outcome == Outcome::Rewritten).then(|| changed.freeze());
             }
             Outcome::Begins(_) | Outcome::Waits => {}
-            // It may belong to a connection of the predecessor, which had the device before the takeover.
+            // The packet may belong to a connection of the previous process, which owned the device before the
+            // takeover.
             Outcome::Unknown if header.protocol == ip::TCP => {
                 let packet = changed.freeze();
                 if self.local.pass_to_predecessor(&packet) {
@@ -183,7 +183,7 @@ impl Flows {
         None
     }
 
-    /// Begins a flow with its first packet. False where it was refused.
+    /// Begins a flow with its first packet. False if the flow was refused.
     fn begin(self: &Rc<Self>, key: FlowKey, packet: &[u8], now: u64) -> bool {
         let Some(name) = self.worker.name_of(key.target.ip()) else {
             self.local.refuse(&self.worker, packet, "no-name");
@@ -218,7 +218,7 @@ impl Flows {
         !displaced.is_empty()
     }
 
-    /// False if the node's table of connections has no room.
+    /// Begins a TCP connection. False if the node's connection table is full.
     fn begin_connection(self: &Rc<Self>, key: FlowKey, alias: SocketAddr, syn: &[u8], name: Arc<str>) -> bool {
         let Some(listener) = self.worker.generation().listener(&self.listener).cloned() else { return false };
         let Some(guard) = ConnectionGuard::take(&self.worker, listener, key.client, &Trust::Anonymous) else {
@@ -244,7 +244,7 @@ impl Flows {
         true
     }
 
-    /// Opens the far end, then lets the client's SYN go to our socket, and relays.
+    /// Opens the far end, then delivers the client's SYN to the node's socket, and relays.
     async fn serve(&self, guard: &ConnectionGuard, key: FlowKey, syn: &Bytes) {
         let (worker, connection) = (&self.worker, &guard.connection);
         connection.set_stage(worker, Stage::Idle);
@@ -286,7 +286,7 @@ impl Flows {
         }
     }
 
-    /// Lets the client's SYN go to our socket. `None`: the client has left.
+    /// Delivers the client's SYN to the node's socket. `None`: the client has left.
     async fn accept(&self, key: FlowKey, syn: &Bytes) -> Option<TcpStream> {
         let (tell, told) = oneshot::channel();
         let header = ip::parse(syn).ok()?;
@@ -306,7 +306,7 @@ impl Flows {
         tokio::time::timeout(HANDOVER_TIMEOUT, told).await.ok()?.ok()
     }
 
-    /// Hands a connection to the task that waits for it, or closes it if none does.
+    /// Hands a connection to the task that waits for it, or closes it if no task waits.
     fn hand_over(&self, accepted: io::Result<(TcpStream, SocketAddr)>) {
         match accepted {
             Ok((tcp, alias)) => {
@@ -321,7 +321,7 @@ impl Flows {
         }
     }
 
-    /// Answers a SYN as the far end would have: refused, forbidden, or unreachable.
+    /// Answers a SYN as the far end would: refused, prohibited, or unreachable.
     fn refuse(&self, syn: &[u8], reply: Reply) {
         let Ok(header) = ip::parse(syn) else { return };
         let error = |trouble| ip::icmp_error(syn, &header, trouble, header.destination);
@@ -335,13 +335,13 @@ impl Flows {
 
     fn answer(&self, packet: Option<Vec<u8>>) {
         if let Some(packet) = packet.filter(|_| self.worker.takes_answer()) {
-            // The queue may drop it, like any packet.
+            // The queue may drop the answer, like any packet.
             let _ = self.local.queue.try_send(&[packet.into()]);
         }
     }
 }
 
-/// True if a connection is served as HTTP: it is to port 80, unless routes accept only tunnels to the name.
+/// True if a connection is served as HTTP: it targets port 80, and routes accept more than tunnels to the name.
 fn is_http(worker: &Worker, tunnel: &Request<'_>, key: FlowKey) -> bool {
     let snapshot = &worker.generation().snapshot;
     let acts = |facts: &Facts| matches!(decide(facts, snapshot), Decision::Act(_));

@@ -1,9 +1,9 @@
-//! Names through a device: a program asked DNS, and sends packets to an address that stands for a name.
+//! Packets to names: a program resolved a name, and sends packets to the virtual address of the name.
 //!
-//! In: a captured prefix whose addresses stand for names. Out: for each that is sent something a session for its name,
-//! decided by the routes like any; its packets wait until that is open. A session ends when it is silent for long, and
-//! begins again with the next packet. Where none is to be had, senders are told that no way leads there, and the log why.
-//! Bounded: sessions of a prefix, packets that wait for one, tries in a time.
+//! In: a captured prefix of virtual addresses. Out: one session for each address that receives packets, routed by its
+//! name. Packets wait until the session is open. An idle session ends, and the next packet begins a new one. If no
+//! session can open, senders receive ICMP unreachable and the log reports the reason. Limited: sessions of a prefix,
+//! packets that wait for a session, and the rate of attempts.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -35,35 +35,35 @@ use crate::shares::{self, Bound, Holder, Share, Shares};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
-/// A session that is silent for so long ends, where its route does not say: as one of TCP, which it may carry.
+/// Default idle timeout, if the route sets none. The value suits TCP, which the session may carry.
 const IDLE: Duration = Duration::from_secs(60 * 60);
 
-/// What is known of an address.
+/// The state of an address.
 enum Talk {
-    /// A session is open, or on its way.
+    /// A session is open or opening.
     Open { number: u64, mailbox: Arc<Mailbox>, pause: Duration, place: Place },
-    /// None could be opened, and none is tried before this time.
+    /// No session could open, and none is attempted before this time.
     Resting { until: u64, pause: Duration, reason: Option<String>, place: Place },
 }
 
-/// An address's entry among the sessions of its prefix: it is the client's whose packet began the session.
+/// An address's entry among the sessions of its prefix. It counts for the client whose packet began the session.
 struct Place {
     share: Share,
     session: Rc<NameSession>,
 }
 
-/// The session of one address, as what may be displaced.
+/// The session of one address, as seen by displacement.
 struct NameSession {
-    /// Set once it is open.
+    /// Set once the session is open.
     entry: RefCell<Option<Rc<Entry>>>,
-    /// When it began, or ended in vain.
+    /// The time when the session began, or failed.
     since: Cell<u64>,
     is_resting: Cell<bool>,
     displaced: Signal<()>,
 }
 
 impl NameSession {
-    /// Waits until it is displaced before it is open. An open one ends as any session does.
+    /// Waits until the session is displaced while opening. An open session ends like any other.
     async fn displaced_unopened(&self) {
         self.displaced.wait().await;
         if self.entry.borrow().is_some() {
@@ -95,7 +95,7 @@ impl Holder for NameSession {
     }
 }
 
-/// How one ended.
+/// The end of one session.
 struct Ended {
     address: IpAddr,
     number: u64,
@@ -103,11 +103,11 @@ struct Ended {
     over: Over,
 }
 
-/// Of one session.
+/// The outcome of one session.
 enum Over {
-    /// It was open for a while, or ended since nobody used it.
+    /// The session was open for a while, or ended because it was idle.
     Used,
-    /// There was none, or not for long: why, where somebody has to know.
+    /// The session did not open or ended early, with the reason if it must be reported.
     Lost(Option<Lost>),
 }
 
@@ -119,13 +119,13 @@ struct Names {
     owner: Owner,
     talks: HashMap<IpAddr, Talk>,
     shares: Arc<Shares>,
-    /// Counts them.
+    /// Numbers the sessions.
     begun: u64,
     outage: Rc<Outage>,
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Ended>>>>,
 }
 
-/// Serves a prefix until its end; `before` is told to end when this one takes the packets.
+/// Serves a prefix until its end. `before` ends once this capture takes over the packets.
 pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
@@ -148,10 +148,10 @@ pub(super) async fn capture(
             _ = ending.wait() => return,
             Some(ended) = names.running.next(), if !names.running.is_empty() => names.end(ended),
             packets = names.newcomers.next() => {
-                // Where the device is gone, whoever makes it again captures again.
+                // The device was removed. A new capture begins when it is created again.
                 let Some(packets) = packets else { return };
                 packets.into_iter().for_each(|packet| names.take(packet));
-                // Whoever sends without end is not the only one here.
+                // Yields, so that a sender without pause does not starve other tasks.
                 tokio::task::yield_now().await;
             }
         }
@@ -159,7 +159,7 @@ pub(super) async fn capture(
 }
 
 impl Names {
-    /// A packet for an address that no session has, or had none a moment ago.
+    /// Handles a packet for an address that had no session a moment ago.
     fn take(&mut self, packet: Bytes) {
         let Some((client, address)) = ip::ends(&packet) else {
             return self.worker.shared.metrics.dropped("malformed-packet", 1);
@@ -167,7 +167,7 @@ impl Names {
         let now = self.worker.now();
         let (pause, lacked) = match self.talks.get(&address) {
             Some(Talk::Open { mailbox, .. }) if !mailbox.is_closed() => return self.post(mailbox, packet),
-            // The old one is on its way out, and nothing was wrong with it.
+            // The old session is ending because it was idle; a new one may begin at once.
             Some(Talk::Open { place, .. }) if fell_silent(&place.session) => (FIRST_PAUSE, None),
             Some(Talk::Open { .. }) => return self.refuse(&packet, "no-session"),
             Some(Talk::Resting { until, .. }) if *until > now => return self.refuse(&packet, "no-session"),
@@ -193,7 +193,7 @@ impl Names {
         }
     }
 
-    /// Takes an entry for an address that a client sends to, or the one that the address has.
+    /// Takes an entry for an address that a client sends to, or reuses the address's entry.
     fn take_place(&mut self, address: IpAddr, client: IpAddr, now: u64) -> Option<Place> {
         let of_address = match self.talks.remove(&address) {
             Some(Talk::Open { place, .. } | Talk::Resting { place, .. }) if !place.session.is_ending() => {
@@ -217,7 +217,7 @@ impl Names {
         Some(Place { share, session })
     }
 
-    /// `lacked`: why it had none when it was last tried.
+    /// Begins a session. `lacked`: the reason why the previous attempt failed.
     fn begin(
         &mut self,
         address: IpAddr,
@@ -262,7 +262,7 @@ impl Names {
         if let Over::Lost(Some(lost)) = &over {
             self.outage.goes_on(&self.worker, &self.listener, &name, lost);
         }
-        // Another one may have its place already.
+        // A newer session may already hold the entry.
         let is_current = |talk: &Talk| matches!(talk, Talk::Open { number: current, .. } if *current == number);
         if !self.talks.get(&address).is_some_and(is_current) {
             return;
@@ -288,7 +288,8 @@ fn fell_silent(session: &NameSession) -> bool {
         || session.entry.borrow().as_ref().is_some_and(|entry| matches!(entry.end.get(), Some(Error::Idle(_))))
 }
 
-/// One session. The name is held as long: nobody else gets its address. `settled` is called when it has lasted.
+/// Runs one session. The session holds the name, so no other name receives its address. `settled` is called once the
+/// session is established.
 async fn serve(
     worker: &Rc<Worker>,
     listener: &Arc<Listener>,

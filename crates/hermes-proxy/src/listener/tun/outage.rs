@@ -1,7 +1,7 @@
-//! A capture without a tunnel, or a name's: what the program's log says of it.
+//! Log messages about captures without a tunnel.
 //!
-//! In: how each try and each tunnel ended. Out: a warning with the reason and what to do, at once and then seldom for as
-//! long as it lasts; a word when it is over. Never: a warning of what this node has ended itself.
+//! In: the outcome of each attempt and each tunnel. Out: a warning with reason and remedy, at once and then at a low
+//! rate while the outage lasts; a message when it ends. Never: a warning about a tunnel that this node ended itself.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -19,28 +19,28 @@ use crate::live::Entry;
 use crate::seldom::Seldom;
 use crate::worker::Worker;
 
-/// Between two warnings of one outage.
+/// Minimum interval between two warnings about one outage.
 const APART: Duration = Duration::from_secs(60);
-/// A tunnel that has lasted so long is one: its far end has had the time to refuse it.
+/// A tunnel that lasts this long counts as established, since its far end had time to refuse it.
 pub(super) const SETTLED: Duration = Duration::from_secs(1);
 
-/// What to do where another node says no.
+/// The remedy for a refusal by another node.
 const THEIRS: &str =
     "ask `hermes explain --kind ip --network` (or `--authority`) with the document of the node that says so";
 
-/// Why there is no tunnel.
+/// The reason for a missing tunnel, with its remedy.
 pub(super) struct Lost {
     reason: String,
     remedy: &'static str,
 }
 
 impl Lost {
-    /// In words, without a remedy.
+    /// The reason without the remedy.
     pub(super) fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// One that was not opened, or broke, for this reason. `None` where this node wanted it so.
+    /// The reason for a tunnel that failed to open or broke. `None` if this node intended it.
     pub(super) fn by(error: &Error) -> Option<Self> {
         let remedy = match error {
             Error::Idle(_) | Error::Reconfigured(_) | Error::Draining => return None,
@@ -69,7 +69,7 @@ impl Lost {
         Some(Self { reason: error.to_string(), remedy })
     }
 
-    /// One that was answered, but not opened.
+    /// The reason for a tunnel whose request received a response other than success.
     pub(super) fn answered(response: &Response<ResponseBody>) -> Option<Self> {
         let entry = response.body().entry();
         if let Some(error) = entry.failure() {
@@ -82,7 +82,7 @@ impl Lost {
         Some(Self { reason: format!("{peer} answers {status}{theirs}"), remedy: THEIRS })
     }
 
-    /// One that was open, and is over.
+    /// The reason for the end of an open tunnel. `None` if this node intended it.
     pub(super) fn over(entry: &Entry) -> Option<Self> {
         match entry.failure().or_else(|| entry.end.get()) {
             Some(error) => Self::by(&error),
@@ -95,7 +95,7 @@ impl Lost {
     }
 }
 
-/// What helps where no connection could be made.
+/// The remedy for a failed connection.
 fn unconnected(source: &io::Error) -> &'static str {
     if Fault::of(source).is_some() {
         return "see whether the upstream's `tls` names that node, and both certificates are of one overlay and not over";
@@ -117,23 +117,24 @@ fn unconnected(source: &io::Error) -> &'static str {
     }
 }
 
-/// Of one capture; or of all names of one.
+/// The outage of one capture, or of all names of one capture.
 #[derive(Default)]
 pub(super) struct Outage {
-    /// What was told, while it lasts. Another reason is news: whoever mends one thing learns of the next.
+    /// The reported reasons while the outage lasts. A new reason is reported at once: after fixing one problem, the
+    /// operator sees the next.
     told: RefCell<Vec<(String, Seldom)>>,
 }
 
-/// Reasons of one outage that are told of each by itself. Names may have many; with more, all others are as one.
+/// Maximum number of reasons that are logged separately. Names can have many reasons; all further ones share an entry.
 const MOST_REASONS: usize = 8;
 
 impl Outage {
-    /// It was told of.
+    /// True if an outage was reported and has not ended.
     pub(super) fn lasts(&self) -> bool {
         !self.told.borrow().is_empty()
     }
 
-    /// There is no tunnel, or none any more, to `whom`: a network, or a name.
+    /// Reports a missing tunnel to `whom`: a network or a name.
     pub(super) fn goes_on(&self, worker: &Worker, listener: &Listener, whom: &dyn Display, lost: &Lost) {
         let Lost { reason, remedy } = lost;
         let mut told = self.told.borrow_mut();
@@ -150,7 +151,7 @@ impl Outage {
         }
     }
 
-    /// There is one again where there was none for this reason; `None`: for whichever.
+    /// Reports a tunnel that is open again. `reason` is the cause that ended; `None` means all causes.
     pub(super) fn ends(&self, listener: &Listener, whom: &dyn Display, reason: Option<&str>) {
         self.told.borrow_mut().retain(|(known, _)| reason.is_some_and(|reason| reason != known));
         tracing::info!(listener = %listener.name, network = %whom, "packets are captured again");

@@ -1,14 +1,13 @@
-//! The head of a forwarded request: what the next hop is told.
+//! Builds the head of a forwarded request.
 //!
-//! In: the facts of a session, its route, and whether the next hop is a node. Out: a head for h1 or
-//! h2. Made anew for each attempt, since attempts may go to different kinds of endpoints.
-//! Order matters: the hop's fields go first, then tracing and `Via` are set, then the overlay's own
-//! fields go where the next hop is no node, and the route's rewrite comes last, so that a route can
-//! set what the steps before took away.
+//! In: the facts of a session, its route, and whether the next hop is a node. Out: a head for HTTP/1.1 or HTTP/2. Each
+//! attempt builds a new head, since attempts may reach different kinds of endpoints. The order matters. Hop-by-hop
+//! fields are removed first, then tracing and `Via` are set. Overlay fields are removed if the next hop is not a node.
+//! The route's rewrite comes last, so that a route can set fields that earlier steps removed.
 
-use hermes_model::alike::remove_where;
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
+use hermes_model::field_collision::remove_where;
 use hermes_model::rewrite::{Head, Rewrite, Vars};
 use hermes_wire::traceparent::Traceparent;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
@@ -24,7 +23,7 @@ use crate::service::max_forwards;
 use crate::upstream::UpstreamState;
 use crate::upstream::pool::{H1Connection, Leased};
 
-/// What heads of a session are made with, beside its facts.
+/// Inputs for the heads of a session, beside its facts.
 #[derive(Clone)]
 pub(crate) struct Dress<'a> {
     pub(crate) node: &'a str,
@@ -32,23 +31,23 @@ pub(crate) struct Dress<'a> {
     pub(crate) rewrite: Option<&'a Rewrite>,
     pub(crate) version: Version,
     pub(crate) scheme: &'a Scheme,
-    /// The authority as the client spelled it.
+    /// The authority in the client's spelling.
     pub(crate) host: &'a HeaderValue,
     pub(crate) trace: Traceparent,
     /// The next hop is a forward proxy.
     pub(crate) to_proxy: bool,
-    /// What a cache asks in the client's place.
+    /// Overrides of a cache that revalidates or fetches on behalf of the client.
     pub(crate) amend: Option<Amend>,
 }
 
-/// Fields that a cache asks with, or who asks for the rest of an answer, instead of the client's.
+/// Header changes by the cache, or by a resumed download that requests the rest of a response.
 #[derive(Clone)]
 pub(crate) struct Amend {
     pub(crate) remove: [HeaderName; 4],
     pub(crate) set: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// A head on its way out.
+/// An outgoing request head.
 pub(crate) struct Outgoing {
     pub(crate) method: Method,
     pub(crate) scheme: Scheme,
@@ -57,15 +56,15 @@ pub(crate) struct Outgoing {
     pub(crate) fields: HeaderMap,
     /// The authority as a field value.
     pub(crate) host: HeaderValue,
-    /// HTTP/1.1 names the origin in the target (RFC 9112, section 3.2.2).
+    /// The HTTP/1.1 target is in absolute form (RFC 9112, section 3.2.2).
     pub(crate) is_absolute: bool,
 }
 
 impl Outgoing {
-    /// Makes the head of one attempt.
+    /// Builds the head for one attempt.
     ///
     /// # Errors
-    /// The route's rewrite yields something that cannot be sent.
+    /// The route's rewrite produces an invalid head.
     pub(crate) fn new(entry: &Entry, dress: &Dress<'_>, is_node: bool) -> Result<Self, Error> {
         let facts = &*entry.facts;
         let mut fields = facts.headers.clone();
@@ -73,7 +72,7 @@ impl Outgoing {
             *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !dress.to_proxy)
         };
         remove_where(&mut fields, ends_here);
-        if let Some(told) = facts.told.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
+        if let Some(told) = facts.announced_network.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
         dress.via.append(&mut fields, dress.version);
@@ -118,7 +117,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// An HTTP/1.1 request.
+    /// Converts to an HTTP/1.1 request.
     pub(crate) fn into_h1(mut self, body: Attempt, connection: &H1Connection, is_node: bool) -> HttpRequest<Attempt> {
         headers::join_cookies(&mut self.fields);
         let mut request = HttpRequest::new(body);
@@ -129,16 +128,16 @@ impl Outgoing {
         request
     }
 
-    /// The target of an HTTP/1.1 request other than CONNECT. In absolute form for a forward proxy, and for a node if
-    /// the connection implies another scheme than the request's, since the scheme decides the default port (RFC 9112,
-    /// section 3.2.2).
+    /// The target of an HTTP/1.1 request other than CONNECT. The absolute form is used for a forward proxy. A node also
+    /// receives it if the connection implies a different scheme, which decides the default port (RFC 9112, section
+    /// 3.2.2).
     pub(crate) fn h1_target(&self, connection: &H1Connection, is_node: bool) -> Uri {
         let is_absolute = self.is_absolute || is_node && self.scheme != connection.scheme();
         // `OPTIONS *` addresses the recipient itself.
         if is_absolute && self.path != "*" { self.uri() } else { Uri::from(self.path.clone()) }
     }
 
-    /// An HTTP/2 request.
+    /// Converts to an HTTP/2 request.
     pub(crate) fn into_h2(mut self) -> HttpRequest<()> {
         let mut request = HttpRequest::new(());
         *request.uri_mut() = self.uri();
@@ -148,7 +147,7 @@ impl Outgoing {
         request
     }
 
-    /// Scheme, authority and path in one.
+    /// The URI with scheme, authority and path.
     pub(crate) fn uri(&self) -> Uri {
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(self.scheme.clone());
@@ -158,8 +157,8 @@ impl Outgoing {
     }
 }
 
-/// Is the far end a node of the overlay? The document says so, or TLS proved it, or it speaks
-/// plaintext h2 and offers what nodes offer and origins do not: extended CONNECT.
+/// True if the next hop is a node of the overlay: the document states it, TLS proved it, or the peer speaks plaintext
+/// HTTP/2 and offers extended CONNECT, which nodes do and origins do not.
 pub(crate) fn is_node(upstream: &UpstreamState, leased: &Leased) -> bool {
     if let Some(says) = upstream.config.overlay {
         return says;
@@ -172,10 +171,10 @@ pub(crate) fn is_node(upstream: &UpstreamState, leased: &Leased) -> bool {
     }
 }
 
-/// Cleans a response's head on its way back.
+/// Cleans a response head on its way back to the client.
 ///
 /// # Errors
-/// The route's rewrite yields something that cannot be sent.
+/// The route's rewrite produces an invalid head.
 pub(crate) fn clean_response(
     response: &mut http::response::Parts,
     via: &Via,

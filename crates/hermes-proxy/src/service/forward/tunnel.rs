@@ -1,8 +1,8 @@
-//! Opens a tunnel through the next proxy: CONNECT, extended CONNECT, Upgrade or POST; or a bare
-//! TCP connection where the upstream is one.
+//! Opens a tunnel through the next proxy: by CONNECT, extended CONNECT, Upgrade or POST, or as a plain TCP connection
+//! if the upstream's protocol is `tcp`.
 //!
-//! In: a request that asks for a tunnel. Out: a byte stream, and the next proxy's response head.
-//! The tunnel's payload is not looked at here: capsules pass as bytes (RFC 9297, 3.2).
+//! In: a request for a tunnel. Out: a byte stream, and the next proxy's response head. This file does not interpret the
+//! payload: capsules pass as bytes (RFC 9297, 3.2).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,57 +31,57 @@ use crate::upstream::exchange::{self, ExchangeBody, Place};
 use crate::upstream::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
 use crate::upstream::{Endpoint, InFlight, Seat, UpstreamState};
 
-/// What asking for a tunnel came to.
+/// The outcome of a tunnel request.
 pub(crate) enum Opened {
-    /// It is open. `head` is what the next proxy said; `None` where there is none (bare TCP).
+    /// The tunnel is open. `head` is the response of the next proxy; `None` for plain TCP.
     Tunnel { stream: ByteStream, head: Option<Parts> },
-    /// The next proxy or the origin answered otherwise: its answer is the client's.
+    /// The next proxy or the origin sent another response, which the client receives.
     Answer(Response<Body>),
 }
 
-/// How an endpoint is asked.
+/// The parameters of one attempt.
 #[derive(Clone, Copy)]
 struct Attempt {
-    /// By a connection that was never used.
+    /// Use a new connection.
     fresh: bool,
-    /// A connection to it is waited for so long; `None`: as long as the route says.
+    /// Timeout of the connection; `None`: the route's.
     within: Option<Duration>,
-    /// The endpoint gets a WebSocket key over HTTP/2 and HTTP/3 too.
+    /// The endpoint receives a WebSocket key over HTTP/2 and HTTP/3 too.
     gives_key: bool,
 }
 
-/// How a stream of a shared connection becomes a tunnel.
+/// The way in which a stream of a shared connection becomes a tunnel.
 #[derive(Clone, Copy)]
 struct Manner {
     by_post: bool,
-    /// A WebSocket request has a key, although RFC 8441, section 5, requires none.
+    /// A WebSocket request carries a key, although RFC 8441, section 5, requires none.
     gives_key: bool,
 }
 
-/// What is to be known of an attempt besides.
+/// Facts about an attempt that the retry decision needs.
 #[derive(Default)]
 struct Told {
-    /// The connection had been idle, or its peer was about to go.
+    /// The connection was idle before, or its peer was closing.
     is_stale: bool,
-    /// It failed with the dial of somebody else.
+    /// Another request's dial failed, and this one shared it.
     was_others: bool,
-    /// A node was asked, and says that its own way is dead.
+    /// The endpoint is a node, and reports that its own path is dead.
     is_unsent: bool,
-    /// The WebSocket request had no key.
+    /// The WebSocket request carried no key.
     lacks_key: bool,
 }
 
-/// An endpoint that was about to go is waited for so long where there are others: over HTTP/3 perhaps nobody says that
-/// nothing listens there any more, and what the flow has now does not last. Time for a first packet that is lost and sent
-/// again after a second (RFC 6298, section 2; RFC 9002, section 6.2.2), also by TCP after QUIC's head start.
+/// Timeout for an endpoint that was shutting down, if there are other endpoints. Over HTTP/3, a closed port may be
+/// silent, and the flow's current tunnel ends soon. The time suffices for a lost first packet that is retransmitted
+/// after a second (RFC 6298, section 2; RFC 9002, section 6.2.2), also over TCP after QUIC's head start.
 const AGAIN: Duration = Duration::from_secs(2);
 
 impl Forward<'_> {
-    /// Opens a tunnel to one of the endpoints. An endpoint that cannot be reached is followed by
-    /// another one: nothing of the tunnel's payload was looked at yet.
+    /// Opens a tunnel to one of the endpoints. If an endpoint is unreachable, the next one is tried: no payload was
+    /// sent yet.
     ///
     /// # Errors
-    /// The last attempt's.
+    /// The error of the last attempt.
     pub(crate) async fn tunnel(
         &self,
         upstream: &Arc<UpstreamState>,
@@ -91,8 +91,8 @@ impl Forward<'_> {
         let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts).max(upstream.failovers() as u32);
         let mut avoid = Vec::new();
         let (mut fresh, mut went_back, mut gives_key, mut dead) = (false, false, false, None);
-        // A flow that is opened anew stays with its endpoint, where another process may be by now: behind another one
-        // it may have another address.
+        // A reopened flow stays with its endpoint, where a new process may run by now. Through another endpoint its
+        // public address could change.
         let mut before = self.entry.peer.borrow().clone();
         loop {
             let now = self.worker.shared.now();
@@ -104,17 +104,18 @@ impl Forward<'_> {
             self.entry.tries.set(avoid.len() as u32 + 1);
             let mut told = Told::default();
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
-            // A move has no more time than a connection has: some of it is the others'.
+            // A reopening takes at most half of the connect timeout, so that other endpoints still get a try.
             let again_within = AGAIN.min(self.route.timeout.connect / 2);
             let attempt = Attempt { fresh, within: is_doubtful.then_some(again_within), gives_key };
             let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut told).await;
-            // The process that goes may have taken the new connection in its last moment: the next one is its successor's.
+            // The old process may accept the new connection just before it exits. The next connection reaches its
+            // successor.
             if again.is_some() && !fresh && is_put_off(&opened) {
                 (fresh, before) = (true, Some(upstream.endpoints[index].label.clone()));
                 continue;
             }
             match opened {
-                // nghttpx accepts no key over HTTP/2; Envoy adds none for its origin, which requires one.
+                // nghttpx rejects a key over HTTP/2. Envoy adds none for its origin, which requires one.
                 Ok(Opened::Answer(answer)) if told.lacks_key && answer.status() == StatusCode::BAD_REQUEST => {
                     (gives_key, before) = (true, Some(upstream.endpoints[index].label.clone()));
                 }
@@ -135,7 +136,8 @@ impl Forward<'_> {
                     self.entry.ahead.set(early.and_then(Early::into_ahead));
                     return Ok(opened);
                 }
-                // Free of charge: the peer was done with its connection, or accepted it just before it went.
+                // This repeat does not count as a retry: the peer closed the connection, or accepted it just before it
+                // shut down.
                 Err(error) if told.is_stale && !fresh && super::is_untouched(&error) && self.body.can_be_sent() => {
                     fresh = true;
                 }
@@ -145,11 +147,11 @@ impl Forward<'_> {
                     if connects && !told.was_others {
                         self.blame(upstream, index);
                     }
-                    // It does not rest: as soon as it is back it is known to be.
+                    // The endpoint is not ejected: its next reverse connection shows that it has returned.
                     let connects = connects || matches!(error, Error::NotConnected { .. });
                     avoid.push(index);
                     fresh = false;
-                    // Another endpoint may do better; the only one gets its second try by policy alone.
+                    // Another endpoint may succeed. A single endpoint gets a second try only if the route has `retry`.
                     let others = upstream.endpoints.len() > avoid.len() || self.route.retry.is_some();
                     if !connects || !others || avoid.len() as u32 >= attempts || !self.body.can_be_sent() {
                         return Err(error);
@@ -162,10 +164,10 @@ impl Forward<'_> {
         }
     }
 
-    /// Opens a tunnel to an origin that the request or its route names: an upgrade, on a connection of its own.
+    /// Opens a tunnel to the origin that the request or its route names: an upgrade, on a dedicated connection.
     ///
     /// # Errors
-    /// No address in reach, no connection, no answer.
+    /// No address within `reach`, no connection, or no response.
     pub(crate) async fn tunnel_to_origin(&self, to: &Destination<'_>, owner: u64, ask: &Ask) -> Result<Opened, Error> {
         *self.entry.peer.borrow_mut() = Some(to.label.clone());
         let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
@@ -255,7 +257,7 @@ impl Forward<'_> {
         told.lacks_key = connection.is_some()
             && matches!(ask, Ask::Upgrade(name) if &**name == "websocket")
             && !(is_node || attempt.gives_key);
-        // Another endpoint is tried before the same one is repeated.
+        // Other endpoints are tried before the same one is repeated.
         let repeats = || upstream.endpoints.len() == 1 && opened.as_ref().is_err_and(super::is_untouched);
         told.is_stale |= connection.is_some_and(|connection| connection.is_closed() || repeats());
         if let Ok(Opened::Answer(response)) = &opened {
@@ -264,11 +266,11 @@ impl Forward<'_> {
         opened
     }
 
-    /// Replaces a shared connection that the upgrade cannot use by one of HTTP/1.1: most HTTP/2 origins accept
-    /// WebSockets only there, and only there an upgrade has a body before the switch.
+    /// Replaces a shared connection that cannot carry the upgrade by one of HTTP/1.1. Most HTTP/2 origins accept
+    /// WebSockets only there, and only there can an upgrade have a body before the switch.
     ///
     /// # Errors
-    /// The endpoint cannot be dialled, and the request is nothing without its upgrade.
+    /// The endpoint cannot be dialled, and the request is useless without its upgrade.
     async fn suit_upgrade(
         &self,
         upstream: &UpstreamState,
@@ -283,14 +285,14 @@ impl Forward<'_> {
         }
         match Box::pin(pool.dial_h1_instead(self.worker, wish)).await {
             Ok(connection) => Ok(Leased::H1(connection)),
-            // A peer without HTTP/1.1 gets the request without its upgrade.
+            // A peer without HTTP/1.1 receives the request without its upgrade.
             Err(_) if !self.is_extended_connect(head::is_node(upstream, &leased)) => Ok(leased),
             Err(error) => Err(error),
         }
     }
 
-    /// True if the upgrade is tried over a connection of HTTP/1.1. One that extended CONNECT cannot carry needs it, but a
-    /// body is not risked on a peer that may not speak HTTP/1.1: nodes do, and over TLS the handshake tells.
+    /// True if the upgrade should use HTTP/1.1, because extended CONNECT cannot carry it. A body is sent so only if the
+    /// peer speaks HTTP/1.1: nodes do, and over TLS the handshake tells.
     fn needs_h1(&self, upstream: &UpstreamState, leased: &Leased, takes_upgrades: bool) -> bool {
         let is_node = head::is_node(upstream, leased);
         if self.is_extended_connect(is_node) {
@@ -299,15 +301,15 @@ impl Forward<'_> {
         is_node || upstream.tls.is_some()
     }
 
-    /// True if extended CONNECT can carry the upgrade: it has no body before the tunnel, and only a node is told a method
-    /// (RFC 8441, section 4).
+    /// True if extended CONNECT can carry the upgrade. There must be no body before the tunnel, and the method must be
+    /// GET, unless the peer is a node, which learns the method from a header (RFC 8441, section 4).
     fn is_extended_connect(&self, is_node: bool) -> bool {
         self.entry.facts.kind != Kind::Http
             || matches!(self.body, RequestBody::Empty) && (is_node || self.entry.facts.method == Method::GET)
     }
 
-    /// As [`Self::is_extended_connect`], and tells a node the method. An upgrade that does not fit, to a peer that cannot
-    /// be dialled, becomes an ordinary request: a server may ignore upgrades (RFC 9110, section 7.8).
+    /// Like [`Self::is_extended_connect`], and also tells a node the method. An upgrade that does not fit becomes an
+    /// ordinary request if the peer cannot be dialled: a server may ignore upgrades (RFC 9110, section 7.8).
     fn fits_extended_connect(&self, outgoing: &mut Outgoing, is_node: bool) -> bool {
         if self.entry.facts.kind != Kind::Http {
             return true;
@@ -321,7 +323,7 @@ impl Forward<'_> {
         self.is_extended_connect(is_node)
     }
 
-    /// The request without its upgrade.
+    /// Sends the request without its upgrade.
     async fn as_exchange(&self, lease: Lease, place: Place, mut outgoing: Outgoing) -> Result<Opened, Error> {
         outgoing.fields.remove(headers::METHOD);
         let (request, body) = (outgoing.into_h2(), self.body.attempt());
@@ -329,7 +331,7 @@ impl Forward<'_> {
         Ok(Opened::Answer(response.map(ExchangeBody::settle)))
     }
 
-    /// A connection to an endpoint.
+    /// Leases a connection to an endpoint.
     async fn lease(
         &self,
         pool: &Rc<Pool>,
@@ -340,10 +342,10 @@ impl Forward<'_> {
         let leasing = pool.lease(self.worker, wish);
         let leased = match attempt.within {
             None => leasing.await,
-            // Not in the wish: other requests may share the dial, which continues without this one for the route's
+            // The timeout is not part of the spec: other requests may share the dial, which continues for the route's
             // timeout.
             Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
-                // Many flows may share one dial, or wait for a slot; a timeout here is not the dial's failure.
+                // Many flows may share one dial or wait for a slot, so a timeout here is not the dial's failure.
                 let (peer, missing) = (wish.destination.label.clone(), NO_CONNECTION);
                 Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
             }),
@@ -354,7 +356,7 @@ impl Forward<'_> {
         Ok(leased)
     }
 
-    /// The request head for an endpoint.
+    /// Builds the request head for an endpoint.
     fn outgoing(
         &self,
         upstream: &UpstreamState,
@@ -377,8 +379,7 @@ impl Forward<'_> {
         Ok(outgoing)
     }
 
-    /// Whether the tunnel will be read capsule by capsule, as in `session`: what goes ahead of it must not end
-    /// within one.
+    /// True if the session will read the tunnel capsule by capsule. Early data must then end at a capsule boundary.
     fn opens_capsules(&self, far_has_datagrams: bool) -> bool {
         match self.entry.facts.kind {
             Kind::Ip => true,
@@ -429,7 +430,7 @@ impl Forward<'_> {
         let (response, mut send, lease, datagrams) = opened?;
         self.check_head(&place.peer, response.headers(), true)?;
         if !response.status().is_success() {
-            // Nothing will be sent: an orderly end of our half, since resets are counted against us.
+            // The tunnel sends nothing. The stream ends gracefully, since resets count against this node.
             let _ = send.send(Bytes::new(), true);
             return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
         }
@@ -475,8 +476,8 @@ impl Forward<'_> {
             return Err(Error::Broken { peer, reason: reason.to_owned(), unprocessed: false });
         }
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
-            // To an HTTP/1.1 client 200 says that nothing was switched (RFC 9110, 7.8). To an HTTP/2
-            // client it would say that the tunnel is open (RFC 8441, 5), and a flow is nothing else.
+            // For an HTTP/1.1 client, 200 means that nothing was switched (RFC 9110, 7.8). For an HTTP/2 client it
+            // would mean that the tunnel is open (RFC 8441, 5), and a flow can be nothing but a tunnel.
             let misleads = self.entry.facts.kind.is_datagrams() || self.dress.version >= Version::HTTP_2;
             if status.is_success() && misleads {
                 return Err(Error::Refused { peer, status });
@@ -504,7 +505,7 @@ impl Forward<'_> {
         request.headers_mut().insert(HOST, outgoing.host);
         let response = exchange::over_h1(connection, request, place, self.entry, None).await?;
         if !response.status().is_success() {
-            // Nothing will be sent. Merely dropped it would take the answer with it.
+            // The tunnel sends nothing. Dropping the body would abort the exchange and lose the response.
             send.finish();
             return Ok(Opened::Answer(response.map(ExchangeBody::settle)));
         }
@@ -525,7 +526,7 @@ impl Forward<'_> {
         request
     }
 
-    /// The path of a tunnel's request. For UDP and IP it contains the target.
+    /// The path of a tunnel request. For UDP and IP it contains the target.
     fn path(&self, outgoing: &Outgoing) -> Result<PathAndQuery, Error> {
         if self.entry.facts.kind == Kind::Udp { udp_path(outgoing) } else { Ok(outgoing.path.clone()) }
     }
@@ -555,8 +556,9 @@ impl Forward<'_> {
         self.give_websocket_key(protocol, headers)
     }
 
-    /// A client over h2 has no key: the stream proves what it proves over h1 (RFC 8441, 5). An origin
-    /// over h1 wants one, and so does one behind a proxy that makes h1 of our h2 and adds none: Envoy.
+    /// Adds a missing WebSocket key. An HTTP/2 client sends none, since the stream proves the same (RFC 8441, 5). An
+    /// HTTP/1.1 origin requires one, and so does an origin after a proxy that converts HTTP/2 to HTTP/1.1 without
+    /// adding a key: Envoy.
     fn give_websocket_key(&self, protocol: &str, headers: &mut HeaderMap) -> Result<(), Error> {
         if protocol == "websocket" && !headers.contains_key(SEC_WEBSOCKET_KEY) {
             let key = HeaderValue::try_from(websocket_key(self.worker.random().0));
@@ -566,7 +568,7 @@ impl Forward<'_> {
     }
 }
 
-/// Whether an endpoint did nothing, since it is about to go.
+/// True if an endpoint processed nothing because it is shutting down.
 fn is_put_off(opened: &Result<Opened, Error>) -> bool {
     match opened {
         Ok(Opened::Answer(response)) => response.status() == StatusCode::SERVICE_UNAVAILABLE,
@@ -575,8 +577,8 @@ fn is_put_off(opened: &Result<Opened, Error>) -> bool {
     }
 }
 
-/// h1 gives its connection to a tunnel only after the response: what went ahead over h2, to an
-/// endpoint that refused it, cannot go ahead again.
+/// Fails if early data was already sent. HTTP/1.1 carries tunnel data only after the response, so data that went early
+/// over HTTP/2, to an endpoint that refused it, cannot be sent again.
 fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
     if early.is_some_and(Early::has_sent) {
         return Err(Error::Incapable { peer: peer.clone(), reason: "is no HTTP/2 endpoint like the one before it" });
@@ -584,8 +586,8 @@ fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A 101 is an answer only to those who asked for one, for that protocol, and for WebSocket only with
-/// the proof that the key was understood: the client gets a proof of our making.
+/// Checks a 101 response: it must answer an upgrade to this protocol. For WebSocket it must also prove that the key was
+/// understood, since the client receives a proof that this node computes.
 fn check_switch(ask: &Ask, key: Option<&HeaderValue>, headers: &HeaderMap) -> Result<(), &'static str> {
     let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     match (ask, named) {
@@ -606,13 +608,13 @@ fn is_secure(upstream: &UpstreamState, leased: &Leased) -> bool {
     upstream.tls.is_some() || matches!(leased, Leased::Shared(lease) if lease.connection.is_kept())
 }
 
-/// True if this connection can carry an upgrade, or has to: the peer of a reverse connection cannot be dialled.
+/// True if this connection carries the upgrade: the peer supports it, or cannot be dialled (reverse connection).
 fn takes_upgrades(upstream: &UpstreamState, lease: &Lease) -> bool {
     let is_node = upstream.config.overlay == Some(true) || lease.connection.is_kept();
     is_node || lease.connection.takes_extended_connect()
 }
 
-/// `host:port`, as CONNECT has it.
+/// The target in authority form, `host:port`, for CONNECT.
 fn authority_form(outgoing: &Outgoing) -> Result<Uri, Error> {
     let authority = http::uri::Authority::try_from(outgoing.host.as_bytes())
         .map_err(|error| Error::Malformed(format!("tunnel target: {error}")))?;

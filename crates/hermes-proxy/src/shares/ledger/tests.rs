@@ -120,7 +120,7 @@ fn sessions_without_a_user_belong_to_the_certified_node_that_they_came_by() {
         path: PathAndQuery::from_static("/"),
         headers: HeaderMap::new(),
         network: None,
-        told: None,
+        announced_network: None,
         protocol: None,
     };
     let own = Owner::of_session(&facts(node(), None));

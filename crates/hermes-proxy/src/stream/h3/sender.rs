@@ -15,7 +15,8 @@ use hermes_net::quic;
 use hermes_wire::h3::{self, Code};
 use http::HeaderMap;
 
-use crate::h3::fields::{self, Encoded, Oversize};
+use crate::error::Oversize;
+use crate::h3::fields::{self, Encoded};
 use crate::h3::{Link, link::number};
 use crate::stream::halves::{Reset, StreamError};
 

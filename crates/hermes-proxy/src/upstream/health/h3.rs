@@ -1,7 +1,7 @@
-//! A health check over HTTP/3, with the node's own identity as any session has it.
+//! A health check over HTTP/3, with the node's identity, as in a session.
 //!
-//! In: an endpoint and its addresses. Out: a connection of its own, and the status of a GET on it; without a path
-//! there is none. Never: a shared connection, since those are the workers'.
+//! In: an endpoint and its addresses. Out: a dedicated connection, and the status of a GET on it if a path is
+//! configured. Never: a shared connection, which belongs to a worker.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,17 +17,17 @@ use crate::h3::fields::{self, Bounds};
 use crate::h3::link::number;
 use crate::upstream::ClientTls;
 
-/// An answer to a check has a short head.
+/// Limits of the response head, which is short.
 const BOUNDS: Bounds = Bounds { bytes: 64 << 10, lines: 100 };
-/// Bytes of a datagram: an answer to a check needs no more than all paths have.
+/// Maximum size of a datagram in bytes; every path carries it.
 const LARGEST: u16 = 1200;
-/// Read at once.
+/// Size of one read.
 const READ: usize = 4096;
 
-/// What the checks of one endpoint are sent from, one family each.
+/// The sockets for the checks of one endpoint, one for each address family.
 #[derive(Default)]
 pub(super) struct Sockets {
-    /// They end with the checks.
+    /// The tasks of the sockets, which end with the checks.
     tasks: quic::Tasks,
     open: [Option<quic::Endpoint>; 2],
 }
@@ -42,17 +42,18 @@ impl Sockets {
     }
 }
 
-/// A connection over which HTTP/3 has begun.
+/// A connection on which HTTP/3 has begun.
 pub(super) struct Connected {
     connection: quic::Connection,
-    /// A peer's stream that is never read. It lives as long as the connection, which ends with its control stream.
+    /// A stream of the peer that is never read. It must live as long as the connection: closing the control stream
+    /// would end the connection.
     _first: quic::RecvStream,
 }
 
-/// Connects, until the peer is heard over a stream of its own: then a session would go on by HTTP/3, too.
+/// Connects, and waits for a first stream of the peer, which proves that HTTP/3 works.
 ///
 /// # Errors
-/// What went wrong, for the log.
+/// The reason, for the log.
 pub(super) async fn connect(
     sockets: &mut Sockets,
     client: &ClientTls,
@@ -71,10 +72,10 @@ pub(super) async fn connect(
 }
 
 impl Connected {
-    /// Asks, where there is a path.
+    /// Sends the request if there is a path.
     ///
     /// # Errors
-    /// What went wrong, for the log.
+    /// The reason, for the log.
     pub(super) async fn ask(self, host: &str, path: Option<&str>) -> Result<Option<StatusCode>, String> {
         let status = match path {
             Some(path) => get(&self.connection, host, path).await.map(Some),
@@ -87,11 +88,11 @@ impl Connected {
 
 async fn get(connection: &quic::Connection, host: &str, path: &str) -> Result<StatusCode, String> {
     let request = Request::get(format!("https://{host}{path}")).body(()).map_err(text)?;
-    // It lives as long as the exchange.
+    // The control stream must live as long as the exchange.
     let mut control = connection.open_uni().await.map_err(text)?;
     control.write_chunk(begin_control()).await.map_err(text)?;
     let (mut send, mut recv) = connection.open_bi().await.map_err(text)?;
-    // What the peer takes it may not have said yet; a check is as small as a request can be.
+    // The peer may not have sent its limits yet; the request is as small as possible.
     let section = fields::put_request(&request.into_parts().0).within(None).map_err(text)?;
     let mut head = BytesMut::new();
     h3::put_header(h3::HEADERS, section.len(), &mut head);

@@ -1,7 +1,8 @@
-//! A connection of HTTP/2 that the checks of one endpoint keep, and ask on.
+//! An HTTP/2 connection that the checks of one endpoint keep open.
 //!
-//! In: a connection whose far end TLS has proven. Out: whether it answers a PING, and when the connection is over. So a check costs
-//! the far end a frame, and no handshake; one that dies is known to at once. Never: a session's connection, nor a request.
+//! In: a connection whose peer TLS has authenticated. Out: whether the peer answers a PING, and the end of the
+//! connection. A check thus costs the peer one frame and no handshake, and a failure is noticed at once. Never: a
+//! session's connection, or a request.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -16,7 +17,7 @@ pub(super) struct Held {
     connection: Connection<Io, Bytes>,
     ping: PingPong,
     began: Instant,
-    /// Without it the connection would end.
+    /// Held because the connection would end without it.
     _sender: SendRequest<Bytes>,
 }
 
@@ -30,10 +31,10 @@ impl Held {
         Ok(Self { connection, ping, began: Instant::now(), _sender: sender })
     }
 
-    /// Waits for an answer. Who gives that up cannot ask again.
+    /// Sends a PING and waits for the answer. A cancelled call makes the connection unusable.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection ended.
     pub(super) async fn ask(&mut self) -> Result<(), String> {
         let Self { connection, ping, .. } = self;
         tokio::select! {
@@ -42,9 +43,9 @@ impl Held {
         }
     }
 
-    /// Waits for its end; how long it lasted.
+    /// Waits for the end of the connection; returns its duration.
     pub(super) async fn over(&mut self) -> Duration {
-        // How it ended is seen by who connects next.
+        // The next connection attempt shows the reason.
         let _ = Pin::new(&mut self.connection).await;
         self.began.elapsed()
     }

@@ -1,9 +1,9 @@
-//! HTTP/3 where QUIC passes, HTTP/2 where it does not.
+//! HTTP/3 if QUIC gets through, HTTP/2 if it does not.
 //!
-//! In: a wish for HTTP/3. Out: a connection of either, and a word about it where it is the other one. QUIC has
-//! a head start; who blocks UDP, or has paths too narrow for it (RFC 9000, section 14: 1,200 bytes), is served
-//! over TCP at the same address. A connection that has lost the way is given up: its streams begin anew. QUIC is
-//! tried again after a while, beside TCP, and takes over where it gets through.
+//! In: a connection spec for HTTP/3. Out: a connection of either version, and a log line about a fallback. QUIC has a
+//! head start. Networks that block UDP, or whose paths are too narrow for QUIC (RFC 9000, section 14: 1,200 bytes), are
+//! served over TCP at the same address. A QUIC connection that lost its path is closed, and its streams begin again.
+//! QUIC is retried after a while, beside TCP, and replaces it on success.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -24,37 +24,37 @@ use crate::error::{Error, NO_CONNECTION};
 use crate::h3::Link;
 use crate::worker::Worker;
 
-/// So long QUIC's handshake is waited for before TCP is tried beside it.
+/// The time that QUIC's handshake gets before TCP starts beside it.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(700);
-/// After QUIC failed where TCP passed, it is not tried again for so long (milliseconds); doubles up to the last.
+/// After QUIC failed and TCP succeeded, QUIC is not retried for this time (milliseconds); it doubles up to the maximum.
 const AVOID: u64 = 30_000;
 const LAST_AVOID: u64 = 16 * AVOID;
-/// A connection is looked at so often.
+/// The interval at which a connection is checked.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
-/// With something on its way, and no answer for so long, the path is dark.
+/// The path is dark if data is unacknowledged for this time.
 pub(super) const DARK: Duration = Duration::from_secs(2);
-/// Where its round trips are long, it is so many of them.
+/// On paths with long round trips, the time is this many round trips.
 pub(super) const ANSWERS: u32 = 3;
-/// Lost packets of so many bytes may have been too long for the path.
+/// Lost packets of at least this average size may have been too large for the path.
 const LONG: u64 = 1000;
-/// So long a new handshake, of packets as long as QUIC's shortest may be, is waited for: a lost one is sent again
-/// after a second (RFC 9002, section 6.2.2), and a lossy path is none that is too narrow.
+/// Timeout of a test handshake, whose packets have QUIC's minimum size. A lost packet is sent again after a second (RFC
+/// 9002, section 6.2.2), so a lossy path does not pass for a narrow one.
 const PROBE: Duration = Duration::from_millis(1300);
-/// A path that was found wide enough is not doubted again for so long; doubles up to the last.
+/// A path that was found wide enough is not tested again for this time; it doubles up to the maximum.
 const DOUBT_AGAIN: Duration = Duration::from_secs(4);
 const LAST_DOUBT: Duration = Duration::from_secs(64);
 
-/// Whether QUIC is avoided, and since how many failures.
+/// The state of QUIC avoidance.
 #[derive(Default)]
 pub(super) struct Avoids {
-    /// In milliseconds of the worker's clock.
+    /// The end of the avoidance, in milliseconds of the worker's clock.
     until: Cell<u64>,
     failures: Cell<u32>,
-    /// This machine's addresses then: with others it is in another network, where QUIC may get through.
+    /// The addresses of this host at that time: with others it is in another network, where QUIC may get through.
     network: RefCell<Arc<HashSet<IpAddr>>>,
-    /// It is tried again by a task.
+    /// A task is retrying QUIC.
     is_tried: Cell<bool>,
-    /// When a path that had been good for long was dark last.
+    /// The time when a path that had been good for long was last found dark.
     dark_at: Cell<u64>,
 }
 
@@ -63,14 +63,14 @@ impl Avoids {
         self.until.get() > worker.now() && *self.network.borrow() == worker.shared.own_addresses()
     }
 
-    /// What is known of it is still of use.
+    /// True if the recorded failures are still relevant.
     pub(super) fn counts(&self, now: u64) -> bool {
         let is_known = self.dark_at.get() > 0 || self.failures.get() > 0;
         is_known && now < self.dark_at.get().max(self.until.get()) + LAST_AVOID
     }
 
-    /// The path of a connection is dark that had been good for long. Whether that is so once more, and QUIC's own fault:
-    /// what befalls several connections at once is one darkness.
+    /// Records that a long-good path is dark. True if this happened before, so that QUIC itself is the likely cause.
+    /// Several connections that fail at once count as one event.
     fn is_dark_again(&self, began: u64, now: u64) -> bool {
         let before = self.dark_at.get();
         let is_again = before > 0 && began >= before && self.counts(now);
@@ -89,7 +89,7 @@ impl Avoids {
     }
 }
 
-/// Where a connection leads, to dial it once more.
+/// The target of a connection, for a test handshake.
 pub(super) struct Way {
     config: quic::ClientConfig,
     address: SocketAddr,
@@ -104,7 +104,7 @@ impl Way {
 }
 
 impl Pool {
-    /// Dials by QUIC, and by TCP where that does not answer.
+    /// Dials over QUIC, and over TCP if QUIC does not answer.
     pub(super) async fn dial_h3_or_h2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -133,8 +133,8 @@ impl Pool {
         result
     }
 
-    /// Somebody is served by HTTP/2 instead: where QUIC is not avoided any more, it is tried again beside, once for all,
-    /// and the next ones go by it.
+    /// Retries QUIC in one task while HTTP/2 is the fallback, unless QUIC is avoided. Later requests use QUIC on
+    /// success.
     pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) {
         let avoids = &self.avoids_quic;
         if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
@@ -145,7 +145,7 @@ impl Pool {
             return self.leave_h2(worker, wish.destination.label);
         }
         avoids.is_tried.set(true);
-        // It is to replace what is there: at the most of connections it is one more meanwhile.
+        // The new connection replaces existing ones, so it may exceed the connection limit meanwhile.
         let (permit, standing) = (Permit::take(&self.open), wish.standing());
         let (pool, here) = (self.clone(), worker.clone());
         worker.spawn(async move {
@@ -166,7 +166,7 @@ impl Pool {
         });
     }
 
-    /// QUIC gets through: what is under way over HTTP/2 moves, or ends there, and nothing new begins.
+    /// QUIC works again: flows over HTTP/2 move or end there, and nothing new begins on HTTP/2.
     fn leave_h2(&self, worker: &Worker, peer: &str) {
         tracing::info!(peer, "QUIC gets through again");
         for connection in self.shared.borrow().iter().filter(|connection| !connection.is_h3()) {
@@ -174,7 +174,7 @@ impl Pool {
         }
     }
 
-    /// From now on HTTP/2, for a while, and says so. What befalls several connections at once is one failure.
+    /// Uses HTTP/2 from now on, for a while, and logs it. Several connections that fail at once count as one failure.
     fn avoid_quic(&self, worker: &Worker, peer: &str, reason: &str) {
         if self.avoids_quic.holds(worker) {
             return;
@@ -184,7 +184,7 @@ impl Pool {
         tracing::warn!(peer, reason, "QUIC does not get through; HTTP/2 is used instead");
     }
 
-    /// Watches a connection until its path is dark, or too narrow for QUIC. Then it is ended.
+    /// Watches a connection until its path is dark or too narrow for QUIC, then closes it.
     pub(super) async fn watch_h3(
         &self,
         worker: &Worker,
@@ -197,8 +197,8 @@ impl Pool {
         let reason = darkness(worker, shared, link, way).await;
         let (avoids, now) = (&self.avoids_quic, worker.now());
         let got_through = now >= began + AVOID;
-        // Once, it is more likely the peer that is gone, or the way to it, than QUIC alone: it is dialled anew by QUIC
-        // too. What lies between may let QUIC begin, and stop it each time.
+        // After a single event, the peer or the path is the likelier cause, so QUIC is dialled again. A middlebox may
+        // let QUIC begin and block it later, each time.
         let is_darkness = got_through && reason == DARKNESS;
         let is_again = is_darkness && avoids.is_dark_again(began, now);
         if got_through && !is_again {
@@ -214,7 +214,7 @@ impl Pool {
     }
 }
 
-/// The first of the two that succeeds; of two failures that of the first, or what `telling` makes of both.
+/// The first of two futures that succeeds. If both fail, `telling` chooses the error.
 pub(crate) async fn first_of<T, E>(
     one: impl Future<Output = Result<T, E>> + Unpin,
     other: impl Future<Output = Result<T, E>> + Unpin,
@@ -227,15 +227,14 @@ pub(crate) async fn first_of<T, E>(
     }
 }
 
-/// Of QUIC's failure and TCP's the one that says more: that nothing was heard in time could be anything.
+/// The more specific error of the two: a timeout of QUIC could have any cause.
 fn telling(by_quic: Error, by_tcp: Error) -> Error {
     if matches!(by_quic, Error::ConnectTimeout { missing: NO_CONNECTION, .. }) { by_tcp } else { by_quic }
 }
 
 const DARKNESS: &str = "no packet is answered";
 
-/// Ready with the reason, where no answer comes any more though something was sent, or long packets are lost
-/// and no new handshake comes through.
+/// Returns the reason once sent data stays unacknowledged, or once large packets are lost and a test handshake fails.
 async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: &Way) -> &'static str {
     let mut look = tokio::time::interval(LOOK);
     let mut before = link.connection.stats();
@@ -245,7 +244,7 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
     loop {
         look.tick().await;
         let now = link.connection.stats();
-        // Not what comes: a path may be dark one way alone, and the peer asks again and again what became of us.
+        // Received data does not count: a path may be dark in one direction, and the peer keeps sending probes.
         let is_heard = std::mem::replace(&mut answered, link.answered()) != answered;
         let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
         silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + LOOK };
@@ -255,7 +254,7 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
         let bytes = now.path.lost_bytes.saturating_sub(before.path.lost_bytes);
         before = now;
-        // Where others of that length arrive, losses say nothing of the path's width.
+        // If other large packets arrive, losses say nothing about the path's width.
         let is_wide = std::mem::replace(&mut arrived, link.arrived()) != arrived;
         if is_wide || lost == 0 || bytes / lost < LONG || tokio::time::Instant::now() < trusted_until {
             continue;
@@ -269,17 +268,17 @@ async fn darkness(worker: &Worker, shared: &SharedConnection, link: &Link, way: 
     }
 }
 
-/// Frames sent for which the peer owes an acknowledgement (RFC 9000, section 13.2). Not packets: who answers the
-/// peer's own sign of life in the last moment before a look is owed nothing, and an idle tunnel's path is no dark one.
+/// The frames sent that the peer must acknowledge (RFC 9000, section 13.2). A packet count would include
+/// acknowledgements of the peer's keepalives, which are owed no answer, so an idle tunnel's path would seem dark.
 fn answerable(stats: &quic::ConnectionStats) -> u64 {
     let sent = &stats.frame_tx;
     let data = sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
     let credit = sent.max_data + sent.max_stream_data + sent.max_streams_bidi + sent.max_streams_uni;
-    // What a probe carries where nothing else is to be said.
+    // The frames of a probe without other data.
     data + credit + sent.ping + sent.immediate_ack
 }
 
-/// A handshake begins with packets of 1,200 bytes: where they pass, the path is wide enough.
+/// True if a handshake succeeds. It begins with packets of 1,200 bytes, so the path is wide enough.
 async fn shakes_hands(worker: &Worker, way: &Way) -> bool {
     let Ok(endpoint) = worker.quic_client(way.address.is_ipv4()) else { return true };
     let Ok(connecting) = endpoint.connect_with(way.config.clone(), way.address, &way.name) else { return true };
@@ -288,7 +287,7 @@ async fn shakes_hands(worker: &Worker, way: &Way) -> bool {
             connection.close(quic::VarInt::from_u32(0), b"");
             true
         }
-        // Whoever refuses has heard us.
+        // A refusal proves that the packets arrived.
         Ok(Err(_)) => true,
         Err(_) => false,
     }
@@ -303,10 +302,10 @@ mod tests {
         let avoids = Avoids::default();
         assert!(!avoids.counts(0));
         assert!(!avoids.is_dark_again(0, 60_000));
-        // Another connection of then is the same darkness, and one that began behind it another.
+        // Another connection of that time is the same event; one that began later is another.
         assert!(!avoids.is_dark_again(10, 60_250));
         assert!(avoids.counts(61_000) && avoids.is_dark_again(61_000, 120_000));
-        // QUIC is avoided meanwhile: that is no time in which it was good.
+        // QUIC is avoided meanwhile, which does not count as a time in which it worked.
         avoids.until.set(120_000 + LAST_AVOID);
         assert!(avoids.is_dark_again(120_000 + LAST_AVOID, 180_000 + LAST_AVOID));
         let long_after = avoids.dark_at.get() + LAST_AVOID;

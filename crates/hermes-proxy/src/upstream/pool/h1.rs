@@ -1,7 +1,7 @@
 //! HTTP/1.1 connections to one endpoint.
 //!
-//! In: a wish. Out: a connection of one's own: one that stood idle, or a new one. Whoever holds it drives it,
-//! and nobody while it is idle: what the peer did meanwhile is seen when the next one takes it.
+//! In: a connection spec. Out: an exclusive connection, idle or new. Its holder drives it. Nothing drives an idle
+//! connection, so changes by the peer show when the next holder takes it.
 
 use std::future::Future;
 use std::rc::{Rc, Weak};
@@ -19,24 +19,24 @@ use super::queue::Permit;
 use super::{Leased, Pool, Wish};
 use crate::body::{Attempt, TrailerSlot};
 use crate::error::Error;
-use crate::listener::h1::HYPER_HEADERS;
+use crate::headers::HYPER_HEADERS;
 use crate::live::Connection;
 use crate::upstream::ClientTls;
 use crate::upstream::connect::{Destination, connect};
 use crate::upstream::metered::{Meter, Metered};
 use crate::worker::Worker;
 
-/// What an h1 connection reads ahead.
+/// Read buffer of an HTTP/1.1 connection.
 const READ_BUFFER: usize = 64 << 10;
 
-/// An h1 connection: hyper's two halves, held together.
+/// An HTTP/1.1 connection: hyper's sender and connection, held together.
 pub(crate) struct H1Connection {
     pub(crate) sender: http1::SendRequest<Attempt>,
     connection: http1::Connection<TokioIo<Metered>, Attempt>,
     meter: Meter,
     trailers: TrailerSlot,
     is_secure: bool,
-    /// The connection future is over: it must not be polled again.
+    /// The connection future has completed and must not be polled again.
     pub(crate) finished: bool,
     pub(crate) reused: bool,
     pub(super) idle_since: u64,
@@ -47,7 +47,7 @@ pub(crate) struct H1Connection {
 }
 
 impl H1Connection {
-    /// Moves the connection on. An error is the connection's.
+    /// Drives the connection. An error is the connection's.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), hyper::Error> {
         if self.finished {
             return Ok(());
@@ -66,13 +66,14 @@ impl H1Connection {
         if self.is_secure { Scheme::HTTPS } else { Scheme::HTTP }
     }
 
-    /// What is read of it.
+    /// The meter of its reads.
     pub(crate) fn meter(&self) -> &Meter {
         &self.meter
     }
 
-    /// Binds it to a client's connection: NTLM and Negotiate authenticate a connection instead of a request, so that
-    /// the origin takes all its requests for that client's. Without a client it serves no other request.
+    /// Binds the connection to a client's connection. NTLM and Negotiate authenticate a connection instead of a
+    /// request, so the origin attributes all its requests to that client. Without a client, it serves no further
+    /// request.
     pub(crate) fn bind(&mut self, client: Option<&Rc<Connection>>) {
         self.bound = Some(client.map(Rc::downgrade).unwrap_or_default());
     }
@@ -86,20 +87,19 @@ impl H1Connection {
         self.bound.as_ref().is_some_and(|bound| bound.strong_count() == 0)
     }
 
-    /// Sends the trailers of a chunked request.
+    /// The slot for the trailers of a chunked request.
     pub(crate) fn trailers(&self) -> &TrailerSlot {
         &self.trailers
     }
 
-    /// Can it take another request?
+    /// True if it can take another request.
     pub(crate) fn is_reusable(&self) -> bool {
         !self.finished && self.sender.is_ready()
     }
 
-    /// The bare connection after `101` or a CONNECT's 2xx, with what was read beyond it, and its
-    /// place in the pool.
+    /// The plain connection after `101` or 2xx to CONNECT, with bytes that were already read, and its permit.
     pub(crate) async fn into_io(mut self: Box<Self>) -> (Io, Bytes, Permit) {
-        // hyper lets go of the connection once it has seen that it is no longer its own.
+        // hyper releases the connection once it has noticed the switch.
         std::future::poll_fn(|cx| {
             let _ = self.poll(cx);
             if self.finished { Poll::Ready(()) } else { Poll::Pending }
@@ -119,7 +119,7 @@ impl Pool {
                 self.wait(worker, wish.session, had_turn).await?;
                 had_turn = true;
             }
-            // With a PROXY header a connection belongs to one source: it is never shared.
+            // A connection with a PROXY header belongs to one source and is never shared.
             if !wish.fresh
                 && wish.destination.proxy_source.is_none()
                 && let Some(connection) = self.take_idle(wish.client)
@@ -134,9 +134,9 @@ impl Pool {
         }
     }
 
-    /// Dials, unless a connection comes free before that is done. In a burst the first are served
-    /// before the last dials get through, where the origin's accept queue is short. A dial that lost
-    /// goes on by itself and is there for the next: the pool grows to what is asked of it.
+    /// Dials, and takes an idle connection if one becomes free first. In a burst, early requests finish before the last
+    /// dials succeed, if the origin's accept queue is short. A dial that lost continues and serves a later request, so
+    /// the pool grows to the demand.
     async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let permit = Permit::take(&self.open);
         if wish.fresh || wish.destination.proxy_source.is_some() {
@@ -151,7 +151,7 @@ impl Pool {
                     if let Some(connection) = self.take_idle(wish.client) {
                         let (owner, pool) = (worker.clone(), self.clone());
                         worker.spawn(async move {
-                            // hyper says that it takes a request once it was polled.
+                            // hyper accepts a request only after the connection was polled.
                             if let Ok(mut connection) = dial.await
                                 && probe(&mut connection)
                             {
@@ -166,8 +166,8 @@ impl Pool {
         dial.await.map(Leased::H1)
     }
 
-    /// Dials an HTTP/1.1 connection to an endpoint with a newer version, for upgrades that this version does not carry
-    /// there.
+    /// Dials an HTTP/1.1 connection to an endpoint with a newer version, for upgrades that the newer version cannot
+    /// carry.
     ///
     /// # Errors
     /// The dial failed, or too many requests wait for a connection.
@@ -183,7 +183,7 @@ impl Pool {
         dial_h1(worker, &Wish { destination, ..*wish }, permit).await
     }
 
-    /// A dial that may outlive the request that began it.
+    /// Starts a dial that may outlive its request.
     fn dial_standing(
         &self,
         worker: &Rc<Worker>,
@@ -211,7 +211,7 @@ impl Pool {
         }
     }
 
-    /// Closes the longest idle bound connection, to make room for one that others may use. False if there is none.
+    /// Closes the longest idle bound connection, to make room for one that others may use. False if no such connection exists.
     pub(super) fn close_bound(&self, worker: &Worker) -> bool {
         let oldest = self.idle.borrow().iter().position(|one| one.bound.is_some());
         let closed = oldest.map(|at| self.idle.borrow_mut().remove(at));
@@ -221,7 +221,7 @@ impl Pool {
         closed.is_some()
     }
 
-    /// Gives an h1 connection back, if it can take another request.
+    /// Returns a connection to the pool, if it can take another request.
     pub(crate) fn give_back(&self, worker: &Worker, mut connection: Box<H1Connection>, shareable: bool) {
         if shareable && !self.retired.get() && !connection.is_orphaned() && connection.is_reusable() {
             worker.make_room_for_idle();
@@ -272,7 +272,7 @@ pub(super) async fn handshake_h1(
     })
 }
 
-/// Is an idle connection still open? Looks at what the peer did while nobody did.
+/// True if an idle connection is still usable. Polls it, since nothing did while it was idle.
 pub(super) fn probe(connection: &mut H1Connection) -> bool {
     let mut cx = Context::from_waker(Waker::noop());
     connection.poll(&mut cx).is_ok() && connection.is_reusable()

@@ -1,6 +1,6 @@
 //! HTTP/2 connections to an endpoint.
 //!
-//! In: a wish. Out: a connection that has begun, and is driven.
+//! In: a connection spec. Out: a running connection.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -26,21 +26,21 @@ use crate::stream::h2::{Backlog, Scanned, Window};
 use crate::upstream::connect::connect;
 use crate::worker::Worker;
 
-/// DATA frames up to this size are taken: a tunnel's bytes in fewer frames.
+/// Maximum size of a DATA frame. Large frames carry a tunnel's bytes at a lower cost.
 pub(crate) const MAX_FRAME: u32 = 256 << 10;
-/// Small frames that h2 keeps unread, at 256 bytes each: what may come between two sweeps, which take
-/// them out of it. h2 would allow half the window, and ends connections at that.
+/// Budget for small frames that h2 holds unread, at 256 bytes each. The sweep drains them; the budget covers the time
+/// between two sweeps. h2's default is half the window, beyond which it ends the connection.
 pub(crate) const FRAME_BUDGET: usize = 32 << 20;
-/// Streams that we reset and h2 remembers, for a second: frames that were under way to those are no
-/// errors. Clients break off as they like, and none of them may end a connection for all the others.
+/// Number of streams reset by this node that h2 remembers for a second, so that frames in transit to them are not
+/// errors. Clients cancel at will, and no single client may end a connection for all others.
 pub(crate) const RESETS_REMEMBERED: usize = 4096;
-/// Errors of a peer that carries everybody's streams, such as frames for streams that are forgotten. Each
-/// costs memory until its answer is read.
+/// Limit of errors by a peer that carries many users' streams, such as frames for forgotten streams. Each error costs
+/// memory until the peer reads its reply.
 pub(crate) const ERROR_RESETS: usize = 65_536;
-/// Nodes add lines to a head: what they may pass on to us is larger than what they take.
+/// Allowance for the header lines that nodes add: a node may pass on a larger head than it accepts.
 pub(crate) const ADDED_BYTES: u32 = 4 << 10;
 pub(crate) const ADDED_LINES: usize = 8;
-/// What h2 buffers for a stream beyond the peer's window.
+/// The buffer of h2 for a stream, beyond the peer's window.
 pub(crate) const SEND_BUFFER: usize = 512 << 10;
 
 impl Pool {
@@ -55,7 +55,7 @@ impl Pool {
         self.adopt_h2(worker, wish, io, permit, deadline).await
     }
 
-    /// Speaks h2 on a new connection and hands it to a task of the worker. `deadline` is the dial's.
+    /// Starts HTTP/2 on a new connection and hands it to a task of the worker. `deadline` is that of the dial.
     pub(super) async fn adopt_h2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -81,10 +81,10 @@ impl Pool {
         Ok(shared)
     }
 
-    /// Watches whether what is to be sent on a connection is acknowledged. Where it is not, nothing new goes on it, and
-    /// flows that can move look for another one; what cannot waits for the kernel, which tries for a quarter of an hour,
-    /// or as long as a peer that has closed its window says so. While it is in use in HTTP/3's place, and its path is
-    /// good, that is tried again too: flows that last ask for no other connection. Does not end.
+    /// Watches whether the peer acknowledges the bytes sent on a connection. If it does not, nothing new begins there,
+    /// and flows that can move do. Other flows wait for the kernel, which retries for a quarter of an hour, or for as
+    /// long as a peer keeps its window closed. While the connection replaces HTTP/3 and its path is good, QUIC is
+    /// retried too, since long-lived flows request no other connection. Never returns.
     async fn watch_h2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -110,15 +110,15 @@ impl Pool {
                 self.try_quic_again(worker, &standing.wish());
             }
             let Ok(seen) = acks.look() else { continue };
-            // Since the look before: what was sent a moment ago is owed no answer yet.
+            // Data sent after the previous check is not overdue yet.
             let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
-            // A window that stays closed is confirmed now and then: nothing of what waits has gone by that.
+            // A peer confirms a closed window now and then, which acknowledges none of the waiting data.
             let is_stuck = is_dark && seen.waiting_for.is_some() && seen.acknowledged == acknowledged;
             silent = if is_owed || is_stuck { silent + LOOK } else { Duration::ZERO };
             acknowledged = seen.acknowledged;
             if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
                 if is_dark {
-                    // It has room again, and perhaps no other one comes.
+                    // The connection has room again, and perhaps no other one opens.
                     self.open.wake_all();
                     tracing::info!(peer, "what is sent over HTTP/2 is acknowledged again");
                 } else {
@@ -133,7 +133,7 @@ impl Pool {
     }
 }
 
-/// A connection that has begun, and that nobody drives yet.
+/// A connection whose HTTP/2 has begun, without a driver yet.
 pub(super) struct Begun {
     pub(super) connection: Connection,
     pub(super) speaks: Speaks,
@@ -142,7 +142,7 @@ pub(super) struct Begun {
 
 pub(super) type Connection = h2::client::Connection<Scanned, Bytes>;
 
-/// Speaks h2, and waits for the peer's SETTINGS until `deadline`, which is `within` from the beginning.
+/// Starts HTTP/2 and waits for the peer's SETTINGS until `deadline`. `within` is the whole timeout, for the error.
 pub(super) async fn begin_h2(
     worker: &Worker,
     peer: &Arc<str>,
@@ -162,7 +162,7 @@ pub(super) async fn begin_h2(
         .max_concurrent_reset_streams(RESETS_REMEMBERED)
         .max_send_buffer_size(SEND_BUFFER)
         .data_frame_budget(FRAME_BUDGET)
-        // None until the peer's SETTINGS came: that is how their arrival is seen.
+        // Zero streams until the peer's SETTINGS arrive, which makes their arrival visible.
         .initial_max_send_streams(0)
         .enable_push(false)
         .handshake::<_, Bytes>(Scanned::new(io, window.ends()));
@@ -186,7 +186,7 @@ pub(super) async fn begin_h2(
     Ok(Begun { connection, speaks, window })
 }
 
-/// Drives an h2 connection until it ends.
+/// Drives an HTTP/2 connection until it ends.
 pub(super) async fn drive_h2(
     worker: Rc<Worker>,
     mut connection: Connection,

@@ -1,6 +1,6 @@
 //! HTTP/3 connections to an endpoint.
 //!
-//! In: a wish. Out: a connection that has begun, and is driven. Never: a wish without TLS; `check` knows.
+//! In: a connection spec. Out: a running connection. Never: a spec without TLS, which `check` rejects.
 
 use std::future::{Future, pending};
 use std::io;
@@ -39,11 +39,11 @@ impl Pool {
         begun
     }
 
-    /// Speaks HTTP/3 on a connection that was made elsewhere, and that nobody gives up because its path is dark. A place
-    /// on it.
+    /// Starts HTTP/3 on a connection that was opened elsewhere, and that is kept even if its path is dark. Returns a
+    /// stream on it.
     ///
     /// # Errors
-    /// As of a dial.
+    /// Errors of a dial.
     pub(crate) async fn adopt_quic(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -51,7 +51,7 @@ impl Pool {
         connection: quic::Connection,
         deadline: Instant,
     ) -> Result<Lease, Error> {
-        // Without TLS of its own there is no way to look for.
+        // Without TLS settings, the path is not watched.
         let destination = Destination { tls: None, ..wish.destination };
         let wish = Wish { destination, ..*wish };
         let shared = self.adopt_h3(worker, &wish, connection, Permit::take(&self.open), deadline).await?;
@@ -83,8 +83,8 @@ impl Pool {
                 () = muteness(&driven_link, deadline) => {}
             }
         });
-        // What it can do has to be known before it is asked for a tunnel. It is in use meanwhile: a pool that is left
-        // by a reload closes what is not, and those who wait are served all the same.
+        // The peer's capabilities must be known before a tunnel is requested. The lease keeps the connection in use
+        // meanwhile: a pool that a reload retires closes unused connections, but its waiters must still be served.
         let _in_use = Lease::take(&shared, self, worker, false);
         match link.settled().await {
             None if Instant::now() >= deadline => Err(late(wish, NO_SETTINGS)),
@@ -93,8 +93,8 @@ impl Pool {
     }
 }
 
-/// Ends a connection whose peer has not said until then what it takes. Whoever dialled may be served by another one
-/// meanwhile, and wait no more.
+/// Ends a connection whose peer sent no SETTINGS before the deadline. The request that dialled may use another
+/// connection meanwhile and no longer wait.
 async fn muteness(link: &Link, deadline: Instant) {
     tokio::time::sleep_until(deadline).await;
     if link.settings().is_some() {
@@ -107,10 +107,10 @@ fn late(wish: &Wish<'_>, missing: &'static str) -> Error {
     Error::ConnectTimeout { peer: wish.destination.label.clone(), missing, after: wish.connect_within }
 }
 
-/// A connection of QUIC to an endpoint, which has proven who it is.
+/// Opens an authenticated QUIC connection to an endpoint.
 ///
 /// # Errors
-/// Which endpoint could not be reached, and why.
+/// The endpoint that could not be reached, and the reason.
 pub(crate) async fn dial(worker: &Worker, to: &Destination<'_>) -> Result<quic::Connection, Error> {
     let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
     let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
@@ -127,13 +127,13 @@ pub(crate) async fn dial(worker: &Worker, to: &Destination<'_>) -> Result<quic::
     connected.await.map_err(fault)
 }
 
-/// What we let a peer send before it is read.
+/// The flow-control windows that this node grants.
 pub(super) fn windows(worker: &Worker) -> Windows {
     let limits = &worker.generation().snapshot.limits;
     Windows { stream: limits.stream_window, connection: limits.connection_window }
 }
 
-/// What we say that we take.
+/// The SETTINGS of this node.
 pub(super) fn settings(worker: &Worker) -> Settings {
     let limits = &worker.generation().snapshot.limits;
     let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);

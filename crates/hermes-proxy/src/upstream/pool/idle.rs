@@ -1,15 +1,15 @@
-//! How many connections of a worker stand idle, whoever they belong to, and since when.
+//! Limits the idle connections of a worker, across all pools.
 //!
-//! In: connections as they become idle. Out: a place for each, held until it is used or closed, and
-//! which of them are to go where there are too many. Clients of a forward proxy name endpoints, and
-//! each has a pool of its own: without this their number would be the clients' to choose.
-//! Never: a connection; those stay with their pools.
+//! In: connections that become idle. Out: an entry for each, held until the connection is used or closed; and the
+//! connections to close if there are too many. Clients of a forward proxy name endpoints, and each endpoint has its own
+//! pool: without this limit, clients would control the number of idle connections. Never: a connection, which stays in
+//! its pool.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Where there are too many, one of so many goes, the oldest first: to look for the oldest at each
-/// one that comes would make a full house slow.
+/// If the limit is reached, one in this many idle connections closes, the oldest first. Searching for the oldest at
+/// each new entry would be slow.
 const SHARE: usize = 16;
 
 /// The idle connections of a worker.
@@ -19,7 +19,7 @@ pub(crate) struct Idle {
     turn: Cell<u64>,
 }
 
-/// One idle connection. Later ones have greater turns.
+/// An idle connection. A later one has a greater turn.
 pub(crate) struct IdlePlace {
     count: Rc<Cell<usize>>,
     pub(super) turn: u64,
@@ -32,7 +32,7 @@ impl Idle {
         IdlePlace { count: self.count.clone(), turn: self.turn.get() }
     }
 
-    /// Is there no room for one more?
+    /// True if there is no room for another entry.
     pub(crate) fn is_full(&self, limit: usize) -> bool {
         self.count.get() >= limit
     }
@@ -44,9 +44,9 @@ impl Drop for IdlePlace {
     }
 }
 
-/// The last turn of those that go. `None` where there is none.
+/// The greatest turn to close. `None` if nothing is to close.
 pub(crate) fn last_to_go(mut turns: Vec<u64>, limit: usize) -> Option<u64> {
-    // The document may allow fewer than it did.
+    // A reload may have lowered the limit.
     let too_many = (turns.len() + 1).saturating_sub(limit);
     let go = too_many.max(limit / SHARE).min(turns.len());
     let last = go.checked_sub(1)?;

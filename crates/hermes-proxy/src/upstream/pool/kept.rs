@@ -1,8 +1,8 @@
-//! Connections that a node keeps to us, in the pool of its name.
+//! Reverse connections of a node, in the pool of its name.
 //!
-//! In: a connection over which the node serves. Out: places on it, as on any shared one; those who come
-//! while there is none wait a moment where the node is known to be near. The newest is taken first: what
-//! was there before may be dead without knowing it. Never: a dial.
+//! In: a connection on which the node serves requests. Out: leases, as on any shared connection. Without a connection
+//! on this worker, requests wait: briefly if the last one has just closed, and up to their timeout if another worker
+//! has one. The newest connection has priority, since an older one may be dead unnoticed. Never: a dial.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -32,26 +32,26 @@ use crate::stream::StreamError;
 use crate::stream::asked::{Head, ask};
 use crate::worker::Worker;
 
-/// Connections of one node that a worker has at most; beyond it the oldest is given up. More than one are
-/// there where the node dials anew, or dials two of our addresses.
+/// Maximum number of connections of one node on a worker; beyond it the oldest is retired. A node has several if it
+/// reconnects, or dials several addresses of this node.
 const MOST_OF_NODE: usize = 4;
-/// Those that were given up end with their last request. With more of them the oldest ends at once: a node that
-/// dials and dials has as many connections, and others none.
+/// Maximum number of retired connections, which end with their last request. Beyond it the oldest ends at once, so that
+/// a node that dials repeatedly cannot occupy all connections.
 const MOST_GIVEN_UP: usize = 8;
-/// A node answers a call at once.
+/// Timeout of a call to a node, which answers calls immediately.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What moves a connection until it is over.
+/// The future that drives a connection until it ends.
 pub(crate) type Driven = Pin<Box<dyn Future<Output = ()>>>;
 
-/// A connection that a node keeps to us, for as long as it is in the pool.
+/// A reverse connection, for as long as it is in the pool.
 pub(crate) struct Kept {
     worker: Rc<Worker>,
     pool: Rc<Pool>,
     shared: Rc<SharedConnection>,
     pub(crate) presence: Arc<Presence>,
     labels: ListenerLabels,
-    /// It counts as one that takes requests.
+    /// True while it counts as a connection that takes requests.
     is_usable: Cell<bool>,
     _permit: Permit,
 }
@@ -91,16 +91,16 @@ impl Kept {
         kept
     }
 
-    /// No further request on it, and it ends with its last.
+    /// Prevents further requests, and ends the connection with its last one.
     pub(crate) fn retire(&self) {
         self.shared.retire();
         self.set_usable(false);
     }
 
-    /// Sends a request of our own, and waits for its answer.
+    /// Sends a request of this node, and waits for its response.
     ///
     /// # Errors
-    /// The stream broke, or its connection, or no answer comes in time.
+    /// The stream or its connection failed, or no response arrived in time.
     pub(crate) async fn call(&self, request: Request<()>) -> Result<Response<()>, Error> {
         let lease = Lease::take(&self.shared, &self.pool, &self.worker, false);
         let answer = tokio::time::timeout(ANSWER, answer_of(&self.worker, &lease, request)).await;
@@ -114,7 +114,7 @@ impl Kept {
         }
     }
 
-    /// Listens whether the node is there. Ends when it is not.
+    /// Monitors whether the node is alive; returns when it is not.
     pub(crate) async fn listen(&self, mut pulse: Pulse, source: IpAddr, place: &Place) {
         let mut newer = self.presence.newer();
         loop {
@@ -122,7 +122,7 @@ impl Kept {
                 let beat = pulse.poll(cx, self.shared.heard());
                 self.shared.is_silent.set(beat != Beat::Strong);
                 if !self.shared.is_alive() {
-                    // Its node takes no further request on it: it ends with its last.
+                    // The node accepts no further request, so the connection ends with its last one.
                     self.shared.retire();
                 }
                 if self.shared.is_closed() {
@@ -134,10 +134,10 @@ impl Kept {
             tokio::select! {
                 () = beat => return,
                 () = self.shared.ended() => return,
-                // Its sender lives as long as this does.
+                // The sender lives as long as this value.
                 _ = newer.changed() => {
                     let from = newer.borrow_and_update().1;
-                    // It may have an address of IPv4 and one of IPv6 at once.
+                    // A node may have an IPv4 and an IPv6 address at once.
                     let is_elsewhere = |from: IpAddr| from.is_ipv4() == source.is_ipv4() && from != source;
                     pulse.doubt(from.is_some_and(is_elsewhere));
                 }
@@ -151,7 +151,7 @@ impl Kept {
             (true, false) => self.presence.went(self.worker.shared.now()),
             _ => return,
         }
-        // Who waits looks anew: for a place, or for how long it may wait.
+        // Waiting requests check again: for a stream, or for their remaining time.
         self.pool.open.wake_all();
     }
 }
@@ -169,7 +169,7 @@ fn broken(peer: Arc<str>, error: &StreamError) -> Error {
     Error::Broken { peer, reason: error.to_string(), unprocessed: false }
 }
 
-/// The head of the answer to a request without a body.
+/// The response head for a request without a body.
 async fn answer_of(worker: &Rc<Worker>, lease: &Lease, request: Request<()>) -> Result<Response<()>, StreamError> {
     let (mut answer, _stream) = ask(worker, lease, request, true).await?;
     std::future::poll_fn(|cx| {
@@ -184,10 +184,10 @@ async fn answer_of(worker: &Rc<Worker>, lease: &Lease, request: Request<()>) -> 
 }
 
 impl Pool {
-    /// GET of our own, from a node that keeps a connection to us.
+    /// Sends a GET of this node over a reverse connection.
     ///
     /// # Errors
-    /// It has none here, or gives no answer.
+    /// This worker has no connection of the node, or no response arrived.
     pub(crate) async fn get(self: &Rc<Self>, worker: &Rc<Worker>, node: &str, path: &str) -> Result<StatusCode, Error> {
         let absent = || Error::NotConnected { node: Arc::from(node) };
         let place = match self.place(worker, true) {
@@ -202,8 +202,8 @@ impl Pool {
         answer.map(|answer| answer.status()).map_err(|error| broken(Arc::from(node), &error))
     }
 
-    /// Speaks HTTP/2 on a connection over which a node serves, until `within` at the latest. Out: its
-    /// place here, what drives it, and what listens whether the node is there.
+    /// Starts HTTP/2 on a connection on which a node serves, within the timeout. Returns its pool entry, its driver,
+    /// and its keepalive.
     ///
     /// # Errors
     /// The node does not serve on it.
@@ -215,7 +215,7 @@ impl Pool {
         io: Io,
         within: Duration,
     ) -> Result<(Kept, Driven, Pulse), Error> {
-        // Before anything is waited for: a pool without connections is swept away.
+        // Taken before any wait: the sweep removes a pool without connections.
         let permit = Permit::take(&self.open);
         let acks = Acks::of(io.tcp()).ok();
         let mut begun = begin_h2(worker, &presence.node, io, Instant::now() + within, within).await?;
@@ -225,10 +225,10 @@ impl Pool {
         Ok((Kept::begin(worker, self, presence, listener, shared, permit), Box::pin(drive), pulse))
     }
 
-    /// The same for HTTP/3.
+    /// Like [`Self::keep_h2`], for HTTP/3.
     ///
     /// # Errors
-    /// As [`Self::keep_h2`].
+    /// Errors of [`Self::keep_h2`].
     pub(crate) async fn keep_h3(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -243,7 +243,7 @@ impl Pool {
         let (here, ours) = (worker.clone(), settings(worker));
         let (driven_link, driven) = (link.clone(), shared.clone());
         let mut drive: Driven = Box::pin(async move { drive_h3(&here, &driven_link, &driven, ours).await });
-        // What it can do has to be known before it is asked for a tunnel.
+        // The peer's capabilities must be known before a tunnel is requested.
         let settled = async {
             tokio::select! {
                 () = &mut drive => None,
@@ -258,13 +258,13 @@ impl Pool {
         Ok((Kept::begin(worker, self, presence, listener, shared, permit), drive, Pulse::new(None, None, FAR_END)))
     }
 
-    /// A place on a connection that the endpoint keeps to us.
+    /// A stream on a reverse connection of the endpoint.
     pub(super) async fn lease_kept(self: &Rc<Self>, worker: &Rc<Worker>, wish: &Wish<'_>) -> Result<Leased, Error> {
         let Some(presence) = wish.node else { return Err(Error::Internal("a node without a name".to_owned())) };
         let absent = || Error::NotConnected { node: presence.node.clone() };
         let (began, mut had_turn) = (Instant::now(), false);
         loop {
-            // All of them have been used: one that breaks under a request says nothing of the next.
+            // Marked as reused: a connection that fails during a request says nothing about the next one.
             if let Some(lease) = self.place(worker, true) {
                 return Ok(Leased::Shared(lease));
             }

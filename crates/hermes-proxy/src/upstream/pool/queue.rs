@@ -1,8 +1,7 @@
-//! Who waits for a connection of a pool, and how many it has.
+//! The queue of a pool, and its count of open connections.
 //!
-//! In: those who come in vain, and connections as they are made. Out: turns, in the order of coming, and
-//! permits that count a connection while it lives. Who gives up passes his turn on.
-//! Never: a connection.
+//! In: sessions that found no connection, and connections as they open. Out: turns in the order of arrival, and permits
+//! that count a connection for its lifetime. A waiter that gives up passes its turn on. Never: a connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,23 +9,23 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-/// Counts connections of a pool and those who wait for one.
+/// Counts the connections of a pool and the sessions that wait for one.
 #[derive(Default)]
 pub(super) struct Open {
     pub(super) count: Cell<usize>,
-    /// For a connection or for leave to dial one. Bounded by `upstream_pending`.
+    /// Waiters for a connection or for permission to dial. Limited by `upstream_pending`.
     pub(super) waiting: Queue,
-    /// Dialling, but content with a connection that comes free before. As many as dial.
+    /// Sessions that dial, but would accept a connection that becomes free first. At most one for each dial.
     pub(super) dialing: Queue,
 }
 
 impl Open {
-    /// A connection may be dialled, or stands idle.
+    /// A connection may be dialled, or is idle.
     pub(super) fn wake_one(&self) {
         let _ = self.waiting.wake_one();
     }
 
-    /// A connection stands idle.
+    /// A connection is idle.
     pub(super) fn wake_for_idle(&self) {
         let _ = self.waiting.wake_one() || self.dialing.wake_one();
     }
@@ -36,11 +35,11 @@ impl Open {
     }
 }
 
-/// Those who wait for something, in their order.
+/// Waiters in their order.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: RefCell<VecDeque<Waiting>>,
-    /// Turns whose owners have not acted yet.
+    /// Turns that their owners have not used yet.
     turns: Cell<usize>,
 }
 
@@ -50,11 +49,11 @@ struct Waiting {
 }
 
 impl Queue {
-    /// `None` where too many wait already. Who had a turn, and nothing came of it, is the next again.
+    /// Joins the queue. `None` if too many wait. A waiter whose turn was in vain goes to the front.
     pub(super) fn join(&self, most: usize, had_turn: bool) -> Option<Waiter<'_>> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.len() >= most {
-            // Those who gave up hold no places.
+            // Waiters that gave up do not count.
             waiting.retain(|waiter| !waiter.turn.is_closed());
         }
         let (sender, turn) = oneshot::channel();
@@ -69,12 +68,13 @@ impl Queue {
         })
     }
 
-    /// So much is free, and all of it is for those who have a turn: who comes now comes after them.
+    /// True if the waiters with a turn claim all free capacity, so that a newcomer must queue.
     pub(super) fn has_all(&self, free: impl FnOnce() -> usize) -> bool {
         self.turns.get() > 0 && self.turns.get() >= free()
     }
 
-    /// Who had a turn has left something: it is for the first who had none. (Those who had would pass it to and fro.)
+    /// Passes on what a waiter left unused, to the first waiter that had no turn yet. Others would pass it back and
+    /// forth.
     pub(super) fn pass_on(&self) {
         let next = |waiting: &VecDeque<Waiting>| waiting.iter().position(|waiter| !waiter.had_turn);
         loop {
@@ -97,9 +97,9 @@ impl Queue {
         self.waiting.borrow().iter().any(|waiter| !waiter.turn.is_closed())
     }
 
-    /// False where nobody waits.
+    /// Wakes the first waiter. False if nobody waits.
     fn wake_one(&self) -> bool {
-        // Those who gave up meanwhile are passed over.
+        // Skips waiters that gave up.
         loop {
             let Some(waiter) = self.waiting.borrow_mut().pop_front() else { return false };
             if self.give(waiter) {
@@ -109,7 +109,7 @@ impl Queue {
     }
 }
 
-/// A place in a queue. Its turn passes on where its owner gives up.
+/// A position in a queue. If its owner gives up, its turn passes on.
 pub(super) struct Waiter<'a> {
     queue: &'a Queue,
     turn: oneshot::Receiver<()>,
@@ -117,7 +117,7 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Waits for it. Whoever has it acts on it at once, before anybody else does anything.
+    /// Waits for the turn. The owner must act on it at once, before other tasks run.
     pub(super) async fn turn(&mut self) {
         self.has_turn = (&mut self.turn).await.is_ok();
     }
@@ -133,16 +133,16 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// A turn whose owner waits for something else before it acts. Its drop passes it on.
+/// A turn whose owner awaits something else before it acts. Its drop passes the turn on.
 pub(super) struct Turn<'a>(&'a Open);
 
 impl<'a> Turn<'a> {
-    /// The turn that the caller has.
+    /// Wraps the caller's turn.
     pub(super) fn of(open: &'a Open) -> Self {
         Self(open)
     }
 
-    /// Its owner acts on it now.
+    /// Keeps the turn: its owner acts on it now.
     pub(super) fn keep(self) {
         std::mem::forget(self);
     }
@@ -154,7 +154,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// One open connection of a pool.
+/// Counts one open connection of a pool.
 pub(crate) struct Permit(Rc<Open>);
 
 impl Permit {
@@ -188,11 +188,11 @@ mod tests {
         let mut newcomer = queue.join(3, false).unwrap();
         assert!(queue.join(3, true).is_none() && queue.join(3, false).is_none());
         assert!(queue.wake_one() && has_turn(&mut again) && !has_turn(&mut second) && !has_turn(&mut newcomer));
-        // Its turn comes, and it is gone.
+        // The second waiter gets the turn and is dropped.
         assert!(queue.wake_one());
         drop(second);
         assert!(has_turn(&mut newcomer) && !queue.has_any());
-        // Three of them have theirs, and have not acted yet.
+        // Three waiters have a turn and have not acted yet.
         assert!(queue.has_all(|| 3) && !queue.has_all(|| 4));
         drop((first, again, newcomer));
         assert!(!queue.has_all(|| 0));

@@ -1,7 +1,7 @@
-//! Connections to one endpoint that many share, of HTTP/2 or HTTP/3.
+//! Shared connections to one endpoint, over HTTP/2 or HTTP/3.
 //!
-//! In: a connection that was made. Out: places on it, one a stream. A task of the worker drives it to its
-//! end; without places, and retired, it ends.
+//! In: an open connection. Out: leases, one for each stream. A task of the worker drives the connection to its end. A
+//! retired connection ends with its last stream.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -28,36 +28,36 @@ use crate::signal::Signal;
 use crate::stream::h2::{Backlog, Window};
 use crate::worker::Worker;
 
-/// Streams that we open on an HTTP/3 connection. Its peer may allow fewer: QUIC says so as they are opened.
+/// Maximum number of streams on an HTTP/3 connection. The peer may allow fewer, which QUIC reports when a stream opens.
 const H3_STREAMS: usize = 100;
-/// Streams that have ended are allowed anew a round trip later; beyond that its peer is waited for so long until
-/// another connection is dialled.
+/// A peer grants new streams a round trip after others ended. Beyond that, the pool waits for this time before it dials
+/// another connection.
 const LEAVE: Duration = Duration::from_millis(10);
 
-/// A connection that many share.
+/// A connection with streams of many requests.
 pub(crate) struct SharedConnection {
     pub(crate) speaks: Speaks,
     pub(super) streams: Cell<usize>,
     closed: Cell<bool>,
     pub(super) idle_since: Cell<u64>,
     pub(super) idle: RefCell<Option<IdlePlace>>,
-    /// Tells the driver to close once its streams are done.
+    /// Tells the driver to close once its streams have ended.
     retiring: Signal<()>,
-    /// Tells whoever keeps it that it is over, whatever is on it.
+    /// Tells the keeper of a reverse connection to end it at once, with all streams.
     over: Signal<()>,
-    /// Its node keeps it: it is not ours to close for want of use.
+    /// A reverse connection: its node keeps it, and the pool does not close it when idle.
     pub(super) is_kept: bool,
-    /// Its peer has said GOAWAY, or there is a better one.
+    /// The peer sent GOAWAY, or a better connection exists.
     is_going: Cell<bool>,
-    /// Nothing was heard on it for too long: nothing new goes on it until something is.
+    /// The path was silent for too long: no new streams until the peer is heard again.
     pub(super) is_silent: Cell<bool>,
 }
 
-/// What is spoken on it, and by whom.
+/// The protocol on the connection, with its state.
 pub(crate) enum Speaks {
     H2 {
         sender: ::h2::client::SendRequest<Bytes>,
-        /// The peer takes extended CONNECT (RFC 8441).
+        /// The peer supports extended CONNECT (RFC 8441).
         extended_connect: bool,
         window: Rc<Window>,
         backlog: Backlog,
@@ -70,7 +70,7 @@ impl SharedConnection {
         Self::of(speaks, now, false)
     }
 
-    /// One that its node keeps to us.
+    /// A reverse connection, which its node keeps open.
     pub(super) fn kept(speaks: Speaks, now: u64) -> Rc<Self> {
         Self::of(speaks, now, true)
     }
@@ -90,18 +90,18 @@ impl SharedConnection {
         })
     }
 
-    /// A further stream may begin on it.
+    /// True if another stream may open.
     pub(super) fn has_room(&self) -> bool {
         self.room() > 0
     }
 
-    /// So many further streams may begin on it.
+    /// The number of streams that may still open.
     pub(super) fn room(&self) -> usize {
         let most = match &self.speaks {
             Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
             Speaks::H3(_) => H3_STREAMS,
         };
-        // What its peer takes is not known before its SETTINGS.
+        // The limits of the peer are unknown before its SETTINGS.
         let is_settled = match &self.speaks {
             Speaks::H2 { .. } => true,
             Speaks::H3(link) => link.settings().is_some(),
@@ -110,7 +110,7 @@ impl SharedConnection {
         if takes_any { most.saturating_sub(self.streams.get()) } else { 0 }
     }
 
-    /// Its peer has not said GOAWAY, as far as it was heard.
+    /// True unless the peer has sent GOAWAY, as far as it was read.
     pub(super) fn is_alive(&self) -> bool {
         let is_alive = match &self.speaks {
             Speaks::H2 { sender, .. } => {
@@ -125,13 +125,13 @@ impl SharedConnection {
         is_alive
     }
 
-    /// Its peer has said GOAWAY, its path is dark, or there is a better one: what lives long on it had better go elsewhere. Who keeps one to us
-    /// dials another one itself.
+    /// True if long-lived flows should move to another connection: the peer sent GOAWAY, the path is dark, or a better
+    /// connection exists. The peer of a reverse connection dials a replacement itself.
     pub(crate) fn is_going(&self) -> bool {
         self.is_going.get() || (self.is_silent.get() && !self.is_kept)
     }
 
-    /// Its path is dark, or no more. True where that is news. Flows on it hear of it.
+    /// Records whether the path is dark, and tells the flows on it. True if that changed.
     pub(super) fn set_dark(&self, worker: &Worker, is_dark: bool) -> bool {
         let is_news = self.is_silent.replace(is_dark) != is_dark;
         if is_news {
@@ -140,7 +140,7 @@ impl SharedConnection {
         is_news
     }
 
-    /// There is a better one: nothing new on it, and what can move goes elsewhere.
+    /// Retires the connection in favour of a better one: nothing new begins on it, and flows that can move do.
     pub(super) fn leave(&self, worker: &Worker) {
         self.retire();
         if !self.is_going.replace(true) {
@@ -148,7 +148,7 @@ impl SharedConnection {
         }
     }
 
-    /// For who drives it, with all that was read: flows on it hear of GOAWAY when it has come.
+    /// Tells the flows about a GOAWAY. The driver calls this after it has read all input.
     pub(super) fn look_for_goaway(&self, worker: &Worker) {
         let has_come = || match &self.speaks {
             Speaks::H2 { window, .. } => window.ends().is_going(),
@@ -160,7 +160,7 @@ impl SharedConnection {
         }
     }
 
-    /// The peer takes extended CONNECT (RFC 8441, RFC 9220).
+    /// The peer supports extended CONNECT (RFC 8441, RFC 9220).
     pub(crate) fn takes_extended_connect(&self) -> bool {
         match &self.speaks {
             Speaks::H2 { extended_connect, .. } => *extended_connect,
@@ -168,12 +168,12 @@ impl SharedConnection {
         }
     }
 
-    /// Its tunnels may have datagrams beside their streams.
+    /// True if tunnels on it may use datagrams beside their streams.
     pub(crate) fn has_datagrams(&self) -> bool {
         self.is_h3()
     }
 
-    /// The longest IP packet that goes over it in a piece.
+    /// The maximum size of an IP packet that the connection carries unfragmented.
     pub(super) fn packet_capacity(&self) -> usize {
         match &self.speaks {
             Speaks::H2 { .. } => capsule::MAX_PACKET,
@@ -181,7 +181,7 @@ impl SharedConnection {
         }
     }
 
-    /// Counts up with whatever is heard on it.
+    /// A counter that increases with each reception.
     pub(crate) fn heard(&self) -> u64 {
         match &self.speaks {
             Speaks::H2 { window, .. } => window.ends().reads(),
@@ -189,77 +189,77 @@ impl SharedConnection {
         }
     }
 
-    /// It is of HTTP/3.
+    /// True for HTTP/3.
     pub(super) fn is_h3(&self) -> bool {
         matches!(self.speaks, Speaks::H3(_))
     }
 
-    /// No stream is on it.
+    /// True if no stream is open.
     pub(super) fn is_unused(&self) -> bool {
         self.streams.get() == 0
     }
 
-    /// Its node keeps it to us.
+    /// True for a reverse connection.
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept
     }
 
-    /// It takes no further stream.
+    /// True if no further stream may open.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.get()
     }
 
-    /// No further stream on it.
+    /// Prevents further streams.
     pub(crate) fn close(&self) {
         self.closed.set(true);
     }
 
-    /// No further stream on it, and it ends with its last.
+    /// Prevents further streams, and ends the connection with its last one.
     pub(crate) fn retire(&self) {
         self.close();
         self.retiring.set(());
     }
 
-    /// It ends now, and all that is on it.
+    /// Ends the connection at once, with all streams.
     pub(crate) fn end(&self) {
         self.close();
         self.over.set(());
     }
 
-    /// It was told so.
+    /// True if `end` was called.
     pub(super) fn is_over(&self) -> bool {
         self.over.get().is_some()
     }
 
-    /// Waits until it is told so.
+    /// Waits for `end`.
     pub(super) async fn ended(&self) {
         self.over.wait().await;
     }
 
-    /// Ready where it is retired and empty. While streams are left they wake the driver, since they end there.
+    /// Ready if the connection is retired and has no streams. Streams that end wake the driver.
     pub(crate) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.streams.get() == 0 { self.retiring.poll(cx) } else { Poll::Pending }
     }
 }
 
-/// A place on a shared connection: one stream.
+/// A lease of one stream on a shared connection.
 pub(crate) struct Lease {
     pub(crate) connection: Rc<SharedConnection>,
     pool: Rc<Pool>,
     worker: Rc<Worker>,
     pub(crate) reused: bool,
-    /// Of HTTP/3, where it was opened already.
+    /// The HTTP/3 stream, if it is already open.
     stream: Cell<Option<Box<Opened>>>,
-    /// When it was taken, in milliseconds of the worker's clock, and what was heard on the connection then.
+    /// The time of the lease in milliseconds of the worker's clock, and the reception counter at that time.
     since: u64,
     heard: u64,
 }
 
-/// A stream of QUIC on which nothing was said yet.
+/// A QUIC stream on which nothing was sent yet.
 pub(crate) type Opened = (quic::SendStream, quic::RecvStream);
 
-/// A stream that lasted so long, in milliseconds, and nothing was heard on its connection meanwhile: the
-/// peer may be gone, or what lies between has forgotten the connection. No further stream is lost on it.
+/// Minimum duration of a stream, in milliseconds, to conclude from silence on its connection that the peer or the path
+/// is lost. The connection then gets no further streams.
 const SILENT: u64 = 1000;
 
 impl Lease {
@@ -271,7 +271,7 @@ impl Lease {
         Self { connection, pool, worker, reused, stream: Cell::new(None), since, heard }
     }
 
-    /// As [`Self::take`], where its peer allows one more by now.
+    /// Like [`Self::take`], if the peer allows another stream now.
     fn take_allowed(
         connection: &Rc<SharedConnection>,
         pool: &Rc<Pool>,
@@ -287,10 +287,10 @@ impl Lease {
         Some(lease)
     }
 
-    /// A stream on its connection, which is of HTTP/3.
+    /// Opens a stream on the connection, which speaks HTTP/3.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection ended.
     pub(crate) async fn open(&self, link: &Link) -> Result<Opened, quic::ConnectionError> {
         match self.stream.take() {
             Some(stream) => Ok(*stream),
@@ -299,7 +299,7 @@ impl Lease {
     }
 }
 
-/// Nothing came of it. An end in order would be half a request.
+/// Cancels an unused stream. A graceful end would be a truncated request.
 fn cancel((send, recv): &mut Opened) {
     let _ = send.reset(number(Code::RequestCancelled));
     let _ = recv.stop(number(Code::RequestCancelled));
@@ -309,7 +309,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let connection = &self.connection;
         let unused = self.stream.take();
-        // Who asked nothing is owed no answer.
+        // An unused stream is owed no answer.
         let is_owed = unused.is_none();
         if let Some(mut stream) = unused {
             cancel(&mut stream);
@@ -342,15 +342,15 @@ async fn open_on(connection: &Rc<SharedConnection>) -> (&Rc<SharedConnection>, R
 }
 
 impl Pool {
-    /// A free place on a shared connection.
+    /// A stream on a connection with room, if any.
     pub(super) fn place(self: &Rc<Self>, worker: &Rc<Worker>, reused: bool) -> Option<Lease> {
         let shared = self.shared.borrow();
         let mut fit = shared.iter().filter(|connection| connection.has_room() && connection.is_alive());
         fit.find_map(|connection| Lease::take_allowed(connection, self, worker, reused))
     }
 
-    /// A place on the first connection of HTTP/3 whose peer allows one more stream, where none does now. At once `None`
-    /// where there is no such connection. Nothing is held meanwhile: who waits keeps no connection in use.
+    /// Waits for a stream on the first HTTP/3 connection whose peer grants one. `None` at once if there is no such
+    /// connection. Waiting keeps no connection in use.
     pub(super) async fn leave(self: &Rc<Self>, worker: &Rc<Worker>) -> Option<Lease> {
         let full = self.full();
         let mut opening: FuturesUnordered<_> = full.iter().map(open_on).collect();
@@ -362,27 +362,27 @@ impl Pool {
                     return Some(lease);
                 }
                 Ok(mut stream) => cancel(&mut stream),
-                // Its driver may not have heard of it yet, and nobody is to look at it again.
+                // The driver may not have noticed the end yet; closing prevents further attempts.
                 Err(_) => connection.close(),
             }
         }
         None
     }
 
-    /// Connections of HTTP/3 that may have further streams, as far as it is for us to say.
+    /// HTTP/3 connections that are below this node's own stream limit.
     fn full(&self) -> Vec<Rc<SharedConnection>> {
         let shared = self.shared.borrow();
         shared.iter().filter(|one| one.is_h3() && one.has_room() && one.is_alive()).cloned().collect()
     }
 
-    /// As [`Self::leave`], for as long as leave takes that is under way.
+    /// Like [`Self::leave`], for as long as a grant in transit may take.
     pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Worker>, had_turn: bool) -> Option<Lease> {
         let rtts = self.full().into_iter().filter_map(|full| match &full.speaks {
             Speaks::H3(link) => Some(link.connection.rtt()),
             Speaks::H2 { .. } => None,
         });
         let within = 2 * rtts.max()? + LEAVE;
-        // Who is gone meanwhile has done nothing with its turn, and who gets leave needs none.
+        // A dropped wait passes the turn on, and a granted stream makes the turn unnecessary.
         let turn = had_turn.then(|| Turn::of(&self.open));
         let lease = tokio::time::timeout(within, self.leave(worker)).await.ok().flatten();
         if let Some(turn) = turn
@@ -393,11 +393,11 @@ impl Pool {
         lease
     }
 
-    /// Waits for a turn to look for a place anew, or for leave to open a stream, whichever comes first: both are needed,
-    /// since a stream that ends here gives a turn at once, and its peer's leave comes a round trip later.
+    /// Waits for a turn or for a granted stream, whichever comes first. Both are needed: a local stream that ends gives
+    /// a turn at once, while the peer's grant follows a round trip later.
     ///
     /// # Errors
-    /// Too many wait already.
+    /// Too many requests wait already.
     pub(super) async fn turn_or_leave(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -411,7 +411,7 @@ impl Pool {
         }
     }
 
-    /// A new connection for all, and the task that drives it; `permit` is its own until it ends.
+    /// Adds a shared connection and the task that drives it. `permit` is held until the connection ends.
     pub(super) fn share(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -423,7 +423,7 @@ impl Pool {
             shared.retire();
         }
         {
-            // Those of HTTP/3 come first: whoever wishes for it has HTTP/2 only where there is nothing else.
+            // HTTP/3 connections come first: requests that prefer HTTP/3 get HTTP/2 only if nothing else exists.
             let mut all = self.shared.borrow_mut();
             let behind = if shared.is_h3() { all.iter().take_while(|other| other.is_h3()).count() } else { all.len() };
             all.insert(behind, shared.clone());

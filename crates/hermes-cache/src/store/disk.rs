@@ -1,0 +1,410 @@
+//! The disk tier: a file an object, and a thread that reads and writes them.
+//!
+//! In: contents to keep, heads that changed, files that are wanted again or no more. Out: contents; and after a start,
+//! what is there. No worker waits for a disk: it leaves a job, and hears of a content when it is read. Files that are cut,
+//! or not what was written, are removed and were never there.
+
+mod file;
+pub mod root;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::time::Duration;
+
+use hermes_net::lock::Lock;
+use rand::Rng as _;
+use tokio::sync::oneshot;
+
+use self::file::Layout;
+use self::root::Root;
+use super::Cache;
+use crate::content::Content;
+use crate::head::Head;
+
+/// Jobs that hold a content, or whose answer somebody waits for; more are refused.
+const MOST_JOBS: usize = 1024;
+/// Between two looks at a lock that another process has: nothing tells of one that is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// An object's file, and one that is being written.
+const OBJECT: &str = "object";
+const DRAFT: &str = "draft";
+
+/// Names a file.
+pub type FileId = u64;
+
+/// What reading a file came to.
+#[derive(Clone)]
+pub enum Loaded {
+    /// The bytes.
+    Content(Arc<Content>),
+    /// Not for now: memory is full of what is being read, or too much is to be done.
+    Busy,
+    /// It is not there any more, or not what was written.
+    Gone,
+}
+
+enum Job {
+    /// The cache is there to be told.
+    Begin,
+    Keep {
+        key: Arc<str>,
+        id: u64,
+        head: Arc<Head>,
+        content: Arc<Content>,
+    },
+    Patch {
+        file: FileId,
+        key: Arc<str>,
+        head: Arc<Head>,
+    },
+    Load {
+        file: FileId,
+    },
+    Remove {
+        file: FileId,
+    },
+    /// Nobody has anything more to do.
+    Retire,
+}
+
+/// Whose a directory is. Jobs wait until that is known; for another process they do not wait.
+const OPENING: u8 = 0;
+const READY: u8 = 1;
+const BARRED: u8 = 2;
+const RETIRED: u8 = 3;
+
+/// Who waits for which file: each is read once for all of them.
+type Loading = Mutex<HashMap<FileId, Vec<oneshot::Sender<Loaded>>>>;
+
+/// The way to the thread, which ends with it.
+pub struct Disk {
+    jobs: mpsc::Sender<Job>,
+    pending: Arc<AtomicUsize>,
+    loading: Arc<Loading>,
+    stage: Arc<AtomicU8>,
+    ended: Mutex<Option<Ended>>,
+}
+
+/// Tells when a thread has ended, and its directory is free.
+pub struct Ended(mpsc::Receiver<()>);
+
+impl Ended {
+    /// Waits until the writer has ended.
+    pub fn wait(self) {
+        // Nothing is ever sent: it ends with the thread.
+        let _ = self.0.recv();
+    }
+}
+
+/// Where a cache is, and who was there before it.
+pub struct Place {
+    /// The directory of all caches.
+    pub root: Arc<Root>,
+    /// The directory of this cache.
+    pub directory: PathBuf,
+    /// A cache of this process, which was told to let go of the same directory.
+    pub former: Option<Ended>,
+}
+
+impl Disk {
+    /// Begins. `None` where there can be no thread. What is in the directory the cache hears as soon as it may have it.
+    pub fn start(place: Place, cache: Weak<Cache>) -> Option<Self> {
+        let (jobs, todo) = mpsc::channel();
+        let (alive, ended) = mpsc::channel::<()>();
+        let pending = Arc::new(AtomicUsize::new(0));
+        let (loading, stage) = (Arc::<Loading>::default(), Arc::new(AtomicU8::new(OPENING)));
+        let clerk = Clerk {
+            directory: place.directory.clone(),
+            cache,
+            pending: pending.clone(),
+            loading: loading.clone(),
+            stage: stage.clone(),
+            layouts: HashMap::new(),
+        };
+        let run = move || {
+            clerk.run(place, todo);
+            drop(alive);
+        };
+        let started = std::thread::Builder::new().name("cache-disk".to_owned()).spawn(run);
+        started.inspect_err(|error| tracing::warn!(%error, "the cache has no disk: no thread is to be had")).ok()?;
+        Some(Self { jobs, pending, loading, stage, ended: Mutex::new(Some(Ended(ended))) })
+    }
+
+    /// The cache is there, and hears of what is in the directory. Before all else, and once.
+    pub fn begin(&self) {
+        let _ = self.jobs.send(Job::Begin);
+    }
+
+    /// Has nothing more to do: the directory is for another one. Returns who tells when it is free; once.
+    pub fn retire(&self) -> Option<Ended> {
+        self.stage.store(RETIRED, Ordering::Release);
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        let _ = self.jobs.send(Job::Retire);
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Writes a content. False where too much waits already.
+    pub fn keep(&self, key: &Arc<str>, id: u64, head: &Arc<Head>, content: Arc<Content>) -> bool {
+        self.push(Job::Keep { key: key.clone(), id, head: head.clone(), content })
+    }
+
+    /// It is worth a job: the directory is this cache's, as far as is known.
+    pub fn is_open(&self) -> bool {
+        matches!(self.stage.load(Ordering::Acquire), OPENING | READY)
+    }
+
+    /// Writes a head over the one before.
+    pub fn patch(&self, file: FileId, key: &Arc<str>, head: &Arc<Head>) {
+        // Without it the file has the older head, which is stale earlier.
+        let _ = self.push(Job::Patch { file, key: key.clone(), head: head.clone() });
+    }
+
+    /// Removes a file. Never refused: what is gone must not be found again.
+    pub fn remove(&self, file: FileId) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        let _ = self.jobs.send(Job::Remove { file });
+    }
+
+    /// Reads a content into memory, once for all who ask meanwhile.
+    pub async fn load(&self, file: FileId) -> Loaded {
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut loading = waiting(&self.loading);
+            match loading.entry(file) {
+                Entry::Occupied(mut others) => others.get_mut().push(reply),
+                Entry::Vacant(_) if !self.push(Job::Load { file }) => return Loaded::Busy,
+                Entry::Vacant(first) => drop(first.insert(vec![reply])),
+            }
+        }
+        answer.await.unwrap_or(Loaded::Busy)
+    }
+
+    fn push(&self, job: Job) -> bool {
+        if self.pending.load(Ordering::Relaxed) >= MOST_JOBS {
+            return false;
+        }
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        self.jobs.send(job).is_ok()
+    }
+}
+
+fn waiting(loading: &Loading) -> MutexGuard<'_, HashMap<FileId, Vec<oneshot::Sender<Loaded>>>> {
+    loading.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does the jobs, one after the other.
+struct Clerk {
+    directory: PathBuf,
+    cache: Weak<Cache>,
+    pending: Arc<AtomicUsize>,
+    loading: Arc<Loading>,
+    stage: Arc<AtomicU8>,
+    layouts: HashMap<FileId, Layout>,
+}
+
+impl Clerk {
+    fn run(mut self, place: Place, todo: mpsc::Receiver<Job>) {
+        // The first one.
+        let Ok(Job::Begin) = todo.recv() else { return };
+        if let Some(former) = place.former {
+            former.wait();
+        }
+        if let Some(_lock) = self.take(&place.root, &todo) {
+            self.look();
+            if let Some(cache) = self.cache.upgrade() {
+                cache.has_looked();
+            }
+            while let Ok(job) = todo.recv() {
+                match job {
+                    Job::Retire => break,
+                    job => self.work(job),
+                }
+            }
+        }
+        self.stage.store(RETIRED, Ordering::Release);
+        todo.try_iter().for_each(|job| self.leave(job));
+        // In this order: who waits for a file has left a job before, and none can be left from here on.
+        drop(todo);
+        waiting(&self.loading).clear();
+    }
+
+    /// Moves to a stage, unless it is over.
+    fn enter(&self, stage: u8) {
+        let next = |before| (before != RETIRED).then_some(stage);
+        let _ = self.stage.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+    }
+
+    /// Has the directory to itself. `None` where it cannot, or nobody wants that any more.
+    fn take(&mut self, root: &Arc<Root>, todo: &mpsc::Receiver<Job>) -> Option<Arc<Lock>> {
+        let mut has_told = false;
+        loop {
+            match root.take().and_then(|lock| self.make_directory().map(|()| lock)) {
+                Ok(lock) => {
+                    self.enter(READY);
+                    return Some(lock);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.enter(BARRED),
+                Err(error) => {
+                    let directory = self.directory.display();
+                    tracing::warn!(%directory, %error, "the cache has no disk: make it a directory that can be written");
+                    return None;
+                }
+            }
+            if !std::mem::replace(&mut has_told, true) {
+                let directory = self.directory.display();
+                tracing::info!(%directory, "another process has what caches keep; waiting for it to go");
+            }
+            // Until then nothing but the end is to be heard.
+            match todo.recv_timeout(LOOK_AGAIN) {
+                Ok(Job::Retire) | Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                Ok(job) => self.leave(job),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn make_directory(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        // What a link leads to is not ours.
+        match fs::symlink_metadata(&self.directory)?.is_dir() {
+            true => Ok(()),
+            false => Err(io::Error::other("it is a link")),
+        }
+    }
+
+    /// Does not do it.
+    fn leave(&self, job: Job) {
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+        if let (Job::Keep { key, id, .. }, Some(cache)) = (job, self.cache.upgrade()) {
+            cache.unwritten(&key, id);
+        }
+    }
+
+    fn work(&mut self, job: Job) {
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+        match job {
+            // One is the first, and with the other one the loop ends.
+            Job::Begin | Job::Retire => {}
+            Job::Keep { key, id, head, content } => self.keep(&key, id, &head, &content),
+            Job::Patch { file, key, head } => {
+                let path = self.path(file);
+                if let Some(layout) = self.layouts.get_mut(&file) {
+                    patch(layout, &path, &key, &head);
+                }
+            }
+            Job::Load { file } => {
+                let loaded = self.load(file);
+                let others = waiting(&self.loading).remove(&file).unwrap_or_default();
+                others.into_iter().for_each(|other| drop(other.send(loaded.clone())));
+            }
+            Job::Remove { file } => self.remove(file),
+        }
+    }
+
+    fn path(&self, file: FileId) -> PathBuf {
+        self.directory.join(format!("{file:016x}.{OBJECT}"))
+    }
+
+    fn keep(&mut self, key: &Arc<str>, id: u64, head: &Arc<Head>, content: &Content) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        let file: FileId = rand::rng().random();
+        let path = self.path(file);
+        let draft = path.with_extension(DRAFT);
+        let written = Layout::write(&draft, key, head, content);
+        match written.and_then(|layout| fs::rename(&draft, &path).map(|()| layout)) {
+            Ok(mut layout) => {
+                let current = cache.filed(key, id, file, layout.bytes(), layout.shape());
+                let Some(current) = current else { return drop(fs::remove_file(&path)) };
+                if !Arc::ptr_eq(&current, head) {
+                    patch(&mut layout, &path, key, &current);
+                }
+                self.layouts.insert(file, layout);
+            }
+            Err(error) => {
+                let _ = fs::remove_file(&draft);
+                cache.unwritten(key, id);
+                cache.hit_limit("cache-disk");
+                tracing::warn!(path = %path.display(), %error, "an object of the cache could not be written; is the disk full?");
+            }
+        }
+    }
+
+    fn load(&self, file: FileId) -> Loaded {
+        let Some(cache) = self.cache.upgrade() else { return Loaded::Busy };
+        let Some(layout) = self.layouts.get(&file) else { return Loaded::Gone };
+        match layout.read(&self.path(file), |bytes| cache.room(bytes)) {
+            Ok(content) => Loaded::Content(Arc::new(content)),
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Loaded::Busy,
+            Err(error) => {
+                tracing::warn!(%error, "an object of the cache cannot be read; it is dropped");
+                Loaded::Gone
+            }
+        }
+    }
+
+    fn remove(&mut self, file: FileId) {
+        if self.layouts.remove(&file).is_some() {
+            let _ = fs::remove_file(self.path(file));
+        }
+    }
+
+    /// Tells the cache what is there, the latest last. What is not ours stays as it is.
+    fn look(&mut self) {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return };
+        let mut files = Vec::new();
+        let (mut foreign, mut dropped) = (0, 0);
+        for entry in entries.flatten() {
+            // Of a link it is the link's own.
+            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
+            match (metadata, ours(&entry.path())) {
+                (Some(metadata), Some((file, OBJECT))) => files.push((metadata.modified().ok(), file)),
+                // Of a process that ended within: whoever has the directory now has not begun.
+                (Some(_), Some(_)) => drop(fs::remove_file(entry.path())),
+                _ => foreign += 1,
+            }
+        }
+        files.sort_unstable();
+        let count = files.len();
+        for (_, file) in files {
+            let Some(cache) = self.cache.upgrade() else { return };
+            let path = self.path(file);
+            let Ok((layout, key, head)) = Layout::open(&path) else {
+                dropped += 1;
+                let _ = fs::remove_file(&path);
+                continue;
+            };
+            let (shape, bytes) = (layout.shape(), layout.bytes());
+            self.layouts.insert(file, layout);
+            if head.shared != cache.settings.shared || !cache.found(&key, &Arc::new(head), shape, file, bytes) {
+                self.remove(file);
+            }
+        }
+        let directory = self.directory.display();
+        if foreign > 0 {
+            tracing::warn!(%directory, foreign, "there are files that no cache has written; they stay as they are");
+        }
+        if count > 0 {
+            tracing::info!(%directory, files = count, dropped, "the cache found what it had kept");
+        }
+    }
+}
+
+fn patch(layout: &mut Layout, path: &Path, key: &Arc<str>, head: &Head) {
+    if let Err(error) = layout.patch(path, key, head) {
+        tracing::debug!(%error, "a head of the cache could not be written");
+    }
+}
+
+/// Which file it is, by a name as we give them; and whether an object or a draft.
+fn ours(path: &Path) -> Option<(FileId, &'static str)> {
+    let (stem, extension) = path.file_name()?.to_str()?.split_once('.')?;
+    let extension = [OBJECT, DRAFT].into_iter().find(|known| *known == extension)?;
+    let is_hex = stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    is_hex.then(|| FileId::from_str_radix(stem, 16).ok().map(|file| (file, extension)))?
+}

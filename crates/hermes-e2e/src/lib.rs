@@ -1,0 +1,1 @@
+//! Nothing: the package exists for its four test binaries, which README.md lists.

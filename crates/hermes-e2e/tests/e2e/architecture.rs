@@ -1,0 +1,252 @@
+//! The rules of the architecture: which crate and which module may use which, how large a crate may be, which words
+//! are banned, and that every file opens with its purpose.
+
+mod imports;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use imports::{Crate, largest_circle};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// Which of our crates each of our crates may use outside of its tests.
+fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    BTreeMap::from([
+        ("hermes-model", BTreeSet::new()),
+        ("hermes-wire", BTreeSet::new()),
+        ("hermes-net", BTreeSet::new()),
+        ("hermes-lab", BTreeSet::new()),
+        ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
+        ("hermes-cache", BTreeSet::from(["hermes-model", "hermes-net"])),
+        ("hermes-custody", BTreeSet::from(["hermes-model", "hermes-net", "hermes-wire"])),
+        ("hermes-ip", BTreeSet::from(["hermes-model", "hermes-wire"])),
+        ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
+        ("hermes-resume", BTreeSet::new()),
+        (
+            "hermes-proxy",
+            BTreeSet::from([
+                "hermes-cache",
+                "hermes-custody",
+                "hermes-ip",
+                "hermes-model",
+                "hermes-wire",
+                "hermes-net",
+                "hermes-rate-limit",
+                "hermes-resume",
+            ]),
+        ),
+        ("hermes-pattern", BTreeSet::new()),
+        ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern"])),
+        ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-testkit"])),
+        ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-net"])),
+        ("hermes-e2e", BTreeSet::new()),
+        (
+            "hermes",
+            BTreeSet::from([
+                "hermes-controller",
+                "hermes-demo",
+                "hermes-model",
+                "hermes-wire",
+                "hermes-net",
+                "hermes-proxy",
+                "hermes-resume",
+            ]),
+        ),
+    ])
+}
+
+#[test]
+fn crates_depend_only_as_drawn() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let allowed = allowed();
+    let mut seen = 0;
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let allowed =
+            allowed.get(name).unwrap_or_else(|| panic!("{name} is in no drawing: ARCHITECTURE.md and this test"));
+        seen += 1;
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let other = dependency["name"].as_str().unwrap();
+            if dependency["kind"].as_str() == Some("dev") || !other.starts_with("hermes") {
+                continue;
+            }
+            assert!(allowed.contains(other), "{name} must not depend on {other}");
+        }
+    }
+    assert_eq!(seen, allowed.len());
+}
+
+#[test]
+fn one_tls_stack() {
+    let lock = std::fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    for banned in ["openssl-sys", "native-tls", "serde_yaml"] {
+        assert!(!lock.contains(&format!("name = \"{banned}\"")), "{banned} is in the tree");
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    let mut files = Vec::new();
+    for crate_ in std::fs::read_dir(root().join("crates")).unwrap() {
+        collect(&crate_.unwrap().path(), &mut files);
+    }
+    assert!(files.len() > 50, "the walk found too little");
+    let silent: Vec<_> = files
+        .iter()
+        .filter(|file| !std::fs::read_to_string(file).unwrap().lines().take(5).any(|line| line.starts_with("//!")))
+        .collect();
+    assert!(silent.is_empty(), "these files do not begin with //!: {silent:#?}");
+}
+
+/// One that does not would be forgotten, and with it what a test is for.
+#[test]
+fn every_mutant_still_applies() {
+    let patches = std::fs::read_dir(root().join("scripts/mutants")).unwrap().map(|entry| entry.unwrap().path());
+    for patch in patches {
+        let checked = Command::new("git").args(["apply", "--check"]).arg(&patch).current_dir(root()).output().unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+}
+
+/// The root file of each crate, with the size that the largest circle of its top-level modules and of its files may
+/// have. The numbers only fall: a change that makes a circle smaller lowers its number. The aim is 1 and 20.
+const CIRCLES: &[(&str, usize, usize)] = &[
+    ("hermes/src/main.rs", 1, 24),
+    ("hermes-controller/src/lib.rs", 15, 37),
+    ("hermes-cache/src/lib.rs", 1, 20),
+    ("hermes-custody/src/lib.rs", 1, 20),
+    ("hermes-ip/src/lib.rs", 1, 20),
+    ("hermes-lab/src/lib.rs", 1, 20),
+    ("hermes-model/src/lib.rs", 1, 20),
+    ("hermes-net/src/lib.rs", 2, 20),
+    ("hermes-proxy/src/lib.rs", 25, 128),
+    ("hermes-rate-limit/src/lib.rs", 1, 20),
+    ("hermes-resume/src/lib.rs", 1, 20),
+    ("hermes-testkit/src/lib.rs", 4, 20),
+    ("hermes-bench/src/main.rs", 3, 20),
+    ("hermes-demo/src/lib.rs", 1, 24),
+    ("hermes-pattern/src/lib.rs", 1, 20),
+    ("hermes-wire/src/lib.rs", 1, 20),
+];
+
+#[test]
+fn modules_import_each_other_in_no_larger_circle() {
+    let mut wrong = Vec::new();
+    for &(file, top_level, files) in CIRCLES {
+        let read = Crate::read(&root().join("crates").join(file));
+        assert!(!read.files().is_empty());
+        let circle = largest_circle(&read.top_level_imports());
+        if circle.len() > top_level {
+            wrong.push(format!(
+                "{file}: {} top-level modules, {top_level} allowed: {}",
+                circle.len(),
+                circle.join(", ")
+            ));
+        }
+        let circle = largest_circle(&read.file_imports());
+        if circle.len() > files {
+            wrong.push(format!("{file}: {} files, {files} allowed: {circle:#?}", circle.len()));
+        }
+    }
+    assert!(wrong.is_empty(), "circles of imports grew:\n{}", wrong.join("\n"));
+}
+
+/// Product lines that a crate may have, tests apart. The numbers only fall; the aim is 20,000.
+const LARGE_CRATES: [(&str, usize); 1] = [("hermes-proxy", 34_600)];
+
+#[test]
+fn no_crate_is_too_large() {
+    for crate_ in std::fs::read_dir(root().join("crates")).unwrap() {
+        let directory = crate_.unwrap().path();
+        let name = directory.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut files = Vec::new();
+        collect(&directory.join("src"), &mut files);
+        files.retain(|file| !file.ends_with("tests.rs") && !file.components().any(|part| part.as_os_str() == "tests"));
+        let lines: usize = files.iter().map(|file| product_lines(&std::fs::read_to_string(file).unwrap())).sum();
+        let limit = LARGE_CRATES.iter().find(|(large, _)| *large == name).map_or(20_000, |(_, limit)| *limit);
+        assert!(lines <= limit, "{name} has {lines} lines of product code, {limit} are allowed");
+        println!("{name}: {lines}");
+    }
+}
+
+/// Lines before the tests at the end of a file.
+fn product_lines(text: &str) -> usize {
+    text.lines().take_while(|line| *line != "#[cfg(test)]").count()
+}
+
+/// Words that name no bound and no unit, with the number of constants that still have them. The numbers only fall.
+const BANNED: [(&str, usize); 6] =
+    [("MOST", 104), ("PATIENCE", 32), ("LOOK", 25), ("SOON", 5), ("LONGEST", 16), ("AGAIN", 22)];
+
+#[test]
+fn constants_have_names_that_say_what_they_bound() {
+    let mut files = Vec::new();
+    collect(&root().join("crates"), &mut files);
+    let mut counts: BTreeMap<&str, usize> = BANNED.iter().map(|(word, _)| (*word, 0)).collect();
+    for file in files {
+        for line in std::fs::read_to_string(file).unwrap().lines() {
+            let Some((_, rest)) = line.split_once("const ") else { continue };
+            let Some((name, _)) = rest.split_once(':') else { continue };
+            for part in name.split('_') {
+                if let Some(count) = counts.get_mut(part) {
+                    *count += 1;
+                }
+            }
+        }
+    }
+    for (word, limit) in BANNED {
+        assert!(counts[word] <= limit, "{} constants are named {word}, {limit} are allowed", counts[word]);
+    }
+}
+
+/// A path in backticks that ends in `.rs` names a file, from the root, from `crates/`, or from the source of its crate;
+/// without a crate it is one of the data plane.
+#[test]
+fn files_that_documents_name_exist() {
+    let mut documents = vec![root().join("ARCHITECTURE.md")];
+    documents.extend(std::fs::read_dir(root().join("docs/design")).unwrap().map(|entry| entry.unwrap().path()));
+    let exists = |path: &str| {
+        let (crate_, rest) = path.split_once('/').unwrap_or((path, ""));
+        let candidates = [
+            path.to_owned(),
+            format!("crates/{path}"),
+            format!("crates/{crate_}/src/{rest}"),
+            format!("crates/hermes-proxy/src/{path}"),
+        ];
+        candidates.iter().any(|candidate| root().join(candidate).is_file())
+    };
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for document in documents {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for path in text.split('`').skip(1).step_by(2).filter(|path| path.ends_with(".rs") && !path.contains(' ')) {
+            named += 1;
+            if !exists(path) {
+                missing.push(format!("{}: {path}", document.display()));
+            }
+        }
+    }
+    assert!(named > 50, "the documents name only {named} files");
+    assert!(missing.is_empty(), "documents name files that do not exist:\n{}", missing.join("\n"));
+}
+
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Tests that drive the `hermes` process over real sockets. Some also need root or a program of `make setup`.
+
+#![allow(clippy::unwrap_used)]
+
+mod admin;
+mod architecture;
+mod bytes;
+mod cache;
+mod cli;
+mod control;
+mod dns;
+mod docs;
+mod drain;
+mod fetch;
+mod h3;
+mod hostile;
+mod http;
+mod identity;
+mod pace;
+mod quic;
+mod reload;
+mod socks;
+mod takeover;
+mod told;
+mod udp;

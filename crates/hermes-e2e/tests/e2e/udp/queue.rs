@@ -1,0 +1,173 @@
+//! A next hop that takes nothing: what waits for it is bounded, the oldest go first, and nothing else is held up.
+
+use std::{io, time::Duration};
+
+use bytes::BytesMut;
+use hermes_testkit::{
+    flow::{self, Flow, FlowWay},
+    origin::{Origin, scripted},
+    overlay::Node,
+};
+use tokio::sync::watch;
+
+use crate::udp::lab::{Extras, Lab, echo};
+
+/// A next hop that accepts flows and reads nothing of them until it is told to. Then it tells what it reads.
+fn sluggish(mut go: watch::Receiver<bool>) -> (Origin, tokio::sync::mpsc::UnboundedReceiver<Vec<u8>>) {
+    let (told, tells) = tokio::sync::mpsc::unbounded_channel();
+    go.mark_unchanged();
+    let origin = scripted::h1(move |mut dialog| {
+        let (told, mut go) = (told.clone(), go.clone());
+        async move {
+            dialog.head().await?;
+            dialog
+                .send("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-udp\r\n\r\n")
+                .await?;
+            go.wait_for(|go| *go).await.map_err(io::Error::other)?;
+            while let Some(piece) = dialog.some().await? {
+                let _ = told.send(piece.to_vec());
+            }
+            Ok(())
+        }
+    });
+    (origin.unwrap(), tells)
+}
+
+const QUEUE_FULL: &str = "reason=\"queue-full\"";
+
+async fn dropped(node: &Node) -> f64 {
+    node.metric("hermes_datagrams_dropped_total", QUEUE_FULL).await.unwrap()
+}
+
+/// How many are sent between two looks at the metrics.
+const ROUND: u32 = 256;
+
+/// Sends numbers until all on the way is full: kernel buffers, which grow, and the queue. From then on each further
+/// datagram costs one. Slowly enough for the node to take each up.
+async fn fill(node: &Node, flow: &mut Flow, number: &mut u32) {
+    loop {
+        let before = dropped(node).await;
+        for _ in 0..ROUND {
+            send(flow, number).await;
+            if number.is_multiple_of(64) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        // What was sent last may not have been looked at.
+        if dropped(node).await >= before + f64::from(ROUND - 64) {
+            return;
+        }
+    }
+}
+
+async fn send(flow: &mut Flow, number: &mut u32) {
+    let mut payload = [0; 1200];
+    payload[..4].copy_from_slice(&number.to_be_bytes());
+    flow.send(&payload).await.unwrap();
+    *number += 1;
+}
+
+#[tokio::test]
+async fn a_full_queue_drops_the_oldest_and_counts_them() {
+    let (go, goes) = watch::channel(false);
+    let (next, mut tells) = sluggish(goes);
+    let extras = Extras { limits: "limits: {datagram-queue: 64KiB}", ..Extras::default() };
+    let lab = Lab::before(next.address(), extras).await;
+    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    let mut sent = 0;
+    fill(&lab.near, &mut flow, &mut sent).await;
+    go.send(true).unwrap();
+    let (mut unread, mut numbers) = (BytesMut::new(), Vec::new());
+    while numbers.last() != Some(&(sent - 1)) {
+        let piece = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, tells.recv()).await;
+        unread.extend_from_slice(&piece.expect("the newest never comes").expect("the next hop is gone"));
+        while let Some(capsule) = flow::parse(&mut unread) {
+            assert_eq!((capsule.kind, capsule.value.len()), (0, 1201));
+            numbers.push(u32::from_be_bytes(capsule.value[1..5].try_into().unwrap()));
+        }
+    }
+    assert!(numbers.is_sorted_by(|one, other| one < other), "order is kept: {numbers:?}");
+    assert_eq!(numbers.len() as f64 + dropped(&lab.near).await, f64::from(sent), "each came or was counted");
+    let newest = numbers.iter().rev().zip((0..sent).rev()).take_while(|(got, due)| **got == *due).count();
+    assert!((45..64).contains(&newest), "64 KiB of the newest came, not {newest} datagrams");
+    // The flow goes on as if nothing had been.
+    let before = dropped(&lab.near).await;
+    send(&mut flow, &mut sent).await;
+    assert!(tells.recv().await.is_some());
+    assert_eq!(dropped(&lab.near).await, before);
+}
+
+#[tokio::test]
+async fn empty_datagrams_take_room_too() {
+    let (_go, goes) = watch::channel(false);
+    let (next, _tells) = sluggish(goes);
+    let extras = Extras { limits: "limits: {datagram-queue: 64KiB}", ..Extras::default() };
+    let lab = Lab::before(next.address(), extras).await;
+    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    fill(&lab.near, &mut flow, &mut 0).await;
+    let before = dropped(&lab.near).await;
+    // A queue that weighed their bytes alone would take them all, for ever. Kernel buffers still grow at times, and
+    // take some.
+    let mut number = 0;
+    while dropped(&lab.near).await < before + 4500.0 {
+        assert!(number < 200_000, "none was dropped");
+        for _ in 0..64 {
+            flow.send(b"").await.unwrap();
+        }
+        number += 64;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stuck_flow_ends_though_its_source_goes_on_and_holds_up_nobody() {
+    let (_go, goes) = watch::channel(false);
+    let (next, _tells) = sluggish(goes);
+    let route = ", timeout: {progress: 2s}";
+    let extras = Extras { limits: "limits: {datagram-queue: 64KiB}\nworkers: 1", route };
+    let lab = Lab::before(next.address(), extras).await;
+    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    let mut sent = 0;
+    fill(&lab.near, &mut flow, &mut sent).await;
+    let ended = lab.near.record(|record| record["kind"] == "udp");
+    let speaking = async {
+        loop {
+            send(&mut flow, &mut sent).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let ended = tokio::select! {
+        ended = ended => ended,
+        never = speaking => never,
+    };
+    assert_eq!(ended["error"], "http_response_timeout", "{ended}");
+}
+
+#[tokio::test]
+async fn what_did_not_fit_at_once_follows_by_itself() {
+    // Each batch is larger than what the carrier takes at once: its rest must not wait for the next one.
+    let origin = Origin::udp_echo(crate::udp::lab::ANY).unwrap();
+    let lab = Lab::to(origin.address()).await;
+    for (way, hop) in [
+        (FlowWay::Raw, "POST-H1"),
+        (FlowWay::PostH1, "HERE"),
+        (FlowWay::Raw, "H2"),
+        (FlowWay::ConnectH2, "POST-H2"),
+        (FlowWay::UpgradeH1, "H1"),
+    ] {
+        let mut flow = lab.open(way, hop).await;
+        for round in 0..20 {
+            // Some at once, then silence.
+            for number in 0..12u8 {
+                flow.send(&[number; 9000]).await.unwrap();
+            }
+            for number in 0..12u8 {
+                let got = flow.receive().await.unwrap_or_else(|error| {
+                    panic!("{way:?} over {hop}: {number} of round {round} is stuck: {error}");
+                });
+                assert_eq!(got, [number; 9000], "{way:?} over {hop}, round {round}");
+            }
+        }
+        echo(&mut flow, b"end").await.unwrap();
+    }
+}

@@ -1,0 +1,6 @@
+//! The life of nodes: installed, placed somewhere, drained, and taken away.
+
+mod drain;
+mod install;
+mod kubernetes;
+mod place;

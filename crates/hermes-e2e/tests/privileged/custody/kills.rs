@@ -1,0 +1,212 @@
+//! Nodes that are killed while they answer for what is under way.
+
+use hermes_testkit::binary::hermes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hermes_testkit::{
+    Result,
+    origin::{Origin, http::BYTES_SEED},
+    patience::until,
+    pattern::Pattern,
+    skip::needs_root,
+    unstable::{Between, Chain, always, in_turns},
+};
+use tokio::net::TcpListener;
+
+use crate::custody::{chain, counting};
+
+const COUNT: usize = 100;
+const SIZE: usize = 45 << 10;
+
+/// Kills these nodes amid a hundred transfers over links in turns.
+async fn after_a_kill_all_arrive(test: &str, numbers: &[usize]) {
+    if !needs_root(test) {
+        return;
+    }
+    let mut chain = chain(3, "h2", in_turns(3)).await;
+    let apps = chain.apps();
+    let into = chain.dir().join("into");
+    std::fs::create_dir(&into).unwrap();
+    let url = format!("{apps}/bytes/{SIZE}?[1-{COUNT}]");
+    let file = format!("{}/#1", into.display());
+    let words =
+        ["curl", "-sS", "-Z", "--parallel-immediate", "--parallel-max", "100", "-o", &file, "-w", "%{http_code} "];
+    let words = [&words[..], &["--max-time", "120", &url]].concat();
+    let namespace = chain.namespaces[0].clone();
+    let transfers = namespace.output(&words);
+    let kills = async {
+        // Amid the first climb, and amid what comes down.
+        for pause in [2500, 3200] {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            chain.kill_all(numbers, Duration::from_millis(300)).await.unwrap();
+        }
+    };
+    let (said, ()) = tokio::join!(transfers, kills);
+    let said = said.unwrap();
+    assert!(chain.resumed > 0, "nothing was under way at {numbers:?} when they were killed\n{}", chain.logs());
+    let statuses: Vec<_> = said.split_whitespace().collect();
+    assert_eq!(statuses, vec!["200"; COUNT], "{}", chain.logs());
+    for number in 1..=COUNT {
+        let bytes = std::fs::read(into.join(number.to_string())).unwrap();
+        assert!(
+            bytes.len() == SIZE && Pattern::new(BYTES_SEED).mismatch(0, &bytes).is_none(),
+            "{number}: {}",
+            bytes.len()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_middle_node_that_is_killed_loses_nothing() {
+    after_a_kill_all_arrive("a_middle_node_that_is_killed_loses_nothing", &[1]).await;
+}
+
+#[tokio::test]
+async fn the_one_behind_it_neither() {
+    after_a_kill_all_arrive("the_one_behind_it_neither", &[2]).await;
+}
+
+#[tokio::test]
+async fn nor_does_the_last() {
+    after_a_kill_all_arrive("nor_does_the_last", &[3]).await;
+}
+
+#[tokio::test]
+async fn nor_do_neighbours_that_are_killed_at_one_moment() {
+    after_a_kill_all_arrive("nor_do_neighbours_that_are_killed_at_one_moment", &[2, 3]).await;
+}
+
+#[tokio::test]
+async fn whichever_is_back_first() {
+    after_a_kill_all_arrive("whichever_is_back_first", &[3, 2, 1]).await;
+}
+
+/// Three nodes before this origin, to which the last one's route leads so.
+async fn before(last: &'static str, origin: impl FnOnce(TcpListener) -> Result<Origin>) -> Chain {
+    let between = Between { last, ..Between::custody("h2") };
+    Chain::before(hermes().as_ref(), 2, between, always, origin).await.unwrap()
+}
+
+/// An origin that takes its time to answer.
+fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
+    counting(asked, Duration::from_secs(2), answer.to_vec())
+}
+
+/// What the client of this method is told where the last node is killed as its origin works; and how often that was asked.
+async fn killed_as_the_origin_works(method: &str, field: &str, last: &'static str) -> (String, usize) {
+    let asked = Arc::<AtomicUsize>::default();
+    let mut chain = before(last, slow(&asked)).await;
+    let url = format!("{}/order", chain.apps());
+    let namespace = chain.namespaces[0].clone();
+    let words = ["curl", "-sS", "-X", method, "-H", field, "-d", "one of these", "-w", " %{http_code}"];
+    let words = [&words[..], &["--max-time", "30", &url]].concat();
+    let client = namespace.output(&words);
+    let kill = async {
+        until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
+        chain.kill(2, Duration::ZERO).await.unwrap();
+    };
+    let (said, ()) = tokio::join!(client, kill);
+    (said.unwrap(), asked.load(Ordering::SeqCst))
+}
+
+#[tokio::test]
+async fn an_order_reaches_its_origin_once_whoever_is_killed() {
+    if !needs_root("an_order_reaches_its_origin_once_whoever_is_killed") {
+        return;
+    }
+    // Whatever its client says of it, where the route does not say that its origin knows keys.
+    let (said, asked) = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", "").await;
+    assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
+    assert_eq!(asked, 1);
+}
+
+#[tokio::test]
+async fn an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys() {
+    if !needs_root("an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys") {
+        return;
+    }
+    let (said, asked) = killed_as_the_origin_works("POST", "x: y", ", idempotency-key: true").await;
+    assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
+    assert_eq!(asked, 1);
+}
+
+#[tokio::test]
+async fn an_order_with_a_key_that_its_route_trusts_is_sent_again() {
+    if !needs_root("an_order_with_a_key_that_its_route_trusts_is_sent_again") {
+        return;
+    }
+    let told = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", ", idempotency-key: true").await;
+    assert_eq!(told, ("done 200".to_owned(), 2));
+}
+
+#[tokio::test]
+async fn what_may_be_said_twice_is_said_again() {
+    if !needs_root("what_may_be_said_twice_is_said_again") {
+        return;
+    }
+    assert_eq!(killed_as_the_origin_works("PUT", "x: y", "").await, ("done 200".to_owned(), 2));
+}
+
+/// Nothing is left of an exchange at any node when the one that its client was at is gone.
+#[tokio::test]
+async fn without_its_client_an_exchange_ends_everywhere() {
+    if !needs_root("without_its_client_an_exchange_ends_everywhere") {
+        return;
+    }
+    let asked = Arc::<AtomicUsize>::default();
+    let mut chain = before("", slow(&asked)).await;
+    let proxy = chain.apps();
+    let namespace = chain.namespaces[0].clone();
+    let (request, tunnel) = (format!("{proxy}/order"), "https://SECURE/drip/100/10/100");
+    let first = ["curl", "-sS", "-d", "one of these", "--max-time", "30", &request];
+    let second = ["curl", "-sS", "-k", "-p", "-x", &proxy, "-o", "/dev/null", "--max-time", "30", tunnel];
+    let kill = async {
+        until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
+        chain.kill(0, Duration::ZERO).await.unwrap();
+    };
+    let (first, second, ()) = tokio::join!(namespace.output(&first), namespace.output(&second), kill);
+    assert!(first.is_err() && second.is_err(), "{first:?} {second:?}");
+    for node in &chain.nodes {
+        let none = || async { node.metric("hermes_custody_exchanges", "").await.unwrap() == 0.0 };
+        until(&format!("{} holds nothing", node.name()), none).await;
+    }
+}
+
+/// What the first node had in custody for a client it goes on with; who asks again is given it, and the origin is not asked
+/// again.
+#[tokio::test]
+async fn the_first_node_goes_on_and_its_client_comes_back() {
+    if !needs_root("the_first_node_goes_on_and_its_client_comes_back") {
+        return;
+    }
+    let mut chain = chain(3, "h2", in_turns(3)).await;
+    let file = chain.dir().join("file").display().to_string();
+    let namespace = chain.namespaces[0].clone();
+    let get = async |apps: String| {
+        let url = format!("{apps}/bytes/{}", 1 << 20);
+        let words = ["curl", "-sS", "-f", "-H", "host: web", "--max-time", "60", "-o", &file, &url];
+        namespace.output(&words).await
+    };
+    // Amid the response, some of which the client has.
+    chain.phase(Duration::from_millis(100), Duration::from_secs(3)).await;
+    let before = get(chain.apps());
+    let kill = async {
+        tokio::time::sleep(Duration::from_millis(6300)).await;
+        chain.kill(0, Duration::from_millis(200)).await.unwrap();
+    };
+    let (before, ()) = tokio::join!(before, kill);
+    assert!(before.is_err());
+    get(chain.apps()).await.unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    assert!(bytes.len() == 1 << 20 && Pattern::new(BYTES_SEED).mismatch(0, &bytes).is_none());
+    assert_eq!(chain.nodes[0].metric("hermes_custody_joins_total", "").await.unwrap(), 1.0, "{}", chain.logs());
+    let of_origin = |record: &serde_json::Value| record["path"] == format!("/bytes/{}", 1 << 20);
+    assert_eq!(
+        chain.nodes[3].records().iter().filter(|record| of_origin(record)).count(),
+        1,
+        "the origin is asked once"
+    );
+}

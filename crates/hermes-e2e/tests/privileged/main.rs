@@ -1,0 +1,8 @@
+//! Tests that drive the `hermes` process inside network namespaces. Without root they are skipped.
+
+#![allow(clippy::unwrap_used)]
+
+mod behind_nat;
+mod custody;
+mod ip;
+mod reach;

@@ -1,0 +1,5 @@
+//! The tests that take longest, so that the other binaries stay fast.
+
+#![allow(clippy::unwrap_used)]
+
+mod demo;
