@@ -261,10 +261,10 @@ impl Entry {
         }
     }
 
-    /// True if the client cannot get a response any more, or has half-closed and was silent for as long as any peer
-    /// that owes a byte may be. Over HTTP/1.1 a half-close cannot be told from a client that has left. With a request
-    /// in custody, a half-close counts as departure at once: the client finds its response when it comes back. The same
-    /// holds once a request is being retried.
+    /// True if the client can no longer receive a response, or has half-closed and was then silent for the progress
+    /// timeout. Over HTTP/1.1, a half-close looks the same as a departure. For a request in custody, a half-close
+    /// counts as a departure at once: the client finds its response when it returns. The same holds once a request is
+    /// being retried.
     fn is_left(&self, silent: Duration) -> bool {
         // An open tunnel ends by its own rules.
         let is_asked = self.facts.kind == Kind::Http || self.phase() == Phase::Opening;

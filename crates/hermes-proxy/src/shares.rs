@@ -1,4 +1,4 @@
-//! Shares of bounded tables: one mechanism for connections, tunnels, flows and questions.
+//! Shares of bounded tables: one mechanism for connections, tunnels, flows and DNS queries.
 //!
 //! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more.
 //! A full table displaces entries of the owner that has most, the longest idle first (`shares/ledger.rs` decides, for
@@ -91,11 +91,11 @@ struct Candidate {
 
 /// Idle entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
 const BATCH: usize = 128;
-/// One in this many of a worker's entries in a table is for clients whose address may be forged. Beyond that,
+/// The share of a worker's entries in a table, one in this many, for clients whose address may be forged. Beyond it,
 /// these displace one another and not the idle entries of clients that were answered.
 const UNANSWERED: usize = 8;
-/// The maximum of `unyielding`, of strangers and of peers each, so that a flood of strangers leaves peers their
-/// searches. Beyond it, nothing is searched for more of them until the next tick.
+/// The limit of `unyielding`, for unauthenticated clients and for peers each, so that a flood of the former leaves
+/// peers their searches. Beyond it, no search runs for more of them until the next tick.
 const MAX_UNYIELDING: usize = 16;
 
 /// An entry of a table. Dropping it returns the entry.

@@ -55,8 +55,9 @@ impl Owner {
         Self { is_peer: trust.is_believed(), client }
     }
 
-    /// The client of a session: its user, the node that it came by, or its address. A session without a user over a
-    /// connection with a certificate of the overlay is its holder's own; users and addresses have no precedence.
+    /// The client of a session: its user, the node that it came by, or its address. A session without a user, over a
+    /// connection with a certificate of the overlay, belongs to the holder of the certificate. Users and addresses have
+    /// no precedence.
     pub(crate) fn of_session(facts: &Facts) -> Self {
         let Self { client, .. } = Self::of_connection(&facts.trust, facts.source.ip());
         match &facts.user {
