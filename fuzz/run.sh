@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs every fuzz target, or those named, for SECONDS of CPU time each and prints what each one covered.
+# Runs every fuzz target, or the named ones, for SECONDS of CPU time each, and prints the coverage of each.
 #
 #   fuzz/run.sh [SECONDS] [TARGET...]     60 seconds each by default
-#   fuzz/run.sh --merge [TARGET...]       takes what earlier runs found into fuzz/corpus, minimised
+#   fuzz/run.sh --merge [TARGET...]       merges the findings of earlier runs into fuzz/corpus, minimised
 #
 # Needs a stable Rust toolchain and a C++ compiler: coverage is instrumented with stable flags,
 # and no sanitiser is used (the parsers have no unsafe code for one to watch). New inputs are kept
@@ -25,10 +25,10 @@ if [[ ${#targets[@]} -eq 0 ]]; then
     for file in fuzz_targets/*.rs; do targets+=("$(basename "$file" .rs)"); done
 fi
 
-# Longer inputs than these only repeat what shorter ones do, at the cost of speed.
+# Longer inputs cover nothing new and cost speed.
 declare -A max_len=([node_document]=4096 [overlay_document]=4096 [capsule]=1024)
 
-# New inputs that a merge keeps of each target.
+# Maximum number of new inputs that a merge keeps for each target.
 most_files=100
 
 # Whether the first file equals one of the others.
@@ -57,12 +57,12 @@ if [[ $merge == yes ]]; then
         merged=$found/$target.merged
         rm -rf "$merged"
         mkdir -p "$found/$target" "$merged" "artifacts/$target"
-        # By edges only: how often each was taken would keep ten times as many files.
+        # Edges only: hit counts would keep ten times as many files.
         "$out/$host/release/$target" -set_cover_merge=1 -use_counters=0 -max_len="${max_len[$target]:-512}" \
             -artifact_prefix="artifacts/$target/" "$merged" "corpus/$target" "$found/$target" >"$logs/$target.merge" 2>&1
-        # Inputs by hand have names and stay; those of an earlier merge are named by their hash.
+        # Handwritten inputs have names and stay; those of an earlier merge are named by their hash.
         find "corpus/$target" -type f -regextype posix-extended -regex '.*/[0-9a-f]{40}' -delete
-        # The engine writes what covers most first; the tail adds an edge a file.
+        # The engine writes the inputs with the largest coverage first; the last ones add one edge each.
         kept=0
         while read -r file && (( kept < most_files )); do
             if cmp_any "$merged/$file" "corpus/$target"/*; then continue; fi
@@ -76,7 +76,7 @@ if [[ $merge == yes ]]; then
     exit 0
 fi
 
-# Whole seconds of CPU time that a process has used.
+# CPU time of a process, in whole seconds.
 cpu_seconds() {
     awk -v hz="$(getconf CLK_TCK)" '{ print int(($14 + $15) / hz) }' "/proc/$1/stat" 2>/dev/null || echo 999999
 }
@@ -88,7 +88,7 @@ for target in "${targets[@]}"; do
     log=$logs/$target
     verdict=
     extra=()
-    # The golden documents are good seeds, and live with their own tests.
+    # The golden documents are good seeds; their own tests keep them.
     [[ $target == node_document ]] && extra+=(../crates/hermes-model/tests/config/{valid,invalid})
     [[ -f dictionaries/$target ]] && extra+=("-dict=dictionaries/$target")
     "$out/$host/release/$target" -max_len="${max_len[$target]:-512}" \
@@ -97,7 +97,7 @@ for target in "${targets[@]}"; do
     pid=$!
     # On a shared machine a second of the clock is not a second of work.
     while kill -0 $pid 2>/dev/null && (($(cpu_seconds $pid) < seconds)); do sleep 1; done
-    kill -USR1 $pid 2>/dev/null || true # It ends in order, with its figures.
+    kill -USR1 $pid 2>/dev/null || true # The process ends regularly and prints its figures.
     wait $pid || { verdict=' FAILED'; status=1; }
     edges=$(sed -n 's/.*(\([0-9]*\) inline 8-bit counters).*/\1/p' "$log" | head -1)
     last=$(grep -E 'cov: [0-9]+ ft: [0-9]+ corp: ' "$log" | tail -1 || true)

@@ -1,7 +1,6 @@
-//! Properties of node documents and of decisions under them.
+//! Properties of node documents, and of decisions under them.
 //!
-//! In: the text of a document. Out: nothing, or a panic. Never opens the files that a document
-//! names.
+//! In: the text of a document. Out: nothing, or a panic. Never opens the files that a document names.
 
 use std::path::Path;
 
@@ -10,12 +9,11 @@ use hermes_model::{Decision, DenyReason, Snapshot, decide, explain};
 
 use crate::model::facts;
 
-/// Sessions that are tried on one document, to keep an input quick.
+/// Maximum number of sessions for one document, to keep inputs fast.
 const MAX_SESSIONS: usize = 48;
 
-/// A refused document has problems, each with a sentence. An accepted one can be shown, and what
-/// is shown is accepted again and means the same; and decisions under it agree with the walk
-/// through its routes one by one.
+/// A rejected document has problems, each with a message. An accepted one can be printed; the printed text is accepted,
+/// too, and has the same meaning. Decisions under it match a linear search through its routes.
 pub fn check(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -39,7 +37,7 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// Sessions made of the words of the document, so that they come near its routes.
+/// Sessions made of the words of the document, so that they come close to its routes.
 fn sessions(text: &str) -> Vec<Facts> {
     let words = || text.split([' ', '\n', '"', '\'', ',', '[', ']', '{', '}']).filter(|word| !word.is_empty());
     let filled: Vec<String> = words().map(|word| word.replace('*', "x")).collect();
@@ -57,7 +55,7 @@ fn sessions(text: &str) -> Vec<Facts> {
     sessions
 }
 
-/// The index finds what the walk finds.
+/// The index finds the same route as a linear search.
 fn agree(session: &Facts, snapshot: &Snapshot) {
     let explained = explain(session, snapshot, &|_| false);
     let walked = explained.routes.last().filter(|route| route.failed.is_none()).map(|route| route.name.as_str());

@@ -1,10 +1,9 @@
-//! What the fuzz targets check, as plain functions of bytes.
+//! Properties that the fuzz targets check, as plain functions of bytes.
 //!
-//! In: arbitrary bytes. Out: nothing, or a panic that names the property that does not hold. The
-//! engine's targets in `fuzz_targets/` call these, and so does `tests/replay.rs` with the
-//! committed corpus, on a stable toolchain without the engine. A property goes beyond "does not
-//! panic": whatever a parser accepts must mean the same after another round through it, and cut
-//! input must never mean something else than whole input.
+//! In: arbitrary bytes. Out: nothing, or a panic that names the violated property. The targets in `fuzz_targets/` call
+//! these functions with the fuzzing engine. `tests/replay.rs` calls them with the committed corpus, on a stable
+//! toolchain without the engine. A property is more than "does not panic". An accepted text must mean the same after
+//! another round through the parser, and truncated input must never be taken for another complete input.
 
 pub mod document;
 pub mod model;
@@ -15,10 +14,10 @@ pub mod wire;
 /// A target: its name, which is also its directory in `corpus/`, and its check.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Targets of what a controller reads; its own tests replay their corpus.
+/// The targets of the controller's parsers; its own tests replay their corpus.
 pub const OF_THE_CONTROLLER: &[&str] = &["overlay_document", "token"];
 
-/// Every other target there is.
+/// All other targets.
 pub const TARGETS: &[Target] = &[
     ("authority", model::authority),
     ("binary_http", wire::binary_http),

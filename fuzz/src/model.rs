@@ -1,7 +1,6 @@
-//! Properties of the small languages in `hermes-model`: authorities, `Via`, patterns, templates,
-//! SPIFFE identifiers.
+//! Properties of the small languages in `hermes-model`: authorities, `Via`, patterns, templates, SPIFFE identifiers.
 //!
-//! In: bytes; where several texts are needed, each is a line. Out: nothing, or a panic.
+//! In: bytes; if several texts are needed, one on each line. Out: nothing, or a panic.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use hermes_model::via::trail;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, header};
 
-/// One name has one spelling: what was accepted prints as a text that means the same, in lower
-/// case, and without what would split it in a URI.
+/// A name has a single spelling. An accepted text prints as a text with the same meaning, in lower case and without
+/// characters that would split it in a URI.
 pub fn authority(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -37,8 +36,8 @@ pub fn authority(data: &[u8]) {
     }
 }
 
-/// Lines of `Via`. Whatever they hold, our own entry on a line of its own is found, and counts
-/// once: nobody can hide a loop behind a malformed line.
+/// Lines of `Via`. Our own entry on a separate line is found regardless of the others, and counts once: nobody can hide
+/// a loop behind a malformed line.
 pub fn via(data: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in data.split(|byte| *byte == b'\n').take(64) {
@@ -56,7 +55,7 @@ pub fn via(data: &[u8]) {
     assert_eq!((after.hops, after.last), (hops + 1, "edge:8080"));
 }
 
-/// The first three lines: two patterns and a text to try them on, in each of the languages.
+/// The first three lines: two patterns and a text to match, in each of the languages.
 pub fn pattern(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -138,8 +137,8 @@ fn users(first: &str, second: &str, subject: &str) {
     }
 }
 
-/// Lines: a template, the pattern and the new form of a path, the path of a request, and its
-/// authority. What a rewrite sends on is legal; what it refuses it leaves as it was.
+/// Lines: a template, the pattern and the new form of a path, the path of a request, and its authority. A rewritten
+/// path is legal, and a rejected one is unchanged.
 pub fn template(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -170,14 +169,14 @@ pub fn template(data: &[u8]) {
         rewrite.authority = None;
         apply(&rewrite, &facts, &vars);
         if let Some(new) = rewrite.path.and_then(|path| path.apply(facts.path.path())) {
-            // The document may write dots itself; the client must not get one past the check.
+            // The document may contain dots; the client must not pass one through the check.
             let written = to.contains(['.', '\\']) || to.contains("%2") || to.contains("%5");
             assert!(written || climbs(facts.path.path()) || !climbs(&new), "{} becomes {new}", facts.path);
         }
     }
 }
 
-/// Some origin would resolve a dot segment in this path.
+/// An origin could resolve a dot segment in this path.
 fn climbs(path: &str) -> bool {
     let lower = path.to_ascii_lowercase().replace("%2e", ".");
     let segments = lower.replace("%2f", "/").replace(['\\'], "/").replace("%5c", "/");
@@ -190,7 +189,7 @@ fn apply(rewrite: &Rewrite, facts: &Facts, vars: &Vars<'_>) {
     let head = Head { authority: &mut authority, path: &mut path, headers: &mut headers };
     match rewrite.request(head, vars) {
         Err(_) => assert!(authority == facts.authority && path == facts.path && headers.is_empty()),
-        // A path that does not fit is forwarded as it came.
+        // A path that does not match is forwarded unchanged.
         Ok(()) if rewrite.query.is_empty() && path == facts.path => {}
         Ok(()) => {
             let text = path.as_str();
@@ -204,7 +203,7 @@ fn apply(rewrite: &Rewrite, facts: &Facts, vars: &Vars<'_>) {
     }
 }
 
-/// A session as a listener would make it of these, or `None` where no listener would.
+/// The session that a listener would create from these parts, or `None` if no listener would.
 pub(crate) fn facts(kind: Kind, authority: &str, path: &str) -> Option<Facts> {
     Some(Facts {
         listener: Arc::from("apps"),
@@ -222,7 +221,7 @@ pub(crate) fn facts(kind: Kind, authority: &str, path: &str) -> Option<Facts> {
     })
 }
 
-/// What is accepted is written in exactly one way.
+/// An accepted identifier has exactly one spelling.
 pub fn spiffe(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;

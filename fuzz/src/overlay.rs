@@ -1,15 +1,15 @@
-//! Properties of what a controller reads: overlay documents, tokens, keys of documents.
+//! Properties of the controller's inputs: overlay documents, tokens, keys of documents.
 //!
-//! In: texts of any kind. Out: nothing, or a panic. Beside the fuzz targets the controller's own tests include this file, and
-//! replay the corpus: the crate of the fuzz targets is not built with a whole controller for that.
+//! In: texts of any kind. Out: nothing, or a panic. The controller's own tests include this file, too, and replay the
+//! corpus, so that the crate of the fuzz targets does not need a controller for that.
 
 use hermes_controller::catalog::Catalog;
 use hermes_controller::compile::compile;
 use hermes_controller::document::{Fault, Key, read};
 use hermes_controller::token::Ticket;
 
-/// Refused documents have faults, each with a sentence. Accepted ones are the same when they are shown and read again; and
-/// what they come to at each node was checked as `hermes check` does, or has faults.
+/// Rejected documents have faults, each with a message. Accepted ones stay the same when they are printed and parsed
+/// again. The compiled document of each node passes `hermes check`, or has faults.
 pub fn overlay_document(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let resources = match read(text) {
@@ -37,7 +37,7 @@ fn told(faults: &[Fault]) {
     assert!(faults.iter().all(|fault| !fault.problem.message.is_empty()), "{faults:?}");
 }
 
-/// A token that is read says what it was, and proves itself and nothing else. The name of a document is read as it is shown.
+/// A parsed token prints as it was, and authenticates only itself. The name of a document parses in its printed form.
 pub fn token(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     if let Ok(ticket) = text.parse::<Ticket>() {

@@ -1,7 +1,6 @@
 //! Properties of the codecs in `hermes-wire`.
 //!
-//! In: bytes as a peer may send them; for capsules with the places to cut them in front. Out:
-//! nothing, or a panic.
+//! In: bytes of a peer; for capsules preceded by the positions at which to cut them. Out: nothing, or a panic.
 
 use std::net::SocketAddr;
 
@@ -11,14 +10,14 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder, CapsuleError};
 use hermes_wire::custody::{self, Record};
 use hermes_wire::dns::{self, Answer, Question};
 use hermes_wire::h3::{Frame, FrameDecoder, FrameError, Settings};
-use hermes_wire::ip::{self, Trouble};
+use hermes_wire::ip::{self, IcmpError};
 use hermes_wire::proxy_protocol::{self, Parsed};
 use hermes_wire::socks5::{self, Greeting, Request};
 use hermes_wire::traceparent::Traceparent;
 use hermes_wire::{connect_ip, connect_udp};
 
-/// The first byte chooses the limit, the next four the sizes of the pieces; the rest is the
-/// stream. Whole or in pieces, it must decode to the same capsules and the same end.
+/// The first byte selects the limit, the next four the sizes of the pieces; the rest is the stream. It must decode to
+/// the same capsules and the same end, whole or in pieces.
 pub fn capsule(data: &[u8]) {
     let Some(([limit, sizes @ ..], stream)) = data.split_first_chunk::<5>() else {
         return;
@@ -55,10 +54,10 @@ fn decode(limit: usize, pieces: &[Bytes]) -> (Vec<Capsule>, Result<(), CapsuleEr
     (capsules, decoder.finish())
 }
 
-/// Pieces of these sizes, over and over; a size of 0 is an empty piece.
+/// Pieces of these sizes, repeatedly; a size of 0 is an empty piece.
 fn cut(mut stream: Bytes, sizes: &[u8]) -> Vec<Bytes> {
     let mut pieces = Vec::new();
-    // One added to the last keeps four zeros from going on for ever.
+    // The last size is at least one, so that four zeros do not loop forever.
     let steps = sizes.iter().enumerate();
     for (index, size) in steps.cycle() {
         if stream.is_empty() {
@@ -70,7 +69,7 @@ fn cut(mut stream: Bytes, sizes: &[u8]) -> Vec<Bytes> {
     pieces
 }
 
-/// A UDP payload that was accepted can be sent on, and arrives as it was.
+/// An accepted UDP payload can be encoded, and decodes to the same.
 fn udp_payload(datagram: Bytes) {
     let Ok(Some(payload)) = capsule::udp_payload(datagram) else {
         return;
@@ -84,8 +83,8 @@ fn udp_payload(datagram: Bytes) {
     assert_eq!(capsule::udp_payload(again.clone()), Ok(Some(payload)));
 }
 
-/// The bytes are tried as a whole path, as what follows the template's prefix, and as a host.
-/// What is accepted is fit for a log line and a resolver, and survives another hop.
+/// The bytes are parsed as a whole path, as the rest after the template's prefix, and as a host. An accepted host is
+/// safe for a log line and a resolver, and survives another hop.
 pub fn connect_udp_path(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else {
         return;
@@ -101,8 +100,8 @@ pub fn connect_udp_path(data: &[u8]) {
     }
 }
 
-/// The bytes are tried as what follows the template's prefix, and as the payload of each capsule. What
-/// is accepted can be written, and is read again as the same.
+/// The bytes are parsed as the rest after the template's prefix, and as the payload of each capsule. An accepted value
+/// can be encoded, and decodes to the same.
 pub fn connect_ip(data: &[u8]) {
     if let Ok(text) = str::from_utf8(data)
         && let Ok(Some(scope)) = connect_ip::parse_path(&format!("{}{text}", connect_ip::PREFIX))
@@ -111,7 +110,7 @@ pub fn connect_ip(data: &[u8]) {
     }
     let payload = Bytes::copy_from_slice(data);
     if let Ok(addresses) = connect_ip::parse_address_assign(payload.clone()) {
-        assert!(addresses.len() <= connect_ip::MOST_ENTRIES);
+        assert!(addresses.len() <= connect_ip::MAX_ENTRIES);
         let mut out = Vec::new();
         connect_ip::put_addresses(&addresses, &mut out);
         assert_eq!(connect_ip::parse_address_assign(out.clone().into()).as_ref(), Ok(&addresses));
@@ -132,7 +131,7 @@ pub fn connect_ip(data: &[u8]) {
     }
 }
 
-/// The first byte chooses which record the rest is the payload of. What is accepted can be written, and is read again as
+/// The first byte selects the record type of the payload in the rest. An accepted record can be encoded, and decodes to
 /// the same from a stream.
 pub fn custody(data: &[u8]) {
     let Some((kind, payload)) = data.split_first() else { return };
@@ -147,8 +146,8 @@ pub fn custody(data: &[u8]) {
     assert!(decoder.finish().is_ok());
 }
 
-/// As one string, and byte by byte: the same parts, or the same fault. What is accepted can be written, and is read again as
-/// the same.
+/// The bytes are decoded at once, and byte by byte: to the same parts, or the same error. An accepted message can be
+/// encoded, and decodes to the same.
 pub fn binary_http(data: &[u8]) {
     let whole = parts(data, data.len().max(1));
     assert_eq!(whole, parts(data, 1));
@@ -156,7 +155,7 @@ pub fn binary_http(data: &[u8]) {
     let mut out = BytesMut::new();
     for part in &parts_of_it {
         match part {
-            // Interim ones are not written.
+            // Interim responses are not encoded.
             Part::Head(Control::Response { status: ..200 }, _) => return,
             Part::Head(control, fields) => {
                 binary_http::put_head(control, fields.iter().map(|(name, value)| (&name[..], &value[..])), &mut out);
@@ -173,7 +172,7 @@ pub fn binary_http(data: &[u8]) {
     assert_eq!(parts(&out, out.len()), Ok(parts_of_it));
 }
 
-/// Content in one piece.
+/// Joins the parts of the content.
 fn parts(data: &[u8], size: usize) -> Result<Vec<Part>, BinaryHttpError> {
     let (mut decoder, mut parts) = (binary_http::Decoder::new(1 << 16), Vec::<Part>::new());
     for piece in data.chunks(size) {
@@ -188,8 +187,8 @@ fn parts(data: &[u8], size: usize) -> Result<Vec<Part>, BinaryHttpError> {
     decoder.finish().map(|()| parts)
 }
 
-/// The first two bytes choose the MTU; the rest is a packet, and once more with the lengths and the
-/// checksum that it should have. What a packet becomes on its way is a packet.
+/// The first two bytes select the MTU; the rest is a packet, tested also with corrected lengths and checksum. Every
+/// transformation of a packet yields valid packets.
 pub fn ip(data: &[u8]) {
     let Some(([high, low], packet)) = data.split_first_chunk::<2>() else {
         return;
@@ -223,7 +222,7 @@ fn repaired(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A port that changes comes back, with every byte beside it; a reset is a packet that nobody answers by one.
+/// A changed port can be restored with all other bytes; a reset is a valid packet that is never answered by a reset.
 fn translate(packet: &[u8], header: &ip::Header, port: u16) {
     let ports = ip::ports(packet, header);
     for side in [ip::Side::Source, ip::Side::Destination] {
@@ -253,12 +252,12 @@ fn forward(mut packet: Vec<u8>, mtu: usize) {
     assert!(header.transport <= packet.len());
     translate(&packet, &header, mtu as u16);
     let own = if header.source.is_ipv4() { [10, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
-    for trouble in [Trouble::TooBig(mtu), Trouble::NoRoute, Trouble::Prohibited] {
-        let Some(error) = ip::icmp_error(&packet, &header, trouble, own) else { continue };
+    for cause in [IcmpError::TooBig(mtu), IcmpError::NoRoute, IcmpError::Prohibited] {
+        let Some(error) = ip::icmp_error(&packet, &header, cause, own) else { continue };
         let told = ip::parse(&error).expect("an ICMP error is a packet");
         assert_eq!((told.source, told.destination), (own, header.source));
         assert!(error.len() <= ip::MIN_MTU_V6);
-        assert_eq!(ip::icmp_error(&error, &told, trouble, own), None, "no error about an error");
+        assert_eq!(ip::icmp_error(&error, &told, cause, own), None, "no error about an error");
     }
     if header.may_be_cut {
         for fragment in ip::fragment(&packet, &header, mtu) {
@@ -274,8 +273,8 @@ fn forward(mut packet: Vec<u8>, mtu: usize) {
     assert!(!ip::clamp_mss(&mut packet, &header, mtu), "once is enough");
 }
 
-/// The first byte chooses the limit, the next four the sizes of the pieces; the rest is the stream.
-/// Whole or in pieces, it must decode to the same frames and the same end.
+/// The first byte selects the limit, the next four the sizes of the pieces; the rest is the stream. It must decode to
+/// the same frames and the same end, whole or in pieces.
 pub fn h3(data: &[u8]) {
     let Some(([limit, sizes @ ..], stream)) = data.split_first_chunk::<5>() else {
         return;
@@ -302,7 +301,7 @@ pub fn h3(data: &[u8]) {
     }
 }
 
-/// Pieces of DATA are joined.
+/// Joins the parts of DATA.
 fn frames(limit: usize, pieces: &[Bytes]) -> (Vec<Frame>, Result<(), FrameError>) {
     let mut decoder = FrameDecoder::new(limit);
     let mut frames: Vec<Frame> = Vec::new();
@@ -323,9 +322,8 @@ fn frames(limit: usize, pieces: &[Bytes]) -> (Vec<Frame>, Result<(), FrameError>
     (frames, decoder.finish())
 }
 
-/// More bytes never change a verdict; `Incomplete` asks for more than is there, within the
-/// bound; and what was read can be written and read again. The bytes are tried as they are, and
-/// as what follows the signature.
+/// More bytes never change a result; `Incomplete` requests more bytes than the input has, within the limit. A parsed
+/// header can be encoded and parsed again. The bytes are parsed as they are, and after the signature.
 pub fn proxy_protocol(data: &[u8]) {
     grows(data);
     grows(&[&proxy_protocol::LOCAL[..12], data].concat());
@@ -354,7 +352,7 @@ fn encodes(from: SocketAddr, to: SocketAddr) {
     assert_eq!(proxy_protocol::parse(&bytes), Ok(expected));
 }
 
-/// What is accepted names a trace and a span, and reads the same once rendered.
+/// An accepted value names a trace and a span, and parses the same once rendered.
 pub fn traceparent(data: &[u8]) {
     let Ok(parent) = Traceparent::parse(data) else {
         return;
@@ -363,7 +361,7 @@ pub fn traceparent(data: &[u8]) {
     let rendered = parent.render();
     assert_eq!(rendered[3..52], data[3..52], "identifiers are passed on as they came");
     assert_eq!(parent.to_string().as_bytes(), rendered);
-    // Of a later version only the flag `sampled` survives, and once it is ours nothing changes.
+    // For a later version only the flag `sampled` survives; once rendered by us, the value is stable.
     assert_eq!(Traceparent::parse(&rendered), Ok(parent));
 }
 
@@ -391,11 +389,11 @@ pub fn socks5(data: &[u8]) {
     }
 }
 
-/// A question that was read has answers that answer it and no other id, and no answer is a question. As
-/// another server's answer the same bytes are judged, and cut without growing.
+/// The answers to a parsed question match it and no other id, and no answer parses as a question. The same bytes are also
+/// evaluated as another server's answer, and truncated without growing.
 pub fn dns(data: &[u8]) {
     let asked = Question::parse(b"\0\x07\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01");
-    let Ok(asked) = asked else { panic!("a plain question is none: {asked:?}") };
+    let Ok(asked) = asked else { panic!("a plain question must parse: {asked:?}") };
     if let [high, low, ..] = *data {
         let _ = (asked.is_answered_by(u16::from_be_bytes([high, low]), data), dns::is_failure(data));
         assert!(asked.pass(data.to_vec(), 512).len() <= data.len().clamp(512, 4096));
@@ -407,7 +405,7 @@ pub fn dns(data: &[u8]) {
         let answer = question.answer(&answer, 1);
         assert!(question.is_answered_by(id, &answer), "{name}: {answer:?}");
         assert!(!question.is_answered_by(!id, &answer));
-        assert!(Question::parse(&answer).is_err(), "an answer is no question");
+        assert!(Question::parse(&answer).is_err(), "an answer must not parse as a question");
     }
     let _ = (question.kind(), question.address(), question.room());
 }

@@ -1,7 +1,7 @@
 //! Replays the committed corpus through every check, without the fuzzing engine.
 //!
-//! In: the files of `corpus/TARGET/`. Out: a failure that names the file whose property does not
-//! hold. It also keeps targets, files of the engine and corpus in step.
+//! In: the files of `corpus/TARGET/`. Out: a failure that names the file with a violated property. Also checks that
+//! targets, files of the engine and corpus match.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use hermes_fuzz::{OF_THE_CONTROLLER, TARGETS};
 
-/// The largest corpus that is worth replaying at each `make test`; run.sh minimises it.
+/// Maximum size of a corpus, since each `make test` replays it; run.sh minimises it.
 const MAX_FILES: usize = 600;
 
 fn root() -> &'static Path {

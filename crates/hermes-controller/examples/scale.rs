@@ -38,7 +38,7 @@ const AT_ONCE: usize = 64;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    hermes_net::own::raise_descriptor_limit(1 << 20);
+    hermes_net::host::raise_descriptor_limit(1 << 20);
     if args.first().is_some_and(|first| first == "nodes") {
         return runtime.block_on(nodes(args[1].parse().unwrap()));
     }

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use hermes_wire::connect_ip::Route;
-use hermes_wire::ip::{self, Header, Trouble};
+use hermes_wire::ip::{self, Header, IcmpError};
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum Verdict {
     /// It is too long, and may be cut into packets of this length.
     Cut(usize),
     /// Dropped, for this reason; where there is trouble, its sender hears of it.
-    Drop(&'static str, Option<Trouble>),
+    Drop(&'static str, Option<IcmpError>),
 }
 
 /// Where packets of a session may come from and go to.
@@ -64,15 +64,15 @@ impl Rules {
         let is_of_a_router = ip::cited(packet, header)
             .is_some_and(|(by, to)| by == header.destination && allows(from, to, header.protocol));
         if !is_of_a_router && !allows(from, header.source, header.protocol) {
-            return Verdict::Drop("source-not-assigned", Some(Trouble::Prohibited));
+            return Verdict::Drop("source-not-assigned", Some(IcmpError::Prohibited));
         }
         if !allows(to, header.destination, header.protocol) {
-            return Verdict::Drop("out-of-scope", Some(Trouble::Prohibited));
+            return Verdict::Drop("out-of-scope", Some(IcmpError::Prohibited));
         }
         let icmp = if header.source.is_ipv4() { ip::ICMP } else { ip::ICMPV6 };
         let is_carried = |protocol| header.protocol == protocol || header.protocol == icmp;
         if !self.protocol.is_none_or(is_carried) {
-            return Verdict::Drop("out-of-scope", Some(Trouble::Prohibited));
+            return Verdict::Drop("out-of-scope", Some(IcmpError::Prohibited));
         }
         fit(header, mtu)
     }
@@ -99,6 +99,6 @@ fn fit(header: &Header, mtu: usize) -> Verdict {
     } else if header.may_be_cut {
         Verdict::Cut(mtu)
     } else {
-        Verdict::Drop("too-big", Some(Trouble::TooBig(mtu)))
+        Verdict::Drop("too-big", Some(IcmpError::TooBig(mtu)))
     }
 }

@@ -1,12 +1,12 @@
-//! Links that a lab puts between network namespaces: slow, lossy, out of order, mostly dark.
+//! Emulated links between network namespaces: slow, lossy, reordering, with outages.
 //!
-//! In: namespaces by name, and conditions. Out: frames, or none. For tests, measurements and demos; nothing that carries
-//! anybody's traffic depends on it. A crate of its own since both the binary's demos and the test kit stand on it.
+//! In: names of namespaces, and link conditions. Out: frames, delayed or dropped. For tests, measurements and demos; no
+//! production traffic depends on it. A separate crate, because both the binary's demos and the test kit use it.
 
 mod link;
-mod road;
-pub mod seldom;
+mod netem;
+pub mod random_outages;
 pub mod turns;
 
 pub use link::{Counters, End, Link};
-pub use road::{Arrival, Conditions, Dropped, Road, Up};
+pub use netem::{Arrival, Conditions, Dropped, LinkEmulator, Up};

@@ -1,8 +1,9 @@
-//! A link between two network namespaces: a tap in each, and a thread a direction that carries Ethernet frames.
+//! A link between two network namespaces: a TAP device in each, and a thread per direction that carries Ethernet
+//! frames.
 //!
-//! In: the names of two namespaces, and what becomes of frames each way. Out: frames, after their time; counters. A real
-//! path in all that matters: handshakes, acknowledgements and datagrams cross it like anything else. What is under way is
-//! bounded. Never: an address, or a device that is told of darkness.
+//! In: the names of two namespaces, and the conditions of each direction. Out: frames, after their delay; counters. The
+//! link carries handshakes, acknowledgements and datagrams like a real path. Frames in flight are bounded. Never: an
+//! address, or a link-down event for an outage.
 
 #![allow(clippy::disallowed_methods, reason = "a thread of its own waits until a frame is due")]
 
@@ -20,46 +21,46 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use crate::road::{Conditions, Dropped, Road};
+use crate::netem::{Conditions, Dropped, LinkEmulator};
 
-/// Frames under way in one direction: at 20 ms and full frames this is 4.9 Gbit/s, far more than a tap moves.
-const FRAMES_UNDER_WAY: usize = 8192;
-/// Largest frame: an MTU of 1500 with its Ethernet header, and room for a VLAN tag.
-const FRAME: usize = 1522;
-/// So often a thread looks whether the link is still wanted.
-const LOOK: Duration = Duration::from_millis(50);
-/// Frames that are read before it is looked which are due.
+/// Frames in flight in one direction: at 20 ms and full frames this is 4.9 Gbit/s, far more than a TAP moves.
+const MAX_FRAMES_IN_FLIGHT: usize = 8192;
+/// The largest frame: an MTU of 1500 with its Ethernet header, and room for a VLAN tag.
+const MAX_FRAME_BYTES: usize = 1522;
+/// Interval at which a thread checks whether the link still exists.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Frames that are read before the due ones are delivered.
 const BURST: usize = 64;
-/// Ethernet queue of a tap, in frames: a thousand clients at one instant fit.
+/// Transmit queue of a TAP, in frames: a thousand clients at one instant fit.
 const TAP_QUEUE: u32 = 8192;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// One end of a link.
+/// An end of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct End<'a> {
-    /// The namespace's name, as `ip netns` has it.
+    /// The name of the namespace for `ip netns`.
     pub namespace: &'a str,
-    /// The device's name in it.
+    /// The name of the device in it.
     pub device: &'a str,
 }
 
-/// What became of the frames of one direction.
+/// Counters of the frames of one direction.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Frames that arrived.
     pub arrived: AtomicU64,
-    /// Their bytes, of whole frames.
+    /// Bytes of the frames that arrived.
     pub bytes: AtomicU64,
-    /// Frames that came while it was dark, or were not sent whole before.
+    /// Frames dropped in an outage.
     pub dark: AtomicU64,
-    /// Frames for which a queue had no room.
+    /// Frames dropped by a full queue.
     pub full: AtomicU64,
-    /// Frames that were lost by chance.
+    /// Frames lost at random.
     pub lost: AtomicU64,
 }
 
-/// A link, there until it is dropped.
+/// A link, which exists until it is dropped.
 #[derive(Debug)]
 pub struct Link {
     number: u32,
@@ -69,34 +70,35 @@ pub struct Link {
 }
 
 impl Link {
-    /// Makes one. The conditions are those from the first end to the second, and back; their times count from `epoch`.
-    /// The devices have no address, and are down.
+    /// Creates a link. The conditions are those from the first end to the second, and back; their times count from
+    /// `epoch`. The devices have no address, and are down.
     ///
-    /// # Errors
-    /// Without root, or where a tap cannot be made or moved.
+    /// Missing root privileges, or a TAP that cannot be created or moved.
     pub fn new(ends: [End<'_>; 2], conditions: [Conditions; 2], epoch: Instant) -> io::Result<Self> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let [a, b] = [Arc::new(tap(ends[0], number, "a")?), Arc::new(tap(ends[1], number, "b")?)];
         let wanted = Arc::new(AtomicBool::new(true));
         let counters = [Arc::<Counters>::default(), Arc::default()];
         let [there, back] = conditions;
-        let ways = [(a.clone(), b.clone(), there), (b, a, back)];
-        let threads = ways.into_iter().zip(&counters).enumerate().map(|(way, ((from, to, conditions), counters))| {
-            let road = Road::new(conditions, u64::from(number) << 1 | way as u64);
-            let (wanted, counters) = (wanted.clone(), counters.clone());
-            thread::spawn(move || {
-                Carrier { from, to, road, epoch, counters, under_way: BinaryHeap::new() }.run(&wanted)
-            })
-        });
+        let directions = [(a.clone(), b.clone(), there), (b, a, back)];
+        let threads =
+            directions.into_iter().zip(&counters).enumerate().map(|(direction, ((from, to, conditions), counters))| {
+                let emulator = LinkEmulator::new(conditions, u64::from(number) << 1 | direction as u64);
+                let (wanted, counters) = (wanted.clone(), counters.clone());
+                thread::spawn(move || {
+                    LinkThread { from, to, emulator, epoch, counters, in_flight: BinaryHeap::new() }.run(&wanted)
+                })
+            });
         Ok(Self { number, threads: threads.collect(), wanted, counters })
     }
 
-    /// The Ethernet addresses of its ends: who asks for them on a link that is dark gets no answer, and gives up.
+    /// The Ethernet addresses of both ends, for static neighbour entries: address resolution would fail during an
+    /// outage.
     pub fn ethernet(&self) -> [String; 2] {
         ["a", "b"].map(|side| ethernet(self.number, side))
     }
 
-    /// What went over it so far, there and back.
+    /// The counters so far, of both directions.
     pub fn counters(&self) -> [&Counters; 2] {
         self.counters.each_ref().map(|counters| &**counters)
     }
@@ -111,7 +113,7 @@ impl Drop for Link {
     }
 }
 
-/// Made here and then moved, so that we hold its frames while its network end is in the namespace.
+/// Creates a TAP here and moves it, so that this process keeps its frames while its interface is in the namespace.
 fn tap(end: End<'_>, number: u32, side: &str) -> io::Result<SyncDevice> {
     let name = format!("hl{}-{number}{side}", std::process::id());
     let builder = DeviceBuilder::new().name(&name).layer(Layer::L2).tx_queue_len(TAP_QUEUE).enable(false);
@@ -122,7 +124,7 @@ fn tap(end: End<'_>, number: u32, side: &str) -> io::Result<SyncDevice> {
     Ok(device)
 }
 
-/// One that nobody else has in a lab: locally administered, with the link's number.
+/// An Ethernet address that is unique in a lab: locally administered, with the link's number.
 fn ethernet(number: u32, side: &str) -> String {
     let [_, high, middle, low] = number.to_be_bytes();
     format!("02:4c:{high:02x}:{middle:02x}:{low:02x}:0{side}")
@@ -137,7 +139,7 @@ fn ip(arguments: &[&str]) -> io::Result<()> {
     Err(io::Error::other(format!("`ip {}`: {}", arguments.join(" "), said.trim())))
 }
 
-/// A frame under way. By the time of its arrival, and of two by the order in which they came.
+/// A frame in flight, ordered by its arrival and then by its number.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Frame {
     at: Duration,
@@ -145,49 +147,49 @@ struct Frame {
     bytes: Vec<u8>,
 }
 
-/// One direction.
-struct Carrier {
+/// The thread of one direction.
+struct LinkThread {
     from: Arc<SyncDevice>,
     to: Arc<SyncDevice>,
-    road: Road,
+    emulator: LinkEmulator,
     epoch: Instant,
     counters: Arc<Counters>,
-    under_way: BinaryHeap<Reverse<Frame>>,
+    in_flight: BinaryHeap<Reverse<Frame>>,
 }
 
-impl Carrier {
+impl LinkThread {
     fn run(mut self, wanted: &AtomicBool) {
-        let mut buffer = [0; FRAME];
+        let mut buffer = [0; MAX_FRAME_BYTES];
         let mut number = 0;
         while wanted.load(Ordering::Relaxed) {
-            if !self.take_in(&mut buffer, &mut number) {
+            if !self.read_frames(&mut buffer, &mut number) {
                 return;
             }
-            self.give_out();
-            let due = self.under_way.peek().map(|Reverse(frame)| frame.at.saturating_sub(self.epoch.elapsed()));
-            let patience = due.unwrap_or(LOOK).min(LOOK);
-            if !patience.is_zero() {
-                // Woken by a frame, by the time, or by a signal: it is looked again in each case.
+            self.deliver_due();
+            let due = self.in_flight.peek().map(|Reverse(frame)| frame.at.saturating_sub(self.epoch.elapsed()));
+            let timeout = due.unwrap_or(STOP_CHECK_INTERVAL).min(STOP_CHECK_INTERVAL);
+            if !timeout.is_zero() {
+                // A frame, the timeout or a signal ends the wait; the loop checks all of them.
                 let mut readable = [PollFd::new(self.from.as_fd(), PollFlags::POLLIN)];
-                let _ = ppoll(&mut readable, Some(TimeSpec::from_duration(patience)), None);
+                let _ = ppoll(&mut readable, Some(TimeSpec::from_duration(timeout)), None);
             }
         }
     }
 
-    /// Takes what is there. False where the namespace, and our tap with it, is gone.
-    fn take_in(&mut self, buffer: &mut [u8], number: &mut u64) -> bool {
+    /// Reads the waiting frames. Returns false if the namespace, and our TAP with it, was removed.
+    fn read_frames(&mut self, buffer: &mut [u8], number: &mut u64) -> bool {
         for _ in 0..BURST {
             let length = match self.from.recv(buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(_) => return false,
             };
-            let counter = match self.road.take(self.epoch.elapsed(), length) {
-                Ok(arrival) if self.under_way.len() < FRAMES_UNDER_WAY => {
+            let counter = match self.emulator.take(self.epoch.elapsed(), length) {
+                Ok(arrival) if self.in_flight.len() < MAX_FRAMES_IN_FLIGHT => {
                     for _ in 0..1 + u8::from(arrival.is_double) {
                         *number += 1;
                         let bytes = buffer[..length].to_vec();
-                        self.under_way.push(Reverse(Frame { at: arrival.at, number: *number, bytes }));
+                        self.in_flight.push(Reverse(Frame { at: arrival.at, number: *number, bytes }));
                     }
                     continue;
                 }
@@ -200,10 +202,10 @@ impl Carrier {
         true
     }
 
-    fn give_out(&mut self) {
-        while let Some(Reverse(frame)) = self.under_way.peek()
+    fn deliver_due(&mut self) {
+        while let Some(Reverse(frame)) = self.in_flight.peek()
             && frame.at <= self.epoch.elapsed()
-            && let Some(Reverse(frame)) = self.under_way.pop()
+            && let Some(Reverse(frame)) = self.in_flight.pop()
         {
             if self.to.send(&frame.bytes).is_ok() {
                 self.counters.arrived.fetch_add(1, Ordering::Relaxed);

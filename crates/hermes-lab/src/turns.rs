@@ -1,24 +1,24 @@
-//! Links in a row that are up in turns, as in the papers, and what physics allows over them.
+//! Links in a row that are up in turns, as in the papers, and the physical limit of a download over them.
 //!
-//! In: how many links, how many bytes, when it begins. Out: the links' conditions; the earliest time at which a download
-//! can be whole. Pure.
+//! In: a number of links, a number of bytes, a start time. Out: the links' conditions; the earliest time at which a
+//! download can be complete. Pure.
 
 use std::time::Duration;
 
 use crate::{Conditions, Up};
 
-/// Bits a second of each link, as in the papers.
+/// Bits per second of each link, as in the papers.
 pub const RATE: u64 = 10_000_000;
-/// How long one link is up, before it is the next one's turn.
+/// The time for which one link is up, before the next one's turn.
 pub const SLOT: Duration = Duration::from_secs(1);
-/// Of the rate so much is left for bytes: frames of 1,514 bytes carry 1,448.
+/// The share of the rate that is left for payload: frames of 1,514 bytes carry 1,448.
 pub(crate) const SHARE: f64 = 1448.0 / 1514.0;
-/// What a TLS handshake's longer half has.
+/// Bytes of a TLS handshake's longer half.
 const HANDSHAKE: f64 = 1500.0;
-/// How finely a download is computed.
+/// Time step of the simulation, in seconds.
 pub(crate) const STEP: f64 = 0.001;
 
-/// One link of so many each slot, in turns, at the papers' rate. The first is the client's.
+/// Conditions of a number of links in turns, at the papers' rate. The first link is the client's.
 pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions + Copy {
     move |link| Conditions { up: Up::Turns { slot: SLOT, of, turn: link as u32 }, ..steady() }
 }
@@ -28,22 +28,22 @@ pub fn steady() -> Conditions {
     Conditions { rate: Some(RATE), one_way: Duration::from_micros(500), ..Conditions::default() }
 }
 
-/// Seconds in which such a link carries so many bytes, at least.
+/// Minimum number of seconds in which such a link carries these bytes.
 pub fn at_full_rate(bytes: u64) -> f64 {
     bytes as f64 * 8.0 / (RATE as f64 * SHARE)
 }
 
-/// What physics allows a download over links in turns, in seconds, when it begins so many seconds after a slot of the
-/// client's link began. One round trip is HTTP's; one more is a TLS handshake with the far end.
+/// The minimum duration of a download over links in turns, in seconds. It begins `phase` seconds after a slot of the
+/// client's link began. HTTP takes one round trip; a TLS handshake with the server takes one more.
 pub fn limit(links: u32, bytes: u64, round_trips: u32, phase: f64) -> f64 {
     let begin = (1..round_trips).fold(phase, |now, _| down(links, up(links, now), HANDSHAKE));
     down(links, up(links, begin), bytes as f64) - phase
 }
 
-/// When so many bytes that are at the far end at `from` are with the client, at the earliest.
+/// The earliest time at which these bytes reach the client, if the server has them at `from`.
 fn down(links: u32, from: f64, bytes: f64) -> f64 {
     let count = links as usize;
-    // What is behind each link, the far end's last.
+    // The bytes that wait before each link, the server's last.
     let mut held = vec![0.0; count + 1];
     held[count] = bytes;
     let (mut now, each) = (from, RATE as f64 / 8.0 * SHARE * STEP);
@@ -57,7 +57,7 @@ fn down(links: u32, from: f64, bytes: f64) -> f64 {
     now
 }
 
-/// When a word from the client is at the far end.
+/// The time at which a message from the client reaches the server.
 fn up(links: u32, from: f64) -> f64 {
     (0..links).fold(from, |now, link| {
         let turn = now.rem_euclid(f64::from(links));
@@ -70,7 +70,7 @@ fn up(links: u32, from: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Computed once before, by another program: 45 KB, 500 KB, 1 MB and 5 MB, by one round trip and by two.
+    /// Computed independently by another program: 45 KB, 500 KB, 1 MB and 5 MB, with one round trip and with two.
     #[test]
     fn the_limit_is_what_was_computed_before() {
         let mean = |size, round_trips| {

@@ -1,7 +1,7 @@
-//! Dialling one of several addresses: Happy Eyeballs (RFC 8305).
+//! Dials one of several addresses: Happy Eyeballs (RFC 8305).
 //!
-//! In: addresses that the caller resolved *and checked*, of which some may come later: exactly these are dialled, no name is
-//! resolved again in between. Out: one connected, tuned socket, or what else was dialled.
+//! In: addresses that the caller resolved *and checked*; some may arrive later. Exactly these are dialled, and no name
+//! is resolved again in between. Out: one connected, tuned socket, or the result of another kind of attempt.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -17,13 +17,13 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// RFC 8305, section 5: the recommended delay between attempts.
+/// The recommended delay between attempts (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// More addresses than this are not tried: a name with hundreds is a mistake or an attack.
+/// The maximum number of addresses to try: a name with hundreds is a mistake or an attack.
 const MAX_ATTEMPTS: usize = 8;
 
-/// Addresses that may be dialled, and a future for those of the other family, if DNS has not answered for it yet (RFC
-/// 8305, section 3).
+/// Addresses to dial, and a future for those of the other address family, if DNS has not answered for it yet (RFC 8305,
+/// section 3).
 #[derive(Clone)]
 pub struct Addresses {
     now: Vec<IpAddr>,
@@ -39,7 +39,7 @@ impl From<Vec<IpAddr>> for Addresses {
 }
 
 impl Addresses {
-    /// These addresses, and those that `late` resolves to.
+    /// These addresses, followed by those that `late` resolves to.
     pub fn followed_by(now: Vec<IpAddr>, late: impl Future<Output = Vec<IpAddr>> + Send + 'static) -> Self {
         let late: Late = Box::pin(late);
         Self { now, late: Some(late.shared()) }
@@ -69,8 +69,8 @@ impl Addresses {
     }
 }
 
-/// Connects to the first address that answers. Families alternate, the first answer's first;
-/// a refused attempt starts the next at once. One that is there several times is tried as often, until it refuses.
+/// Connects to the first address that answers. Families alternate, starting with that of the first address; a refused
+/// attempt starts the next one immediately. A repeated address is tried again, unless it has refused.
 ///
 /// # Errors
 /// The last attempt's error, or `InvalidInput` without addresses.
@@ -78,28 +78,29 @@ pub async fn connect(addresses: &Addresses, port: u16) -> io::Result<TcpStream> 
     first(addresses, |ip| connect_one(SocketAddr::new(ip, port), |_| Ok(()))).await
 }
 
-/// As [`connect`], for a session: one has nothing of the descriptors that are kept for who comes and for the node itself.
+/// Connects like [`connect`], for a session: it does not use the file descriptors that are reserved for incoming
+/// connections and the node itself.
 ///
 /// # Errors
-/// As [`connect`], and of [`own::spare`](crate::own::spare).
+/// The errors of [`connect`] and [`host::spare`](crate::host::spare).
 pub async fn connect_session(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
-    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare)).await
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::host::spare)).await
 }
 
-/// Tries all addresses again and again, an attempt each `every`, until one is answered. None is waited for longer than
-/// `patience`, and none before is given up for the next one: the far end may be further away than `every`. Attempts that
-/// fail in that time are told of.
+/// Starts an attempt every `every`, round robin over the addresses, until one is answered. Each attempt times out after
+/// `patience`. Attempts overlap, because the round trip may be longer than `every`. Attempts that fail earlier are
+/// reported to `failed`.
 pub async fn until_answered(
     addresses: &[IpAddr],
     port: u16,
     times: (Duration, Duration),
     failed: impl FnMut(&io::Error),
 ) -> TcpStream {
-    let attempt = |ip| connect_one(SocketAddr::new(ip, port), crate::own::spare);
+    let attempt = |ip| connect_one(SocketAddr::new(ip, port), crate::host::spare);
     until_one_is(addresses, times, attempt, failed).await
 }
 
-/// As [`until_answered`], by whatever an attempt is.
+/// Works like [`until_answered`], for any kind of attempt.
 pub async fn until_one_is<T, F>(
     addresses: &[IpAddr],
     (every, patience): (Duration, Duration),
@@ -110,7 +111,7 @@ where
     T: Send + 'static,
     F: Future<Output = io::Result<T>> + Send + 'static,
 {
-    // Dropping the set ends the attempts that are left.
+    // Dropping the set ends the remaining attempts.
     let mut attempts = JoinSet::new();
     let mut tick = tokio::time::interval(every);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -121,7 +122,7 @@ where
             Some(ended) = attempts.join_next(), if !attempts.is_empty() => match ended {
                 Ok(Ok(Ok(answered))) => return answered,
                 Ok(Ok(Err(error))) => failed(&error),
-                // It had no answer in time.
+                // The attempt timed out.
                 Ok(Err(_)) | Err(_) => {}
             },
             _ = tick.tick() => {
@@ -133,10 +134,10 @@ where
     }
 }
 
-/// As [`connect`], by whatever an attempt is.
+/// Works like [`connect`], for any kind of attempt.
 ///
 /// # Errors
-/// As [`connect`].
+/// The errors of [`connect`].
 pub async fn first<T, F>(addresses: &Addresses, mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>
 where
     T: Send + 'static,
@@ -171,7 +172,7 @@ where
     let mut waiting = VecDeque::from(interleave(&addresses.now));
     let mut late = pin!(addresses.late());
     let mut are_all_known = addresses.late.is_none();
-    // One that has refused is not asked again, however often it is named.
+    // An address that has refused is not tried again, even if it is listed again.
     let mut failed = Vec::new();
     let mut begun = 0;
     let mut begin = |attempts: &mut JoinSet<_>, waiting: &mut VecDeque<IpAddr>, failed: &[IpAddr]| {
@@ -200,7 +201,7 @@ where
             },
             found = &mut late, if !are_all_known => {
                 are_all_known = true;
-                // The other family comes next: the attempts so far are of the first one.
+                // The other family comes next: all attempts so far used the first one.
                 let known: Vec<IpAddr> = found.into_iter().chain(waiting.drain(..)).collect();
                 waiting = interleave(&known).into();
                 if attempts.is_empty() {
@@ -251,7 +252,7 @@ mod tests {
     async fn a_refused_address_does_not_delay_the_next() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Nothing listens on ::1 at that port.
+        // The port of ::1 is closed.
         let stream = connect(&vec![ip("::1"), ip("127.0.0.1")].into(), port).await.unwrap();
         assert!(stream.peer_addr().unwrap().is_ipv4());
     }

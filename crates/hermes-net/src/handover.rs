@@ -1,11 +1,11 @@
 //! The handover of listening sockets from a running process to its successor.
 //!
-//! The very sockets move (SCM_RIGHTS), with whatever waits in their accept queues, so that no
-//! connection is refused or reset: `tcp_migrate_req` is off by default, and closing one socket of
-//! a reuseport group would reset what it had queued.
+//! The sockets themselves are passed (SCM_RIGHTS) with their accept queues, so that no connection is refused or reset.
+//! A new socket would not do: `tcp_migrate_req` is off by default, and closing one socket of a reuseport group resets
+//! its queued connections.
 //!
-//! In: descriptors with a label each. Out: the same at the other process.
-//! Never: to a process of another user (checked by SO_PEERCRED).
+//! In: descriptors with a label each. Out: the same in the other process. Never: to a process of another user (checked
+//! by SO_PEERCRED).
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
@@ -19,26 +19,26 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Descriptors in one message; the kernel's ceiling is 253.
+/// Descriptors in one message; the kernel's limit is 253.
 const BATCH: usize = 64;
 /// The longest text.
 const MAX_TEXT: u64 = 64 << 20;
 /// The longest label.
 const MAX_LABEL: usize = 512;
 
-/// A listening socket and what it is, in words that both processes understand.
+/// A file descriptor with a label that both processes understand.
 pub struct Handed {
-    /// For example `tcp/127.0.0.1:8080`.
+    /// The kind and address, for example `tcp/127.0.0.1:8080`.
     pub label: String,
     /// The socket.
     pub fd: OwnedFd,
 }
 
 impl Handed {
-    /// A text that no label has room for.
+    /// Passes a text that is too long for a label, in a memory file.
     ///
     /// # Errors
-    /// No descriptor is left, or no memory.
+    /// No file descriptor or no memory is left.
     pub fn text(label: String, text: &str) -> io::Result<Self> {
         let mut file = File::from(memfd_create(c"hermes-handover", MFdFlags::MFD_CLOEXEC)?);
         file.write_all(text.as_bytes())?;
@@ -46,7 +46,7 @@ impl Handed {
     }
 }
 
-/// Writes another text in the place of one that was handed over. Whoever has it reads this from now on.
+/// Replaces a text that was handed over. All processes that have it read the new text from now on.
 ///
 /// # Errors
 /// No memory is left.
@@ -60,14 +60,14 @@ pub fn rewrite_text(fd: &OwnedFd, text: &str) -> io::Result<()> {
 /// Reads a text that was handed over.
 ///
 /// # Errors
-/// It is none, or longer than any.
+/// The descriptor is not a text, or the text is too long.
 pub fn read_text(fd: &OwnedFd) -> io::Result<String> {
     let mut file = File::from(fd.try_clone()?);
     file.rewind()?;
     let mut text = String::new();
     file.take(MAX_TEXT + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_TEXT {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a text of a handover is too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "handover: text too long"));
     }
     Ok(text)
 }
@@ -75,7 +75,7 @@ pub fn read_text(fd: &OwnedFd) -> io::Result<String> {
 /// Sends sockets to the other end, then an end mark. Blocking, bounded by the stream's timeouts.
 ///
 /// # Errors
-/// The other end is gone, or slow beyond the timeouts.
+/// The other end is closed, or slower than the timeouts.
 pub fn send(stream: &UnixStream, sockets: &[Handed]) -> io::Result<()> {
     for batch in sockets.chunks(BATCH) {
         let labels = batch.iter().map(|handed| handed.label.as_str()).collect::<Vec<_>>().join("\n");
@@ -85,7 +85,7 @@ pub fn send(stream: &UnixStream, sockets: &[Handed]) -> io::Result<()> {
     send_batch(stream, b"", &[])
 }
 
-/// Length first, with the descriptors attached to it; then the labels.
+/// The length comes first, with the descriptors attached to it; then the labels.
 fn send_batch(mut stream: &UnixStream, labels: &[u8], fds: &[RawFd]) -> io::Result<()> {
     let length = u32::try_from(labels.len()).map_err(io::Error::other)?.to_be_bytes();
     let rights = [ControlMessage::ScmRights(fds)];
@@ -97,10 +97,10 @@ fn send_batch(mut stream: &UnixStream, labels: &[u8], fds: &[RawFd]) -> io::Resu
     io::Write::write_all(&mut stream, labels)
 }
 
-/// Receives what `send` sent.
+/// Receives the sockets of [`send`].
 ///
 /// # Errors
-/// The stream ends early, or what comes is not what `send` sends.
+/// The stream ends early, or the data is not in the format of [`send`].
 pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
     let mut all = Vec::new();
     loop {
@@ -108,7 +108,7 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
         let fds = receive_rights(stream, &mut length)?;
         let length = u32::from_be_bytes(length) as usize;
         if length > BATCH * MAX_LABEL {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a handover label is too long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "handover: label too long"));
         }
         if length == 0 {
             return Ok(all);
@@ -120,7 +120,7 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
         if labels.len() != fds.len() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "a handover has more labels than sockets, or fewer",
+                "handover: the numbers of labels and sockets differ",
             ));
         }
         all.extend(labels.into_iter().zip(fds).map(|(label, fd)| Handed { label: label.to_owned(), fd }));
@@ -133,7 +133,7 @@ fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<O
     let mut slices = [IoSliceMut::new(length)];
     let message = loop {
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        // Only where a time limit is set a signal ends it.
+        // A signal interrupts the call only if a timeout is set.
         match recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), flags) {
             Err(Errno::EINTR) => {}
             message => break message?,
@@ -145,7 +145,7 @@ fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<O
     let mut fds = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = control {
-            // SAFETY: the kernel has just made these descriptors for us; nobody else owns them.
+            // SAFETY: the kernel has just created these descriptors for us; no other code owns them.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
@@ -161,15 +161,15 @@ pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
     Ok(credentials.uid())
 }
 
-/// A process, whatever becomes of its number.
+/// A reference to a process that stays valid if its PID is reused.
 #[derive(Debug)]
 pub struct Process(OwnedFd);
 
 impl Process {
-    /// The one that listened at the other end of a Unix stream when this one connected.
+    /// The process that listened at the other end of a Unix stream when this process connected.
     ///
     /// # Errors
-    /// The stream is closed; the process has ended, or is of another PID namespace; the kernel is older than Linux 5.3.
+    /// The stream is closed; the process has ended, or is in another PID namespace; the kernel is older than Linux 5.3.
     #[allow(unsafe_code)] // nix does not have the call.
     pub fn of_peer(stream: &UnixStream) -> io::Result<Self> {
         let credentials = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
@@ -178,11 +178,11 @@ impl Process {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made it for us; nobody else owns it. Descriptors are no longer than this.
+        // SAFETY: the kernel has just created it for us; no other code owns it. Descriptors fit this type.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
 
-    /// Waits for its end; false where it has not come in that time.
+    /// Waits for the end of the process; false if it does not end within `time`.
     pub fn ends_within(&self, time: Duration) -> bool {
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         let until = Instant::now() + time;
@@ -196,7 +196,7 @@ impl Process {
     }
 }
 
-/// Our own user.
+/// The user of this process.
 pub fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }

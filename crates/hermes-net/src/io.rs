@@ -1,7 +1,7 @@
-//! One connection of bytes, plain or TLS, behind one type.
+//! A type for plain TCP and TLS connections.
 //!
-//! An enum and not a boxed trait object: the copy loops ask a plain socket for its readiness
-//! before they hold a buffer for it, and that question has no meaning for other streams.
+//! An enum instead of a boxed trait object: the copy loops poll a plain socket for readiness before they allocate a
+//! buffer, and other streams have no such operation.
 
 use std::future::Future as _;
 use std::io;
@@ -24,7 +24,7 @@ pub enum Io {
 }
 
 impl Io {
-    /// The socket below.
+    /// The underlying socket.
     pub fn tcp(&self) -> &TcpStream {
         match self {
             Io::Plain(tcp) => tcp,
@@ -32,14 +32,15 @@ impl Io {
         }
     }
 
-    /// The other end has closed it, or it is broken, as far as its runtime has heard: known before what it sent is read.
+    /// Whether the peer has closed the connection, or it is broken, as far as the runtime knows. Unread data does not
+    /// matter.
     pub fn is_closed_there(&self) -> bool {
-        // What is urgent is not asked for, so that nothing else is left.
+        // The runtime reports closing with every interest; urgent data alone wakes for nothing else.
         let closed = pin!(self.tcp().ready(Interest::PRIORITY));
         closed.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// True if the connection is broken in both directions, by a reset for example, as far as the runtime knows. A peer
+    /// Whether the connection is broken in both directions, for example by a reset, as far as the runtime knows. A peer
     /// that has only half-closed may still read.
     pub fn is_reset(&self) -> bool {
         let ready = pin!(self.tcp().ready(Interest::WRITABLE));
@@ -50,10 +51,10 @@ impl Io {
         }
     }
 
-    /// Lets the current runtime watch the socket: until now that of another thread did.
+    /// Moves the socket from another thread's runtime to the current one.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn rehome(&mut self) -> io::Result<()> {
         let tcp = match self {
             Io::Plain(tcp) => tcp,
@@ -67,7 +68,7 @@ impl Io {
         Ok(())
     }
 
-    /// The far end's address.
+    /// The peer's address.
     ///
     /// # Errors
     /// The socket is no longer connected.
@@ -75,7 +76,7 @@ impl Io {
         self.tcp().peer_addr()
     }
 
-    /// What ALPN settled on; `None` on plaintext or where neither side asked.
+    /// The protocol that ALPN selected; `None` for plaintext or without ALPN.
     pub fn alpn(&self) -> Option<&[u8]> {
         match self {
             Io::Plain(_) => None,
@@ -83,8 +84,8 @@ impl Io {
         }
     }
 
-    /// Ready where a read would not block, so that an idle stream needs no buffer.
-    /// TLS always says ready: only rustls knows what it holds.
+    /// Polls until a read would not block, so that an idle stream needs no buffer. TLS is always ready: only rustls
+    /// knows whether it has buffered data.
     pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Io::Plain(tcp) => tcp.poll_read_ready(cx),

@@ -1,22 +1,21 @@
-//! The operating system's edge: sockets, TLS, names, and the handover of listeners.
+//! The operating system interface of Hermes: sockets, TLS, names, and the handover of listeners.
 //!
-//! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS
-//! configurations, proven identities. Never: HTTP, routes, or a decision.
+//! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS configurations, verified
+//! identities. Never: HTTP, routes, or a policy decision.
 
+pub mod backoff;
 pub mod client;
 pub mod dial;
 pub mod file;
 pub mod handover;
+pub mod host;
 pub mod io;
-pub mod keyed;
+pub mod keyed_hash;
 pub mod lock;
 pub mod mark;
 pub mod memory;
-pub mod nat;
 mod netlink;
 pub mod outage;
-pub mod own;
-pub mod pace;
 pub mod privilege;
 pub mod quic;
 pub mod resolve;

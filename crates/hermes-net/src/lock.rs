@@ -1,7 +1,7 @@
-//! Files that are a process's own: that one at a time has, and that no link stands for.
+//! Files that belong to one process, and are not followed through symbolic links.
 //!
-//! In: paths. Out: a lock, until it is dropped or the process ends, in whatever way; an open file; or room for one. Never:
-//! what they stand for.
+//! In: paths. Out: a lock that ends with its guard or with the process; an open file; reserved disk space. Never: the
+//! contents.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -10,10 +10,10 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg, OFlag, posix_fallocate};
 
-/// Opens a file that must be there itself: where its name is a link, what that leads to is somebody else's.
+/// Opens a file without following a symbolic link, whose target could belong to somebody else.
 ///
 /// # Errors
-/// It is a link, is not there, or may not be opened.
+/// The path is a symbolic link, does not exist, or may not be opened.
 pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
@@ -21,39 +21,39 @@ pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 /// Creates a directory and its parents, readable by the owner alone. An existing directory stays as it is.
 ///
 /// # Errors
-/// It cannot be made.
+/// The directory cannot be created.
 pub fn make_own_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Has the file system keep room for so many bytes of a file.
+/// Reserves disk space for this many bytes of a file.
 ///
 /// # Errors
-/// It has none, or cannot.
+/// The file system is full, or does not support it.
 pub fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     posix_fallocate(file, 0, i64::try_from(bytes).unwrap_or(i64::MAX)).map_err(io::Error::from)
 }
 
-/// Bytes that are free for us in the file system of this path.
+/// Free bytes for this user in the file system of the path.
 ///
 /// # Errors
-/// It is not there.
+/// The path does not exist.
 pub fn available(path: &Path) -> io::Result<u64> {
     let of = nix::sys::statvfs::statvfs(path)?;
     Ok(of.blocks_available().saturating_mul(of.fragment_size()))
 }
 
-/// A file that nobody else has.
+/// An exclusive lock on a file.
 #[derive(Debug)]
 pub struct Lock {
     _file: Flock<File>,
 }
 
 impl Lock {
-    /// Takes it, where it is free. It is made if it is not there.
+    /// Takes the lock without waiting. Creates the file if it does not exist.
     ///
     /// # Errors
-    /// It cannot be made, or another process has it (`WouldBlock`).
+    /// The file cannot be created, or another process has the lock (`WouldBlock`).
     pub fn take(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new()
             .create(true)

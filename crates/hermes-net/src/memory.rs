@@ -1,10 +1,9 @@
-//! Memory that the allocator keeps for later, although nothing uses it.
+//! Returns unused memory of the allocator to the system.
 //!
-//! In: the moment after much was freed. Out: that memory, returned to the system. Never: the choice of an allocator,
-//! which is the program's.
+//! In: a call after much memory was freed. Never: the choice of an allocator, which is the binary's.
 
-/// Returns free memory to the system. The allocator does so only while its threads allocate, and after a reload all
-/// may be idle. Takes milliseconds: for rare events alone. No effect in a program with another allocator.
+/// Returns free memory to the system. The allocator does so only while its threads allocate, and after a reload all may
+/// be idle. Takes milliseconds, so call it rarely. No effect in a program with another allocator.
 #[allow(unsafe_code)]
 pub fn return_free() {
     // SAFETY: the function takes no pointer, touches only free memory, and may be called by any thread at any time.

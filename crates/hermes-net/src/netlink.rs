@@ -1,8 +1,7 @@
-//! Requests to the kernel's routing tables (rtnetlink), each answered at once, and what the kernel announces of them; and
-//! of tables of nftables.
+//! Netlink requests to the kernel, and its notifications, for routing (rtnetlink) and nftables tables.
 //!
-//! In: one message, or which announcements are wanted. Out: the kernel's word, the list that was asked for, or all that
-//! happens. Acts on the network namespace of the calling thread. Never: a program that is started for it.
+//! In: one message, or the groups of notifications to receive. Out: the kernel's answer, a list, or notifications. Uses
+//! the network namespace of the calling thread. Never: an external program.
 
 use std::io;
 use std::time::Duration;
@@ -19,14 +18,14 @@ use netlink_sys::{
 use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 
-/// The kernel answers while the request is made: what takes longer is lost.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// So often something is listed anew that has changed meanwhile.
-const LISTINGS: usize = 3;
-/// Bytes before a message: its length, type, flags, number and sender.
+/// The kernel answers during the request; an answer that takes longer is lost.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of attempts for a list that changes during the dump.
+const MAX_DUMP_ATTEMPTS: usize = 3;
+/// Bytes of a message header: length, type, flags, sequence number and sender.
 const HEADER: usize = 16;
 
-/// Groups of announcements, of both families (linux/rtnetlink.h: RTMGRP_*, and RTNLGRP_*_RULE as bits).
+/// Groups of notifications, for both families (linux/rtnetlink.h: RTMGRP_*, and RTNLGRP_*_RULE as bits).
 pub(crate) const LINKS: u32 = 0x1;
 pub(crate) const ADDRESSES: u32 = 0x10 | 0x100;
 pub(crate) const ROUTES: u32 = 0x40 | 0x400;
@@ -39,71 +38,71 @@ const NFTABLES: u8 = 10;
 const INET: u8 = 1;
 /// linux/netfilter/nf_tables.h: NFT_MSG_NEWTABLE, and NFT_MSG_DEL* of tables, chains and rules.
 const NEW_TABLE: u8 = 0;
-const GONE: [u8; 3] = [2, 5, 8];
+const DELETE_KINDS: [u8; 3] = [2, 5, 8];
 /// NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, NFTA_RULE_TABLE.
 const TABLE_NAME: u16 = 1;
-/// Bytes before the attributes of a message of nftables: the header, and the family, a version and a number.
+/// Bytes before the attributes of an nftables message: the header, and the family, a version and a number.
 const NETFILTER_HEADER: usize = HEADER + 4;
 
-/// What becomes of a table of nftables of both families of IP, by its name.
+/// A change of an nftables table of the `inet` family, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TableChange {
-    /// It is made, or made anew.
-    Made(String),
-    /// It is gone, or something in it.
-    Gone(String),
+    /// The table was created, possibly again.
+    Created(String),
+    /// The table, or a part of it, was removed.
+    Removed(String),
 }
 
-/// What a change may find.
+/// The expected state before a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing like it: else `AlreadyExists`.
+    /// The setting does not exist; otherwise `AlreadyExists`.
     Add,
-    /// Anything: that is replaced.
+    /// Any state: an existing setting is replaced.
     Set,
-    /// The thing itself: it is changed or removed.
-    There,
+    /// The setting exists, and is changed or removed.
+    Existing,
 }
 
-/// Changes one thing.
+/// Changes one setting.
 ///
 /// # Errors
-/// The kernel's, as it numbers them: `EEXIST`, `ESRCH`, `EPERM`, ...
+/// The kernel's error: `EEXIST`, `ESRCH`, `EPERM`, ...
 pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result<()> {
     let flags = match change {
         Change::Add => NLM_F_CREATE | NLM_F_EXCL,
         Change::Set => NLM_F_CREATE | NLM_F_REPLACE,
-        Change::There => 0,
+        Change::Existing => 0,
     };
     ask(message, NLM_F_ACK | flags).map(drop)
 }
 
-/// Everything of one sort, as the message asks for it. Routes: those of its table and in its name, where it has them; an
-/// old kernel (before Linux 4.20) lists all. Where it changes time after time while it is listed, something may be missing.
+/// Lists all objects of one kind that match the message. Routes are filtered by table and protocol number; before Linux
+/// 4.20 the kernel lists all. Objects may be missing if the list keeps changing during the dump.
 ///
 /// # Errors
-/// As [`change`].
+/// The errors of [`change`].
 pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut answer = Answer::default();
-    for _ in 0..LISTINGS {
+    for _ in 0..MAX_DUMP_ATTEMPTS {
         answer = match ask(message.clone(), NLM_F_DUMP) {
-            // There is no such table.
+            // The table does not exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             answer => answer?,
         };
-        if !answer.is_torn {
+        if !answer.is_inconsistent {
             break;
         }
     }
     Ok(answer.messages)
 }
 
-/// What the kernel has answered so far.
+/// The kernel's answer so far.
 #[derive(Default)]
 struct Answer {
     messages: Vec<RouteNetlinkMessage>,
-    /// What is listed has changed meanwhile.
-    is_torn: bool,
+    /// The list changed during the dump.
+    is_inconsistent: bool,
 }
 
 fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
@@ -115,29 +114,29 @@ fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
     let mut bytes = vec![0; packet.buffer_len()];
     packet.serialize(&mut bytes);
     let socket = Socket::new(NETLINK_ROUTE)?;
-    SockRef::from(&socket).set_read_timeout(Some(PATIENCE))?;
+    SockRef::from(&socket).set_read_timeout(Some(REPLY_TIMEOUT))?;
     if let (RouteNetlinkMessage::GetRoute(_), NLM_F_DUMP) = (&message, flags) {
-        // There may be a million that nobody asks for.
+        // Filter in the kernel: a full table may have a million routes.
         let _ = socket.set_netlink_get_strict_chk(true);
     }
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
     let mut found = Answer::default();
     loop {
         let (answer, from) = socket.recv_from_full()?;
-        // Processes may send such messages too; the kernel's number is 0.
+        // Other processes can send such messages, too; the kernel's port number is 0.
         if from.port_number() == 0 && read(&answer, &mut found)? {
             return Ok(found);
         }
     }
 }
 
-/// Adds what an answer has. True: it was the last one.
+/// Adds the messages of an answer. Returns true after the last one.
 fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
     while let Some((message, rest)) = split_first(answer) {
         answer = rest;
-        // What is newer than the codec is not what we look for.
+        // A message newer than the codec is not one that we use.
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
-        found.is_torn |= message.header.flags & NLM_F_DUMP_INTR != 0;
+        found.is_inconsistent |= message.header.flags & NLM_F_DUMP_INTR != 0;
         match message.payload {
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
@@ -149,23 +148,23 @@ fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Hears of changes from when it is made.
+/// A subscription to notifications from its creation on.
 #[derive(Debug)]
-pub(crate) struct Announcements(AsyncFd<Socket>);
+pub(crate) struct Notifications(AsyncFd<Socket>);
 
-impl Announcements {
-    /// Begins to listen, in the network namespace and on the runtime of the caller.
+impl Notifications {
+    /// Subscribes in the network namespace and on the runtime of the caller.
     ///
     /// # Errors
-    /// No socket is to be had.
+    /// No socket can be opened.
     pub(crate) fn of(groups: u32) -> io::Result<Self> {
         Self::open(NETLINK_ROUTE, groups)
     }
 
-    /// The same, of tables of nftables. The kernel may load those for it.
+    /// Subscribes to changes of nftables tables. The kernel may load its module for that.
     ///
     /// # Errors
-    /// As [`Announcements::of`].
+    /// The errors of [`Notifications::of`].
     pub(crate) fn of_tables() -> io::Result<Self> {
         Self::open(NETLINK_NETFILTER, NFTABLES_GROUP)
     }
@@ -175,29 +174,28 @@ impl Announcements {
         let mut socket = Socket::new(protocol)?;
         socket.set_non_blocking(true)?;
         socket.bind(&SocketAddr::new(0, groups))?;
-        // SAFETY: the socket owns one descriptor, which stays open until it is dropped; nobody else gets at it.
+        // SAFETY: the socket owns one descriptor, which stays open until it is dropped; no other code uses it.
         Ok(Self(unsafe { AsyncFd::register(socket) }?))
     }
 
-    /// What is announced next, as it came; `None`: so much at once that the kernel lost some. Dropping the future loses
-    /// nothing.
+    /// Receives the next notifications; `None`: the kernel lost some. Cancel safe.
     ///
     /// # Errors
-    /// The socket's.
+    /// The errors of the socket.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
-        let Some(messages) = self.heard().await? else { return Ok(None) };
+        let Some(messages) = self.receive().await? else { return Ok(None) };
         let mut found = Answer::default();
-        // What is an answer, and no announcement, is nobody's here.
+        // An answer instead of a notification is ignored.
         let _ = read(&messages, &mut found);
         Ok(Some(found.messages))
     }
 
-    /// As [`Announcements::next`], of [`Announcements::of_tables`].
+    /// Works like [`Notifications::next`], for [`Notifications::of_tables`].
     ///
     /// # Errors
-    /// The socket's.
+    /// The errors of the socket.
     pub(crate) async fn next_tables(&mut self) -> io::Result<Option<Vec<TableChange>>> {
-        let Some(messages) = self.heard().await? else { return Ok(None) };
+        let Some(messages) = self.receive().await? else { return Ok(None) };
         let (mut rest, mut found) = (messages.as_slice(), Vec::new());
         while let Some((message, behind)) = split_first(rest) {
             found.extend(table_change(message));
@@ -206,11 +204,11 @@ impl Announcements {
         Ok(Some(found))
     }
 
-    async fn heard(&mut self) -> io::Result<Option<Vec<u8>>> {
+    async fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let mut ready = self.0.readable().await?;
             match ready.try_io(|io| io.get_ref().recv_from_full()) {
-                // Programs may send such messages too; the kernel's number is 0.
+                // Other processes can send such messages, too; the kernel's port number is 0.
                 Ok(Ok((messages, from))) if from.port_number() == 0 => return Ok(Some(messages)),
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(None),
@@ -223,10 +221,10 @@ impl Announcements {
 
 fn table_change(message: &[u8]) -> Option<TableChange> {
     let [kind, subsystem] = u16::from_ne_bytes(*message.get(4..)?.first_chunk()?).to_le_bytes();
-    if subsystem != NFTABLES || !(kind == NEW_TABLE || GONE.contains(&kind)) {
+    if subsystem != NFTABLES || !(kind == NEW_TABLE || DELETE_KINDS.contains(&kind)) {
         return None;
     }
-    // Others may have our tables' names in families of their own.
+    // Other programs may use our tables' names in other families.
     if *message.get(HEADER)? != INET {
         return None;
     }
@@ -237,20 +235,20 @@ fn table_change(message: &[u8]) -> Option<TableChange> {
         if sort == TABLE_NAME {
             let name = attributes.get(4..length)?.split(|byte| *byte == 0).next()?;
             let name = String::from_utf8_lossy(name).into_owned();
-            return Some(if kind == NEW_TABLE { TableChange::Made(name) } else { TableChange::Gone(name) });
+            return Some(if kind == NEW_TABLE { TableChange::Created(name) } else { TableChange::Removed(name) });
         }
         attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
     }
 }
 
-/// The first message of several.
+/// Splits off the first of several messages.
 fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     if length < HEADER || length > messages.len() {
         return None;
     }
     let (message, rest) = messages.split_at(length);
-    // Each begins at a multiple of four.
+    // Each message begins at a multiple of four.
     Some((message, rest.get(length.next_multiple_of(4) - length..).unwrap_or_default()))
 }
 
@@ -260,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_list_that_changed_meanwhile_is_known() {
-        for (flags, is_torn) in [(0, false), (NLM_F_DUMP_INTR, true)] {
+        for (flags, is_inconsistent) in [(0, false), (NLM_F_DUMP_INTR, true)] {
             let mut header = NetlinkHeader::default();
             header.flags = flags;
             let link = RouteNetlinkMessage::NewLink(Default::default());
@@ -270,11 +268,11 @@ mod tests {
             message.serialize(&mut bytes);
             let mut answer = Answer::default();
             assert!(!read(&bytes, &mut answer).expect("an answer"));
-            assert_eq!((answer.messages.len(), answer.is_torn), (1, is_torn));
+            assert_eq!((answer.messages.len(), answer.is_inconsistent), (1, is_inconsistent));
         }
     }
 
-    /// NFT_MSG_DELTABLE of a family.
+    /// A NFT_MSG_DELTABLE message of a family.
     fn gone(family: u8) -> Vec<u8> {
         let name = b"hermes-gw0\0\0";
         let attribute = [&(4 + 11_u16).to_ne_bytes()[..], &TABLE_NAME.to_ne_bytes(), name].concat();
@@ -285,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_table_of_another_family_is_not_ours() {
-        assert_eq!(table_change(&gone(INET)), Some(TableChange::Gone("hermes-gw0".to_owned())));
+        assert_eq!(table_change(&gone(INET)), Some(TableChange::Removed("hermes-gw0".to_owned())));
         // NFPROTO_IPV4.
         assert_eq!(table_change(&gone(2)), None);
     }

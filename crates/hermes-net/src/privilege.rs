@@ -1,7 +1,7 @@
-//! Gives up what a process has no more use for, once its device is made.
+//! Drops the privileges that a process no longer needs once its device is created.
 //!
-//! In: the name of a user. Out: a process of that user that may change the network, and nothing else that root may.
-//! Never: while other threads run, whose capabilities would stay what they were.
+//! In: the name of a user. Out: a process of that user that keeps CAP_NET_ADMIN and no other privilege of root. Never:
+//! while other threads run, since these would keep their capabilities.
 
 use std::io;
 
@@ -28,11 +28,11 @@ struct Capabilities {
     inheritable: u32,
 }
 
-/// Keeps CAP_NET_ADMIN alone, which takes a device's rules away in the end. Root becomes `user`; others stay who they
-/// are. No program that is started from here gets more.
+/// Drops all capabilities except CAP_NET_ADMIN, which is needed to remove a device's rules at the end. Root becomes
+/// `user`; other users stay as they are. Programs started from here gain no privileges.
 ///
 /// # Errors
-/// There is no such user, or the kernel refuses.
+/// The user does not exist, or the kernel refuses.
 pub fn keep_net_admin(user: &str) -> io::Result<()> {
     if Uid::effective().is_root() {
         become_user(user)?;
@@ -42,7 +42,7 @@ pub fn keep_net_admin(user: &str) -> io::Result<()> {
 }
 
 fn become_user(name: &str) -> io::Result<()> {
-    let missing = || io::Error::new(io::ErrorKind::NotFound, format!("there is no user {name}"));
+    let missing = || io::Error::new(io::ErrorKind::NotFound, format!("user {name} does not exist"));
     let user = User::from_name(name)?.ok_or_else(missing)?;
     nix::sys::prctl::set_keepcaps(true)?;
     setgroups(&[])?;

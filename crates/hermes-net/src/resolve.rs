@@ -1,7 +1,7 @@
-//! Names to addresses, by DNS and the hosts file, each answer as long as its TTL.
+//! Resolves names to addresses, by DNS and the hosts file, and caches answers for their TTL.
 //!
-//! In: a host of a document or of a request that is terminated here. Out: addresses.
-//! Never asked for overlay names: those are routed, not resolved.
+//! In: a host from a document, or from a request that is terminated here. Out: addresses. Never: overlay names, which
+//! are routed instead of resolved.
 
 mod runtime;
 
@@ -17,44 +17,44 @@ use hickory_resolver::net::NetError;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Resolver as HickoryResolver, system_conf};
 
-use self::runtime::Marked;
+use self::runtime::MarkedRuntime;
 use crate::dial::Addresses;
 
-/// Why a name has no address.
+/// The reason why a name has no address.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The system's resolver configuration could not be read.
-    #[error("the system's DNS configuration cannot be used: {0}")]
+    #[error("cannot use the system's DNS configuration: {0}")]
     Configuration(String),
-    /// DNS said no, or nothing.
+    /// DNS returned an error, or no answer.
     #[error("DNS has no address for {host}: {reason}")]
     NoAddress {
         /// The name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         reason: String,
     },
 }
 
-/// What the system's configuration is read from.
-const SOURCES: [&str; 2] = ["/etc/resolv.conf", HOSTS];
+/// The files of the system's configuration.
+const CONFIG_FILES: [&str; 2] = ["/etc/resolv.conf", HOSTS];
 const HOSTS: &str = "/etc/hosts";
 /// The port of DNS.
 const DNS: u16 = 53;
-/// Between two looks whether it changed: a laptop that moves to another network has another server.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// Interval of checks for a changed configuration: a laptop that moves to another network gets another DNS server.
+const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The time that the answer for one family waits for that of the other (RFC 8305, section 3).
 const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
-/// A caching resolver. One a worker: its tasks belong to the runtime that it was made on.
+/// A caching resolver, one per worker: its tasks belong to the runtime on which it was created.
 pub struct Resolver {
     state: Mutex<State>,
 }
 
-/// What the system's configuration says.
+/// The system's configuration.
 #[derive(Clone)]
 struct System {
-    resolver: HickoryResolver<Marked>,
+    resolver: HickoryResolver<MarkedRuntime>,
     hosts: Arc<Hosts>,
     servers: Vec<SocketAddr>,
     search: Arc<Search>,
@@ -70,18 +70,18 @@ struct Search {
 type Hosts = HashMap<String, Vec<IpAddr>>;
 
 struct State {
-    /// `Err` where the system has no usable configuration: addresses still work.
+    /// `Err` if the system has no usable configuration: address literals still work.
     inner: Result<System, String>,
-    read_from: [Option<Stamp>; SOURCES.len()],
-    looked: Instant,
+    read_from: [Option<Stamp>; CONFIG_FILES.len()],
+    checked: Instant,
 }
 
-/// What tells one state of a file from another.
+/// Identifies the state of a file: time of modification, length, inode.
 type Stamp = (SystemTime, u64, u64);
 
-/// Of each source; `None` where there is none.
-fn stamps() -> [Option<Stamp>; SOURCES.len()] {
-    SOURCES.map(|file| {
+/// The stamp of each file; `None` if it does not exist.
+fn stamps() -> [Option<Stamp>; CONFIG_FILES.len()] {
+    CONFIG_FILES.map(|file| {
         let metadata = std::fs::metadata(file).ok()?;
         Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
     })
@@ -89,7 +89,7 @@ fn stamps() -> [Option<Stamp>; SOURCES.len()] {
 
 fn read() -> Result<System, String> {
     let (config, options) = system_conf::read_system_conf().map_err(|error| error.to_string())?;
-    let built = HickoryResolver::builder(Marked::default()).and_then(hickory_resolver::ResolverBuilder::build);
+    let built = HickoryResolver::builder(MarkedRuntime::default()).and_then(hickory_resolver::ResolverBuilder::build);
     let resolver = built.map_err(|error| error.to_string())?;
     let servers = config.name_servers().iter().map(|server| SocketAddr::new(server.ip, DNS)).collect();
     let hosts = Arc::new(std::fs::read_to_string(HOSTS).map(|text| read_hosts(&text)).unwrap_or_default());
@@ -97,7 +97,7 @@ fn read() -> Result<System, String> {
     Ok(System { resolver, hosts, servers, search: Arc::new(Search { domains, ndots: options.ndots }) })
 }
 
-/// Parses a hosts file: each line has an address, and names of any form, since they never reach DNS.
+/// Parses a hosts file. Its names may have any form, since they never reach DNS.
 fn read_hosts(text: &str) -> Hosts {
     let mut hosts = Hosts::new();
     for line in text.trim_start_matches('\u{feff}').lines() {
@@ -120,7 +120,7 @@ fn canonical(name: &str) -> String {
 }
 
 impl Search {
-    /// The names that a host may mean, in the order in which they are asked for, as resolv.conf(5) has it.
+    /// The candidate names for a host, in query order, by the rules of resolv.conf(5).
     fn names(&self, host: &str) -> Result<Vec<Name>, String> {
         // `from_ascii`, since the rules for Unicode names refuse underscores, and DNS carries any character (RFC 2181,
         // section 11).
@@ -145,13 +145,13 @@ impl Search {
 }
 
 impl State {
-    /// Reads the configuration again where it changed. What it is now may be half of what it will be:
-    /// until it can be used, the one before is.
+    /// Reads a changed configuration. The file may be half written: until it is usable, the previous configuration
+    /// stays.
     fn follow(&mut self) {
-        if self.looked.elapsed() < LOOK_AGAIN {
+        if self.checked.elapsed() < CONFIG_POLL_INTERVAL {
             return;
         }
-        self.looked = Instant::now();
+        self.checked = Instant::now();
         let now = stamps();
         if self.read_from == now {
             return;
@@ -159,11 +159,11 @@ impl State {
         self.read_from = now;
         match read() {
             Ok(resolver) => {
-                tracing::info!("the system's DNS configuration was read again");
+                tracing::info!("reloaded the system's DNS configuration");
                 self.inner = Ok(resolver);
             }
             Err(reason) if self.inner.is_ok() => {
-                tracing::warn!(%reason, "the system's DNS configuration cannot be used; the one before is kept");
+                tracing::warn!(%reason, "cannot use the system's DNS configuration; keeping the previous one");
             }
             Err(reason) => self.inner = Err(reason),
         }
@@ -171,12 +171,12 @@ impl State {
 }
 
 impl Resolver {
-    /// Reads the system's configuration (`/etc/resolv.conf`, `/etc/hosts`), and from then on whenever it
-    /// changed. With that the answers of before are forgotten.
+    /// Reads the system's configuration (`/etc/resolv.conf`, `/etc/hosts`), and again after each change, which clears
+    /// the cache.
     pub fn from_system() -> Self {
-        // Before it is read: what changes meanwhile is seen at the next look.
+        // Taken before the files are read, so that the next check notices a change in between.
         let read_from = stamps();
-        Self { state: Mutex::new(State { inner: read(), read_from, looked: Instant::now() }) }
+        Self { state: Mutex::new(State { inner: read(), read_from, checked: Instant::now() }) }
     }
 
     fn current(&self) -> Result<System, ResolveError> {
@@ -185,22 +185,22 @@ impl Resolver {
         state.inner.clone().map_err(ResolveError::Configuration)
     }
 
-    /// The servers that the system asks, in its order. None where it has no usable configuration.
+    /// The system's DNS servers, in its order. Empty without a usable configuration.
     pub fn servers(&self) -> Vec<SocketAddr> {
         self.current().map(|system| system.servers).unwrap_or_default()
     }
 
-    /// The addresses of a host; an address stands for itself. If DNS has not answered for one family
+    /// Resolves a host; an address literal resolves to itself. If DNS has not answered for one family
     /// `RESOLUTION_DELAY` after the other, its addresses follow later. Answers are cached until their TTL ends.
     ///
     /// # Errors
-    /// `ResolveError`, with the name.
+    /// `ResolveError` with the name.
     pub async fn resolve(&self, host: &str) -> Result<Addresses, ResolveError> {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![address].into());
         }
         let System { resolver, hosts, search, .. } = self.current()?;
-        // If the file has an address of one family, DNS is not asked for the other: DNS may be unreachable, and the
+        // If the file has an address of one family, DNS is not queried for the other: DNS may be unreachable, and the
         // file takes precedence.
         if let Some(known) = hosts.get(&canonical(host)) {
             return Ok(known.clone().into());
@@ -213,12 +213,12 @@ impl Resolver {
                 Err(error) => _ = first_error.get_or_insert(error),
             }
         }
-        Err(no_address(first_error.map_or_else(|| "an empty answer".to_owned(), |error| words(&error))))
+        Err(no_address(first_error.map_or_else(|| "an empty answer".to_owned(), |error| describe(&error))))
     }
 }
 
 /// Queries both families of a name at once, and returns when one has addresses, by the rules of RFC 8305.
-async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresses, NetError> {
+async fn ask(resolver: &HickoryResolver<MarkedRuntime>, name: &Name) -> Result<Addresses, NetError> {
     let mut v6 = Box::pin(family(resolver.clone(), name.clone(), RecordType::AAAA));
     let mut v4 = Box::pin(family(resolver.clone(), name.clone(), RecordType::A));
     let (answer, (v6_is_left, v4_is_left)) = tokio::select! {
@@ -249,7 +249,7 @@ async fn ask(resolver: &HickoryResolver<Marked>, name: &Name) -> Result<Addresse
 
 /// The addresses of one family. Empty if the name exists and has none.
 fn family(
-    resolver: HickoryResolver<Marked>,
+    resolver: HickoryResolver<MarkedRuntime>,
     name: Name,
     kind: RecordType,
 ) -> impl Future<Output = Result<Vec<IpAddr>, NetError>> + Send + 'static {
@@ -257,14 +257,14 @@ fn family(
     async move { resolver.lookup(name, kind).await.map(|lookup| addresses(&lookup)) }
 }
 
-/// The resolver's own words show the question as a programmer's dump.
-fn words(error: &NetError) -> String {
+/// A readable text: the resolver's own error contains the query in Rust's debug form.
+fn describe(error: &NetError) -> String {
     match error {
-        _ if error.is_nx_domain() => "there is no such name".to_owned(),
-        _ if error.is_no_records_found() => "the name is there, and has none".to_owned(),
-        NetError::Timeout => "its servers do not answer".to_owned(),
-        NetError::NoConnections => "no server of it can be reached; see /etc/resolv.conf".to_owned(),
-        NetError::Io(error) => format!("its servers cannot be reached: {error}"),
+        _ if error.is_nx_domain() => "no such name (NXDOMAIN)".to_owned(),
+        _ if error.is_no_records_found() => "the name exists but has no address".to_owned(),
+        NetError::Timeout => "the DNS servers do not answer".to_owned(),
+        NetError::NoConnections => "no DNS server is reachable; see /etc/resolv.conf".to_owned(),
+        NetError::Io(error) => format!("cannot reach the DNS servers: {error}"),
         other => other.to_string(),
     }
 }
@@ -301,9 +301,9 @@ mod tests {
     fn what_dns_says_is_said_in_words() {
         use hickory_resolver::net::{DnsError, NoRecords};
         use hickory_resolver::proto::op::{Query, ResponseCode};
-        let said = |code| words(&DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)).into());
-        assert_eq!(said(ResponseCode::NXDomain), "there is no such name");
-        assert_eq!(said(ResponseCode::NoError), "the name is there, and has none");
-        assert_eq!(words(&NetError::Timeout), "its servers do not answer");
+        let said = |code| describe(&DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)).into());
+        assert_eq!(said(ResponseCode::NXDomain), "no such name (NXDOMAIN)");
+        assert_eq!(said(ResponseCode::NoError), "the name exists but has no address");
+        assert_eq!(describe(&NetError::Timeout), "the DNS servers do not answer");
     }
 }

@@ -1,12 +1,11 @@
-//! Which socket of a reuseport group gets the datagrams of which source, or of which QUIC connection.
+//! Steers the datagrams of a reuseport group to a socket by source, or by QUIC connection id.
 //!
-//! Left alone, the kernel spreads sources over *all* sockets of the group, connected ones counted:
-//! each socket that joins or leaves moves sources from one worker to another, in the middle of
-//! their flows, and a socket gets strangers' datagrams between `bind` and `connect`. A small filter
-//! on the group chooses by the source alone, among the listener's own sockets, which are its first.
-//! QUIC connections outlive their source's address: there the connection id chooses, in which the
-//! worker's number was put.
-//! In: one socket of the group. Out: the group steered. Needs no privilege.
+//! By default, the kernel distributes sources over *all* sockets of the group, connected ones included. A socket that
+//! joins or leaves then moves sources between workers in the middle of their flows. A new socket also receives
+//! datagrams of other peers between `bind` and `connect`. A BPF filter on the group selects by the source alone, among
+//! the listener's own sockets, which come first. QUIC connections outlive their source address: for them the filter
+//! selects by the connection id, which contains the worker's number. In: one socket of the group. Out: the group
+//! steered. Needs no privilege.
 
 use std::io;
 use std::mem::size_of;
@@ -22,22 +21,20 @@ use libc::{
 const NETWORK: u32 = (-0x10_0000_i32).cast_unsigned();
 /// `ret a` (linux/bpf_common.h: BPF_A).
 const BPF_A: u32 = 0x10;
-/// Knuth's multiplier: near ports and addresses come out far apart.
-const SPREAD: u32 = 0x9e37_79b1;
+/// Knuth's multiplicative hash: adjacent ports and addresses give distant values.
+const HASH_MULTIPLIER: u32 = 0x9e37_79b1;
 /// linux/socket.h (asm-generic): SO_DETACH_REUSEPORT_BPF.
 const SO_DETACH_REUSEPORT_BPF: libc::c_int = 68;
 
-/// From now on each source's datagrams go to one of the first `sockets` of the group, always to
-/// the same one.
+/// Sends each source's datagrams to one of the first `sockets` of the group, always to the same one.
 ///
-/// # Errors
-/// The kernel takes no such filter (before Linux 4.5), or the socket is in no group.
+/// The kernel does not support the filter (before Linux 4.5), or the socket is in no group.
 pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     let count = u32::try_from(sockets.max(1)).map_err(io::Error::other)?;
     let is_v4 = socket.local_addr()?.is_ipv4();
     let mut filter = if is_v4 { source_of_v4() } else { source_of_v6() };
     filter.extend([
-        op(BPF_ALU | BPF_MUL | BPF_K, SPREAD),
+        op(BPF_ALU | BPF_MUL | BPF_K, HASH_MULTIPLIER),
         op(BPF_ALU | BPF_RSH | BPF_K, 16),
         op(BPF_ALU | BPF_MOD | BPF_K, count),
         op(BPF_RET | BPF_A, 0),
@@ -45,24 +42,22 @@ pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     attach(socket, &mut filter)
 }
 
-/// From now on each QUIC connection's datagrams go to one of the first `sockets` of the group: the one
-/// whose number is the first byte of the connection id that we gave it, wherever its peer has moved to
-/// since. (The id of a first packet is the peer's choice, and any socket is right for it. RFC 8999
-/// says where the ids stand, in whatever version.)
+/// Sends each QUIC connection's datagrams to one of the first `sockets` of the group, after migrations, too: the socket
+/// whose number is the first byte of the connection id that we issued. (The peer chooses the id of a first packet, and
+/// any socket may handle it. RFC 8999 defines the position of the ids for all versions.)
 ///
-/// # Errors
-/// The kernel takes no such filter (before Linux 4.5), or the socket is in no group.
+/// The kernel does not support the filter (before Linux 4.5), or the socket is in no group.
 pub fn by_connection_id(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     let count = u32::try_from(sockets.max(1)).map_err(io::Error::other)?;
     let mut filter = [
         op(BPF_LD | BPF_B | BPF_ABS, 0),
-        // The top bit says that the header is long: version and a length come before the id.
+        // The top bit marks a long header: version and a length come before the id.
         sock_filter { jt: 0, jf: 2, ..op(BPF_JMP | BPF_JSET | BPF_K, 0x80) },
         op(BPF_LD | BPF_B | BPF_ABS, 6),
         sock_filter { k: 1, ..op(BPF_JMP | BPF_JA, 0) },
         op(BPF_LD | BPF_B | BPF_ABS, 1),
         op(BPF_ALU | BPF_MOD | BPF_K, count),
-        // What is too short for an id goes to the first: a load beyond the end returns 0.
+        // A datagram too short for an id goes to the first socket: a load beyond the end returns 0.
         op(BPF_RET | BPF_A, 0),
     ];
     attach(socket, &mut filter)
@@ -74,13 +69,13 @@ fn attach(socket: &UdpSocket, filter: &mut [sock_filter]) -> io::Result<()> {
     set(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
-/// Leaves the choice to the kernel again: for a group whose first sockets are not the listener's.
-/// One that was never steered stays as it is.
+/// Detaches the filter, for a group whose first sockets are not the listener's. A group without a filter stays as it
+/// is.
 pub fn by_kernel(socket: &UdpSocket) {
     let _ = set(socket, SO_DETACH_REUSEPORT_BPF, &0_i32);
 }
 
-/// Source port and address of IPv4, whose header has no fixed length.
+/// Source port and address of IPv4, whose header has a variable length.
 fn source_of_v4() -> Vec<sock_filter> {
     vec![
         op(BPF_LD | BPF_B | BPF_ABS, NETWORK),
@@ -96,8 +91,8 @@ fn source_of_v4() -> Vec<sock_filter> {
     ]
 }
 
-/// The words behind the header's source address that differ, and the port. With extension headers
-/// it is not the port that is read, but still something that a source has.
+/// The varying words of the source address, and the port. With extension headers the filter reads other bytes than the
+/// port, but these still depend on the source.
 fn source_of_v6() -> Vec<sock_filter> {
     vec![
         op(BPF_LD | BPF_H | BPF_ABS, NETWORK + 40),
@@ -122,8 +117,8 @@ fn op(code: u32, k: u32) -> sock_filter {
 #[allow(unsafe_code)] // neither socket2 nor nix attaches classic filters to a group.
 fn set<T>(socket: &UdpSocket, option: libc::c_int, value: &T) -> io::Result<()> {
     let length = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open for the life of `socket`; `value` and what it points to live
-    // until the call returns, and the kernel copies both.
+    // SAFETY: the descriptor is open for the life of `socket`; `value` and the memory that it points to live until the
+    // call returns, and the kernel copies both.
     let result = unsafe {
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), length)
     };
@@ -138,7 +133,7 @@ mod tests {
     use std::collections::HashMap;
     use std::net::SocketAddr;
 
-    /// Who got the datagram of each source.
+    /// The socket that received the datagram of each source.
     fn owners(group: &[UdpSocket], sources: &[UdpSocket]) -> HashMap<SocketAddr, usize> {
         let to = group[0].local_addr().unwrap();
         let mut owners = HashMap::new();
@@ -165,7 +160,7 @@ mod tests {
             let share = before.values().filter(|owner| **owner == index).count();
             assert!((5..=40).contains(&share), "socket {index} has {share} of {} sources", sources.len());
         }
-        // Flows get sockets of their own, and lose them again, in no order.
+        // Flows get sockets of their own and close them again, in any order.
         let (own, others) = sources.split_at(20);
         let mut held: Vec<UdpSocket> =
             own.iter().map(|source| listen_for_peer(address, source.local_addr().unwrap()).unwrap()).collect();
@@ -173,8 +168,8 @@ mod tests {
             let of = |source: &UdpSocket| source.local_addr().unwrap();
             others.iter().map(|source| (of(source), before[&of(source)])).collect()
         };
-        // Kernels before 6.13 keep connected sockets in the group; all of them have those that are
-        // bound and not connected yet.
+        // Kernels before 6.13 keep connected sockets in the group; all kernels keep those that are bound and not
+        // connected yet.
         let joining = [listen(address).unwrap(), listen(address).unwrap()];
         assert_eq!(owners(&group, others), expected);
         drop(joining);

@@ -1,4 +1,4 @@
-//! TCP sockets: how they listen, how they are tuned, and what the kernel knows of the far end.
+//! TCP sockets: listening, socket options, and the kernel's view of the peer's acknowledgements.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,17 +8,17 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpStream;
 
-/// Connections that the kernel holds for us until we accept them. Bounded by `somaxconn` too.
+/// Connections that the kernel queues until they are accepted. Also limited by `somaxconn`.
 const BACKLOG: i32 = 4096;
-/// Dead peers behind silent networks are noticed after about two minutes.
+/// A dead peer on a silent network is detected after about two minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Opens a listening socket. Each worker opens one of its own for the same address: SO_REUSEPORT
-/// spreads connections over them.
+/// Opens a listening socket. Each worker opens its own for the same address: SO_REUSEPORT distributes connections over
+/// them.
 ///
 /// # Errors
-/// The address is taken by somebody else, is not ours, or needs privileges.
+/// The address is used by another program, does not belong to this host, or needs privileges.
 pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -28,18 +28,18 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
-    // Those that are accepted inherit it: replies go back by the way on which their question came.
+    // Accepted sockets inherit the mark, so replies take the route on which the connection came.
     crate::mark::apply(SockRef::from(&socket));
     socket.bind(&address.into())?;
-    // Linux gives them to each socket that is accepted here: four calls saved a connection.
+    // Accepted sockets inherit the options on Linux, which saves four system calls for each connection.
     tune(SockRef::from(&socket));
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Opens a listening socket that is bound to a device: it receives packets from the device alone and sends into it
-/// alone, whatever the routes are. Its connections do not carry the node's mark, so that a capture routes their packets
-/// back into the device.
+/// Opens a listening socket that is bound to a device: it receives packets only from the device and sends only into it,
+/// regardless of routes. Its connections do not carry the node's mark, so that a capture routes their packets back into
+/// the device.
 ///
 /// # Errors
 /// The address does not belong to the device, or no device has that name.
@@ -53,92 +53,94 @@ pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::ne
     Ok(socket.into())
 }
 
-/// Sets what every connected socket has: no Nagle delay, keep-alive probes.
+/// Sets the options of every connected socket: no Nagle delay, keep-alive probes.
 ///
-/// Failures are ignored: a socket whose peer is gone already refuses options, and the next read says so.
+/// Failures are ignored: a socket whose peer has closed refuses options, and the next read reports it.
 pub(crate) fn tune(socket: SockRef<'_>) {
     let _ = socket.set_tcp_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     let _ = socket.set_tcp_keepalive(&keepalive);
 }
 
-/// Makes the close of this socket a reset: the peer learns that its bytes were not all taken,
-/// where an orderly end would tell it that they were.
+/// Makes closing this socket send a reset: the peer learns that not all its bytes were processed. After a FIN it would
+/// assume that they were.
 pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
-/// A connection whose peer takes nothing of what is sent to it for this long ends, though its machine answers.
+/// Closes a connection whose peer accepts no data for this long, although it acknowledges probes (TCP_USER_TIMEOUT).
 pub fn bound_unread(stream: &TcpStream, within: Duration) {
     let _ = SockRef::from(stream).set_tcp_user_timeout(Some(within));
 }
 
-/// Of Linux 6.15.
+/// Available from Linux 6.15.
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
-/// What is lost is sent again after a second at the latest, however often it was lost. Kernels before Linux 6.15 do not
-/// know that, and go on with their own bound of two minutes.
+/// Limits the retransmission timeout to one second. Kernels before Linux 6.15 do not support this and keep their limit
+/// of two minutes.
 #[allow(unsafe_code)] // Neither socket2 nor nix has the option.
 pub fn bound_backoff(stream: &TcpStream) {
     let most: libc::c_int = 1000;
     let (value, length) = ((&raw const most).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the descriptor is open for the call, and the address and size of what is read are given.
+    // SAFETY: the descriptor is open for the call, and the address and size of the option's value are given.
     unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MAX_MS, value, length) };
 }
 
-/// Looks at the acknowledgements that come to a socket, whoever reads and writes it. Keeps the connection from being
-/// closed as long as it lives.
+/// Observes the acknowledgements of a socket that other code reads and writes. The connection stays open as long as
+/// this value lives.
 #[derive(Debug)]
 pub struct Acks(OwnedFd);
 
-/// What the kernel says of them.
+/// The kernel's data about acknowledgements.
 #[derive(Clone, Copy, Debug)]
 pub struct Acknowledged {
-    /// A round trip, smoothed.
+    /// The smoothed round-trip time.
     pub rtt: Duration,
-    /// Something that was sent is not acknowledged, or cannot be sent since there is no route any more or a filter drops it;
-    /// and nothing was heard of the far end's kernel for so long.
+    /// The time since the last packet from the peer's kernel, if sent data is not acknowledged, or cannot be sent
+    /// because a route is missing or a filter drops it.
     pub owed_for: Option<Duration>,
-    /// The same also where the far end's window is closed.
+    /// The same, also if the peer's window is closed.
     pub waiting_for: Option<Duration>,
-    /// Bytes that the far end has acknowledged in all.
+    /// All bytes that the peer has acknowledged.
     pub acknowledged: u64,
 }
 
 impl Acks {
+    /// Observes this connection.
+    ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn of(stream: &TcpStream) -> io::Result<Self> {
         stream.as_fd().try_clone_to_owned().map(Self)
     }
 
-    /// What is known now.
+    /// Returns the current state.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel refuses the query.
     #[allow(unsafe_code)] // Neither socket2 nor nix has the option, or the call.
     pub fn look(&self) -> io::Result<Acknowledged> {
-        // SAFETY: it has numbers alone, for which zeros are values.
+        // SAFETY: the structure has only numbers, for which zeros are valid.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
         let into = (&raw mut info).cast();
-        // SAFETY: the descriptor is open for the life of `self`, and the address and size of what is written to are given.
+        // SAFETY: the descriptor is open for the life of `self`, and the address and size of the result are given.
         let result =
             unsafe { libc::getsockopt(self.0.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut length) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
         let mut queued: libc::c_int = 0;
-        // SAFETY: the descriptor is open for the life of `self`, and what is written to is of the size that the call has.
+        // SAFETY: the descriptor is open for the life of `self`, and the result has the size that the call writes.
         if unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // A window that is all but closed has less room than what is sent at once.
+        // An almost closed window has less room than one segment.
         let takes = u32::try_from(queued).unwrap_or(u32::MAX).min(info.tcpi_snd_mss).max(1);
         let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
         Ok(Acknowledged {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
-            // A kernel that does not say how much the far end takes says zero.
+            // A kernel that does not report the peer's window reports zero.
             owed_for: (info.tcpi_unacked > 0 || (queued > 0 && info.tcpi_snd_wnd >= takes)).then_some(silence),
             waiting_for: (queued > 0).then_some(silence),
             acknowledged: info.tcpi_bytes_acked,
@@ -146,11 +148,11 @@ impl Acks {
     }
 }
 
-/// Is the port of this address in use by somebody else? Reuseport would let two of our own
-/// processes bind it both, each getting half of the connections: a mistake, not a wish.
+/// Checks that no other process uses the port of this address. With reuseport, two of our own processes could both bind
+/// it and each get half of the connections, which is always a mistake.
 ///
 /// # Errors
-/// The address cannot be bound alone, for the reason that the error has.
+/// The address cannot be bound exclusively, with the cause.
 pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -158,7 +160,7 @@ pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
         socket.set_only_v6(true)?;
     }
     socket.bind(&address.into())?;
-    // Without reuseport on it, listening next to a listening socket fails.
+    // Without reuseport, listening on the port of a listening socket fails.
     socket.listen(1)
 }
 
@@ -169,7 +171,7 @@ mod tests {
     use socket2::SockFilter;
     use tokio::io::AsyncWriteExt as _;
 
-    /// Whoever reads nothing acknowledges all the same; a dark path is told from that.
+    /// A peer that reads nothing still acknowledges; an unreachable peer does not.
     #[tokio::test]
     async fn what_is_not_acknowledged_is_seen_and_that_it_is_at_last() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -186,13 +188,13 @@ mod tests {
         };
         near.write_all(b"hello").await.unwrap();
         becomes(&|owed_for| owed_for.is_none()).await;
-        // Everything that comes to it is dropped before TCP sees it.
+        // The filter drops all segments before TCP sees them.
         SockRef::from(&far).attach_filter(&[SockFilter::new(libc::BPF_RET as u16, 0, 0, 0)]).unwrap();
         near.write_all(b"hello").await.unwrap();
         becomes(&|owed_for| owed_for.is_some_and(|owed_for| owed_for >= Duration::from_millis(20))).await;
         SockRef::from(&far).detach_filter().unwrap();
         becomes(&|owed_for| owed_for.is_none()).await;
-        // What stays here is owed too; a cork stands for a route that is gone.
+        // Unsent data counts as unacknowledged, too; a cork stands for a missing route.
         SockRef::from(&near).set_tcp_cork(true).unwrap();
         near.write_all(b"hello").await.unwrap();
         becomes(&|owed_for| owed_for.is_some()).await;

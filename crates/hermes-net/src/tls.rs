@@ -1,7 +1,7 @@
-//! TLS configurations and the identities that certificates prove.
+//! TLS configurations, and the identities that certificates prove.
 //!
-//! In: PEM files. Out: rustls configurations for listeners and upstreams, and after a handshake
-//! the URI SANs of the peer. Never: a decision about what an identity may do, a key in a log.
+//! In: PEM files, a finished handshake. Out: rustls configurations for listeners and upstreams; after a handshake, the URI SANs of the peer.
+//! Never: an authorization decision, or a key in a log.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
+use quinn::ConnectionError;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -24,37 +25,37 @@ use x509_parser::extensions::ParsedExtension;
 
 use crate::file;
 
-/// What went wrong with which file.
+/// An error of a certificate, a key or a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The file cannot be read, or holds no PEM of the expected kind.
+    /// The file cannot be read, or has no PEM of the expected kind.
     #[error("{path}: {reason}")]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
-    /// Each can be read, and they are not of one pair.
-    #[error("{key} is not the private key of {cert}; take the one that the certificate was issued for, or issue another",
+    /// Certificate and key can be read, but do not belong together.
+    #[error("{key} is not the private key of {cert}; use the key that the certificate was issued for, or issue a new certificate",
             key = key.display(), cert = cert.display())]
     Mismatch {
-        /// The certificate's file.
+        /// The certificate file.
         cert: PathBuf,
-        /// The key's.
+        /// The key file.
         key: PathBuf,
     },
     /// rustls refused the combination.
     #[error("{what}: {reason}")]
     Configuration {
-        /// What was being made.
+        /// The configuration that was built.
         what: &'static str,
-        /// rustls's words.
+        /// The error of rustls.
         reason: String,
     },
 }
 
-/// A certificate chain and its key, as loaded.
+/// A certificate chain and its key.
 #[derive(Debug)]
 pub struct CertifiedKey {
     chain: Vec<CertificateDer<'static>>,
@@ -71,14 +72,14 @@ impl CertifiedKey {
     /// Reads a certificate chain (the leaf first) and its private key.
     ///
     /// # Errors
-    /// The file that cannot be used, and why.
+    /// `TlsError` with the file and the cause.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = load_certificates(cert)?;
         let fault = |reason: String| TlsError::File { path: key.to_owned(), reason };
-        let pem = file::read(key, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
+        let pem = file::read(key, file::MAX_FILE_BYTES).map_err(|error| fault(format!("cannot read: {error}")))?;
         let private = PrivateKeyDer::from_pem_slice(bare(&pem))
-            .map_err(|error| fault(format!("no private key could be read: {error}")))?;
-        // What else is wrong with them is told by whoever makes use of them.
+            .map_err(|error| fault(format!("no readable private key: {error}")))?;
+        // Other errors are reported when they are used.
         let fits = rustls::sign::CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
         if matches!(fits, Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch))) {
             return Err(TlsError::Mismatch { cert: cert.to_owned(), key: key.to_owned() });
@@ -86,10 +87,10 @@ impl CertifiedKey {
         Ok(Self { chain, key: private })
     }
 
-    /// The same from memory, where nothing of it is a file yet.
+    /// Parses a certificate chain and its key from memory.
     ///
     /// # Errors
-    /// Either is no PEM of its kind.
+    /// The certificate or the key is not PEM of its kind.
     pub fn from_pem(cert: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         let fault = |reason: String| TlsError::Configuration { what: "a certificate and its key", reason };
         let key =
@@ -97,12 +98,12 @@ impl CertifiedKey {
         Ok(Self { chain: certificates(cert).map_err(fault)?, key })
     }
 
-    /// The private key, as the file has it.
+    /// The private key, in the encoding of its file.
     pub(crate) fn secret(&self) -> &[u8] {
         self.key.secret_der()
     }
 
-    /// When the first of the chain is over, in seconds since 1970. `None` where none can be read.
+    /// The earliest expiry of a certificate in the chain, in seconds since 1970. `None` if none is readable.
     pub fn not_after(&self) -> Option<i64> {
         let end = |certificate: &CertificateDer<'_>| {
             let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
@@ -111,26 +112,26 @@ impl CertifiedKey {
         self.chain.iter().filter_map(end).min()
     }
 
-    /// When the leaf is over, in seconds since 1970: whoever has another way to its root need not mind what the chain says. `None`
-    /// where none can be read.
+    /// The expiry of the leaf, in seconds since 1970. A peer that has another path to the root may ignore the rest of
+    /// the chain. `None` if the leaf is not readable.
     pub fn leaf_not_after(&self) -> Option<i64> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         Some(parsed.validity().not_after.timestamp())
     }
 
-    /// The leaf's public key (SubjectPublicKeyInfo, DER). `None` where none can be read.
+    /// The leaf's public key (SubjectPublicKeyInfo, DER). `None` if it is not readable.
     pub fn public_key(&self) -> Option<Vec<u8>> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         Some(parsed.public_key().raw.to_vec())
     }
 
-    /// When the leaf begins, in seconds since 1970. `None` where none can be read.
+    /// The start of the leaf's validity, in seconds since 1970. `None` if it is not readable.
     pub fn not_before(&self) -> Option<i64> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         Some(parsed.validity().not_before.timestamp())
     }
 
-    /// The key identifier of whoever issued the leaf. `None` where it does not say so.
+    /// The authority key identifier of the leaf. `None` if it has none.
     pub fn issuer_key(&self) -> Option<Vec<u8>> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
@@ -169,7 +170,7 @@ impl Roots {
     /// Reads one or more CA certificates.
     ///
     /// # Errors
-    /// The file that cannot be used, and why.
+    /// `TlsError` with the file and the cause.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         let mut store = RootCertStore::empty();
         for certificate in load_certificates(path)? {
@@ -181,10 +182,10 @@ impl Roots {
         Ok(Self(Arc::new(store)))
     }
 
-    /// The same from memory.
+    /// Parses one or more CA certificates from memory.
     ///
     /// # Errors
-    /// It is no PEM, or holds no CA certificate.
+    /// The text is not PEM, or has no CA certificate.
     pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
         let fault = |reason: String| TlsError::Configuration { what: "CA certificates", reason };
         let mut store = RootCertStore::empty();
@@ -194,43 +195,42 @@ impl Roots {
         Ok(Self(Arc::new(store)))
     }
 
-    /// Those that this machine trusts for servers anywhere: its package of CA certificates, or what `SSL_CERT_FILE` and
-    /// `SSL_CERT_DIR` name.
+    /// The CA certificates that this machine trusts for servers: its package of CA certificates, or the files named by
+    /// `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     ///
-    /// # Errors
-    /// The machine has none that can be used.
+    /// The machine has no usable CA certificate.
     pub fn system() -> Result<Self, TlsError> {
         let found = rustls_native_certs::load_native_certs();
         let mut store = RootCertStore::empty();
-        // Among hundreds there may be one that rustls does not take, which is no reason to trust none.
+        // Among hundreds, a single certificate may be one that rustls rejects; the others are still trusted.
         let (taken, _) = store.add_parsable_certificates(found.certs);
         if taken == 0 {
             let reasons: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
-            let why = if reasons.is_empty() { "there is none".to_owned() } else { reasons.join("; ") };
+            let why = if reasons.is_empty() { "none found".to_owned() } else { reasons.join("; ") };
             return Err(TlsError::Configuration { what: "CA certificates of this machine", reason: why });
         }
         Ok(Self(Arc::new(store)))
     }
 }
 
-/// Whether somebody who shows this chain (the leaf first) is believed by one of these roots.
+/// Verifies a client certificate chain (the leaf first) against these roots.
 ///
 /// # Errors
-/// Why not.
+/// The reason for the failure.
 pub fn chains_to(roots: &Roots, chain: &[CertificateDer<'static>]) -> Result<(), String> {
-    let (leaf, intermediates) = chain.split_first().ok_or("there is no certificate")?;
+    let (leaf, intermediates) = chain.split_first().ok_or("no certificate")?;
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider()).build();
     let verifier = verifier.map_err(|error| error.to_string())?;
     let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::now());
     verified.map(drop).map_err(|error| error.to_string())
 }
 
-/// Whether this chain (the leaf first) proves a server of this name or address to who believes one of these roots.
+/// Verifies a server certificate chain (the leaf first) for this name or address against these roots.
 ///
 /// # Errors
-/// Why not.
+/// The reason for the failure.
 pub fn serves(roots: &Roots, chain: &[CertificateDer<'static>], name: &str) -> Result<(), String> {
-    let (leaf, intermediates) = chain.split_first().ok_or("there is no certificate")?;
+    let (leaf, intermediates) = chain.split_first().ok_or("no certificate")?;
     let name = ServerName::try_from(name).map_err(|error| error.to_string())?;
     let verifier = WebPkiServerVerifier::builder_with_provider(roots.0.clone(), provider()).build();
     let verifier = verifier.map_err(|error| error.to_string())?;
@@ -238,10 +238,10 @@ pub fn serves(roots: &Roots, chain: &[CertificateDer<'static>], name: &str) -> R
     verified.map(drop).map_err(|error| error.to_string())
 }
 
-/// SHA-256 of each certificate there (DER).
+/// The SHA-256 fingerprint of each certificate in a PEM text (over its DER).
 ///
 /// # Errors
-/// It is no PEM, or holds none.
+/// The text is not PEM, or has no certificate.
 pub fn fingerprints(pem: &[u8]) -> Result<Vec<[u8; 32]>, String> {
     let digest = |certificate: &CertificateDer<'_>| {
         let digest = ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, certificate);
@@ -252,7 +252,7 @@ pub fn fingerprints(pem: &[u8]) -> Result<Vec<[u8; 32]>, String> {
 
 fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |reason: String| TlsError::File { path: path.to_owned(), reason };
-    let pem = file::read(path, file::MOST).map_err(|error| fault(format!("cannot be read: {error}")))?;
+    let pem = file::read(path, file::MAX_FILE_BYTES).map_err(|error| fault(format!("cannot read: {error}")))?;
     certificates(&pem).map_err(fault)
 }
 
@@ -267,14 +267,14 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     if certificates.is_empty() { Err("holds no certificate".to_owned()) } else { Ok(certificates) }
 }
 
-/// Whether clients show a certificate.
+/// Whether a listener requests client certificates.
 #[derive(Clone, Debug)]
 pub enum ClientCertificates {
-    /// Not asked for.
+    /// Client certificates are not requested.
     None,
-    /// Asked for, verified where shown.
+    /// A client certificate is requested, and verified if sent.
     Optional(Roots),
-    /// No handshake without.
+    /// A client certificate is required: handshakes without one fail.
     Required(Roots),
 }
 
@@ -282,14 +282,14 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// Seeds this thread's random numbers. The first handshake of a thread would do it, and take 50 ms more: the library
-/// gathers jitter for each thread anew.
+/// Seeds the random number generator of this thread. Otherwise the thread's first handshake does it, which takes 50 ms
+/// more: the library gathers jitter for each thread.
 pub fn warm_up() {
-    // Where it fails, the handshake will, and says so.
+    // A failure appears again in the handshake, which reports it.
     let _ = aws_lc_rs::default_provider().secure_random.fill(&mut [0; 1]);
 }
 
-/// The TLS side of a listener.
+/// The TLS configuration of a listener.
 ///
 /// # Errors
 /// rustls refuses the key, the chain or the CA.
@@ -319,21 +319,22 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// How the far end of an upstream is verified.
+/// The verification of an upstream's server certificate.
 #[derive(Clone)]
 pub enum ServerIdentity {
-    /// It is a node of this overlay: chain to the roots, and a URI SAN that the predicate accepts.
+    /// A node of this overlay: a chain to the roots, and a URI SAN that the predicate accepts.
     Node(Roots, NodePredicate),
-    /// The same, where no root is known yet but its SHA-256: it comes last in the chain that the server shows.
+    /// A node whose root certificate is known only by its SHA-256; the server must send the root at the end of its
+    /// chain.
     Pinned([u8; 32], NodePredicate),
-    /// It has this DNS name or address in its certificate.
+    /// A server with this DNS name or address in its certificate.
     Name(Roots),
 }
 
-/// Judges the URI SANs of a server's certificate, and its key's name; an error is the reason for refusing it.
+/// Checks the URI SANs of a server's certificate, and its key's name. The error is the reason for the refusal.
 pub type NodePredicate = Arc<dyn Fn(&[String]) -> Result<(), String> + Send + Sync>;
 
-/// The TLS side of an upstream.
+/// The TLS configuration of an upstream.
 ///
 /// # Errors
 /// rustls refuses the key, the chain or the CA.
@@ -372,24 +373,23 @@ pub fn client_config(
     Ok(Arc::new(config))
 }
 
-/// Verifies a node by its URI SAN instead of a host name: nodes move between addresses, and an
-/// address proves nothing.
+/// Verifies a node by its URI SAN instead of a host name: nodes change their addresses, and an address proves nothing.
 struct NodeVerifier {
     anchor: Anchor,
     accepts: NodePredicate,
     provider: Arc<CryptoProvider>,
 }
 
-/// What a chain has to lead to.
+/// The trust anchor of a chain.
 enum Anchor {
-    /// One of these.
+    /// Any of these roots.
     Roots(Roots),
-    /// What has this SHA-256.
+    /// The certificate with this SHA-256.
     Pin([u8; 32]),
 }
 
 impl Anchor {
-    /// The roots, of which a pinned one is found in what was shown.
+    /// The roots; a pinned one is taken from the certificates that the server sent.
     fn roots(&self, shown: &[CertificateDer<'_>]) -> Result<Roots, rustls::Error> {
         let pin = match self {
             Anchor::Roots(roots) => return Ok(roots.clone()),
@@ -454,14 +454,14 @@ impl ServerCertVerifier for NodeVerifier {
     }
 }
 
-/// The same, for another protocol on top.
+/// Copies a configuration for another ALPN protocol.
 pub fn with_alpn(config: &ClientConfig, alpn: &[u8]) -> Arc<ClientConfig> {
     let mut config = config.clone();
     config.alpn_protocols = vec![alpn.to_vec()];
     Arc::new(config)
 }
 
-/// The URI SANs of a certificate, in its order. Empty for anything that is no certificate.
+/// The URI SANs of a certificate, in its order. Empty if it cannot be parsed.
 pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
     use x509_parser::extensions::GeneralName;
     let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
@@ -481,8 +481,8 @@ pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
         .collect()
 }
 
-/// The same, and behind them what its key is called: `ni:///sha-256;` and the digest of its SubjectPublicKeyInfo in base64url
-/// (RFC 6920, sections 2 and 3).
+/// The URI SANs of a certificate, followed by the name of its key: `ni:///sha-256;` and the digest of its
+/// SubjectPublicKeyInfo in base64url (RFC 6920, sections 2 and 3).
 pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let mut names = uris(certificate);
     if let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) {
@@ -491,27 +491,27 @@ pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     names
 }
 
-/// What a key is called whose SubjectPublicKeyInfo (DER) this is.
+/// The name of the key with this SubjectPublicKeyInfo (DER).
 pub fn key_name(public_key_info: &[u8]) -> String {
     let digest = ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, public_key_info);
     format!("ni:///sha-256;{}", BASE64_URL.encode(digest))
 }
 
-/// The URI SANs of the peer of a finished handshake, and its key's name; `None` where it showed no certificate.
+/// The URI SANs of the peer after a handshake, and its key's name; `None` if it sent no certificate.
 pub fn peer_uris(io: &crate::Io) -> Option<Vec<String>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
     Some(names(leaf))
 }
 
-/// What the peer of a finished handshake has shown, the leaf first. Empty where it showed nothing.
+/// The certificate chain that the peer sent in a handshake, the leaf first. Empty if it sent none.
 pub fn peer_chain(io: &crate::Io) -> Vec<CertificateDer<'static>> {
     let crate::Io::Tls(tls) = io else { return Vec::new() };
     let shown = tls.get_ref().1.peer_certificates().unwrap_or_default();
     shown.iter().map(|certificate| certificate.clone().into_owned()).collect()
 }
 
-/// The public key of the peer of a finished handshake: its SubjectPublicKeyInfo (DER). `None` where it showed none.
+/// The peer's public key after a handshake: its SubjectPublicKeyInfo (DER). `None` if it sent no certificate.
 pub fn peer_public_key(io: &crate::Io) -> Option<Vec<u8>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
@@ -519,19 +519,19 @@ pub fn peer_public_key(io: &crate::Io) -> Option<Vec<u8>> {
     Some(parsed.public_key().raw.to_vec())
 }
 
-/// The server's half of a handshake.
+/// Performs a TLS handshake as the server.
 ///
 /// # Errors
-/// The handshake's failure: a missing or foreign certificate, no common version, garbage.
+/// The handshake failed: a missing or untrusted certificate, no common version, or invalid data.
 pub async fn accept(config: Arc<ServerConfig>, tcp: tokio::net::TcpStream) -> io::Result<crate::Io> {
     let tls = tokio_rustls::TlsAcceptor::from(config).accept(tcp).await?;
     Ok(crate::Io::Tls(Box::new(tls.into())))
 }
 
-/// The client's half of a handshake. `name` is what SNI asks for.
+/// Performs a TLS handshake as the client. `name` is the server name (SNI).
 ///
 /// # Errors
-/// The handshake's failure, or a name that TLS cannot carry.
+/// The handshake failed, or the name is not valid for TLS.
 pub async fn connect(config: Arc<ClientConfig>, name: &str, tcp: tokio::net::TcpStream) -> io::Result<crate::Io> {
     let name =
         ServerName::try_from(name.to_owned()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -539,27 +539,46 @@ pub async fn connect(config: Arc<ClientConfig>, name: &str, tcp: tokio::net::Tcp
     Ok(crate::Io::Tls(Box::new(tls.into())))
 }
 
-/// What is wrong with a handshake, in the terms of RFC 9209, section 2.3.
+/// The kind of a handshake failure, in the terms of RFC 9209, section 2.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The peer's certificate does not prove what it should.
+    /// The peer's certificate is not valid for its purpose.
     Certificate,
-    /// All else that TLS has to find fault with.
+    /// Any other TLS error.
     Protocol,
 }
 
 impl Fault {
-    /// Whether an attempt to connect has failed by TLS, over TCP or over QUIC.
+    /// The kind of TLS failure that ended an attempt to connect, over TCP or QUIC. `None`: another error.
     pub fn of(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?;
         match inner.downcast_ref::<rustls::Error>() {
-            // The latter is what our own verifier says of whom a certificate names.
+            // `General` is the error of our own verifier for a name that it rejects.
             Some(rustls::Error::InvalidCertificate(_) | rustls::Error::General(_)) => Some(Self::Certificate),
             Some(_) => Some(Self::Protocol),
-            None => crate::quic::tls_fault(inner.downcast_ref()?),
+            None => quic_fault(inner.downcast_ref()?),
         }
     }
 }
+
+/// Returns the TLS fault of a failed handshake, if that is the cause. QUIC reports only the text of rustls and an
+/// alert, which is not the same for every certificate error (RFC 9001, section 4.8).
+fn quic_fault(error: &ConnectionError) -> Option<Fault> {
+    let (code, is_certificate) = match error {
+        ConnectionError::TransportError(ours) => {
+            (ours.code, CERTIFICATE_ERROR_PREFIXES.iter().any(|words| ours.reason.starts_with(words)))
+        }
+        ConnectionError::ConnectionClosed(theirs) => (theirs.error_code, false),
+        _ => return None,
+    };
+    let is_tls = (CRYPTO_ERROR..=CRYPTO_ERROR + 0xff).contains(&u64::from(code));
+    is_tls.then_some(if is_certificate { Fault::Certificate } else { Fault::Protocol })
+}
+
+/// Prefixes of the texts of rustls for an invalid certificate, and for one that our own verifier rejected.
+const CERTIFICATE_ERROR_PREFIXES: [&str; 2] = ["invalid peer certificate: ", "unexpected error: "];
+/// CRYPTO_ERROR; the TLS alert is added to it (RFC 9000, section 20.1).
+const CRYPTO_ERROR: u64 = 0x100;
 
 pub use rustls::pki_types::CertificateDer;
 pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};

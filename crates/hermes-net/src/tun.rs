@@ -1,21 +1,22 @@
-//! TUN devices: IP packets of this machine, in and out, with their addresses and routes.
+//! TUN devices: IP packets of this machine, in and out, with addresses and routes.
 //!
-//! In: a name, addresses, prefixes. Out: a device that is up, and queues of whole packets, each for one worker.
-//! Everything goes away with the process, however that ends: a device lives as long as its queues, its addresses
-//! and routes as long as it, and rules that outlive a killed process are removed at the next start.
-//! Never: what a packet is for, or who may send it.
+//! In: a name, addresses, prefixes. Out: a device that is up, and queues of whole packets, one for each worker. All of
+//! it ends with the process: a device lives as long as its queues, its addresses and routes as long as the device.
+//! Rules that outlive a killed process are removed at the next start. Never: the purpose of a packet, or its sender's
+//! rights.
 //!
-//! Made here rather than by a crate: none refuses a name that somebody else just took, moves packets without
-//! copying each, or gives each route an MTU and a source of its own.
+//! Implemented here, because no crate refuses a name that was just taken, moves packets without copying each, or gives
+//! each route its own MTU and source address.
 
 mod capture;
 mod checksum;
+mod desired;
 mod error;
-mod guard;
-mod kept;
 mod merge;
+pub mod nat;
 mod offload;
 mod queue;
+mod reconcile;
 mod reverse_path;
 mod route;
 mod split;
@@ -35,26 +36,26 @@ use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, In6AddrGenMode, Link
 use netlink_packet_route::route::RouteMessage;
 use nix::errno::Errno;
 
+pub use desired::restore;
 pub use error::TunError;
-pub use guard::guard;
-pub use kept::restore;
 pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
+pub use reconcile::reconcile;
 pub use reverse_path::check as check_reverse_path;
 pub use route::Route;
 
-use self::kept::Kept;
+use self::desired::DesiredState;
 use crate::netlink::{self, Change};
 
-/// Where the kernel makes them.
+/// The device file that creates TUN devices.
 pub const DRIVER: &str = "/dev/net/tun";
-/// The longest packet of a device: routes have MTUs of their own, so that the device need not have one.
+/// The MTU of a device: its routes have their own, so the device does not limit packets.
 pub const LARGEST_MTU: u32 = 65_535;
 /// linux/capability.h: CAP_NET_ADMIN, as a bit.
 const CAP_NET_ADMIN: u64 = 1 << 12;
-/// Queues of one device that the kernel has (linux/drivers/net/tun.c: MAX_TAP_QUEUES).
-const MOST_QUEUES: usize = 256;
+/// The kernel's limit for queues of one device (linux/drivers/net/tun.c: MAX_TAP_QUEUES).
+const MAX_QUEUES: usize = 256;
 
-/// A TUN device of this process. It lives as long as its queues; this only names it.
+/// A TUN device of this process. The device lives as long as its queues; this value only refers to it.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -65,15 +66,15 @@ struct Inner {
     name: String,
     index: u32,
     captures: Mutex<Captures>,
-    kept: Mutex<Kept>,
-    /// Held while its source NAT changes, which takes a program: who leads prefixes here does not wait for that. `kept` is
-    /// taken after it.
+    desired: Mutex<DesiredState>,
+    /// Held while the source NAT changes, which runs a program, so that other changes do not wait for it. Lock order:
+    /// `nat` before `desired`.
     nat: Mutex<()>,
-    /// What is to go with it goes with this process; else it is another one's.
+    /// This process owns the device and removes its settings at the end; otherwise another process does.
     is_ours: AtomicBool,
 }
 
-/// What a device captures.
+/// The captures of a device.
 #[derive(Debug, Default)]
 struct Captures {
     prefixes: HashSet<IpNet>,
@@ -82,8 +83,8 @@ struct Captures {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        kept::own().remove(&self.index);
-        // Routes and addresses go with the device; rules have to be removed.
+        desired::registry().remove(&self.index);
+        // Routes and addresses end with the device; rules must be removed.
         if self.is_ours.load(Ordering::Acquire) {
             capture::remove_rules_of(self.index);
         }
@@ -91,11 +92,11 @@ impl Drop for Inner {
 }
 
 impl Device {
-    /// Makes a device, without addresses, and brings it up. With several queues it spreads flows over them, and sends a
-    /// flow's packets to the queue that sent the flow's last one; it may get further ones later.
+    /// Creates a device without addresses and brings it up. With several queues the kernel distributes flows over them.
+    /// It delivers a flow's packets to the queue that sent the flow's last packet; the queue may change later.
     ///
     /// # Errors
-    /// `TunError`: no driver, no privilege, a name that is taken.
+    /// `TunError`: no driver, no privilege, or a name that is taken.
     pub fn create(name: &str, queues: usize, mtu: u32) -> Result<(Self, Vec<IdleQueue>), TunError> {
         let is_name = matches!(name.len(), 1..libc::IFNAMSIZ)
             && !name.starts_with('.')
@@ -105,30 +106,29 @@ impl Device {
         }
         capture::remove_stale_rules();
         let mut made = vec![open_queue(name, true, true)?];
-        // From here on it is ours: others of the name are further queues of it.
-        for _ in 1..queues.min(MOST_QUEUES) {
+        // The name is ours now: further opens attach queues to this device.
+        for _ in 1..queues.min(MAX_QUEUES) {
             made.push(open_queue(name, true, false)?);
         }
         while made.len() < queues {
-            // Whoever comes later shares one.
-            let fault = |source| TunError::Device { device: name.to_owned(), doing: "sharing", source };
-            made.push(made[made.len() - MOST_QUEUES].try_clone().map_err(fault)?);
+            // Further workers share a queue.
+            let fault = |source| TunError::Device { device: name.to_owned(), doing: "share a queue of", source };
+            made.push(made[made.len() - MAX_QUEUES].try_clone().map_err(fault)?);
         }
         let this = Self::named(name, true)?;
-        let fault = |source| TunError::Device { device: name.to_owned(), doing: "bringing up", source };
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "bring up", source };
         bring_up(this.index(), mtu).map_err(fault)?;
         Ok((this, made))
     }
 
-    /// Takes the queues of another process's device, which is up. Until [`Device::own`] it stays that one's: nothing
-    /// goes with this process. Returns as many as `queues` at least: where it can have no more of them, there are
-    /// several of the first. Where there are more, all of them are to be read: the kernel would throw away what waits
-    /// in one that is taken out of its device.
+    /// Takes over the queues of another process's device, which is up. That process owns its settings until
+    /// [`Device::own`]. Returns at least `queues` queues: if the device cannot have more of them, the first one is
+    /// shared. If there are more, all must be read: the kernel discards the packets of a queue that is detached.
     ///
     /// # Errors
-    /// `TunError`: the device is gone, or what came is no queue.
+    /// `TunError`: the device was removed, or a descriptor is not a queue.
     pub fn adopt(name: &str, descriptors: Vec<OwnedFd>, queues: usize) -> Result<(Self, Vec<IdleQueue>), TunError> {
-        let fault = |source| TunError::Device { device: name.to_owned(), doing: "taking over", source };
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "take over", source };
         let this = Self::named(name, false)?;
         let adopted = descriptors.into_iter().map(|descriptor| with_offload(File::from(descriptor), name));
         let mut taken = adopted.collect::<Result<Vec<_>, _>>()?;
@@ -144,54 +144,54 @@ impl Device {
         Ok((this, taken))
     }
 
-    /// Whether nobody has deleted it.
+    /// Whether the device still exists.
     pub fn is_there(&self) -> bool {
         is_there(self.name(), self.index())
     }
 
     fn named(name: &str, is_ours: bool) -> Result<Self, TunError> {
-        let fault = |source| TunError::Device { device: name.to_owned(), doing: "finding", source };
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "find", source };
         let index = nix::net::if_::if_nametoindex(name).map_err(io::Error::from).map_err(fault)?;
-        let (captures, kept, nat) = Default::default();
-        let inner = Inner { name: name.to_owned(), index, captures, kept, nat, is_ours: AtomicBool::new(is_ours) };
+        let (captures, desired, nat) = Default::default();
+        let inner = Inner { name: name.to_owned(), index, captures, desired, nat, is_ours: AtomicBool::new(is_ours) };
         let inner = Arc::new(inner);
-        kept::own().insert(index, Arc::downgrade(&inner));
+        desired::registry().insert(index, Arc::downgrade(&inner));
         Ok(Self { inner })
     }
 
-    /// From now on its rules go with this process.
+    /// Takes ownership: from now on its settings end with this process.
     pub fn own(&self) {
         self.inner.is_ours.store(true, Ordering::Release);
     }
 
-    /// Another process has it: what belongs to it stays when this one ends.
+    /// Gives up ownership to another process: its settings stay when this process ends.
     pub fn part(&self) {
         self.inner.is_ours.store(false, Ordering::Release);
     }
 
-    /// Whether what belongs to it goes with this process.
+    /// Whether this process owns the device's settings.
     pub fn is_ours(&self) -> bool {
         self.inner.is_ours.load(Ordering::Acquire)
     }
 
-    /// Its name.
+    /// The name of the device.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The kernel's number for it.
+    /// The interface index.
     pub fn index(&self) -> u32 {
         self.inner.index
     }
 
-    /// Gives it an address; the rest of the prefix is then behind it too. One that it has stays.
+    /// Adds an address; the rest of its prefix is then routed to the device, too. An existing address stays.
     ///
     /// # Errors
-    /// `TunError`: the family is switched off, or the address is nobody's.
+    /// `TunError`: the address family is disabled, or the address is not valid.
     pub fn add_address(&self, address: IpNet) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.put_address(address, Change::Set)?;
-        kept.addresses.insert(address);
+        desired.addresses.insert(address);
         Ok(())
     }
 
@@ -201,19 +201,19 @@ impl Device {
         changed.map_err(|source| TunError::Address { device: self.name().to_owned(), address, source })
     }
 
-    /// Takes an address away, and with it the routes that have it as their source. One that it has not is no error.
+    /// Removes an address, and with it the routes with this source address. A missing address is not an error.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_address(&self, address: IpNet) -> Result<(), TunError> {
-        let mut kept = self.kept();
-        kept.addresses.remove(&address);
+        let mut desired = self.desired();
+        desired.addresses.remove(&address);
         self.take_address(address)
     }
 
     fn take_address(&self, address: IpNet) -> Result<(), TunError> {
         let message = RouteNetlinkMessage::DelAddress(route::address(self.index(), address));
-        match netlink::change(message, Change::There) {
+        match netlink::change(message, Change::Existing) {
             Err(source) if source.raw_os_error() != Some(libc::EADDRNOTAVAIL) => {
                 Err(TunError::Address { device: self.name().to_owned(), address, source })
             }
@@ -221,17 +221,16 @@ impl Device {
         }
     }
 
-    /// Leads a prefix into the device, by the main table, as everybody's routes do; or changes a route of the device, or
-    /// takes it from another one of this process.
+    /// Routes a prefix into the device in the main table. Changes an existing route of this device, and takes over that
+    /// of another device of this process.
     ///
     /// # Errors
-    /// `TunError`: the prefix is somebody else's.
+    /// `TunError`: the prefix has a route of another program.
     pub fn set_route(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
         self.set_in(route::MAIN, prefix, route)
     }
 
-    /// Changes a route that [`Device::set_route`] has set, without a look at whose it is: that costs a list of all that
-    /// there are.
+    /// Changes a route of [`Device::set_route`] without a check of its owner, which would list all routes.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -239,54 +238,55 @@ impl Device {
         self.replace_in(route::MAIN, prefix, route)
     }
 
-    /// Removes what [`Device::set_route`] set. What is not there is no error.
+    /// Removes a route of [`Device::set_route`]. A missing route is not an error.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_route(&self, prefix: IpNet) -> Result<(), TunError> {
         self.remove_from(route::MAIN, prefix)?;
-        // The kernel cannot be asked for the route without a metric alone: where that was gone, it was the pool's.
-        let is_pool = self.kept().pools.contains(&prefix.trunc());
+        // The kernel cannot remove only the route without a metric: if that was missing, it removed the pool's route.
+        let is_pool = self.desired().pools.contains(&prefix.trunc());
         if is_pool { self.add_pool(prefix) } else { Ok(()) }
     }
 
-    /// Takes in whatever is for a prefix and has no other route: else it would leave this machine by the default route.
+    /// Routes the addresses of a prefix that have no other route into the device. Otherwise they would use the default
+    /// route.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn add_pool(&self, prefix: IpNet) -> Result<(), TunError> {
-        let (prefix, mut kept) = (prefix.trunc(), self.kept());
+        let (prefix, mut desired) = (prefix.trunc(), self.desired());
         self.put_pool(prefix, Change::Set)?;
-        kept.pools.insert(prefix);
+        desired.pools.insert(prefix);
         Ok(())
     }
 
     fn put_pool(&self, prefix: IpNet, change: Change) -> Result<(), TunError> {
-        let message = RouteNetlinkMessage::NewRoute(route::last(self.index(), prefix));
+        let message = RouteNetlinkMessage::NewRoute(route::pool_route(self.index(), prefix));
         let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
         netlink::change(message, change).map_err(fault)
     }
 
-    /// Ends that. What is not there is no error.
+    /// Removes the route of [`Device::add_pool`]. A missing route is not an error.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
     pub fn remove_pool(&self, prefix: IpNet) -> Result<(), TunError> {
-        let (prefix, mut kept) = (prefix.trunc(), self.kept());
-        kept.pools.remove(&prefix);
-        self.remove(route::last(self.index(), prefix), prefix)
+        let (prefix, mut desired) = (prefix.trunc(), self.desired());
+        desired.pools.remove(&prefix);
+        self.remove(route::pool_route(self.index(), prefix), prefix)
     }
 
-    /// Whether an address lies in a network that the main table leads elsewhere, the default route's aside. Where the
-    /// kernel does not say, it does.
+    /// Whether the main table routes an address elsewhere; the default route does not count. True if the kernel cannot
+    /// tell.
     pub fn leads_elsewhere(&self, address: IpAddr) -> bool {
         route::leads_elsewhere(self.index(), address).unwrap_or(true)
     }
 
     fn set_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.put_route(table, prefix, route)?;
-        kept.routes.insert((table, prefix.trunc()), route);
+        desired.routes.insert((table, prefix.trunc()), route);
         Ok(())
     }
 
@@ -294,9 +294,9 @@ impl Device {
         match self.add(table, prefix, route) {
             Err(TunError::Route { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
                 let fault = |source| TunError::Route { device: self.name().to_owned(), prefix, source };
-                // To replace is right for our own only: the kernel does not ask whose it is.
+                // Only our own route may be replaced; the kernel does not check the owner.
                 let whose = route::device_of(table, prefix).map_err(fault)?;
-                if !whose.is_some_and(|device| kept::own().contains_key(&device)) {
+                if !whose.is_some_and(|device| desired::registry().contains_key(&device)) {
                     return Err(fault(source));
                 }
                 self.replace(table, prefix, route)
@@ -312,9 +312,9 @@ impl Device {
     }
 
     fn replace_in(&self, table: u32, prefix: IpNet, route: Route) -> Result<(), TunError> {
-        let mut kept = self.kept();
+        let mut desired = self.desired();
         self.replace(table, prefix, route)?;
-        kept.routes.insert((table, prefix.trunc()), route);
+        desired.routes.insert((table, prefix.trunc()), route);
         Ok(())
     }
 
@@ -325,13 +325,13 @@ impl Device {
     }
 
     fn remove_from(&self, table: u32, prefix: IpNet) -> Result<(), TunError> {
-        let mut kept = self.kept();
-        kept.routes.remove(&(table, prefix.trunc()));
+        let mut desired = self.desired();
+        desired.routes.remove(&(table, prefix.trunc()));
         self.remove(route::message(self.index(), table, prefix, Route::default()), prefix)
     }
 
     fn remove(&self, message: RouteMessage, prefix: IpNet) -> Result<(), TunError> {
-        match netlink::change(RouteNetlinkMessage::DelRoute(message), Change::There) {
+        match netlink::change(RouteNetlinkMessage::DelRoute(message), Change::Existing) {
             Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
                 Err(TunError::Route { device: self.name().to_owned(), prefix, source })
             }
@@ -340,16 +340,16 @@ impl Device {
     }
 }
 
-/// Whether the device of this name has this number: one of its name may be another.
+/// Whether the device of this name has this index; another device may have got the name.
 pub fn is_there(name: &str, index: u32) -> bool {
     match nix::net::if_::if_nametoindex(name) {
         Ok(now) => now == index,
-        // Any other error, such as that of no descriptor left, says nothing of it.
+        // Any other error, for example a lack of file descriptors, does not mean that the device is missing.
         Err(error) => !matches!(error, Errno::ENXIO | Errno::ENODEV),
     }
 }
 
-/// Is the driver there, and may this process open it?
+/// Checks that the driver exists and that this process may open it.
 ///
 /// # Errors
 /// `TunError::Driver`.
@@ -358,7 +358,7 @@ pub fn check_driver() -> Result<(), TunError> {
     opened.map(drop).map_err(|source| TunError::Driver { source })
 }
 
-/// Is this name free for a device?
+/// Checks that no device has this name.
 ///
 /// # Errors
 /// `TunError::NameTaken`.
@@ -369,7 +369,7 @@ pub fn check_name(name: &str) -> Result<(), TunError> {
     }
 }
 
-/// May this process make devices, addresses, routes and rules?
+/// Checks that this process may create devices, addresses, routes and rules.
 ///
 /// # Errors
 /// `TunError::Privilege`.
@@ -378,7 +378,7 @@ pub fn check_privilege() -> Result<(), TunError> {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or_default();
     if bits & CAP_NET_ADMIN == 0 {
-        return Err(TunError::Privilege { wanted: "to make TUN devices, addresses and routes" });
+        return Err(TunError::Privilege { wanted: "to create TUN devices, addresses and routes" });
     }
     Ok(())
 }
@@ -395,18 +395,18 @@ fn open_queue(name: &str, several: bool, is_first: bool) -> Result<IdleQueue, Tu
     }
     attach(&file, name, flags).map_err(|source| match source.raw_os_error() {
         Some(libc::EBUSY | libc::EINVAL) => TunError::NameTaken { name: name.to_owned() },
-        Some(libc::EPERM) => TunError::Privilege { wanted: "to make a TUN device" },
-        _ => TunError::Device { device: name.to_owned(), doing: "making", source },
+        Some(libc::EPERM) => TunError::Privilege { wanted: "to create a TUN device" },
+        _ => TunError::Device { device: name.to_owned(), doing: "create", source },
     })?;
     with_offload(file, name)
 }
 
-/// Asks the kernel for super packets, as many kinds as it has; asked again it says the same.
+/// Requests all kinds of GSO packets that the kernel supports. Idempotent.
 fn with_offload(file: File, name: &str) -> Result<IdleQueue, TunError> {
     let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     let with_udp = set_offload(&file, tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
     if !with_udp {
-        let fault = |source| TunError::Device { device: name.to_owned(), doing: "asking for TSO on", source };
+        let fault = |source| TunError::Device { device: name.to_owned(), doing: "enable TSO on", source };
         set_offload(&file, tcp).map_err(fault)?;
     }
     Ok(IdleQueue::new(OwnedFd::from(file), with_udp))
@@ -414,12 +414,12 @@ fn with_offload(file: File, name: &str) -> Result<IdleQueue, TunError> {
 
 #[allow(unsafe_code)] // nix and socket2 have no calls for TUN.
 fn attach(file: &File, name: &str, flags: libc::c_int) -> io::Result<()> {
-    // SAFETY: a structure of C of numbers, an array and a union of such, for which zeros are a value.
+    // SAFETY: a C structure of numbers, an array and a union of these, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *place = byte as libc::c_char;
     }
-    // The kernel reads these 16 bits without a sign.
+    // The kernel reads these 16 bits as unsigned.
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: the descriptor is open for the life of `file`, and the kernel reads and writes one `ifreq`.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
@@ -440,10 +440,10 @@ fn bring_up(index: u32, mtu: u32) -> io::Result<()> {
         message.header.flags = flags;
         message.header.change_mask = flags;
         message.attributes = attributes;
-        netlink::change(RouteNetlinkMessage::SetLink(message), Change::There)
+        netlink::change(RouteNetlinkMessage::SetLink(message), Change::Existing)
     };
-    // No address that the kernel makes up, whose searches for routers would be the first packets. A kernel without
-    // IPv6 knows no such thing.
+    // No kernel-generated address: its router solicitations would be the first packets. A kernel without IPv6 rejects
+    // this.
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let _ = set(vec![LinkAttribute::AfSpecUnspec(vec![no_address])], LinkFlags::empty());
     set(vec![LinkAttribute::Mtu(mtu)], LinkFlags::Up)

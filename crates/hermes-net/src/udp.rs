@@ -1,7 +1,7 @@
-//! UDP sockets that move many datagrams in one call (GSO, GRO, recvmmsg).
+//! UDP sockets that send and receive many datagrams in one call (GSO, GRO, recvmmsg).
 //!
-//! In: datagrams, alone or in runs of equal length. Out: the same datagrams with their source.
-//! Never: a datagram shortened in silence; what does not fit is an error of the caller's.
+//! In: datagrams, alone or in batches of equal length. Out: the same datagrams with their source. Never: a silently
+//! truncated datagram; one that does not fit is an error of the caller.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -16,25 +16,25 @@ use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 
-/// Room for one call: the kernel merges at most 64 KiB of one flow into one message.
+/// Buffer of one message: the kernel merges at most 64 KiB of one flow into a message.
 const MESSAGE_ROOM: usize = 65_536;
-/// Messages a call. Each may hold dozens of datagrams.
+/// Messages of one call. Each may hold dozens of datagrams.
 const MESSAGES: usize = 16;
-/// Kernel buffers: bursts outlive a scheduling delay of some milliseconds.
+/// Size of the kernel's buffers, so that bursts survive a scheduling delay of some milliseconds.
 static SOCKET_BUFFER: AtomicUsize = AtomicUsize::new(4 << 20);
-/// The largest payload of one UDP datagram over IPv4.
+/// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
 
 /// A UDP socket.
 pub struct UdpSocket {
     io: tokio::net::UdpSocket,
     state: &'static UdpSocketState,
-    /// GSO failed once on this path (a device without checksum offload): send one by one.
+    /// GSO failed once on this path (a device without checksum offload): send datagrams one by one.
     no_segmentation: std::cell::Cell<bool>,
 }
 
-/// Where received bytes land: one allocation for all messages of a call, reused by the next. Of its pages those are
-/// taken that messages have reached.
+/// The buffer for received bytes: one allocation for all messages of a call, reused by the next. Only pages that
+/// messages have reached use memory.
 #[derive(Default)]
 pub struct ReceiveBuffer {
     room: BytesMut,
@@ -43,21 +43,20 @@ pub struct ReceiveBuffer {
 /// Opens a UDP socket for a listener, shared with other sockets by SO_REUSEPORT.
 ///
 /// # Errors
-/// The address is taken, is not ours, or needs privileges.
+/// The address is in use, does not belong to this host, or needs privileges.
 pub fn listen(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(address)?;
     socket.set_reuse_port(true)?;
-    // Only to get past sockets of single peers (below). For good it would let any user of the
-    // machine bind the port as well.
+    // The option is only needed during bind, because of sockets of single peers (below). If it stayed set, any user of
+    // the machine could bind the port as well.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.set_reuse_address(false)?;
     Ok(socket.into())
 }
 
-/// Opens a UDP socket that is bound to a device: it receives packets from the device alone and sends into it alone,
-/// whatever the routes are. It does not carry the node's mark, so that a capture routes its packets back into the
-/// device.
+/// Opens a UDP socket that is bound to a device: it receives packets only from the device and sends only into it,
+/// regardless of routes. It does not carry the node's mark, so that a capture routes its packets back into the device.
 ///
 /// # Errors
 /// The address does not belong to the device, or no device has that name.
@@ -70,10 +69,10 @@ pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::ne
     Ok(socket.into())
 }
 
-/// Is the port in use by somebody else? (See `tcp::probe_unused`.)
+/// Checks that no other process uses the port. (See `tcp::probe_unused`.)
 ///
 /// # Errors
-/// The address cannot be bound alone.
+/// The address cannot be bound exclusively.
 pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
@@ -82,18 +81,18 @@ pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
     socket.bind(&address.into())
 }
 
-/// Opens a UDP socket that talks to one peer only.
+/// Opens a UDP socket that is connected to one peer.
 ///
 /// # Errors
-/// No route to it, or no socket left.
+/// No route to the peer, or no socket left.
 pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(peer)?;
     socket.connect(&peer.into())?;
     Ok(socket.into())
 }
 
-/// What the kernel, or somebody on the way (ICMP), says of a place that cannot be reached; for ever nothing where nobody
-/// says so. QUIC hears none of it: its socket is for all peers. An empty datagram is sent there, which means nothing.
+/// Waits until the kernel, or an ICMP error, reports an address as unreachable; pending forever otherwise. QUIC does
+/// not receive such errors, because its socket is not connected. Sends an empty datagram to the peer, which ignores it.
 pub async fn refusal(peer: SocketAddr) -> io::Error {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, PermissionDenied};
     match knock(peer).await {
@@ -102,14 +101,14 @@ pub async fn refusal(peer: SocketAddr) -> io::Error {
         {
             error
         }
-        // Of what else it may be the handshake tells.
+        // Other errors are left to the handshake.
         _ => std::future::pending().await,
     }
 }
 
 async fn knock(peer: SocketAddr) -> io::Result<()> {
     let socket = connect(peer)?;
-    // Routers' word too, as TCP takes it while it connects.
+    // Receive ICMP errors of routers, too, as TCP does while it connects.
     match peer {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
@@ -119,10 +118,10 @@ async fn knock(peer: SocketAddr) -> io::Result<()> {
     socket.recv(&mut [0]).await.map(drop)
 }
 
-/// The longest payload that reaches a peer in one piece, as far as the kernel knows the path. Nothing is sent.
+/// The largest payload that reaches a peer unfragmented, by the path MTU that the kernel knows. Sends nothing.
 ///
 /// # Errors
-/// No route to it, or no socket left.
+/// No route to the peer, or no socket left.
 pub fn whole_payload(peer: SocketAddr) -> io::Result<usize> {
     let (level, option, headers) = match peer {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU, 20 + 8),
@@ -138,46 +137,47 @@ fn option_of(socket: &std::net::UdpSocket, level: i32, option: i32) -> io::Resul
     let mut value: i32 = 0;
     let mut length = size_of::<i32>() as libc::socklen_t;
     let into = (&raw mut value).cast();
-    // SAFETY: the descriptor is open for the life of `socket`, and the value is an int whose address and size are given.
+    // SAFETY: the descriptor is open for the life of `socket`, and the value is an int whose address and size are
+    // given.
     let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, into, &raw mut length) };
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Opens a UDP socket that nobody else shares; port 0 takes a free one.
+/// Opens a UDP socket that no other one shares; port 0 selects a free port.
 ///
 /// # Errors
-/// The address is not ours, or no port or socket is left.
+/// The address does not belong to this host, or no port or socket is left.
 pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(address)?;
     socket.bind(&address.into())?;
     Ok(socket.into())
 }
 
-/// Opens a socket on a listener's address for one peer, beside the listener's own sockets, which
-/// live on: the kernel prefers it for that peer. A flow keeps its packets so when another process
-/// takes the listener over. Where the listener was steered no packet of another peer ends up here.
+/// Opens a socket for one peer at a listener's address, beside the listener's own sockets. The kernel prefers it for
+/// that peer, so a flow keeps its packets when another process takes over the listener. If the listener is steered, the
+/// socket receives no packet of another peer.
 ///
 /// # Errors
-/// As `listen`.
+/// The errors of `listen`.
 pub fn listen_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(local)?;
     socket.set_reuse_port(true)?;
-    // Its like can be bound beside it although it leaves the group below.
+    // Further sockets of this kind can bind the address, although this one leaves the group below.
     socket.set_reuse_address(true)?;
     socket.bind(&local.into())?;
     socket.connect(&peer.into())?;
-    // Linux 6.13 and later take it out of its group here. The next socket must join the listener's
-    // group nevertheless, not begin a new one with this: that would get every datagram.
+    // Linux 6.13 and later remove the socket from its group here. The next socket must join the listener's group, and
+    // not form a new one with this socket, which would receive every datagram.
     socket.set_reuse_port(false)?;
     Ok(socket.into())
 }
 
-/// Opens a socket on a listener's address for one peer, in the place of the listener's own
-/// sockets, which are about to be closed and were given to `let_others_bind`. It belongs to no
-/// group: a listener that opens the address anew gets nothing of its packets, and loses none.
+/// Opens a socket for one peer at a listener's address that replaces the listener's own sockets, which are about to
+/// close and were passed to `let_others_bind`. It belongs to no group, so a new listener at the address neither
+/// receives its packets nor loses any.
 ///
 /// # Errors
-/// As `listen`.
+/// The errors of `listen`.
 pub fn remain_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(local)?;
     socket.set_reuse_address(true)?;
@@ -186,7 +186,7 @@ pub fn remain_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::n
     Ok(socket.into())
 }
 
-/// Lets `remain_for_peer` bind the address of a listener that is about to be closed.
+/// Lets `remain_for_peer` bind the address of a listener that is about to close.
 ///
 /// # Errors
 /// The socket refuses the option.
@@ -205,12 +205,12 @@ fn open(like: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// How much the kernel shall keep for each socket that is opened from now on, in this process, in each direction.
+/// Sets the size of the kernel's buffers, in each direction, for all sockets that this process opens from now on.
 pub fn keep_in_kernel(bytes: usize) {
     SOCKET_BUFFER.store(bytes, Ordering::Relaxed);
 }
 
-/// The kernel caps both where we have no privilege; less than asked for still works.
+/// The kernel limits both without privilege; smaller buffers still work.
 fn set_buffers(socket: &Socket) {
     let bytes = SOCKET_BUFFER.load(Ordering::Relaxed);
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
@@ -225,7 +225,7 @@ impl UdpSocket {
     /// Registers a socket with the runtime of this thread.
     ///
     /// # Errors
-    /// Outside of a runtime, or where the socket refuses its options.
+    /// The thread has no runtime, or the socket refuses its options.
     pub fn from_std(socket: std::net::UdpSocket) -> io::Result<Self> {
         let state = abilities()?;
         receive_merged(&socket);
@@ -233,7 +233,7 @@ impl UdpSocket {
         Ok(Self { io, state, no_segmentation: std::cell::Cell::new(false) })
     }
 
-    /// The address it is bound to.
+    /// The local address.
     ///
     /// # Errors
     /// The socket is closed.
@@ -241,16 +241,16 @@ impl UdpSocket {
         self.io.local_addr()
     }
 
-    /// Its descriptor, for the handover to another process.
+    /// The file descriptor, for the handover to another process.
     pub fn as_raw_fd(&self) -> RawFd {
         self.io.as_raw_fd()
     }
 
-    /// Receives what is there: calls `each` with every datagram and its source. Returns how many.
+    /// Receives the waiting datagrams and passes each with its source to `each`. Returns their number.
     ///
     /// # Errors
-    /// The socket's; on connected sockets also ECONNREFUSED, which an ICMP message caused and
-    /// which says nothing of the next datagram.
+    /// The socket's error. A connected socket may also report ECONNREFUSED after an ICMP error, which does not affect
+    /// the next datagram.
     pub fn poll_receive(
         &self,
         cx: &mut Context<'_>,
@@ -263,7 +263,7 @@ impl UdpSocket {
             let result = self.io.try_io(Interest::READABLE, || {
                 let (messages, datagrams) = self.receive(buffer, &mut each)?;
                 received = Some(datagrams);
-                // The kernel has no more, and need not be asked to say so: what comes from now on is another event.
+                // The kernel has no more messages: skip the call that would return `WouldBlock`.
                 if messages < MESSAGES { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
             match (received, result) {
@@ -274,10 +274,10 @@ impl UdpSocket {
         }
     }
 
-    /// Asks the kernel itself what is there, where `poll_receive` may not have heard of it yet.
+    /// Receives without waiting for readiness, in case the runtime has not noticed new datagrams yet.
     ///
     /// # Errors
-    /// `WouldBlock` where nothing is. Others as `poll_receive`.
+    /// `WouldBlock` if no datagram is waiting. Otherwise the errors of `poll_receive`.
     pub fn receive_now(
         &self,
         buffer: &mut ReceiveBuffer,
@@ -286,7 +286,7 @@ impl UdpSocket {
         self.receive(buffer, each).map(|(_, datagrams)| datagrams)
     }
 
-    /// How many messages came, and how many datagrams in them.
+    /// Returns the number of messages, and that of the datagrams in them.
     fn receive(
         &self,
         buffer: &mut ReceiveBuffer,
@@ -303,10 +303,10 @@ impl UdpSocket {
         Ok((messages, deliver(&buffer.room, &metas[..messages], each)))
     }
 
-    /// Ready where a send may succeed.
+    /// Polls until a send may succeed.
     ///
     /// # Errors
-    /// The socket's.
+    /// The errors of the socket.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.io.poll_send_ready(cx)
     }
@@ -314,7 +314,7 @@ impl UdpSocket {
     /// Sends `contents` as datagrams of `segment` bytes each (the last may be shorter).
     ///
     /// # Errors
-    /// `WouldBlock` where the kernel has no room: nothing was sent. Others are the socket's.
+    /// `WouldBlock` if the socket buffer is full: nothing was sent. Others are the socket's.
     pub fn try_send(&self, peer: SocketAddr, contents: &[u8], segment: usize) -> io::Result<()> {
         if contents.len() <= segment {
             return self.send_segments(peer, contents, None);
@@ -337,7 +337,7 @@ impl UdpSocket {
         self.io.try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
     }
 
-    /// How many datagrams one `try_send` may carry.
+    /// The maximum number of datagrams of one `try_send`.
     pub fn max_segments(&self) -> usize {
         self.state.max_gso_segments().max(1)
     }
@@ -346,11 +346,11 @@ impl UdpSocket {
 fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, Bytes) + ?Sized)) -> usize {
     let mut count = 0;
     for (meta, message) in metas.iter().zip(room.chunks_exact(MESSAGE_ROOM)) {
-        // One copy out of the shared room for all datagrams of the message: the room is
-        // reused at once, and a flow that keeps a datagram keeps no more than its own message.
+        // Each message is copied out of the shared buffer, which is reused immediately. A flow that keeps a datagram
+        // then keeps only its own message.
         let message = Bytes::copy_from_slice(&message[..meta.len]);
         let stride = meta.stride.max(1);
-        // To share it would take another allocation.
+        // Sharing would need another allocation.
         if message.len() <= stride {
             each(meta.addr, message);
             count += 1;
@@ -364,26 +364,25 @@ fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, B
     count
 }
 
-/// What the kernel can do with UDP, found out once in a process on a socket that is kept: a probe a
-/// flow would cost a dozen system calls, and whenever the last socket with UDP_GRO goes the kernel
-/// rewrites its own code on all processors, which took longer than anything else in a flow's life.
+/// Detects the kernel's UDP features once in a process, on a socket that stays open. A probe per flow would cost a
+/// dozen system calls. When the last socket with UDP_GRO closes, the kernel patches its own code on all processors,
+/// which took longer than anything else in a flow's life.
 fn abilities() -> io::Result<&'static UdpSocketState> {
-    static KEPT: OnceLock<(std::net::UdpSocket, UdpSocketState)> = OnceLock::new();
-    if let Some((_, state)) = KEPT.get() {
+    static PROBED: OnceLock<(std::net::UdpSocket, UdpSocketState)> = OnceLock::new();
+    if let Some((_, state)) = PROBED.get() {
         return Ok(state);
     }
     let socket: std::net::UdpSocket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.into();
     let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-    Ok(&KEPT.get_or_init(|| (socket, state)).1)
+    Ok(&PROBED.get_or_init(|| (socket, state)).1)
 }
 
-/// Asks the kernel to merge datagrams of one flow into one message (UDP_GRO). Where it cannot,
-/// they come one by one.
+/// Makes the kernel merge datagrams of one flow into one message (UDP_GRO). Without support they arrive one by one.
 #[allow(unsafe_code)] // Neither socket2 nor nix has the option as one that is set alone.
 fn receive_merged(socket: &std::net::UdpSocket) {
     let on: i32 = 1;
-    // SAFETY: the descriptor is open for the life of `socket`, and the option's value is an int
-    // whose address and size are given.
+    // SAFETY: the descriptor is open for the life of `socket`, and the option's value is an int whose address and size
+    // are given.
     unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

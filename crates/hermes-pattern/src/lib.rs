@@ -44,7 +44,7 @@ impl Pattern {
         out
     }
 
-    /// Where `data`, said to begin at `offset`, first differs from the stream; `None` when it does not.
+    /// The position at which `data`, which should begin at `offset`, first differs from the stream; `None` if it does not.
     pub fn mismatch(self, offset: u64, data: &[u8]) -> Option<u64> {
         let mut expected = [0; 4096];
         let mut at = offset;

@@ -89,7 +89,7 @@ impl Assist {
         let Self { device, queue, addresses, targets } = self;
         let mut carrier = Carrier::new(queue.start()?, &addresses, &targets)?;
         let mut presence = tokio::time::interval(PRESENCE);
-        let mut guard = std::pin::pin!(tun::guard());
+        let mut guard = std::pin::pin!(tun::reconcile());
         let mut stop = std::pin::pin!(stop);
         let result = loop {
             tokio::select! {

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_net::own;
+use hermes_net::host;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
@@ -210,7 +210,7 @@ pub(crate) const NO_SETTINGS: &str = "send its SETTINGS";
 impl Error {
     /// The error for a failed connection: the peer's fault, unless this node has no file descriptor left.
     pub(crate) fn no_connection(metrics: &Metrics, peer: &Arc<str>, source: io::Error) -> Self {
-        if own::is_lack(&source) {
+        if host::is_lack(&source) {
             metrics.limit("descriptors");
             return Error::Limit("open files: `ulimit -n`, LimitNOFILE= of systemd");
         }

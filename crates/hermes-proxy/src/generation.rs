@@ -19,7 +19,7 @@ use hermes_model::snapshot::{
     Action, ClientAuth, Endpoint, Listener, ListenerProtocol, Reserved, Route, Snapshot, Terminate, Upstream,
 };
 use hermes_model::trust;
-use hermes_net::keyed::Keyed;
+use hermes_net::keyed_hash::KeyedHash;
 use hermes_net::quic;
 use hermes_net::tls::{CertifiedKey, Roots, RustlsClientConfig, RustlsServerConfig};
 
@@ -273,7 +273,8 @@ fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>, own: Option<&
             continue;
         }
         let known = previous.and_then(|previous| previous.name_table(&addresses)).cloned();
-        let table = known.unwrap_or_else(|| Arc::new(NameTable::new(addresses, Keyed::of(own, "names of a prefix"))));
+        let table =
+            known.unwrap_or_else(|| Arc::new(NameTable::new(addresses, KeyedHash::of(own, "names of a prefix"))));
         let names = dns().filter(|dns| dns.addresses == addresses).flat_map(|dns| &dns.names);
         let spelt = |pattern: &HostPattern| match pattern {
             HostPattern::Exact(name) => Some(name.clone()),

@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hermes_model::snapshot::Reserved;
-use hermes_net::keyed::Keyed;
+use hermes_net::keyed_hash::KeyedHash;
 
 /// The TTL of an answer, in seconds.
 pub(crate) const TTL: u32 = 10;
@@ -42,7 +42,7 @@ pub(crate) struct NameTable {
     reserved: Reserved,
     /// The number of slots, from 1: the first and the last address of an IPv4 network are no host addresses.
     places: u32,
-    keyed: Keyed,
+    keyed: KeyedHash,
     table: Mutex<Table>,
 }
 
@@ -69,7 +69,7 @@ struct Slot {
 }
 
 impl NameTable {
-    pub(crate) fn new(reserved: Reserved, keyed: Keyed) -> Self {
+    pub(crate) fn new(reserved: Reserved, keyed: KeyedHash) -> Self {
         let hosts = |bits: u8| 1u32.checked_shl(bits.into()).map_or(MOST_PLACES, |all| (all - 2).min(MOST_PLACES));
         let v4 = reserved.v4.map_or(MOST_PLACES, |net| hosts(32 - net.prefix_len()));
         let v6 = reserved.v6.map_or(MOST_PLACES, |net| hosts(128 - net.prefix_len()));
@@ -236,7 +236,7 @@ mod tests {
 
     fn table(v4: &str, v6: Option<&str>) -> NameTable {
         let reserved = Reserved { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) };
-        NameTable::new(reserved, Keyed::from_secret(b"of the node", "names"))
+        NameTable::new(reserved, KeyedHash::from_secret(b"of the node", "names"))
     }
 
     fn v4(table: &NameTable, name: &str, now: u64) -> Option<IpAddr> {
@@ -294,7 +294,8 @@ mod tests {
     #[test]
     fn another_node_s_places_are_others() {
         let reserved = Reserved { v4: "198.18.0.0/16".parse().ok(), v6: None };
-        let place = |secret: &[u8]| NameTable::new(reserved, Keyed::from_secret(secret, "names")).first_place("video");
+        let place =
+            |secret: &[u8]| NameTable::new(reserved, KeyedHash::from_secret(secret, "names")).first_place("video");
         assert_eq!(place(b"one"), place(b"one"));
         assert_ne!(place(b"one"), place(b"other"));
     }

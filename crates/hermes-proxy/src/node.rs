@@ -155,7 +155,7 @@ impl Node {
         node.await_captures().await;
         node.watch_addresses();
         node.background.spawn(async {
-            let Err(error) = tun::guard().await;
+            let Err(error) = tun::reconcile().await;
             tracing::warn!(%error, "what others remove of a device's routes and rules is there again only with a reload");
         });
         node.adopt_orphans();

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use hermes_net::quic::narrow::Narrow;
+use hermes_net::quic::path_monitor::PathMonitor;
 use hermes_net::{Io, quic};
 use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
@@ -80,10 +80,10 @@ impl ByteStream {
     }
 
     /// Marks the link as intermittent, if it is QUIC, and returns the monitor of its path.
-    pub(crate) fn is_dark_at_times(&self) -> Option<Arc<Narrow>> {
+    pub(crate) fn is_dark_at_times(&self) -> Option<Arc<PathMonitor>> {
         let ByteStream::Multiplexed { send: Sender::H3(send), .. } = self else { return None };
-        let narrow = quic::narrow::of(&send.link().connection);
-        narrow.is_dark_at_times();
+        let narrow = quic::path_monitor::of(&send.link().connection);
+        narrow.set_intermittent();
         Some(narrow)
     }
 

@@ -1,9 +1,8 @@
-//! A throw-away PKI: an overlay's CA and certificates of its nodes, users and servers.
+//! A temporary PKI: an overlay's CA and certificates of its nodes, users and servers.
 //!
 //! In: names. Out: PEM files whose URI SANs are `spiffe://OVERLAY/node/NAME`, `.../user/NAME` and
-//! `.../role/standalone`, beside DNS and address SANs. Keys are P-256, made anew each time and kept nowhere else
-//! than in the files asked for. It never makes a certificate that outlives rcgen's default validity for trust: these
-//! are for tests.
+//! `.../role/standalone`, with DNS and address SANs. Keys are P-256, new each time, and stored only in the requested
+//! files. Certificates have rcgen's default validity: they are for tests only.
 
 use std::{
     fs,
@@ -26,7 +25,7 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// Whom a certificate is for. All parts are optional but a certificate without any SAN is refused.
+/// The subject of a certificate. All parts are optional, but a certificate without any SAN is rejected.
 #[derive(Debug, Clone, Default)]
 pub struct Subject {
     /// `spiffe://OVERLAY/node/NAME`.
@@ -39,7 +38,7 @@ pub struct Subject {
     pub dns: Vec<String>,
     /// Address SANs.
     pub addresses: Vec<IpAddr>,
-    /// Its time was over in 2020.
+    /// The certificate expired in 2020.
     pub is_over: bool,
 }
 
@@ -54,14 +53,14 @@ pub struct Identity {
     pub ca_pem: String,
 }
 
-/// Where an [`Identity`] was written.
+/// The files of an [`Identity`].
 #[derive(Debug, Clone)]
 pub struct IdentityFiles {
-    /// `NAME.pem`
+    /// The file `NAME.pem`.
     pub cert: PathBuf,
-    /// `NAME.key`
+    /// The file `NAME.key`.
     pub key: PathBuf,
-    /// `ca.pem`
+    /// The file `ca.pem`.
     pub ca: PathBuf,
 }
 
@@ -69,7 +68,7 @@ impl Authority {
     /// A new CA for `overlay`.
     ///
     /// # Errors
-    /// When the name cannot stand in a certificate.
+    /// The name is not valid in a certificate.
     pub fn new(overlay: &str) -> Result<Self> {
         let failed = |source| Error::Certificate { subject: format!("the CA of {overlay}"), source };
         let mut params = CertificateParams::default();
@@ -89,7 +88,7 @@ impl Authority {
     /// A certificate for `subject`, good for both ends of TLS.
     ///
     /// # Errors
-    /// When a name cannot stand in a certificate.
+    /// A name is not valid in a certificate.
     pub fn issue(&self, subject: &Subject) -> Result<Identity> {
         let name = subject.common_name();
         let failed = |source| Error::Certificate { subject: name.clone(), source };
@@ -136,7 +135,7 @@ impl Subject {
         Self { node: Some(name.to_owned()), ..Self::default() }
     }
 
-    /// A server outside the overlay, known by a DNS name.
+    /// A server outside the overlay with a DNS name.
     pub fn server(dns: &str) -> Self {
         Self { dns: vec![dns.to_owned()], ..Self::default() }
     }
@@ -169,7 +168,7 @@ impl Subject {
         self
     }
 
-    /// One whose time is over.
+    /// Makes the certificate an expired one.
     #[must_use]
     pub fn over(mut self) -> Self {
         self.is_over = true;
@@ -186,7 +185,7 @@ impl Identity {
     /// Writes `NAME.pem`, `NAME.key` and `ca.pem` into `dir`.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// A file cannot be written.
     pub fn write(&self, dir: &Path, name: &str) -> Result<IdentityFiles> {
         let files = IdentityFiles {
             cert: dir.join(format!("{name}.pem")),

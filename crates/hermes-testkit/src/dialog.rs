@@ -1,8 +1,8 @@
-//! HTTP/1.1 in plain sight: heads and bodies as they are on the wire, for tests that care for each byte.
+//! A raw HTTP/1.1 connection: heads and bodies as they are on the wire, for tests that check each byte.
 //!
-//! In: a stream, and bytes to send as they are. Out: heads, bodies with their trailers, or the bare stream. Serves
-//! either side: the head of a request is read like that of a response. Corrects nothing and hides nothing. Every
-//! wait is bounded, so that a test that would hang fails instead.
+//! In: a stream, and raw bytes to send. Out: heads, bodies with trailers, or the bare stream. Works for both sides:
+//! heads of requests and responses are parsed in the same way. Corrects and hides nothing. Every wait is bounded, so
+//! that a test fails instead of hanging.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -12,12 +12,12 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Nobody in a test is silent for so long and still right.
+/// Timeout of every wait: no correct peer in a test is silent for so long.
 pub const SILENCE: Duration = Duration::from_secs(30);
-/// A head longer than this is a mistake.
+/// Maximum size of a head.
 const HEAD: usize = 1 << 20;
 
-/// A connection, with what was read of it and not yet used.
+/// A connection, with its unused received bytes.
 #[derive(Debug)]
 pub struct Dialog<S> {
     stream: S,
@@ -27,23 +27,23 @@ pub struct Dialog<S> {
 /// The head of a request or response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// Request line or status line.
+    /// The request line or status line.
     pub first: String,
-    /// Names in lower case, in their order.
+    /// Field names in lower case, in their order.
     pub headers: Vec<(String, String)>,
 }
 
-/// A body that was read to its end.
+/// A complete body.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// Its bytes, without chunking.
+    /// The content without chunking.
     pub data: Vec<u8>,
-    /// What followed a chunked body.
+    /// The trailers after a chunked body.
     pub trailers: Vec<(String, String)>,
 }
 
 impl Head {
-    /// The status of a response; 0 where there is none.
+    /// The status of a response; 0 for a request.
     pub fn status(&self) -> u16 {
         self.first.split(' ').nth(1).and_then(|text| text.parse().ok()).unwrap_or_default()
     }
@@ -53,19 +53,19 @@ impl Head {
         self.first.split(' ').next().unwrap_or_default()
     }
 
-    /// The target of a request, in whatever form it came.
+    /// The target of a request, unparsed.
     pub fn target(&self) -> &str {
         self.first.split(' ').nth(1).unwrap_or_default()
     }
 
-    /// The values of a field, joined by commas; `None` where it is absent.
+    /// The values of a field, joined by commas; `None` if it is absent.
     pub fn header(&self, name: &str) -> Option<String> {
         join(&self.headers, name)
     }
 }
 
 impl Content {
-    /// As text.
+    /// The content as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.data).into_owned()
     }
@@ -82,10 +82,10 @@ fn join(fields: &[(String, String)], name: &str) -> Option<String> {
 }
 
 impl Dialog<TcpStream> {
-    /// Connects.
+    /// Connects to an address.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -94,20 +94,20 @@ impl Dialog<TcpStream> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
-    /// Over a stream.
+    /// Wraps a stream.
     pub fn new(stream: S) -> Self {
         Self { stream, buffer: BytesMut::new() }
     }
 
-    /// Over a stream of which something was read already.
+    /// Wraps a stream of which some bytes were read already.
     pub fn with_unread(stream: S, unread: Bytes) -> Self {
         Self { stream, buffer: unread.into() }
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     ///
     /// # Errors
-    /// The peer is gone, or takes nothing for [`SILENCE`].
+    /// The peer closed the connection, or accepts nothing for [`SILENCE`].
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         let writing = async {
             self.stream.write_all(bytes.as_ref()).await?;
@@ -119,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
     /// Sends one chunk of a chunked body; an empty one would be the last.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// The errors of [`Self::send`].
     pub async fn send_chunk(&mut self, data: &[u8]) -> io::Result<()> {
         let mut chunk = format!("{:x}\r\n", data.len()).into_bytes();
         chunk.extend_from_slice(data);
@@ -127,18 +127,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         self.send(chunk).await
     }
 
-    /// Ends our side.
+    /// Closes our direction of the stream.
     ///
     /// # Errors
-    /// The peer is gone.
+    /// The peer closed the connection.
     pub async fn finish(&mut self) -> io::Result<()> {
         in_time("ending our side", self.stream.shutdown()).await
     }
 
-    /// The next head.
+    /// Reads the next head.
     ///
     /// # Errors
-    /// The connection ended or broke before, or what came is no head.
+    /// The connection ended or failed before, or the bytes are not a head.
     pub async fn head(&mut self) -> io::Result<Head> {
         loop {
             if let Some(end) = find(&self.buffer, b"\r\n\r\n") {
@@ -152,11 +152,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         }
     }
 
-    /// The body that belongs to this head: by chunks, by length, or up to the end of the connection for a response
-    /// that says neither.
+    /// Reads the body that belongs to this head: by chunks, by length, or up to the end of the connection for a
+    /// response without either.
     ///
     /// # Errors
-    /// It breaks off.
+    /// The body is truncated.
     pub async fn body(&mut self, head: &Head) -> io::Result<Content> {
         let status = head.status();
         if head.header("transfer-encoding").is_some_and(|value| value.ends_with("chunked")) {
@@ -178,10 +178,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         Ok(Content { data, trailers: self.trailers().await? })
     }
 
-    /// The next chunk of a chunked body; `None` at the last one, behind which the trailers stand.
+    /// Reads the next chunk of a chunked body; `None` at the last one, which the trailers follow.
     ///
     /// # Errors
-    /// It breaks off, or is no chunk.
+    /// The body is truncated, or the bytes are not a chunk.
     pub async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         let line = self.line().await?;
         let digits = line.split(';').next().unwrap_or_default().trim();
@@ -196,10 +196,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         }
     }
 
-    /// What stands behind the last chunk.
+    /// Reads the trailers after the last chunk.
     ///
     /// # Errors
-    /// It breaks off.
+    /// The trailers are truncated.
     pub async fn trailers(&mut self) -> io::Result<Vec<(String, String)>> {
         let mut trailers = Vec::new();
         loop {
@@ -221,10 +221,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         }
     }
 
-    /// So many bytes.
+    /// Reads exactly this number of bytes.
     ///
     /// # Errors
-    /// The connection ends or breaks before.
+    /// The connection ends or fails before.
     pub async fn exactly(&mut self, length: usize) -> io::Result<Vec<u8>> {
         while self.buffer.len() < length {
             self.fill_some("before all bytes were there").await?;
@@ -232,19 +232,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         Ok(self.buffer.split_to(length).to_vec())
     }
 
-    /// Everything up to the orderly end of the connection.
+    /// Reads everything up to the end of the connection.
     ///
     /// # Errors
-    /// It breaks.
+    /// The connection fails.
     pub async fn to_end(&mut self) -> io::Result<Vec<u8>> {
         while self.fill().await? {}
         Ok(self.buffer.split().to_vec())
     }
 
-    /// Some bytes, as they come; `None` at the orderly end.
+    /// Reads the next available bytes; `None` at the end of the stream.
     ///
     /// # Errors
-    /// The connection breaks.
+    /// The connection fails.
     pub async fn some(&mut self) -> io::Result<Option<Bytes>> {
         if self.buffer.is_empty() && !self.fill().await? {
             return Ok(None);
@@ -252,7 +252,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         Ok(Some(self.buffer.split().freeze()))
     }
 
-    /// Whether it ends, orderly or not, before anything more comes. A connection that stays open in silence does not.
+    /// Whether the connection ends, by FIN or reset, before more bytes arrive. False if it stays open.
     pub async fn is_ended(&mut self) -> bool {
         match self.some().await {
             Ok(more) => more.is_none(),
@@ -260,12 +260,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
         }
     }
 
-    /// What was received and not yet used: for proving that nothing came.
+    /// The unused received bytes, to prove that nothing arrived.
     pub fn unread(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// The stream, and what was read of it beyond what was used.
+    /// The stream, and the unused received bytes.
     pub fn into_parts(self) -> (S, Bytes) {
         (self.stream, self.buffer.freeze())
     }
@@ -290,10 +290,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Dialog<S> {
     }
 }
 
-/// Waits for it at most [`SILENCE`].
+/// Waits for a future for at most [`SILENCE`].
 ///
 /// # Errors
-/// Its own, or `TimedOut` with what was waited for.
+/// The future's error, or `TimedOut` with `what`.
 pub async fn in_time<T>(what: &str, future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match tokio::time::timeout(SILENCE, future).await {
         Ok(result) => result,

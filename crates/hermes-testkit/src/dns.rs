@@ -1,8 +1,8 @@
-//! A small DNS server that answers whatever a test wants, and remembers what it was asked.
+//! A small DNS server with the answers of a test, which records the queries.
 //!
 //! In: an address to bind (port 53, for programs that read `resolv.conf`) and the answers. Out: a running server.
-//! By UDP and TCP, one question a message, no name compression in what it sends: enough for a stub resolver. It forwards
-//! nothing, so that nothing ever leaves the machine.
+//! Supports UDP and TCP, with one question per message and no name compression in responses: enough for a stub
+//! resolver. Forwards nothing, so that no query leaves the machine.
 
 use std::{
     fs, io,
@@ -19,35 +19,35 @@ use tokio::{
 
 use crate::{Error, Result, origin::listen};
 
-/// QTYPEs of RFC 1035 and RFC 3596.
+/// Record types of RFC 1035 and RFC 3596.
 const A: u16 = 1;
 const CNAME: u16 = 5;
 const AAAA: u16 = 28;
 /// Response, authoritative, recursion available; the RCODE is added.
 const FLAGS: u16 = 0x8480;
 const NAME_ERROR: u16 = 3;
-/// Longer messages do not come by UDP without EDNS.
+/// Maximum size of a UDP message without EDNS.
 const ROOM: usize = 512;
 
-/// One record of an answer.
+/// A record of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Seconds that it may be kept.
+    /// The TTL in seconds.
     pub ttl: u32,
-    /// What it says.
+    /// The data.
     pub data: Data,
 }
 
-/// What a record says.
+/// The data of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Data {
-    /// An address; its family makes it A or AAAA.
+    /// An address; its family selects A or AAAA.
     Address(IpAddr),
-    /// Another name.
+    /// A CNAME.
     Alias(String),
-    /// No address, and no answer at all to AAAA, or to A, questions.
+    /// Queries for one family get no response at all.
     Silence {
-        /// AAAA questions get no answer; otherwise A questions.
+        /// AAAA queries get no response; otherwise A queries.
         v6: bool,
     },
 }
@@ -59,22 +59,22 @@ pub struct Dns {
     _task: JoinSet<()>,
 }
 
-/// What was asked for, and whether by TCP.
+/// The queries, and whether they came over TCP.
 type Asked = Arc<Mutex<Vec<(String, bool)>>>;
 
 impl Record {
-    /// An address that may be kept for `ttl` seconds.
+    /// An address record with a TTL of `ttl` seconds.
     pub fn address(ttl: u32, address: impl Into<IpAddr>) -> Self {
         Self { ttl, data: Data::Address(address.into()) }
     }
 }
 
 impl Dns {
-    /// Serves `answers`: all records of a name (in lower case, without the last dot), or `None` where it does not
-    /// exist. Those that fit the question are sent; aliases fit every question.
+    /// Serves `answers`: all records of a name (in lower case, without the last dot), or `None` if it does not exist.
+    /// The server sends the records of the queried type; aliases match every query.
     ///
     /// # Errors
-    /// When the address cannot be bound: port 53 needs root.
+    /// The address cannot be bound: port 53 needs root.
     pub async fn serve<F>(bind: SocketAddr, answers: F) -> Result<Self>
     where
         F: Fn(&str) -> Option<Vec<Record>> + Send + Sync + 'static,
@@ -105,13 +105,13 @@ impl Dns {
                     received = socket.recv_from(&mut room) => {
                         let Ok((length, peer)) = received else { continue };
                         if let Some(message) = answer(&room[..length], false) {
-                            // As the network would: an answer that cannot be sent is lost, and asked for again.
+                            // A response that cannot be sent is lost, and the client repeats its query.
                             let _ = socket.send_to(&message, peer).await;
                         }
                     }
                     accepted = listener.accept() => {
                         if let Ok((stream, _)) = accepted {
-                            // Who breaks off is not answered.
+                            // A connection that fails gets no response.
                             let _ = by_tcp(stream, |message| answer(message, true)).await;
                         }
                     }
@@ -121,12 +121,12 @@ impl Dns {
         Ok(Self { asked, _task: task })
     }
 
-    /// How often a name was asked for, in whatever family and by whatever transport.
+    /// The number of queries for a name, of any family and transport.
     pub fn asked(&self, name: &str) -> usize {
         self.count(|asked, _| asked == name)
     }
 
-    /// How often a name was asked for by TCP.
+    /// The number of queries for a name over TCP.
     pub fn asked_by_tcp(&self, name: &str) -> usize {
         self.count(|asked, by_tcp| asked == name && by_tcp)
     }
@@ -137,7 +137,7 @@ impl Dns {
     }
 }
 
-/// One connection: each message has its length in front (RFC 1035, 4.2.2).
+/// Serves one connection: each message has a length prefix (RFC 1035, section 4.2.2).
 async fn by_tcp(mut stream: TcpStream, answer: impl Fn(&[u8]) -> Option<Vec<u8>>) -> io::Result<()> {
     while let Ok(length) = stream.read_u16().await {
         let mut message = vec![0; usize::from(length)];
@@ -149,11 +149,11 @@ async fn by_tcp(mut stream: TcpStream, answer: impl Fn(&[u8]) -> Option<Vec<u8>>
     Ok(())
 }
 
-/// Writes a `resolv.conf` that names one server, and returns what runs a program with it in the place of
-/// `/etc/resolv.conf`: words that go before the program and become it by exec. Needs root.
+/// Writes a `resolv.conf` with one server. Returns the words of a wrapper command that replaces `/etc/resolv.conf` and
+/// then executes a program. Needs root.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// The file cannot be written.
 pub fn resolving_by(server: IpAddr, dir: &Path) -> Result<Vec<String>> {
     let file: PathBuf = dir.join("resolv.conf");
     let text = format!("nameserver {server}\noptions attempts:2 timeout:2\n");
@@ -166,7 +166,7 @@ struct Question {
     id: [u8; 2],
     name: String,
     kind: u16,
-    /// As it came, to be repeated.
+    /// The raw question, to repeat it in the response.
     bytes: Vec<u8>,
 }
 
@@ -196,7 +196,7 @@ impl Question {
             out.extend_from_slice(&field.to_be_bytes());
         }
         out.extend_from_slice(&self.bytes);
-        // What follows an alias belongs to the name that it leads to.
+        // Records after an alias belong to the alias's target.
         let mut owner = self.name.clone();
         for record in &records {
             put_name(&mut out, &owner);
@@ -228,11 +228,11 @@ impl Record {
                 put_name(&mut data, name);
                 (CNAME, data)
             }
-            // It matches no question.
+            // The record matches no query.
             Data::Silence { .. } => return,
         };
         out.extend_from_slice(&kind.to_be_bytes());
-        // Class IN.
+        // The class IN.
         out.extend_from_slice(&1u16.to_be_bytes());
         out.extend_from_slice(&self.ttl.to_be_bytes());
         out.extend_from_slice(&(data.len() as u16).to_be_bytes());

@@ -1,7 +1,7 @@
-//! The doors of a node, as clients use them: in the clear or by TLS, HTTP/1.1, /2 or /3, raw or as tunnels.
+//! Clients of a node's listeners: plaintext or TLS; HTTP/1.1, HTTP/2 or HTTP/3; raw or as tunnels.
 //!
-//! In: an address, perhaps a certificate, and a way. Out: a connection, or an opened tunnel. Heads are written here
-//! by hand for HTTP/1.1. A refused tunnel is an error that holds the whole answer.
+//! In: an address, an optional certificate, and a tunnel mode. Out: a connection, or an open tunnel. Heads of HTTP/1.1
+//! are written here by hand. A refused tunnel is an error with the whole response.
 
 use std::{
     io,
@@ -24,26 +24,26 @@ use crate::{
     tunnel::{BoxedStream, Tunnel},
 };
 
-/// The name that nodes of a test carry in their certificates beside their URIs, for clients that verify names.
+/// The DNS name in the certificates of test nodes, beside their URIs, for clients that verify names.
 pub const NODE_NAME: &str = "node.test";
 
 /// A listener of a node.
 #[derive(Debug, Clone)]
 pub struct Door {
-    /// Where it is.
+    /// The address.
     pub address: SocketAddr,
-    /// TLS: what is trusted (PEM), and who we are.
+    /// TLS: the trusted CA (PEM), and the client's identity.
     pub tls: Option<(String, Option<Identity>)>,
-    /// Fields that each request gets, as lines without line ends.
+    /// Fields of each request, as lines without line ends.
     pub fields: Vec<(String, String)>,
-    /// From where clients of QUIC come; `None`: wherever the kernel has them come from.
+    /// The source address of QUIC clients; `None`: the kernel selects it.
     pub from: Option<IpAddr>,
 }
 
-/// How a TCP connection gets in.
+/// The mode of a TCP connection through the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// As it is, at a `tcp` listener.
+    /// A plain connection to a `tcp` listener.
     Raw,
     /// CONNECT over HTTP/1.1.
     ConnectH1,
@@ -60,34 +60,34 @@ pub enum Way {
 }
 
 impl Door {
-    /// The same for clients of QUIC from this address.
+    /// Sets the source address of QUIC clients.
     #[must_use]
     pub fn from(mut self, address: impl Into<IpAddr>) -> Self {
         self.from = Some(address.into());
         self
     }
 
-    /// In the clear.
+    /// A listener without TLS.
     pub fn plain(address: SocketAddr) -> Self {
         Self { address, tls: None, fields: Vec::new(), from: None }
     }
 
-    /// By TLS.
+    /// A listener with TLS.
     pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
         Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new(), from: None }
     }
 
-    /// With another field in each request.
+    /// Adds a field to each request.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.fields.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// A connection; `alpn` where it is TLS.
+    /// Opens a connection; `alpn` applies to TLS.
     ///
     /// # Errors
-    /// No connection, no handshake.
+    /// The connection or the handshake failed.
     pub async fn stream(&self, alpn: &[&str]) -> io::Result<BoxedStream> {
         let stream = in_time("connecting", TcpStream::connect(self.address)).await?;
         stream.set_nodelay(true)?;
@@ -101,7 +101,7 @@ impl Door {
     /// An HTTP/1.1 connection.
     ///
     /// # Errors
-    /// As [`Self::stream`].
+    /// The errors of [`Self::stream`].
     pub async fn h1(&self) -> io::Result<Dialog<BoxedStream>> {
         Ok(Dialog::new(self.stream(&["http/1.1"]).await?))
     }
@@ -109,23 +109,23 @@ impl Door {
     /// An HTTP/2 connection.
     ///
     /// # Errors
-    /// As [`Self::stream`], or no HTTP/2 on it.
+    /// The errors of [`Self::stream`], or the peer does not speak HTTP/2.
     pub async fn h2(&self) -> io::Result<Multiplex> {
         Multiplex::over(self.stream(&["h2"]).await?).await
     }
 
-    /// An HTTP/3 connection, without datagrams.
+    /// An HTTP/3 connection, without QUIC datagrams.
     ///
     /// # Errors
-    /// No connection, or no HTTP/3 on it.
+    /// The connection failed, or the peer does not speak HTTP/3.
     pub async fn h3(&self) -> io::Result<h3::Connection> {
         h3::Connection::connect(self, &[]).await
     }
 
-    /// Opens a tunnel to `authority` (which a raw door takes from its listener).
+    /// Opens a tunnel to `authority` (a raw listener uses its configured one).
     ///
     /// # Errors
-    /// It was refused (with the answer), or the connection broke.
+    /// The tunnel was refused (with the response), or the connection failed.
     pub async fn tunnel(&self, way: Way, authority: &str) -> io::Result<Tunnel> {
         match way {
             Way::Raw => Ok(Tunnel::io(self.stream(&[]).await?, Bytes::new())),
@@ -168,7 +168,7 @@ impl Door {
         Ok(if chunked { Tunnel::chunked(stream, ahead) } else { Tunnel::io(stream, ahead) })
     }
 
-    /// A tunnel of capsules by Upgrade over HTTP/1.1 (RFC 9297, 3.2).
+    /// A tunnel of capsules by Upgrade over HTTP/1.1 (RFC 9297, section 3.2).
     pub(crate) async fn upgrade(&self, protocol: &str, path: &str) -> io::Result<Tunnel> {
         let mut dialog = self.h1().await?;
         let fields: String = self.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -187,7 +187,7 @@ impl Door {
         Ok(Tunnel::io(stream, ahead))
     }
 
-    /// A request with the fields that each has here.
+    /// A request with the common fields.
     pub(crate) fn dressed(&self, request: http::request::Builder) -> http::request::Builder {
         self.fields.iter().fold(request, |request, (name, value)| request.header(name, value))
     }
@@ -208,7 +208,7 @@ impl Door {
 /// Opens a stream that stays open in both directions.
 ///
 /// # Errors
-/// It was refused (with the answer), or the connection broke.
+/// The stream was refused (with the response), or the connection failed.
 pub async fn open_h2(
     connection: &mut Multiplex,
     request: Request<()>,
@@ -225,10 +225,10 @@ pub async fn open_h2(
     Ok((response.into_body(), send))
 }
 
-/// As [`open_h2`], over HTTP/3.
+/// Works like [`open_h2`], over HTTP/3.
 ///
 /// # Errors
-/// It was refused (with the answer), or the connection broke.
+/// The stream was refused (with the response), or the connection failed.
 pub async fn open_h3(connection: &h3::Connection, request: &Request<()>) -> io::Result<(h3::Receiving, h3::Sending)> {
     let (send, mut recv) = connection.request(request, false).await?;
     let (pseudo, fields) = recv.head().await?;
@@ -240,10 +240,10 @@ pub async fn open_h3(connection: &h3::Connection, request: &Request<()>) -> io::
     Ok((recv, send))
 }
 
-/// As [`Multiplex::ask`], on a connection of its own.
+/// Works like [`Multiplex::ask`], on a connection of its own.
 ///
 /// # Errors
-/// The stream or the connection broke.
+/// The stream or the connection was aborted.
 pub async fn ask_h2(door: &Door, request: Request<()>) -> io::Result<crate::multiplex::Answer> {
     let mut connection = door.h2().await?;
     let (response, _) = connection.open(request, true).await?;

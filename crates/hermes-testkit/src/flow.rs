@@ -1,7 +1,7 @@
-//! A UDP flow into a node, raw or as CONNECT-UDP (RFC 9298) with capsules (RFC 9297) written by hand.
+//! A UDP flow into a node, raw or as CONNECT-UDP (RFC 9298) with handwritten capsules (RFC 9297).
 //!
-//! In: a door, a way, and datagrams. Out: the datagrams that come back. Capsules are put together and taken apart
-//! here, byte by byte, so that the product's codec is not what checks itself.
+//! In: a door, a mode, and datagrams. Out: the returned datagrams. Capsules are encoded and decoded here byte by byte,
+//! so that the product's codec does not check itself.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::{dialog::in_time, door::Door, origin::connect_udp, tunnel::Tunnel};
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
 
-/// How a flow gets in.
+/// The mode of a flow through the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowWay {
-    /// As it is, at a `udp` listener.
+    /// A plain socket to a `udp` listener.
     Raw,
     /// Upgrade over HTTP/1.1.
     UpgradeH1,
@@ -35,11 +35,11 @@ pub enum FlowWay {
 }
 
 impl FlowWay {
-    /// Those over HTTP/3, which is never in the clear.
+    /// The modes over HTTP/3, which is never plaintext.
     pub const H3: [Self; 2] = [Self::ConnectH3, Self::PostH3];
-    /// All that there are in the clear.
+    /// All plaintext modes.
     pub const ALL: [Self; 5] = [Self::Raw, Self::UpgradeH1, Self::ConnectH2, Self::PostH1, Self::PostH2];
-    /// Those that carry capsules.
+    /// The plaintext modes with capsules.
     pub const TUNNELS: [Self; 4] = [Self::UpgradeH1, Self::ConnectH2, Self::PostH1, Self::PostH2];
 }
 
@@ -53,25 +53,25 @@ pub enum Flow {
 
 /// A tunnel of capsules.
 pub struct Capsules {
-    /// The tunnel: for what is no datagram.
+    /// The tunnel, for other bytes than datagrams.
     pub tunnel: Tunnel,
     unread: BytesMut,
 }
 
-/// One capsule as it was received.
+/// A capsule as it was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capsule {
-    /// Its type; 0 is DATAGRAM.
+    /// The capsule type; 0 is DATAGRAM.
     pub kind: u64,
-    /// Its value.
+    /// The payload.
     pub value: Bytes,
 }
 
 impl Flow {
-    /// Opens a flow to a target (which a raw door takes from its listener).
+    /// Opens a flow to a target (a raw listener uses its configured one).
     ///
     /// # Errors
-    /// It was refused (with the answer), or the connection broke.
+    /// The flow was refused (with the response), or the connection failed.
     pub async fn open(door: &Door, way: FlowWay, host: &str, port: u16) -> io::Result<Self> {
         match way {
             FlowWay::Raw => {
@@ -93,7 +93,7 @@ impl Flow {
         }
     }
 
-    /// Capsules in a tunnel that is open already.
+    /// Capsules in an open tunnel.
     pub fn capsules(tunnel: Tunnel) -> Self {
         Flow::Capsules(Box::new(Capsules::new(tunnel)))
     }
@@ -101,7 +101,7 @@ impl Flow {
     /// Sends a datagram.
     ///
     /// # Errors
-    /// The socket's or the tunnel's.
+    /// The errors of the socket or the tunnel.
     pub async fn send(&mut self, payload: &[u8]) -> io::Result<()> {
         match self {
             Flow::Socket(socket) => socket.send(payload).await.map(drop),
@@ -109,10 +109,10 @@ impl Flow {
         }
     }
 
-    /// The next datagram.
+    /// Receives the next datagram.
     ///
     /// # Errors
-    /// None comes, or the tunnel ends.
+    /// The tunnel ends, or no datagram arrives.
     pub async fn receive(&mut self) -> io::Result<Vec<u8>> {
         match self {
             Flow::Socket(socket) => {
@@ -125,7 +125,7 @@ impl Flow {
                 let Some(mut capsule) = capsules.next().await? else {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 };
-                // Context 0 is UDP payload; nothing else was agreed on.
+                // Context 0 is a UDP payload; no other was agreed on.
                 match (capsule.kind, capsule.value.first()) {
                     (0, Some(0)) => {
                         capsule.value.advance(1);
@@ -138,10 +138,10 @@ impl Flow {
         }
     }
 
-    /// Its capsules.
+    /// The capsules of the flow.
     ///
     /// # Panics
-    /// When it is a bare socket: the test is wrong.
+    /// The flow is a bare socket: an error in the test.
     pub fn as_capsules(&mut self) -> &mut Capsules {
         match self {
             Flow::Capsules(capsules) => capsules,
@@ -151,15 +151,15 @@ impl Flow {
 }
 
 impl Capsules {
-    /// Capsules in a tunnel that is open already.
+    /// Capsules in an open tunnel.
     pub fn new(tunnel: Tunnel) -> Self {
         Self { tunnel, unread: BytesMut::new() }
     }
 
-    /// The next capsule of any type; `None` at the orderly end between two of them.
+    /// Receives the next capsule of any type; `None` at the end of the stream between two of them.
     ///
     /// # Errors
-    /// The tunnel broke, or ended within a capsule.
+    /// The tunnel failed, or ended within a capsule.
     pub async fn next(&mut self) -> io::Result<Option<Capsule>> {
         loop {
             if let Some(capsule) = parse(&mut self.unread) {
@@ -175,10 +175,10 @@ impl Capsules {
 }
 
 impl Capsules {
-    /// Ends our side, and waits for the orderly end of the other. Returns what still came before it.
+    /// Closes our direction, and waits for the end of the other. Returns a capsule that still arrived before it.
     ///
     /// # Errors
-    /// The tunnel broke, or ended within a capsule.
+    /// The tunnel failed, or ended within a capsule.
     pub async fn close(&mut self) -> io::Result<Option<Capsule>> {
         self.tunnel.writer.finish().await?;
         self.next().await
@@ -200,7 +200,7 @@ pub fn capsule(kind: u64, value: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// RFC 9000, section 16: the two highest bits of the first byte say how long it is.
+/// A variable-length integer (RFC 9000, section 16): the two highest bits of the first byte encode its length.
 pub fn put_varint(out: &mut BytesMut, value: u64) {
     let (length, mark) = match value {
         0..0x40 => (1, 0x00),
@@ -214,7 +214,7 @@ pub fn put_varint(out: &mut BytesMut, value: u64) {
     out.extend_from_slice(&bytes[from..]);
 }
 
-/// The number at the beginning, and its length (RFC 9000, section 16); `None` where it is not whole.
+/// The integer at the front, and its length (RFC 9000, section 16); `None` if it is incomplete.
 pub fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let length = 1 << (first >> 6);
@@ -222,7 +222,7 @@ pub fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     Some((rest.iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte)), length))
 }
 
-/// Takes the next whole capsule off; `None` where more bytes are needed.
+/// Removes the next whole capsule; `None` if more bytes are needed.
 pub fn parse(unread: &mut BytesMut) -> Option<Capsule> {
     let (kind, one) = varint(unread)?;
     let (length, other) = varint(&unread[one..])?;
@@ -234,7 +234,7 @@ pub fn parse(unread: &mut BytesMut) -> Option<Capsule> {
     Some(Capsule { kind, value: unread.split_to(length).freeze() })
 }
 
-/// RFC 9298, 2: a colon of an IPv6 address is escaped.
+/// The path of a request (RFC 9298, section 2): a colon of an IPv6 address is escaped.
 pub fn path(host: &str, port: u16) -> String {
     format!("/.well-known/masque/udp/{}/{port}/", host.replace(':', "%3A"))
 }

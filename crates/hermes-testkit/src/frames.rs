@@ -1,8 +1,8 @@
-//! HTTP/2 frame by frame: for what no library would send.
+//! HTTP/2 frame by frame, for messages that no library sends.
 //!
-//! In: a connection, and frames of any kind, flags, stream and payload, well formed or not. Out: the frames that come
-//! back. Header blocks are written as plain literals (RFC 7541, 6.2.2), so that any byte gets into any field; those
-//! that are received are not decoded. Every wait is bounded.
+//! In: a connection, and frames with any type, flags, stream and payload, valid or not. Out: the received frames.
+//! Header blocks are written as literals without indexing (RFC 7541, section 6.2.2), so that any byte can be in any
+//! field; received ones are not decoded. Every wait is bounded.
 
 use std::{io, net::SocketAddr};
 
@@ -14,34 +14,34 @@ use tokio::{
 
 use crate::dialog::Dialog;
 
-/// What a client begins with (RFC 9113, 3.4).
+/// The connection preface of a client (RFC 9113, section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Types of frames (RFC 9113, 6).
+/// Frame types (RFC 9113, section 6).
 pub mod kind {
-    /// DATA
+    /// The frame type DATA.
     pub const DATA: u8 = 0;
-    /// HEADERS
+    /// The frame type HEADERS.
     pub const HEADERS: u8 = 1;
-    /// RST_STREAM
+    /// The frame type RST_STREAM.
     pub const RST_STREAM: u8 = 3;
-    /// SETTINGS
+    /// The frame type SETTINGS.
     pub const SETTINGS: u8 = 4;
-    /// PUSH_PROMISE
+    /// The frame type PUSH_PROMISE.
     pub const PUSH_PROMISE: u8 = 5;
-    /// PING
+    /// The frame type PING.
     pub const PING: u8 = 6;
-    /// GOAWAY
+    /// The frame type GOAWAY.
     pub const GOAWAY: u8 = 7;
-    /// WINDOW_UPDATE
+    /// The frame type WINDOW_UPDATE.
     pub const WINDOW_UPDATE: u8 = 8;
-    /// CONTINUATION
+    /// The frame type CONTINUATION.
     pub const CONTINUATION: u8 = 9;
 }
 
 /// The stream ends with this frame.
 pub const END_STREAM: u8 = 0x1;
-/// Of SETTINGS and PING: an answer.
+/// The acknowledgement flag of SETTINGS and PING.
 pub const ACK: u8 = 0x1;
 /// The header block ends with this frame.
 pub const END_HEADERS: u8 = 0x4;
@@ -49,63 +49,63 @@ pub const END_HEADERS: u8 = 0x4;
 /// SETTINGS_INITIAL_WINDOW_SIZE
 pub const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// ENHANCE_YOUR_CALM (RFC 9113, 7).
+/// The error code ENHANCE_YOUR_CALM (RFC 9113, section 7).
 pub const CALM: u32 = 0xb;
-/// REFUSED_STREAM
+/// The error code REFUSED_STREAM.
 pub const REFUSED_STREAM: u32 = 0x7;
-/// CANCEL
+/// The error code CANCEL.
 pub const CANCEL: u32 = 0x8;
 
 /// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// Its type: see [`kind`].
+    /// The frame type: see [`kind`].
     pub kind: u8,
-    /// Its flags.
+    /// The flags.
     pub flags: u8,
-    /// Its stream; 0 is the connection.
+    /// The stream; 0 is the connection.
     pub stream: u32,
-    /// What it holds.
+    /// The payload.
     pub payload: Bytes,
 }
 
 impl Frame {
-    /// Of these parts.
+    /// A frame of these parts.
     pub fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Bytes>) -> Self {
         Self { kind, flags, stream, payload: payload.into() }
     }
 
-    /// HEADERS whose block is whole.
+    /// A HEADERS frame with END_HEADERS.
     pub fn headers(stream: u32, ends: bool, fields: &[(&str, &str)]) -> Self {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect();
         Self::new(kind::HEADERS, END_HEADERS | u8::from(ends), stream, block(&fields))
     }
 
-    /// A GET that is whole.
+    /// A complete GET request.
     pub fn get(stream: u32, authority: &str, path: &str) -> Self {
         let fields = [(":method", "GET"), (":scheme", "http"), (":authority", authority), (":path", path)];
         Self::headers(stream, true, &fields)
     }
 
-    /// RST_STREAM.
+    /// An RST_STREAM frame.
     pub fn reset(stream: u32, reason: u32) -> Self {
         Self::new(kind::RST_STREAM, 0, stream, reason.to_be_bytes().to_vec())
     }
 
-    /// SETTINGS.
+    /// A SETTINGS frame.
     pub fn settings(settings: &[(u16, u32)]) -> Self {
         let pairs = settings.iter().map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat());
         Self::new(kind::SETTINGS, 0, 0, pairs.collect::<Vec<_>>().concat())
     }
 
-    /// On the wire.
+    /// The encoded frame.
     pub fn bytes(&self) -> Vec<u8> {
-        // A length of 24 bits.
+        // The length field has 24 bits.
         let length = u32::try_from(self.payload.len()).unwrap_or(u32::MAX).to_be_bytes();
         [&length[1..], &[self.kind, self.flags], &self.stream.to_be_bytes(), &self.payload].concat()
     }
 
-    /// The code of RST_STREAM or GOAWAY.
+    /// The error code of RST_STREAM or GOAWAY.
     pub fn reason(&self) -> Option<u32> {
         let at = match self.kind {
             kind::RST_STREAM => 0,
@@ -128,7 +128,7 @@ pub fn block(fields: &[(&[u8], &[u8])]) -> Vec<u8> {
     out
 }
 
-/// RFC 7541, 5.2: a length with a prefix of 7 bits, and the bytes as they are.
+/// A string literal (RFC 7541, section 5.2): a length with a prefix of 7 bits, and the raw bytes.
 fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     let mut length = text.len();
     if length < 127 {
@@ -145,17 +145,17 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.extend_from_slice(text);
 }
 
-/// A connection that speaks frames.
+/// A connection with access to each frame.
 #[derive(Debug)]
 pub struct Frames<S> {
     dialog: Dialog<S>,
 }
 
 impl Frames<TcpStream> {
-    /// Connects in the clear and begins, with these SETTINGS.
+    /// Connects in plaintext, and sends these SETTINGS.
     ///
     /// # Errors
-    /// No connection, or no HTTP/2 on it.
+    /// The connection failed, or the peer does not speak HTTP/2.
     pub async fn connect(address: SocketAddr, settings: &[(u16, u32)]) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -164,10 +164,10 @@ impl Frames<TcpStream> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
-    /// Begins as a client: sends preface and SETTINGS, and answers those of the server.
+    /// Starts as a client: sends preface and SETTINGS, and acknowledges those of the server.
     ///
     /// # Errors
-    /// No HTTP/2 on it.
+    /// The peer does not speak HTTP/2.
     pub async fn begin(stream: S, settings: &[(u16, u32)]) -> io::Result<Self> {
         let mut this = Self { dialog: Dialog::new(stream) };
         this.dialog.send([PREFACE, &Frame::settings(settings).bytes()].concat()).await?;
@@ -175,10 +175,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         Ok(this)
     }
 
-    /// Begins as a server: reads the preface, sends SETTINGS, and answers those of the client.
+    /// Starts as a server: reads the preface, sends SETTINGS, and acknowledges those of the client.
     ///
     /// # Errors
-    /// No HTTP/2 on it.
+    /// The peer does not speak HTTP/2.
     pub async fn accept(mut dialog: Dialog<S>, settings: &[(u16, u32)]) -> io::Result<Self> {
         if dialog.exactly(PREFACE.len()).await? != PREFACE {
             return Err(io::Error::other("no preface"));
@@ -195,10 +195,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         self.send(&[Frame::new(kind::SETTINGS, ACK, 0, "")]).await
     }
 
-    /// Sends frames, all in one write.
+    /// Sends frames in one write.
     ///
     /// # Errors
-    /// The peer is gone, or takes nothing.
+    /// The peer closed the connection, or accepts nothing.
     pub async fn send(&mut self, frames: &[Frame]) -> io::Result<()> {
         self.dialog.send(frames.iter().map(Frame::bytes).collect::<Vec<_>>().concat()).await
     }
@@ -206,23 +206,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// Sends bytes that need not be frames.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// The errors of [`Self::send`].
     pub async fn send_bytes(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.dialog.send(bytes).await
     }
 
-    /// Ends our side.
+    /// Closes our direction of the connection.
     ///
     /// # Errors
-    /// The peer is gone.
+    /// The peer closed the connection.
     pub async fn finish(&mut self) -> io::Result<()> {
         self.dialog.finish().await
     }
 
-    /// The next frame.
+    /// Reads the next frame.
     ///
     /// # Errors
-    /// None comes, or the connection ended or broke.
+    /// No frame arrives, or the connection ended or failed.
     pub async fn next(&mut self) -> io::Result<Frame> {
         let head = self.dialog.exactly(9).await?;
         let number = |bytes: &[u8]| bytes.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
@@ -230,10 +230,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         Ok(Frame::new(head[3], head[4], number(&head[5..]) & (u32::MAX >> 1), payload))
     }
 
-    /// The next frame that fits; others are passed over.
+    /// Reads the next matching frame, and skips others.
     ///
     /// # Errors
-    /// The connection ended or broke before, which `what` tells.
+    /// The connection ended or failed before; the message contains `what`.
     pub async fn until(&mut self, what: &str, fits: impl Fn(&Frame) -> bool) -> io::Result<Frame> {
         loop {
             let frame = self.next().await;
@@ -244,17 +244,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         }
     }
 
-    /// Waits for the answer to a PING: all that was sent before was read.
+    /// Waits for the acknowledgement of a PING: the peer has read everything that was sent before.
     ///
     /// # Errors
-    /// None comes.
+    /// No acknowledgement arrives.
     pub async fn ping(&mut self) -> io::Result<()> {
         self.send(&[Frame::new(kind::PING, 0, 0, &b"are you?"[..])]).await?;
         self.until("an answer to a PING", |frame| frame.kind == kind::PING && frame.flags & ACK != 0).await.map(drop)
     }
 
-    /// Reads to the end of the connection; the code of the GOAWAY that said why, where one was heard. A peer that
-    /// closes while more is on its way to it resets the connection, and its last words may be lost.
+    /// Reads to the end of the connection; returns the error code of GOAWAY, if one arrived. A peer that closes before
+    /// it has read everything resets the connection, and its last frames may be lost.
     ///
     /// # Errors
     /// The connection stays open.
@@ -270,7 +270,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         }
     }
 
-    /// The connection, and what was read of it beyond what was used.
+    /// The connection, and the unused received bytes.
     pub fn into_parts(self) -> (S, Bytes) {
         self.dialog.into_parts()
     }

@@ -1,7 +1,7 @@
-//! h2spec, the conformance suite of HTTP/2: a client that breaks each rule of RFC 7540 and RFC 7541 in turn.
+//! h2spec, the conformance suite of HTTP/2: a client that violates each rule of RFC 7540 and RFC 7541 in turn.
 //!
-//! In: a listener that speaks HTTP/2. Out: the verdict on each case. The program is not ours: `scripts/setup.sh`
-//! builds it into the target directory.
+//! In: a listener that speaks HTTP/2. Out: the result of each case. The program is third-party software:
+//! `scripts/setup.sh` builds it into the target directory.
 
 use std::{
     fs,
@@ -14,28 +14,28 @@ use tokio::process::Command;
 
 use crate::{Error, Result, tool};
 
-/// Seconds that a case waits for an answer. A case that fails by silence costs as long.
+/// Timeout of a case in seconds. A case that fails without a response takes this long.
 const CASE: &str = "5";
 
-/// A case, and what came of it.
+/// A case and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// The section, such as `http2/4.2`.
     pub section: String,
-    /// What the client does.
+    /// The description of the case.
     pub case: String,
-    /// What was expected and what came; `None` where it passed.
+    /// The expected and the actual response; `None` if the case passed.
     pub failure: Option<String>,
 }
 
-/// What is run, and against whom.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Suite<'a> {
     /// The listener.
     pub address: SocketAddr,
-    /// TLS with ALPN; else by prior knowledge.
+    /// TLS with ALPN; otherwise HTTP/2 by prior knowledge.
     pub tls: bool,
-    /// The path that is asked for.
+    /// The path of the requests.
     pub path: &'a str,
     /// Further arguments: one section, or lengths.
     pub args: &'a [&'a str],
@@ -44,7 +44,7 @@ pub struct Suite<'a> {
 /// Finds h2spec: `HERMES_H2SPEC`, then `tools/h2spec` in the target directory, then the path.
 ///
 /// # Errors
-/// When it is nowhere; the message says what to do.
+/// The program is not installed; the message contains the remedy.
 pub fn find(target: &Path) -> Result<PathBuf> {
     tool::find("h2spec", "HERMES_H2SPEC", target)
 }
@@ -52,7 +52,7 @@ pub fn find(target: &Path) -> Result<PathBuf> {
 /// Runs it, strict cases included, and reads its report from `dir`.
 ///
 /// # Errors
-/// When it cannot be run or leaves no report.
+/// The program cannot be run, or writes no report.
 pub async fn run(program: &Path, suite: &Suite<'_>, dir: &Path) -> Result<Vec<Verdict>> {
     let report = dir.join(format!("h2spec-{}-{}.xml", suite.address.port(), suite.path.replace('/', "-")));
     let mut command = Command::new(program);
@@ -62,7 +62,7 @@ pub async fn run(program: &Path, suite: &Suite<'_>, dir: &Path) -> Result<Vec<Ve
         command.args(["--tls", "--insecure"]);
     }
     command.args(suite.args).stdin(Stdio::null()).kill_on_drop(true);
-    // Its status only says whether all passed.
+    // The exit status only shows whether all cases passed.
     let output = command.output().await.map_err(Error::io(format!("running {}", program.display())))?;
     let text = fs::read_to_string(&report).map_err(|_| Error::Command {
         command: format!("{command:?}"),

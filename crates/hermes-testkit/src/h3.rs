@@ -1,8 +1,8 @@
-//! HTTP/3 peers of a test: a client that is asked stream by stream, and an origin that is scripted stream by stream.
+//! HTTP/3 peers of a test: a client with access to each stream, and an origin scripted for each stream.
 //!
-//! In: a door, requests, bodies, or any bytes on any stream. Out: answers with their interim responses and trailers,
-//! or what a peer says when it breaks a stream or the connection off. QUIC is quinn's; everything above it is written
-//! here by hand (see [`wire`]), so that the product's codec is not what checks itself. Every wait is bounded.
+//! In: a door, requests, bodies, or any bytes on any stream. Out: responses with interim responses and trailers, or the
+//! error code of a reset stream or closed connection. QUIC is that of quinn; the layers above are written here by hand
+//! (see [`wire`]), so that the product's codec does not check itself. Every wait is bounded.
 
 mod origin;
 pub mod relay;
@@ -26,7 +26,7 @@ use crate::{dialog::in_time, door::Door, door::NODE_NAME, flow, multiplex::Answe
 /// Windows large enough to move 64 MiB without waiting at every step.
 const WINDOW: u32 = 4 << 20;
 
-/// How a stream or a connection was broken off.
+/// The way in which a stream or a connection was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
     /// RESET_STREAM or STOP_SENDING, with this code.
@@ -35,7 +35,7 @@ pub enum Broken {
     Connection(u64),
 }
 
-/// What an error of this module says about how it ended; `None` where it was none of the peer's words.
+/// The error code in an error of this module; `None` if the peer sent none.
 pub fn broken(error: &io::Error) -> Option<Broken> {
     let inner = error.get_ref()?;
     let connection = |error: &ConnectionError| match error {
@@ -54,20 +54,20 @@ pub fn broken(error: &io::Error) -> Option<Broken> {
     }
 }
 
-/// A connection, of either side. It is closed when the last of its streams and this are dropped.
+/// A connection of either side. It is closed when this value and the last of its streams are dropped.
 #[derive(Debug)]
 pub struct Connection {
-    /// QUIC's.
+    /// The QUIC connection.
     pub quic: quinn::Connection,
-    /// Our control stream, where there is one; it must live as long as the connection.
+    /// Our control stream, if any; it must live as long as the connection.
     pub control: Option<quinn::SendStream>,
-    /// What the peer's SETTINGS said.
+    /// The peer's SETTINGS.
     settings: Vec<(u64, u64)>,
-    /// What it has said of its end.
+    /// The identifier of the peer's GOAWAY.
     goaway: Option<u64>,
-    /// Its control stream.
+    /// The peer's control stream.
     heard: Option<Receiving>,
-    /// Its other streams, kept from being stopped.
+    /// The peer's other streams, kept to avoid STOP_SENDING.
     _others: Vec<quinn::RecvStream>,
     endpoint: Endpoint,
 }
@@ -83,18 +83,18 @@ fn refused(error: impl std::fmt::Display) -> io::Error {
 }
 
 impl Connection {
-    /// A QUIC connection to a door on which nothing was said yet.
+    /// A QUIC connection to a door, without any HTTP/3 streams yet.
     ///
     /// # Errors
-    /// No connection.
+    /// The connection failed.
     pub async fn bare(door: &Door) -> io::Result<Self> {
         Self::dial(door, transport()).await
     }
 
-    /// The same for a client that takes no datagrams of QUIC.
+    /// A QUIC connection of a client without support for QUIC datagrams.
     ///
     /// # Errors
-    /// No connection.
+    /// The connection failed.
     pub async fn without_datagrams(door: &Door) -> io::Result<Self> {
         let mut config = TransportConfig::default();
         config.datagram_receive_buffer_size(None);
@@ -113,16 +113,16 @@ impl Connection {
         Ok(Self::over(quic, endpoint))
     }
 
-    /// One on which nothing was said yet.
+    /// Wraps a connection without any HTTP/3 streams yet.
     fn over(quic: quinn::Connection, endpoint: Endpoint) -> Self {
         let (settings, _others) = Default::default();
         Self { quic, control: None, settings, goaway: None, heard: None, _others, endpoint }
     }
 
-    /// As any client begins: SETTINGS of ours are sent, those of the peer awaited.
+    /// Connects as a normal client: sends our SETTINGS, and waits for those of the peer.
     ///
     /// # Errors
-    /// No connection, or no HTTP/3 on it.
+    /// The connection failed, or the peer does not speak HTTP/3.
     pub async fn connect(door: &Door, settings: &[(u64, u64)]) -> io::Result<Self> {
         let mut this = Self::bare(door).await?;
         this.begin(&wire::settings(settings)).await?;
@@ -136,10 +136,10 @@ impl Connection {
         self.hear_settings().await
     }
 
-    /// Waits for the peer's SETTINGS. [`Self::connect`] has done so.
+    /// Waits for the peer's SETTINGS. [`Self::connect`] includes this.
     ///
     /// # Errors
-    /// The peer says something else first, or nothing.
+    /// The peer sends something else first, or nothing.
     pub async fn hear_settings(&mut self) -> io::Result<()> {
         loop {
             let accepting = async { self.quic.accept_uni().await.map_err(io::Error::other) };
@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// Goes on from another socket: what is under way goes with it.
+    /// Migrates the connection to another socket.
     ///
     /// # Errors
     /// The socket cannot be used.
@@ -172,7 +172,7 @@ impl Connection {
         self.endpoint.rebind(socket)
     }
 
-    /// The peer takes no further request on it, as far as it has said so by now: it said goodbye, or is gone.
+    /// Whether the peer accepts no further requests: it sent GOAWAY, or closed the connection.
     pub fn is_going(&mut self) -> bool {
         while let Some(Some(Ok(Some((kind, mut payload))))) = self.heard.as_mut().map(|s| s.frame().now_or_never()) {
             if kind == kind::GOAWAY {
@@ -182,23 +182,23 @@ impl Connection {
         self.goaway.is_some() || self.quic.close_reason().is_some()
     }
 
-    /// One of the peer's SETTINGS.
+    /// The value of a setting in the peer's SETTINGS.
     pub fn setting(&self, id: u64) -> Option<u64> {
         self.settings.iter().find(|(found, _)| *found == id).map(|(_, value)| *value)
     }
 
-    /// A unidirectional stream of ours, on which nothing was said yet.
+    /// Opens an empty unidirectional stream.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection is closed.
     pub async fn open_uni(&self) -> io::Result<quinn::SendStream> {
         in_time("opening a stream", async { self.quic.open_uni().await.map_err(io::Error::other) }).await
     }
 
-    /// A request's stream, on which nothing was said yet.
+    /// Opens an empty request stream.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection is closed.
     pub async fn open(&self) -> io::Result<(Sending, Receiving)> {
         let (send, recv) =
             in_time("opening a stream", async { self.quic.open_bi().await.map_err(io::Error::other) }).await?;
@@ -208,7 +208,7 @@ impl Connection {
     /// Sends a request's head.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection is closed.
     pub async fn request(&self, request: &Request<()>, ends: bool) -> io::Result<(Sending, Receiving)> {
         let (mut send, recv) = self.open().await?;
         send.bytes(request_head(request)).await?;
@@ -218,14 +218,14 @@ impl Connection {
         Ok((send, recv))
     }
 
-    /// Sends a request with its whole body, and reads the whole answer.
+    /// Sends a request with its whole body, and reads the whole response.
     ///
     /// # Errors
-    /// The stream or the connection broke.
+    /// The stream or the connection was aborted.
     pub async fn ask(&self, request: &Request<()>, body: &[u8]) -> io::Result<Answer> {
         let (mut send, mut recv) = self.request(request, body.is_empty()).await?;
         let sending = async {
-            // A peer that answers early may stop what it does not want to hear.
+            // A peer that responds early may stop the rest of the request.
             if !body.is_empty() && send.data(Bytes::copy_from_slice(body)).await.is_ok() {
                 let _ = send.finish();
             }
@@ -235,18 +235,18 @@ impl Connection {
         Ok(answer)
     }
 
-    /// GET.
+    /// Sends a GET request.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// The errors of [`Self::ask`].
     pub async fn get(&self, uri: &str) -> io::Result<Answer> {
         self.ask(&Request::get(uri).body(()).map_err(io::Error::other)?, b"").await
     }
 
-    /// Waits until the peer closes the connection; the code that it gives.
+    /// Waits until the peer closes the connection; returns its error code.
     ///
     /// # Errors
-    /// It stays open, or is lost without a word.
+    /// The connection stays open, or is lost without an error code.
     pub async fn closed(&self) -> io::Result<u64> {
         let closed = in_time("waiting for the end of a connection", async { Ok(self.quic.closed().await) }).await?;
         match closed {
@@ -281,10 +281,10 @@ fn request_head(request: &Request<()>) -> Bytes {
     wire::headers(&lines)
 }
 
-/// What we say on a stream. Dropped, it ends in order: that is quinn's way.
+/// The sending side of a stream. Dropping it sends FIN, as quinn does.
 #[derive(Debug)]
 pub struct Sending {
-    /// QUIC's.
+    /// The stream of quinn.
     pub send: quinn::SendStream,
 }
 
@@ -293,10 +293,10 @@ async fn write(send: &mut quinn::SendStream, bytes: Bytes) -> io::Result<()> {
 }
 
 impl Sending {
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     ///
     /// # Errors
-    /// The peer wants no more, or is gone.
+    /// The peer stopped the stream, or closed the connection.
     pub async fn bytes(&mut self, bytes: impl Into<Bytes>) -> io::Result<()> {
         write(&mut self.send, bytes.into()).await
     }
@@ -304,7 +304,7 @@ impl Sending {
     /// Sends a DATA frame.
     ///
     /// # Errors
-    /// As [`Self::bytes`].
+    /// The errors of [`Self::bytes`].
     pub async fn data(&mut self, data: Bytes) -> io::Result<()> {
         let mut head = BytesMut::new();
         flow::put_varint(&mut head, kind::DATA);
@@ -313,31 +313,31 @@ impl Sending {
         self.bytes(data).await
     }
 
-    /// Sends HEADERS.
+    /// Sends a HEADERS frame.
     ///
     /// # Errors
-    /// As [`Self::bytes`].
+    /// The errors of [`Self::bytes`].
     pub async fn headers(&mut self, lines: &[(&str, &str)]) -> io::Result<()> {
         self.bytes(wire::headers(lines)).await
     }
 
-    /// Ends our side.
+    /// Sends FIN.
     ///
     /// # Errors
-    /// It was ended or reset before.
+    /// The stream was finished or reset before.
     pub fn finish(&mut self) -> io::Result<()> {
         self.send.finish().map_err(io::Error::other)
     }
 
-    /// Resets it with this code.
+    /// Resets the stream with this code.
     pub fn reset(&mut self, code: u64) {
         let _ = self.send.reset(VarInt::from_u64(code).unwrap_or_default());
     }
 
-    /// Waits until the peer wants no more; the code that it gives. `None`: it has received all.
+    /// Waits until the peer stops the stream; returns its error code. `None`: the peer has received everything.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection is closed.
     pub async fn stopped(&mut self) -> io::Result<Option<u64>> {
         let stopped = self.send.stopped();
         let code = in_time("waiting for STOP_SENDING", async { stopped.await.map_err(io::Error::other) }).await?;
@@ -345,7 +345,7 @@ impl Sending {
     }
 }
 
-/// What we hear on a stream.
+/// The receiving side of a stream.
 #[derive(Debug)]
 pub struct Receiving {
     recv: quinn::RecvStream,
@@ -353,7 +353,7 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Reads on; false at the orderly end.
+    /// Reads more bytes; false after FIN.
     async fn fill(&mut self) -> io::Result<bool> {
         let read = async { self.recv.read_chunk(usize::MAX, true).await.map_err(io::Error::other) };
         let chunk = in_time("reading a stream", read).await?;
@@ -363,10 +363,10 @@ impl Receiving {
         Ok(chunk.is_some())
     }
 
-    /// The next frame, whole: its type and payload; `None` at the orderly end between two.
+    /// Reads the next whole frame: its type and payload; `None` after FIN between two frames.
     ///
     /// # Errors
-    /// The stream broke, or ended within a frame.
+    /// The stream was aborted, or ended within a frame.
     pub async fn frame(&mut self) -> io::Result<Option<(u64, Bytes)>> {
         loop {
             if let Some(frame) = wire::take_frame(&mut self.unread) {
@@ -378,10 +378,10 @@ impl Receiving {
         }
     }
 
-    /// The next head: pseudo-header fields, and the others.
+    /// Reads the next head: pseudo-header fields, and the other fields.
     ///
     /// # Errors
-    /// The stream broke, or ended before.
+    /// The stream was aborted, or ended before.
     pub async fn head(&mut self) -> io::Result<(Vec<(String, String)>, HeaderMap)> {
         match self.frame().await? {
             Some((kind::HEADERS, section)) => wire::lines(section),
@@ -389,10 +389,10 @@ impl Receiving {
         }
     }
 
-    /// The next piece of a body; `None` at its end, whether trailers stand there or not.
+    /// Reads the next part of a body; `None` after the last part, with or without trailers.
     ///
     /// # Errors
-    /// The stream broke.
+    /// The stream was aborted.
     pub async fn piece(&mut self) -> io::Result<Option<Bytes>> {
         match self.frame().await? {
             Some((kind::DATA, data)) => Ok(Some(data)),
@@ -401,10 +401,10 @@ impl Receiving {
         }
     }
 
-    /// The whole answer.
+    /// Reads the whole response.
     ///
     /// # Errors
-    /// The stream or the connection broke.
+    /// The stream or the connection was aborted.
     pub async fn answer(&mut self) -> io::Result<Answer> {
         let mut answer = Answer::default();
         loop {

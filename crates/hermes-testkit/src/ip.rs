@@ -1,7 +1,7 @@
-//! CONNECT-IP (RFC 9484) by hand, over HTTP/1.1, /2 and /3, and IP packets put together byte by byte.
+//! Handwritten CONNECT-IP (RFC 9484) over HTTP/1.1, HTTP/2 and HTTP/3, and IP packets built byte by byte.
 //!
-//! In: a door, a scope, packets well formed or not, any capsule. Out: the capsules and packets that come back, as they
-//! came. Nothing here is the product's codec, which is what is tested.
+//! In: a door, a scope, valid or invalid packets, any capsule. Out: the received capsules and packets, unchanged. Does
+//! not use the product's codec, which is under test.
 
 use std::{
     io,
@@ -20,49 +20,49 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// ADDRESS_ASSIGN (RFC 9484, 4.7.1)
+/// ADDRESS_ASSIGN (RFC 9484, section 4.7.1).
 pub const ADDRESS_ASSIGN: u64 = 1;
-/// ADDRESS_REQUEST (4.7.2)
+/// ADDRESS_REQUEST (section 4.7.2).
 pub const ADDRESS_REQUEST: u64 = 2;
-/// ROUTE_ADVERTISEMENT (4.7.3)
+/// ROUTE_ADVERTISEMENT (section 4.7.3).
 pub const ROUTE_ADVERTISEMENT: u64 = 3;
 
-/// How a tunnel gets in.
+/// The HTTP version and encoding of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpWay {
     /// Upgrade over HTTP/1.1.
     H1,
     /// Extended CONNECT over HTTP/2.
     H2,
-    /// Extended CONNECT over HTTP/3, packets in QUIC's datagrams.
+    /// Extended CONNECT over HTTP/3, with packets in QUIC datagrams.
     H3,
-    /// Extended CONNECT over HTTP/3 by a client without datagrams: packets in capsules.
+    /// Extended CONNECT over HTTP/3 by a client without QUIC datagrams: packets in capsules.
     H3Capsules,
 }
 
 impl IpWay {
-    /// All that there are.
+    /// All modes.
     pub const ALL: [Self; 4] = [Self::H1, Self::H2, Self::H3, Self::H3Capsules];
 }
 
-/// A tunnel.
+/// An open tunnel.
 pub struct IpTunnel {
     capsules: Capsules,
     /// The connection, and a quarter of the stream's id.
     quic: Option<(quinn::Connection, u64)>,
 }
 
-/// What came.
+/// A received message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Came {
-    /// A capsule, DATAGRAM among them.
+    /// A capsule, also DATAGRAM.
     Capsule(Capsule),
-    /// An HTTP Datagram in a QUIC datagram, its context in front.
+    /// An HTTP Datagram in a QUIC datagram, with its context identifier.
     Datagram(Bytes),
 }
 
 impl Came {
-    /// The IP packet in it, if that is what it is.
+    /// The IP packet in the message, if it contains one.
     pub fn packet(&self) -> Option<Bytes> {
         let datagram = match self {
             Came::Capsule(Capsule { kind: 0, value }) => value,
@@ -82,7 +82,7 @@ impl IpTunnel {
     /// Opens a tunnel.
     ///
     /// # Errors
-    /// It was refused (with the answer), or the connection broke.
+    /// The tunnel was refused (with the response), or the connection failed.
     pub async fn open(door: &Door, way: IpWay, path: &str) -> io::Result<Self> {
         let request = Request::builder()
             .method(Method::CONNECT)
@@ -108,7 +108,7 @@ impl IpTunnel {
     /// Sends bytes on the stream.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn bytes(&mut self, bytes: impl Into<Bytes>) -> io::Result<()> {
         self.capsules.tunnel.writer.send(bytes).await
     }
@@ -116,15 +116,15 @@ impl IpTunnel {
     /// Sends a capsule.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn capsule(&mut self, kind: u64, value: &[u8]) -> io::Result<()> {
         self.bytes(capsule(kind, value)).await
     }
 
-    /// Sends an HTTP Datagram with its context in front: in a QUIC datagram where this way has them.
+    /// Sends an HTTP Datagram with its context identifier: in a QUIC datagram if the mode uses them.
     ///
     /// # Errors
-    /// The tunnel broke, or the path has no room for it.
+    /// The tunnel failed, or the datagram exceeds the path MTU.
     pub async fn datagram(&mut self, datagram: &[u8]) -> io::Result<()> {
         let Some((quic, quarter)) = &self.quic else { return self.capsule(0, datagram).await };
         let mut out = BytesMut::new();
@@ -136,15 +136,15 @@ impl IpTunnel {
     /// Sends a packet.
     ///
     /// # Errors
-    /// As [`Self::datagram`].
+    /// The errors of [`Self::datagram`].
     pub async fn packet(&mut self, packet: &[u8]) -> io::Result<()> {
         self.datagram(&[&[0][..], packet].concat()).await
     }
 
-    /// What comes next; `None` at the orderly end of the stream.
+    /// Receives the next message; `None` at the end of the stream.
     ///
     /// # Errors
-    /// Nothing comes, or the tunnel broke.
+    /// The tunnel failed, or nothing arrives.
     pub async fn next(&mut self) -> io::Result<Option<Came>> {
         let Some((quic, quarter)) = &self.quic else { return Ok(self.capsules.next().await?.map(Came::Capsule)) };
         let (quic, quarter) = (quic.clone(), *quarter);
@@ -163,10 +163,10 @@ impl IpTunnel {
         }
     }
 
-    /// The next packet; what else comes is passed over.
+    /// Receives the next packet, and skips other messages.
     ///
     /// # Errors
-    /// None comes, or the tunnel ends.
+    /// The tunnel ends, or none arrives.
     pub async fn next_packet(&mut self) -> io::Result<Bytes> {
         loop {
             match self.next().await? {
@@ -180,10 +180,10 @@ impl IpTunnel {
         }
     }
 
-    /// The next capsule of this type; what else comes is passed over.
+    /// Receives the next capsule of this type, and skips other messages.
     ///
     /// # Errors
-    /// None comes, or the tunnel ends.
+    /// The tunnel ends, or none arrives.
     pub async fn next_capsule(&mut self, kind: u64) -> io::Result<Bytes> {
         loop {
             match self.next().await? {
@@ -194,10 +194,10 @@ impl IpTunnel {
         }
     }
 
-    /// Asks for an address, and waits for the answer: all that are assigned.
+    /// Requests addresses, and waits for the answer: all assigned addresses.
     ///
     /// # Errors
-    /// No answer comes.
+    /// No answer arrives.
     pub async fn ask_for(&mut self, addresses: &[IpAddr]) -> io::Result<Vec<(u64, IpAddr, u8)>> {
         let mut wanted = BytesMut::new();
         for (request, address) in (1..).zip(addresses) {
@@ -206,10 +206,10 @@ impl IpTunnel {
         self.ask(&wanted).await
     }
 
-    /// Asks for a network, as its request 9; returns as [`Self::ask_for`].
+    /// Requests a network, with the request identifier 9; returns as [`Self::ask_for`].
     ///
     /// # Errors
-    /// No answer comes.
+    /// No answer arrives.
     pub async fn ask_for_network(&mut self, start: IpAddr, length: u8) -> io::Result<Vec<(u64, IpAddr, u8)>> {
         let mut wanted = BytesMut::new();
         put_entry(&mut wanted, 9, start, length);
@@ -222,10 +222,10 @@ impl IpTunnel {
         entries(&assigned).ok_or_else(|| io::Error::other(format!("no ADDRESS_ASSIGN: {assigned:?}")))
     }
 
-    /// Ends our side.
+    /// Closes our direction of the stream.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn finish(&mut self) -> io::Result<()> {
         self.capsules.tunnel.writer.finish().await
     }
@@ -269,7 +269,7 @@ pub fn entries(mut value: &[u8]) -> Option<Vec<(u64, IpAddr, u8)>> {
     Some(entries)
 }
 
-/// The sum of RFC 1071.
+/// The Internet checksum (RFC 1071).
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes = parts.concat();
     let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0)));
@@ -283,7 +283,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
 /// An IPv4 or IPv6 packet of this protocol.
 ///
 /// # Panics
-/// When the two are not of one version: the test is wrong.
+/// The addresses are not of one version: an error in the test.
 pub fn packet(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => packet_v4(source, destination, protocol, payload),
@@ -322,7 +322,7 @@ pub fn ping(source: IpAddr, destination: IpAddr, number: u16, data: &[u8]) -> Ve
     let mut message = [&[kind, 0, 0, 0, 0x12, 0x34, high, low], data].concat();
     let length = (message.len() as u32).to_be_bytes();
     let sum = match (source, destination) {
-        // ICMPv6 has a pseudo-header (RFC 4443, 2.3).
+        // ICMPv6 has a pseudo-header (RFC 4443, section 2.3).
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             checksum(&[&source.octets(), &destination.octets(), &length, &[0, 0, 0, 58], &message])
         }
@@ -351,7 +351,7 @@ mod tests {
         let [one, other] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
         let echo = ping(one, other, 1, b"abcd");
         assert_eq!(echo.len(), 32);
-        // A right sum makes the sum over all of it nothing.
+        // A valid checksum makes the sum over all bytes zero.
         assert_eq!((checksum(&[&echo[..20]]), checksum(&[&echo[20..]])), (0, 0));
         assert_eq!(icmp(&echo), Some((8, 0)));
         let [one, other] = [Ipv6Addr::LOCALHOST, "fd00::2".parse().unwrap_or(Ipv6Addr::LOCALHOST)].map(IpAddr::V6);

@@ -1,7 +1,7 @@
-//! What tests and measurements of Hermes stand on: real origins, real clients, real processes.
+//! The test kit of Hermes for tests and measurements: real origins, real clients, real processes.
 //!
 //! In: addresses, sizes and counts. Out: running servers, measured exchanges, namespaces and links that end when
-//! they are dropped. It never fakes a peer: every origin listens on a socket and every client opens one.
+//! they are dropped. Peers are never mocked: every origin listens on a socket and every client opens one.
 //! Not published; nothing of the product depends on it.
 
 pub mod binary;

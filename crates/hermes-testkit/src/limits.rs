@@ -1,6 +1,6 @@
 //! Open files: a thousand clients and their proxies need more than the soft limit allows.
 //!
-//! In: nothing. Out: the soft limit raised to the hard one for this process and all that it starts.
+//! In: nothing. Out: the soft limit raised to the hard limit, for this process and its children.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -9,7 +9,7 @@ use crate::Result;
 /// Raises the soft limit of open files to the hard limit and returns it. Children inherit it.
 ///
 /// # Errors
-/// When the system refuses, which it does for no unprivileged process that stays below the hard limit.
+/// The system refuses, which does not happen to a process that stays below its hard limit.
 pub fn raise_open_files() -> Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;

@@ -1,7 +1,7 @@
-//! Links between two namespaces that a kernel without netem cannot make: delayed, slow, lossy, mostly dark.
+//! Links between two namespaces for kernels without netem: delayed, slow, lossy, intermittent.
 //!
-//! In: two namespaces, an address for each, what becomes of frames. Out: a link, there until it is dropped. What it does
-//! to a frame is `hermes-lab`'s.
+//! In: two namespaces, an address for each, link conditions. Out: a link, which exists until it is dropped.
+//! `hermes-lab` emulates the conditions.
 
 use std::{
     net::Ipv4Addr,
@@ -40,10 +40,10 @@ pub fn join(
     Ok(link)
 }
 
-/// One on which every frame takes this time, and none is lost.
+/// Conditions with this delay for every frame, and no losses.
 ///
 /// # Errors
-/// As [`join`].
+/// The errors of [`join`].
 pub fn delayed(a: (&Namespace, Ipv4Addr), b: (&Namespace, Ipv4Addr), one_way: Duration) -> Result<Link> {
     let conditions = Conditions { one_way, ..Conditions::default() };
     join(a, b, [conditions.clone(), conditions], Instant::now())

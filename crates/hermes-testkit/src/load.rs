@@ -1,8 +1,8 @@
-//! Clients: what is asked of a path, and what came of it.
+//! Load generators: clients that put load on a path and measure it.
 //!
-//! In: a [`Task`], which says what to load, how, and whose CPU time to watch. Out: an [`Outcome`] with every latency
-//! summed up and every failure counted by its kind. Every answer is compared byte for byte with what it must be; a
-//! wrong one is a failure. A load runs in a process of its own, so that its CPU time is known too.
+//! In: a [`Task`], which defines the load and the processes whose CPU time is measured. Out: an [`Outcome`] with all
+//! latencies summarised and all failures counted by kind. Every response is compared byte for byte with the expected
+//! one; a wrong one is a failure. A load runs in a process of its own, so that its CPU time is known, too.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -31,152 +31,152 @@ pub use outcome::{Failures, Latency, Outcome};
 /// Seed of the fixed payload that origins serve and clients expect.
 pub const PAYLOAD_SEED: u64 = 0x7061_796c_6f61_6421;
 
-/// One unit of load: a request or a round trip of a client, from opening to closing.
+/// A unit of load: a request or a round trip of a client, from opening to closing.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Exchange {
     /// `GET /` over HTTP/1.1.
     Http {
-        /// Whom to connect to: a proxy or the origin.
+        /// The address of a proxy or the origin.
         address: SocketAddr,
-        /// The `Host` to ask for.
+        /// The `Host` of the request.
         authority: String,
-        /// Length of the payload that must come.
+        /// Length of the expected payload.
         length: usize,
     },
-    /// TLS to an origin, `GET /` inside; through a proxy when `connect` says what to CONNECT to.
+    /// TLS to an origin, with `GET /` inside; through a proxy if `connect` has the target of CONNECT.
     Tls {
-        /// Whom to connect to: a proxy or the origin.
+        /// The address of a proxy or the origin.
         address: SocketAddr,
         /// Target of CONNECT; `None` when `address` is the origin itself.
         connect: Option<String>,
-        /// Name in the origin's certificate.
+        /// The name in the origin's certificate.
         server_name: String,
         /// PEM file of the CA that must have signed it.
         ca: PathBuf,
-        /// Length of the payload that must come.
+        /// Length of the expected payload.
         length: usize,
     },
-    /// Sends bytes over TCP and waits for the same.
+    /// Sends bytes over TCP and waits for their echo.
     Tcp {
-        /// Whom to connect to.
+        /// The address to connect to.
         address: SocketAddr,
         /// Bytes to send.
         length: usize,
     },
-    /// Sends a datagram and waits for the same.
+    /// Sends a datagram and waits for its echo.
     Udp {
-        /// Whom to send to.
+        /// The address to send to.
         address: SocketAddr,
         /// Bytes to send.
         length: usize,
     },
 }
 
-/// What to load a path with. Times are in milliseconds.
+/// The load on a path. Times are in milliseconds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "load", rename_all = "kebab-case")]
 pub enum Load {
     /// Exchanges one after another, each by a new client.
     Single {
-        /// What each client does.
+        /// The exchange of each client.
         exchange: Exchange,
-        /// How many are measured.
+        /// Number of measured exchanges.
         count: usize,
-        /// How many go before them unmeasured.
+        /// Number of unmeasured exchanges before them.
         warmup: usize,
     },
-    /// Exchanges all at the same instant, each by a client of its own.
+    /// Exchanges that all start at the same instant, each by its own client.
     Burst {
-        /// What each client does.
+        /// The exchange of each client.
         exchange: Exchange,
-        /// How many clients.
+        /// Number of clients.
         clients: usize,
     },
-    /// HTTP/1.1 on lasting connections, each with one request at a time.
+    /// HTTP/1.1 on persistent connections, each with one request at a time.
     KeepAlive {
-        /// Proxy or origin.
+        /// The address of the proxy or origin.
         address: SocketAddr,
-        /// The `Host` to ask for.
+        /// The `Host` of the requests.
         authority: String,
-        /// Length of the payload that must come.
+        /// Length of the expected payload.
         length: usize,
-        /// How many connections.
+        /// Number of connections.
         connections: usize,
-        /// Unmeasured time before.
+        /// Unmeasured time before the measurement.
         warmup: u64,
         /// Measured time.
         window: u64,
     },
-    /// HTTP/2 by prior knowledge, several requests at a time on each connection.
+    /// HTTP/2 by prior knowledge, with several concurrent requests on each connection.
     Multiplexed {
-        /// Proxy or origin.
+        /// The address of the proxy or origin.
         address: SocketAddr,
-        /// The `:authority` to ask for.
+        /// The `:authority` of the requests.
         authority: String,
-        /// Length of the payload that must come.
+        /// Length of the expected payload.
         length: usize,
-        /// How many connections.
+        /// Number of connections.
         connections: usize,
-        /// Requests under way on each.
+        /// Concurrent requests on each connection.
         streams: usize,
-        /// Unmeasured time before.
+        /// Unmeasured time before the measurement.
         warmup: u64,
         /// Measured time.
         window: u64,
     },
-    /// Clients that do one exchange each and then stay, idle, until standard input ends.
+    /// Clients that do one exchange each and then stay idle until standard input ends.
     Idle {
-        /// What each does before it is idle: `http` or `tcp`.
+        /// The exchange before the idle time: `http` or `tcp`.
         exchange: Exchange,
-        /// How many clients.
+        /// Number of clients.
         clients: usize,
     },
-    /// As many bytes as go through TCP one way, into a sink that this process opens.
+    /// Maximum TCP throughput in one direction, into a sink that this process opens.
     Bulk {
-        /// Whom to send to: a proxy or the sink.
+        /// The address of a proxy or the sink.
         address: SocketAddr,
-        /// Where to open the sink.
+        /// The address of the sink.
         sink: SocketAddr,
-        /// In which namespace, by its name; `None` is this process's own.
+        /// The namespace of the sink; `None` is this process's own.
         #[serde(default)]
         sink_in: Option<String>,
-        /// How many connections.
+        /// Number of connections.
         connections: usize,
-        /// Unmeasured time before.
+        /// Unmeasured time before the measurement.
         warmup: u64,
         /// Measured time.
         window: u64,
     },
-    /// As many datagrams as go through one way, into a sink that this process opens.
+    /// Maximum rate of datagrams in one direction, into a sink that this process opens.
     Datagrams {
-        /// Whom to send to: a proxy or the sink.
+        /// The address of a proxy or the sink.
         address: SocketAddr,
-        /// Where to open the sink.
+        /// The address of the sink.
         sink: SocketAddr,
-        /// In which namespace, by its name; `None` is this process's own.
+        /// The namespace of the sink; `None` is this process's own.
         #[serde(default)]
         sink_in: Option<String>,
-        /// Bytes in a datagram.
+        /// Bytes of a datagram.
         length: usize,
-        /// How many flows, each from a port of its own.
+        /// Number of flows, each from its own port.
         flows: usize,
-        /// Datagrams that may be under way in one flow.
+        /// Maximum number of datagrams in flight in one flow.
         in_flight: usize,
-        /// Unmeasured time before.
+        /// Unmeasured time before the measurement.
         warmup: u64,
         /// Measured time.
         window: u64,
     },
     /// ICMP echoes, one after another, by the system's `ping`.
     Ping {
-        /// Whom to ask.
+        /// The address to ping.
         address: IpAddr,
-        /// How many are measured.
+        /// Number of measured echoes.
         count: usize,
-        /// How many go before them unmeasured.
+        /// Number of unmeasured echoes before them.
         warmup: usize,
-        /// Time between two; 0: each when the one before is answered.
+        /// Time between two echoes; 0: each follows the previous answer.
         interval: u64,
     },
 }
@@ -184,17 +184,17 @@ pub enum Load {
 /// A load, and the processes whose CPU time is read at both ends of the measured time.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Task {
-    /// What to do.
+    /// The load.
     pub load: Load,
     /// Process ids; children count with their parents.
     pub watch: Vec<u32>,
 }
 
-/// Does a task, on the calling thread (and on threads of its own for bulk and datagrams).
+/// Runs a task on the calling thread (and on further threads for bulk and datagrams).
 ///
 /// # Errors
-/// When the load cannot even begin: a sink's port is taken, a CA file is missing. What a peer does is no error but
-/// a counted failure.
+/// The load cannot begin, because a sink's port is in use or a CA file is missing. Errors of a peer are counted as
+/// failures instead.
 pub fn run(task: &Task) -> Result<Outcome> {
     let watch = task.watch.as_slice();
     match &task.load {
@@ -204,7 +204,7 @@ pub fn run(task: &Task) -> Result<Outcome> {
         load => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(crate::Error::io("starting the runtime of a load"))?;
-            // LocalSet: one thread, no locks; the generator must cost as little as it can.
+            // A LocalSet has one thread and no locks: the generator must cost as little as possible.
             tokio::task::LocalSet::new().block_on(&runtime, on_runtime(load, watch))
         }
     }

@@ -1,7 +1,7 @@
-//! HTTP/2 peers of a test: a client that is asked stream by stream, and an origin that is scripted stream by stream.
+//! HTTP/2 peers of a test: a client with access to each stream, and an origin scripted for each stream.
 //!
-//! In: a connection, requests, bodies. Out: answers with their interim responses and trailers, or the bare halves of
-//! a stream. Frames are the `h2` crate's; for broken frames see [`crate::frames`]. Every wait is bounded.
+//! In: a connection, requests, bodies. Out: responses with interim responses and trailers, or the halves of a stream.
+//! Frames are those of the `h2` crate; for invalid frames see [`crate::frames`]. Every wait is bounded.
 
 use std::{io, net::SocketAddr};
 
@@ -20,23 +20,23 @@ use crate::{Result, dialog::in_time, origin::Origin};
 const WINDOW: u32 = 4 << 20;
 const FRAME: u32 = 256 << 10;
 
-/// A client's connection. Its driver ends with it.
+/// A client's connection. Its driver task ends with it.
 #[derive(Debug)]
 pub struct Multiplex {
     sender: SendRequest<Bytes>,
     driver: JoinSet<std::result::Result<(), h2::Error>>,
 }
 
-/// All that came back for one request.
+/// The complete response to one request.
 #[derive(Debug, Default)]
 pub struct Answer {
     /// The final status.
     pub status: u16,
-    /// The final head's fields.
+    /// The fields of the final head.
     pub headers: HeaderMap,
     /// The body.
     pub data: Vec<u8>,
-    /// Behind the body.
+    /// The trailers.
     pub trailers: Option<HeaderMap>,
     /// Statuses and fields of interim responses, in their order.
     pub interim: Vec<(u16, HeaderMap)>,
@@ -59,31 +59,31 @@ impl Answer {
     }
 }
 
-/// The values of a field, joined by commas; `None` where it is absent.
+/// The values of a field, joined by commas; `None` if it is absent.
 pub fn joined(headers: &HeaderMap, name: &str) -> Option<String> {
     let values: Vec<_> = headers.get_all(name).iter().map(|v| String::from_utf8_lossy(v.as_bytes())).collect();
     (!values.is_empty()).then(|| values.join(", "))
 }
 
 impl Multiplex {
-    /// Connects in the clear, by prior knowledge.
+    /// Connects in plaintext, by prior knowledge.
     ///
     /// # Errors
-    /// No connection, or no HTTP/2 on it.
+    /// The connection failed, or the peer does not speak HTTP/2.
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Self::over(stream).await
     }
 
-    /// Over a stream. Returns when the peer's SETTINGS are there.
+    /// Starts HTTP/2 over a stream. Returns once the peer's SETTINGS have arrived.
     ///
     /// # Errors
-    /// No HTTP/2 on it.
+    /// The peer does not speak HTTP/2.
     pub async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<Self> {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(WINDOW).initial_connection_window_size(4 * WINDOW).max_frame_size(FRAME);
-        // None until SETTINGS came: that is how their arrival is seen.
+        // The limit stays zero until SETTINGS arrive, which shows their arrival.
         builder.initial_max_send_streams(0).enable_push(false).max_send_buffer_size(FRAME as usize);
         let (sender, connection) = builder.handshake::<_, Bytes>(stream).await.map_err(io::Error::other)?;
         let mut driver = JoinSet::new();
@@ -101,7 +101,7 @@ impl Multiplex {
         Ok(Self { sender, driver })
     }
 
-    /// Whether the peer takes extended CONNECT.
+    /// Whether the peer supports extended CONNECT.
     pub fn takes_extended_connect(&self) -> bool {
         self.sender.is_extended_connect_protocol_enabled()
     }
@@ -109,7 +109,7 @@ impl Multiplex {
     /// Opens a stream.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection is closed.
     pub async fn open(&mut self, request: Request<()>, ends: bool) -> io::Result<(ResponseFuture, SendStream<Bytes>)> {
         let sender = self.sender.clone();
         let mut ready =
@@ -117,15 +117,15 @@ impl Multiplex {
         ready.send_request(request, ends).map_err(io::Error::other)
     }
 
-    /// Sends a request with its whole body, and reads the whole answer.
+    /// Sends a request with its whole body, and reads the whole response.
     ///
     /// # Errors
-    /// The stream or the connection broke.
+    /// The stream or the connection was aborted.
     pub async fn ask(&mut self, request: Request<()>, body: &[u8]) -> io::Result<Answer> {
         let (response, mut stream) = self.open(request, body.is_empty()).await?;
         let sending = async {
             if !body.is_empty() {
-                // A peer that answers early may reset what it does not want to hear.
+                // A peer that responds early may reset the rest of the request.
                 let _ = send_all(&mut stream, Bytes::copy_from_slice(body), true).await;
             }
             io::Result::Ok(())
@@ -134,19 +134,19 @@ impl Multiplex {
         Ok(answer)
     }
 
-    /// GET.
+    /// Sends a GET request.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// The errors of [`Self::ask`].
     pub async fn get(&mut self, uri: &str) -> io::Result<Answer> {
         let request = Request::get(uri).version(http::Version::HTTP_2).body(()).map_err(io::Error::other)?;
         self.ask(request, b"").await
     }
 
-    /// Waits until the connection is over, and says how it ended.
+    /// Waits for the end of the connection, and returns its result.
     ///
     /// # Errors
-    /// It stays open.
+    /// The connection stays open.
     pub async fn ended(mut self) -> io::Result<std::result::Result<(), h2::Error>> {
         drop(self.sender);
         let joined =
@@ -158,10 +158,10 @@ impl Multiplex {
     }
 }
 
-/// Reads a whole answer, with what came before its head.
+/// Reads a whole response, including interim responses.
 ///
 /// # Errors
-/// The stream or the connection broke.
+/// The stream or the connection was aborted.
 pub async fn answer(mut response: ResponseFuture) -> io::Result<Answer> {
     let mut interim = Vec::new();
     let head = in_time("waiting for a response", async {
@@ -179,7 +179,7 @@ pub async fn answer(mut response: ResponseFuture) -> io::Result<Answer> {
 /// Reads a body to its end.
 ///
 /// # Errors
-/// It breaks off.
+/// The body is truncated.
 pub async fn receive_all(mut body: RecvStream) -> io::Result<(Vec<u8>, Option<HeaderMap>)> {
     let mut data = Vec::new();
     while let Some(chunk) = receive(&mut body).await? {
@@ -189,10 +189,10 @@ pub async fn receive_all(mut body: RecvStream) -> io::Result<(Vec<u8>, Option<He
     Ok((data, trailers))
 }
 
-/// The next piece of a body; `None` at its end.
+/// Reads the next part of a body; `None` after the last one.
 ///
 /// # Errors
-/// It breaks off.
+/// The body is truncated.
 pub async fn receive(body: &mut RecvStream) -> io::Result<Option<Bytes>> {
     match in_time("reading a body", async { body.data().await.transpose().map_err(io::Error::other) }).await? {
         Some(chunk) => {
@@ -203,10 +203,10 @@ pub async fn receive(body: &mut RecvStream) -> io::Result<Option<Bytes>> {
     }
 }
 
-/// Sends bytes at the pace of the peer's window.
+/// Sends bytes under flow control.
 ///
 /// # Errors
-/// The peer wants no more.
+/// The peer reset the stream.
 pub async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool) -> io::Result<()> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
@@ -221,30 +221,30 @@ pub async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: boo
     if ends { stream.send_data(Bytes::new(), true).map_err(io::Error::other) } else { Ok(()) }
 }
 
-/// One stream as an origin sees it.
+/// A stream on the side of an origin.
 #[derive(Debug)]
 pub struct Exchange {
-    /// The request, with its body still to come.
+    /// The request, with an unread body.
     pub request: Request<RecvStream>,
-    /// Where the response goes.
+    /// The handle for the response.
     pub respond: SendResponse<Bytes>,
 }
 
 impl Exchange {
-    /// Answers with a whole body.
+    /// Responds with a whole body.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client closed the stream.
     pub async fn answer(mut self, response: Response<()>, body: impl Into<Bytes>) -> io::Result<()> {
         let mut stream = self.respond.send_response(response, false).map_err(io::Error::other)?;
         send_all(&mut stream, body.into(), true).await
     }
 }
 
-/// An origin in cleartext HTTP/2 (prior knowledge, extended CONNECT on): `serve` gets each stream.
+/// An origin with plaintext HTTP/2 (prior knowledge, extended CONNECT enabled): `serve` handles each stream.
 ///
 /// # Errors
-/// When the listener has no address.
+/// The listener has no address.
 pub fn origin<F, S>(listener: TcpListener, serve: S) -> Result<Origin>
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
@@ -253,7 +253,7 @@ where
     Origin::accepting(listener, move |stream| serve_connection(stream, serve.clone()))
 }
 
-/// One connection of such an origin, whatever carries it: `serve` gets each stream.
+/// Serves one connection of such an origin over any stream: `serve` handles each stream.
 pub async fn serve_connection<T, F, S>(stream: T, serve: S)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -270,7 +270,7 @@ where
                 Some(Ok((request, respond))) => drop(streams.spawn(serve(Exchange { request, respond }))),
                 _ => return,
             },
-            // How a stream ended is for its client to judge.
+            // The client evaluates the result of a stream.
             Some(_) = streams.join_next() => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Network namespaces: a private loopback, private sysctls, and links between two of them.
 //!
-//! In: names and addresses. Out: namespaces that are gone when they are dropped, with everything in them. Uses
-//! iproute2 and needs root; without it [`Namespace::new`] says so. Never touches the namespace that it runs in.
+//! In: names and addresses. Out: namespaces that are removed when dropped, with everything in them. Uses iproute2 and
+//! needs root; without it [`Namespace::new`] returns an error. Never changes the caller's namespace.
 
 use std::{
     fs::{self, File},
@@ -17,27 +17,27 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{Error, Result};
 
-/// Congestion control of every connection in a namespace, whatever this machine's default is: comparisons need one,
-/// and bbr's pacing would be measured along with the programs. Set by route, since only the first namespace may
-/// choose a default that is not in `tcp_allowed_congestion_control`.
+/// Congestion control of every connection in a namespace, independent of the machine's default. Comparisons need a
+/// common one, and the pacing of bbr would be measured with the programs. Set by route, since only the initial
+/// namespace may use a default that is not in `tcp_allowed_congestion_control`.
 pub const CONGESTION_CONTROL: &str = "cubic";
 
-/// What every namespace's name begins with; the maker's pid follows, so that leftovers can be told.
+/// Prefix of all namespaces; the creator's pid follows, so that leftovers can be recognised.
 const PREFIX: &str = "hermes-lab";
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A network namespace of our own, with its loopback up.
+/// A temporary network namespace, with its loopback up.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
 }
 
 impl Namespace {
-    /// Makes a namespace and brings its loopback up.
+    /// Creates a namespace and brings its loopback up.
     ///
     /// # Errors
-    /// Without root or without iproute2.
+    /// Missing root privileges or iproute2.
     pub fn new() -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             let remedy = "run as root (namespaces and taps need CAP_NET_ADMIN)".to_owned();
@@ -52,7 +52,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Removes namespaces whose maker is dead: what a killed run left behind.
+    /// Removes namespaces whose creator has died, left by killed runs.
     pub fn sweep() {
         let Ok(entries) = fs::read_dir("/run/netns") else {
             return;
@@ -60,44 +60,44 @@ impl Namespace {
         for name in entries.flatten().filter_map(|e| e.file_name().into_string().ok()) {
             let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').nth(1));
             if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-                // Best effort: a name that cannot be removed hurts nobody.
+                // Best effort: a namespace that cannot be removed does no harm.
                 let _ = ip(&["netns", "del", &name]);
             }
         }
     }
 
-    /// Its name, for `ip netns exec`.
+    /// The name, for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Puts the calling thread into this namespace, for good: its sockets and the programs that it starts are there
-    /// from now on. Only for threads that were made for it.
+    /// Moves the calling thread into this namespace permanently: its later sockets and programs belong to it. Only for
+    /// threads that were created for it.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn enter(&self) -> Result<()> {
         Ok(setns(file_of(&self.name)?, CloneFlags::CLONE_NEWNET)?)
     }
 
-    /// Runs a future in here: sockets that it makes, and programs that it starts, are of this namespace; what it
-    /// spawns is not.
+    /// Runs a future in this namespace: sockets and programs that it creates belong to the namespace. Spawned tasks do
+    /// not.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
         within(&self.name, future).await
     }
 
-    /// Runs a program in here to its end, and returns what it printed on standard output.
+    /// Runs a program in this namespace to its end, and returns its standard output.
     ///
     /// # Errors
-    /// When it cannot be run or fails, with all that it said.
+    /// The program cannot be run or fails; the error contains its output.
     pub async fn output(&self, words: &[&str]) -> Result<String> {
         let line = words.join(" ");
         let mut command = tokio::process::Command::new(words.first().copied().unwrap_or_default());
         command.args(words.get(1..).unwrap_or_default()).stdin(Stdio::null()).kill_on_drop(true);
-        // `output` alone would start it here and now.
+        // The async block matters: `output` alone would start the program outside the namespace.
         let output = self.run(async { command.output().await }).await?;
         let output = output.map_err(Error::io(format!("running `{line}`")))?;
         let [said, complained] = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
@@ -110,7 +110,7 @@ impl Namespace {
     /// Runs `ip ARGS` on this namespace.
     ///
     /// # Errors
-    /// When `ip` fails, with what it said.
+    /// The command `ip` fails; the error contains its output.
     pub fn ip(&self, args: &[&str]) -> Result<()> {
         ip(&[&["-n", self.name.as_str()], args].concat())
     }
@@ -118,17 +118,17 @@ impl Namespace {
     /// Sets a sysctl that belongs to a network namespace, such as `net/ipv4/ip_local_port_range`.
     ///
     /// # Errors
-    /// When the kernel knows no such name or refuses the value.
+    /// The kernel does not know the name or rejects the value.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let script = format!("echo '{value}' > /proc/sys/{name}");
         run(Command::new("ip").args(["netns", "exec", &self.name, "sh", "-c", &script]))
     }
 
-    /// Makes it a router that hides the sources of `inside` behind its own addresses, as home routers do: nobody
-    /// outside can reach who is inside, unless asked from there.
+    /// Makes it a NAT router that hides the sources of `inside` behind its own address, as home routers do: nobody
+    /// outside can reach a host inside, except in reply.
     ///
     /// # Errors
-    /// Without nftables, or when the kernel refuses.
+    /// nftables is missing, or the kernel refuses.
     pub fn masquerade(&self, inside: &str) -> Result<()> {
         self.sysctl("net/ipv4/ip_forward", "1")?;
         let rules = format!(
@@ -138,10 +138,10 @@ impl Namespace {
         run(Command::new("ip").args(["netns", "exec", &self.name, "nft", &rules]))
     }
 
-    /// Says nothing to packets of connections that it does not know, as many firewalls do.
+    /// Drops packets of unknown connections without a reset, as many firewalls do.
     ///
     /// # Errors
-    /// Without nftables, or when the kernel refuses.
+    /// nftables is missing, or the kernel refuses.
     pub fn send_no_resets(&self) -> Result<()> {
         let rules = "add table ip mute; add chain ip mute out { type filter hook output priority 0; }; \
                      add rule ip mute out tcp flags & rst == rst drop";
@@ -151,7 +151,7 @@ impl Namespace {
     /// Joins two namespaces with a veth pair, an address of `/24` at each end. Returns the names of its devices.
     ///
     /// # Errors
-    /// When `ip` refuses.
+    /// The command `ip` fails.
     pub fn join(&self, here: Ipv4Addr, other: &Self, there: Ipv4Addr) -> Result<[String; 2]> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (a, b) = (format!("hv{number}a"), format!("hv{number}b"));
@@ -161,10 +161,10 @@ impl Namespace {
         Ok([a, b])
     }
 
-    /// Gives `device` an address of `/24` and brings it up.
+    /// Adds an address of `/24` to `device` and brings it up.
     ///
     /// # Errors
-    /// When `ip` refuses.
+    /// The command `ip` fails.
     pub fn address(&self, device: &str, address: Ipv4Addr) -> Result<()> {
         self.ip(&["addr", "add", &format!("{address}/24"), "dev", device])?;
         self.ip(&["link", "set", device, "up"])?;
@@ -173,7 +173,7 @@ impl Namespace {
         self.route(&[&format!("{network}/24"), "dev", device, "scope", "link"], address)
     }
 
-    /// For connections to the namespace's own `address`.
+    /// Sets the congestion control of connections to the namespace's own `address`.
     fn control_congestion(&self, device: &str, address: Ipv4Addr) -> Result<()> {
         let destination = address.to_string();
         self.route(&["local", &destination, "dev", device, "table", "local", "scope", "host"], address)
@@ -188,7 +188,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Processes inside were ended by their owners; the kernel frees the rest with the last of them.
+        // The owners have ended the processes inside; the kernel frees the rest with the last of them.
         let _ = ip(&["netns", "del", &self.name]);
     }
 }
@@ -199,8 +199,8 @@ pub(crate) async fn within<F: Future>(name: &str, future: F) -> Result<F::Output
     Inside { there: file_of(name)?, own, future: Box::pin(future) }.await
 }
 
-/// Does something that blocks in the namespace of this name (`None`: here), and comes back. Sockets made there stay
-/// there.
+/// Runs a blocking function in the namespace of this name (`None`: the current one), and returns to the current one.
+/// Sockets created there stay there.
 pub(crate) fn inside<T>(name: Option<&str>, make: impl FnOnce() -> Result<T>) -> Result<T> {
     let Some(name) = name else { return make() };
     let own = File::open("/proc/thread-self/ns/net").map_err(Error::io("opening the namespace of this thread"))?;
@@ -215,7 +215,7 @@ fn file_of(name: &str) -> Result<File> {
     File::open(&path).map_err(Error::io(format!("opening {}", path.display())))
 }
 
-/// Enters a namespace for each turn, and leaves it behind: others of the same thread are elsewhere.
+/// Enters a namespace for each poll, and leaves it afterwards: other tasks of the thread are elsewhere.
 struct Inside<F> {
     there: File,
     own: File,
@@ -268,7 +268,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Of an accepted connection over the loopback inside.
+    /// The congestion control of an accepted connection over the loopback inside.
     fn congestion_control(namespace: &Namespace) -> String {
         let script = "import socket as s\nl=s.create_server(('127.0.0.1',0))\n\
                       c=s.create_connection(l.getsockname())\na,_=l.accept()\n\

@@ -1,8 +1,8 @@
-//! Origins: real small servers at the far end of a path.
+//! Origins: small real servers at the end of a path.
 //!
-//! In: an address to bind and what to serve. Out: a running server, with its address, that ends when it is dropped.
-//! Kept so plain that they are not what a measurement measures: one task a connection, no logging. They bound what
-//! one peer can make them hold: bodies are streamed, never collected.
+//! In: an address to bind, and a handler. Out: a running server with its address, which ends when it is dropped. Simple
+//! enough not to dominate a measurement: one task per connection, no logging. The memory of one peer is bounded: bodies
+//! are streamed, never collected.
 
 use std::{
     future::Future,
@@ -28,19 +28,19 @@ pub mod stream;
 #[derive(Debug)]
 pub struct Origin {
     address: SocketAddr,
-    /// Aborted when dropped; never joined, since a server has no end of its own.
+    /// Aborted when dropped; never joined, since a server does not end by itself.
     _tasks: JoinSet<()>,
 }
 
-/// Backlog of accepted connections: a thousand clients at one instant must not meet a full queue here.
+/// Backlog of the accept queue: a thousand clients at one instant must fit.
 const BACKLOG: i32 = 4096;
 /// Receive buffer of a UDP origin: a thousand datagrams at one instant.
 const UDP_BUFFER: usize = 4 << 20;
-/// Ports that are tried before none is found that is free over TCP and UDP.
+/// Maximum number of ports to try for one that is free over TCP and UDP.
 const MOST_TRIED: usize = 100;
 
 impl Origin {
-    /// Where it listens.
+    /// The address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -48,7 +48,7 @@ impl Origin {
     /// Accepts on `listener` and runs `serve` for each connection, on the current runtime.
     ///
     /// # Errors
-    /// When the listener has no address.
+    /// The listener has no address.
     pub fn accepting<F, S>(listener: TcpListener, serve: S) -> Result<Self>
     where
         F: Future<Output = ()> + Send + 'static,
@@ -61,7 +61,7 @@ impl Origin {
             loop {
                 tokio::select! {
                     accepted = listener.accept() => {
-                        // A connection that failed before it was accepted is the client's to notice.
+                        // The client notices a connection that failed before it was accepted.
                         if let Ok((stream, _)) = accepted {
                             let _ = stream.set_nodelay(true);
                             connections.spawn(serve(stream));
@@ -74,10 +74,10 @@ impl Origin {
         Ok(Self { address, _tasks: tasks })
     }
 
-    /// Sends every datagram back where it came from.
+    /// Echoes every datagram to its source.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// The address cannot be bound.
     pub fn udp_echo(bind: SocketAddr) -> Result<Self> {
         let socket = bind_udp(bind)?;
         let socket = UdpSocket::from_std(socket).map_err(Error::io("UDP origin"))?;
@@ -87,7 +87,7 @@ impl Origin {
             let mut buffer = vec![0; 65_536];
             loop {
                 if let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
-                    // As the network would: what does not fit is lost, and the client counts it.
+                    // A datagram that does not fit is lost, as in a network, and the client counts it.
                     let _ = socket.send_to(&buffer[..length], peer).await;
                 }
             }
@@ -99,7 +99,7 @@ impl Origin {
 /// A listener with a deep accept queue.
 ///
 /// # Errors
-/// When the address cannot be bound.
+/// The address cannot be bound.
 pub fn listen(bind: SocketAddr) -> Result<TcpListener> {
     let failed = || format!("listening on {bind}");
     let socket = socket2::Socket::new(socket2::Domain::for_address(bind), socket2::Type::STREAM, None)
@@ -111,11 +111,11 @@ pub fn listen(bind: SocketAddr) -> Result<TcpListener> {
     TcpListener::from_std(socket.into()).map_err(Error::io(failed()))
 }
 
-/// TCP and UDP at one port, of the system's choice where `bind` says 0: what is free over the one may be taken over
-/// the other.
+/// Binds TCP and UDP to one port, which the system selects if `bind` has port 0. A port that is free over one of them
+/// may be in use over the other.
 ///
 /// # Errors
-/// When no port is free over both.
+/// No port is free over both.
 pub fn twins(bind: SocketAddr) -> Result<(TcpListener, std::net::UdpSocket)> {
     let mut tried = 0;
     loop {
@@ -132,28 +132,28 @@ pub fn twins(bind: SocketAddr) -> Result<(TcpListener, std::net::UdpSocket)> {
 /// A non-blocking UDP socket with a large receive buffer.
 ///
 /// # Errors
-/// When the address cannot be bound.
+/// The address cannot be bound.
 pub fn bind_udp(bind: SocketAddr) -> Result<std::net::UdpSocket> {
     let failed = || format!("binding UDP {bind}");
     let socket = socket2::Socket::new(socket2::Domain::for_address(bind), socket2::Type::DGRAM, None)
         .map_err(Error::io(failed()))?;
     socket.set_nonblocking(true).map_err(Error::io(failed()))?;
     socket.set_recv_buffer_size(UDP_BUFFER).map_err(Error::io(failed()))?;
-    // Root may have more than the system's bound, so that what is lost was lost on the way here. Others do without.
+    // Root may exceed the system's limit, so that losses happen only in the path. Other users work without.
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &UDP_BUFFER);
     socket.bind(&bind.into()).map_err(Error::io(failed()))?;
     Ok(socket.into())
 }
 
-/// As [`bind_udp`], on any free port, for one peer.
+/// Works like [`bind_udp`], on any free port, connected to one peer.
 ///
 /// # Errors
-/// When no port is left, or no way leads there.
+/// No port is left, or no route leads to the peer.
 pub fn connect_udp(peer: SocketAddr) -> Result<std::net::UdpSocket> {
     let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = bind_udp((any, 0).into())?;
     socket.connect(peer).map_err(Error::io(format!("directing UDP to {peer}")))?;
-    // The port was open to all until then, and another socket's before that: what came for it is not ours.
+    // Discard datagrams that arrived before the socket was connected.
     while socket.recv(&mut []).is_ok() {}
     Ok(socket)
 }

@@ -1,9 +1,9 @@
-//! An overlay for one test: documents and certificates in a directory of its own, and real nodes that run from them.
+//! An overlay for one test: documents and certificates in a temporary directory, and real nodes that run from them.
 //!
-//! In: the `hermes` binary, documents with `$NAME` where an address belongs. Out: running nodes with the addresses
-//! that the system chose for them (every `bind` ends in `:0`, so that any number of tests run at once), their
-//! records, metrics and memory. A node that is dropped is ended by its pid; before that it must still have been
-//! alive and must never have panicked. Start nodes from the far end on: the near ones need their addresses.
+//! In: the `hermes` binary, and documents with `$NAME` as placeholders for addresses. Out: running nodes with the
+//! addresses that the system assigned (every `bind` ends in `:0`, so that tests run concurrently), their access log,
+//! metrics and memory. A dropped node is ended by its pid; before that it must be alive, and must never have panicked.
+//! Start nodes from the far end: the near ones need their addresses.
 
 mod node;
 
@@ -24,10 +24,10 @@ use crate::{
     process::Program,
 };
 
-/// How long a test waits for something that a node shall do.
+/// Timeout of every wait for a node.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where one test's nodes live.
+/// The directory and CA of one test's nodes.
 #[derive(Debug)]
 pub struct Overlay {
     dir: Arc<tempfile::TempDir>,
@@ -35,7 +35,7 @@ pub struct Overlay {
     authority: Authority,
 }
 
-/// A node that is to be started.
+/// A node before its start.
 #[derive(Debug)]
 pub struct Draft<'a> {
     overlay: &'a Overlay,
@@ -51,12 +51,12 @@ pub struct Draft<'a> {
 }
 
 impl Overlay {
-    /// An overlay called `lab` whose nodes are this binary.
+    /// An overlay called `lab` with nodes of this binary.
     ///
     /// # Errors
-    /// When there is no room for a directory, or no CA.
+    /// The directory or the CA cannot be created.
     pub fn new(hermes: impl AsRef<Path>) -> Result<Self> {
-        // A thousand sockets in one test are no reason to fail.
+        // A test may have a thousand sockets.
         crate::limits::raise_open_files()?;
         Ok(Self {
             dir: Arc::new(tempfile::tempdir().map_err(Error::io("making a directory for an overlay"))?),
@@ -65,7 +65,7 @@ impl Overlay {
         })
     }
 
-    /// Where documents, keys and logs are.
+    /// The directory of documents, keys and logs.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -75,7 +75,7 @@ impl Overlay {
         &self.authority
     }
 
-    /// A node of this name. It has no identity yet.
+    /// A node of this name, without an identity.
     pub fn node(&self, name: &str) -> Draft<'_> {
         Draft {
             overlay: self,
@@ -93,45 +93,45 @@ impl Overlay {
 }
 
 impl<'a> Draft<'a> {
-    /// Its document, but for `node`, `admin` and `identity`, which are written for it.
+    /// Sets its document without `node`, `admin` and `identity`, which are added.
     #[must_use]
     pub fn document(mut self, text: &str) -> Self {
         self.document = text.to_owned();
         self
     }
 
-    /// What `$NAME` in the document stands for.
+    /// Sets the value of `$NAME` in the document.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.values.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// Gives it a certificate of the overlay's CA.
+    /// Issues a certificate of the overlay's CA for it.
     ///
     /// # Errors
-    /// When it cannot be made or written.
+    /// The certificate cannot be created or written.
     pub fn identity(self, subject: &Subject) -> Result<Self> {
         let authority = &self.overlay.authority;
         self.identity_of(authority, subject)
     }
 
-    /// Gives it a certificate of any CA. The CA that it trusts is the same.
+    /// Issues a certificate of another CA for it. It still trusts the overlay's CA.
     ///
     /// # Errors
-    /// When it cannot be made or written.
+    /// The certificate cannot be created or written.
     pub fn identity_of(mut self, authority: &Authority, subject: &Subject) -> Result<Self> {
-        // A directory of its own: `ca.pem` of another CA must not replace the overlay's.
+        // A separate directory: `ca.pem` of another CA must not replace the overlay's.
         let dir = self.overlay.dir().join(&self.name);
         fs::create_dir_all(&dir).map_err(Error::io(format!("making {}", dir.display())))?;
         self.identity = Some(authority.issue(subject)?.write(&dir, &self.name)?);
         Ok(self)
     }
 
-    /// Lets it trust another CA beside that of its identity. After [`Self::identity`].
+    /// Makes it trust another CA in addition. Call it after [`Self::identity`].
     ///
     /// # Errors
-    /// When its file of CAs cannot be written.
+    /// The file of CAs cannot be written.
     pub fn trusting(self, other: &Authority) -> Result<Self> {
         if let Some(IdentityFiles { ca, .. }) = &self.identity {
             let what = || format!("adding to {}", ca.display());
@@ -148,54 +148,54 @@ impl<'a> Draft<'a> {
         self
     }
 
-    /// Runs it by way of another program, which must become it by exec: `["unshare", "-m", ...]`.
+    /// Runs it by a wrapper program, which must execute it: `["unshare", "-m", ...]`.
     #[must_use]
     pub fn by_way_of(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
-    /// Its process's name, of its document and logs, where several processes are one node after the other.
+    /// Sets the name of its process, document and logs, for successive processes of one node.
     #[must_use]
     pub fn called(mut self, name: &str) -> Self {
         self.called = Some(name.to_owned());
         self
     }
 
-    /// Where its admin endpoint listens, if not on a port of the system's choice.
+    /// Sets the address of its admin endpoint, instead of a port that the system selects.
     #[must_use]
     pub fn admin(mut self, address: SocketAddr) -> Self {
         self.admin = address;
         self
     }
 
-    /// Further arguments of `hermes proxy`.
+    /// Adds arguments of `hermes proxy`.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         self
     }
 
-    /// Starts it and waits until it answers `/readyz`.
+    /// Starts it and waits until `/readyz` succeeds.
     ///
     /// # Errors
-    /// When it refuses its document, ends, or does not become ready.
+    /// The node rejects its document, ends, or does not become ready.
     pub async fn start(self) -> Result<Node> {
         let mut node = self.launch()?;
         match node.wait_started().await {
             Ok(()) => Ok(node),
             Err(error) => {
-                // What never ran owes nothing when it is dropped: the caller learns why it did not.
+                // A node that never ran is not checked when it is dropped: the caller gets the error.
                 drop(node.running.take());
                 Err(error)
             }
         }
     }
 
-    /// Starts it and waits for nothing.
+    /// Starts it without waiting.
     ///
     /// # Errors
-    /// When its document cannot be written or the binary not be run.
+    /// The document cannot be written, or the binary cannot be run.
     pub fn launch(self) -> Result<Node> {
         let prelude = self.prelude();
         let called = self.called.clone().unwrap_or_else(|| self.name.clone());
@@ -233,14 +233,14 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// `$NAME` replaced, longer names first, so that none is taken for the beginning of another.
+/// Replaces `$NAME`, longer names first, so that none is taken for the beginning of another.
 fn filled<'v>(text: &str, values: impl Iterator<Item = (&'v str, String)>) -> String {
     let mut values: Vec<_> = values.collect();
     values.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
     values.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${name}"), value))
 }
 
-/// In one step: the node that watches the file must not see half of it.
+/// Writes atomically: the node that watches the file must not read half of it.
 fn write(config: &Path, prelude: &str, text: &str) -> Result<()> {
     let next = config.with_extension("next");
     let what = || format!("writing {}", config.display());

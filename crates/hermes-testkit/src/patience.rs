@@ -1,19 +1,19 @@
-//! Waiting for something to become so, where nothing tells of it: look, and look again.
+//! Polls a condition that nothing announces.
 //!
-//! In: what is waited for, in words, and a look. Out: once the look is satisfied. Bounded: what does not become so in
-//! time fails the test, in those words.
+//! In: the name of the condition, and a check. Out: returns once the check succeeds. Bounded: after a timeout the test
+//! fails with the name.
 
 use std::time::{Duration, Instant};
 
 use crate::overlay::PATIENCE;
 
-/// Between two looks.
+/// Poll interval.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Looks until it is so.
+/// Polls until the check succeeds.
 ///
 /// # Panics
-/// When it is not so within [`PATIENCE`].
+/// The check does not succeed within [`PATIENCE`].
 pub async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
     let deadline = Instant::now() + PATIENCE;
     while !look().await {

@@ -1,8 +1,8 @@
-//! Programs under test: started, waited for, weighed, and always ended.
+//! Programs under test: started, awaited, measured, and always ended.
 //!
-//! In: a command line, where to run it and where its output goes. Out: a running program whose CPU time and memory
-//! can be read, ended by its pid when dropped. Readiness is seen in the program's own `/proc/PID/net`, so that no
-//! probe connection disturbs it and nothing sleeps for a guessed time.
+//! In: a command line, a namespace and a log directory. Out: a running program with readable CPU time and memory, ended
+//! by its pid when dropped. Readiness is read from the program's own `/proc/PID/net`, so that no probe connection
+//! disturbs it and no fixed sleep is needed.
 
 #![allow(clippy::disallowed_methods, reason = "a process of others gives no event to await but its end")]
 
@@ -28,14 +28,14 @@ pub use usage::{Memory, Usage, machine_busy};
 
 mod usage;
 
-/// How often a wait looks again. Short against everything that is waited for, long against the look itself.
+/// Poll interval of waits: short compared with every wait, long compared with a poll.
 const LOOK_AGAIN: Duration = Duration::from_millis(4);
-/// How long a program has between SIGTERM and SIGKILL when it is dropped.
+/// Time between SIGTERM and SIGKILL when a program is dropped.
 const GRACE: Duration = Duration::from_secs(2);
-/// Part of util-linux; without it a killed owner leaves its programs behind.
+/// A program of util-linux; without it a killed owner leaves its programs behind.
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// A program that is to be started.
+/// A program before its start.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -56,7 +56,7 @@ pub enum Port {
     Udp(u16),
 }
 
-/// A program that was started. Dropping it ends it, and whatever it has started.
+/// A started program. Dropping it ends it and all its descendants.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -66,7 +66,7 @@ pub struct Running {
 }
 
 impl Program {
-    /// `name` is for people and names the logs `NAME.out` and `NAME.err` in `dir`.
+    /// The `name` is for messages, and for the logs `NAME.out` and `NAME.err` in `dir`.
     pub fn new(name: &str, path: impl AsRef<OsStr>, dir: &Path) -> Self {
         Self {
             name: name.to_owned(),
@@ -86,7 +86,7 @@ impl Program {
         self
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.into(), value.as_ref().to_owned()));
@@ -100,7 +100,7 @@ impl Program {
         self
     }
 
-    /// Runs it on these cores only; empty means on any.
+    /// Runs it only on these cores; empty means any.
     #[must_use]
     pub fn on_cpus(mut self, cpus: &[usize]) -> Self {
         self.cpus = cpus.to_vec();
@@ -110,7 +110,7 @@ impl Program {
     /// Starts it.
     ///
     /// # Errors
-    /// When the program cannot be run or its logs cannot be opened.
+    /// The program cannot be run, or its logs cannot be opened.
     pub fn start(&self) -> Result<Running> {
         let (stdout, out) = self.log("out")?;
         let (stderr, err) = self.log("err")?;
@@ -127,14 +127,14 @@ impl Program {
         Ok(Running { name: self.name.clone(), child, stdout, stderr })
     }
 
-    /// The wrappers become the program by exec, so that the pid stays the same.
+    /// The wrappers execute the program, so that the pid stays the same.
     fn command(&self) -> Command {
         let mut line: Vec<&OsStr> = Vec::new();
         if let Some(namespace) = &self.namespace {
             line.extend(["ip", "netns", "exec", namespace].map(OsStr::new));
         }
         if Path::new(SETPRIV).exists() {
-            // Should we be killed, our programs end with us. (Tied to the starting thread.)
+            // If we are killed, our programs end, too. (Bound to the starting thread.)
             line.extend([SETPRIV, "--pdeathsig", "TERM", "--"].map(OsStr::new));
         }
         line.push(&self.path);
@@ -143,11 +143,11 @@ impl Program {
         command
     }
 
-    /// Logs are appended to, so that they can be cut to nothing while the program writes.
+    /// Logs are opened for appending, so that they can be truncated while the program writes.
     fn log(&self, kind: &str) -> Result<(PathBuf, File)> {
         let path = self.dir.join(format!("{}.{kind}", self.name));
         let what = format!("opening the log {}", path.display());
-        // A log of an earlier program of the same name would be mistaken for this one's.
+        // The log of an earlier program with this name would be mistaken for this one's.
         let _ = fs::remove_file(&path);
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io(what))?;
         Ok((path, file))
@@ -155,22 +155,22 @@ impl Program {
 }
 
 impl Running {
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its name.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its standard output goes.
+    /// The path of its standard output.
     pub fn stdout(&self) -> &Path {
         &self.stdout
     }
 
-    /// Where its standard error goes.
+    /// The path of its standard error.
     pub fn stderr(&self) -> &Path {
         &self.stderr
     }
@@ -178,7 +178,7 @@ impl Running {
     /// Waits until all ports are open.
     ///
     /// # Errors
-    /// When it ends before, or `timeout` passes.
+    /// The program ends before, or `timeout` passes.
     pub fn wait_listening(&mut self, ports: &[Port], timeout: Duration) -> Result<()> {
         let what = format!("{ports:?}");
         self.wait_for(&what, timeout, |running| {
@@ -190,7 +190,7 @@ impl Running {
     /// Waits for its first line on standard output and returns it.
     ///
     /// # Errors
-    /// When it ends before, or `timeout` passes.
+    /// The program ends before, or `timeout` passes.
     pub fn wait_first_line(&mut self, timeout: Duration) -> Result<String> {
         self.wait_for("its first line", timeout, |running| {
             let text = fs::read_to_string(&running.stdout)
@@ -199,10 +199,10 @@ impl Running {
         })
     }
 
-    /// Waits for its end and returns what it printed on standard output.
+    /// Waits for its end and returns its standard output.
     ///
     /// # Errors
-    /// When it fails, or does not end within `timeout`.
+    /// The program fails, or does not end within `timeout`.
     pub fn wait_output(mut self, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -220,23 +220,23 @@ impl Running {
         }
     }
 
-    /// Closes its standard input: how the testkit's own programs are told to finish.
+    /// Closes its standard input, which ends the testkit's own programs.
     pub fn close_stdin(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// How it ended, or `None` while it runs.
+    /// The exit status, or `None` while it runs.
     ///
     /// # Errors
-    /// When the system cannot say.
+    /// The system does not report the status.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().map_err(Error::io(format!("asking after {}", self.name)))
     }
 
-    /// CPU time and memory of it and all that it has started.
+    /// CPU time and memory of the program and its descendants.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The program has ended.
     pub fn usage(&self) -> Result<Usage> {
         Usage::of_tree(self.pid()).map_err(Error::io(format!("weighing {}", self.name)))
     }
@@ -244,7 +244,7 @@ impl Running {
     /// Ends it with SIGTERM, and with SIGKILL after `grace`.
     ///
     /// # Errors
-    /// When the system cannot say how it ended.
+    /// The system does not report the exit status.
     pub fn end(mut self, grace: Duration) -> Result<ExitStatus> {
         let what = format!("ending {}", self.name);
         self.stop(grace).map_err(Error::io(what))
@@ -263,7 +263,7 @@ impl Running {
             }
             thread::sleep(LOOK_AGAIN);
         }
-        // Children first: a master that is killed could not end them any more.
+        // Children first: a killed parent could not end them.
         for member in family.into_iter().rev() {
             let _ = kill(pid(member), Signal::SIGKILL);
         }
@@ -291,7 +291,7 @@ impl Running {
         }
     }
 
-    /// Until the wrappers have become the program, `/proc/PID/net` may show the caller's namespace.
+    /// Until the wrappers have executed the program, `/proc/PID/net` may show the caller's namespace.
     fn has_become_itself(&self) -> bool {
         let exe = fs::read_link(format!("/proc/{}/exe", self.pid()));
         exe.is_ok_and(|exe| !["ip", "setpriv"].iter().any(|wrapper| exe.file_name() == Some(OsStr::new(wrapper))))

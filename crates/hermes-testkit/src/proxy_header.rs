@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 /// Version 2, command PROXY, TCP over IPv4 (HAProxy's `proxy-protocol.txt`, section 2.2).
 ///
 /// # Panics
-/// An address is none of IPv4.
+/// An address is not IPv4.
 pub fn v2(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (source, destination) else { panic!("IPv4 only") };
     let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c".to_vec();

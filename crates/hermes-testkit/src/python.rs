@@ -1,7 +1,7 @@
-//! Peers that are Python's: aioquic and curl, each as it is, driven by a script of a few lines.
+//! Peers in Python: aioquic and pycurl, unmodified, driven by short scripts.
 //!
-//! In: what they shall ask, or serve, as JSON. Out: what they say came of it. The packages are not ours:
-//! `scripts/setup.sh` puts them into the target directory. Scripts are ended with their caller.
+//! In: the requests to send or to serve, as JSON. Out: their results. The packages are third-party software:
+//! `scripts/setup.sh` installs them into the target directory. Scripts end with their caller.
 
 use std::{
     env,
@@ -39,13 +39,13 @@ pub const AIOQUIC_ORIGIN: Script =
 /// A client over any version.
 pub const CURL: Script = Script { name: "curl", source: include_str!("python/curl.py"), package: "pycurl" };
 
-/// Python takes its time, and has to share the machine.
+/// Timeout of a script: Python is slow, and shares the machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// Where the packages are: `HERMES_PYTHON`, or `tools/python` in the target directory.
+/// Finds the packages: `HERMES_PYTHON`, or `tools/python` in the target directory.
 ///
 /// # Errors
-/// When the script's package is not there; the message says what to do.
+/// The script's package is not installed; the message contains the remedy.
 pub fn find(target: &Path, script: Script) -> Result<PathBuf> {
     let tools = env::var_os("HERMES_PYTHON").map_or_else(|| target.join("tools/python"), PathBuf::from);
     let package = tools.join(script.package);
@@ -68,7 +68,7 @@ fn command(script: Script, tools: &Path, args: &[&str]) -> Command {
 /// Runs a script with `task` on its standard input, and reads its answer.
 ///
 /// # Errors
-/// When it cannot be run, takes too long, or fails; with what it said.
+/// The script cannot be run, takes too long, or fails; the error contains its output.
 pub async fn run(script: Script, tools: &Path, task: &Value) -> Result<Value> {
     let failed = |output: String| Error::Command { command: script.name.to_owned(), output };
     let mut child = command(script, tools, &[]).spawn().map_err(Error::io("running python3"))?;
@@ -84,15 +84,15 @@ pub async fn run(script: Script, tools: &Path, task: &Value) -> Result<Value> {
 /// A script that serves until it is dropped.
 #[derive(Debug)]
 pub struct Server {
-    /// Where it listens, on loopback.
+    /// The port on loopback.
     pub port: u16,
     _child: Child,
 }
 
-/// Starts a script that serves as this identity, and waits until it listens.
+/// Starts a script that serves with this identity, and waits until it listens.
 ///
 /// # Errors
-/// When it cannot be run or does not come up; with what it said.
+/// The script cannot be run or does not start; the error contains its output.
 pub async fn serve(script: Script, tools: &Path, identity: &Identity, dir: &Path, more: &[&str]) -> Result<Server> {
     let IdentityFiles { cert, key, .. } = identity.write(dir, script.name)?;
     let (cert, key) = (cert.display().to_string(), key.display().to_string());
@@ -106,7 +106,7 @@ pub async fn serve(script: Script, tools: &Path, identity: &Identity, dir: &Path
     match line.trim().parse() {
         Ok(port) => Ok(Server { port, _child: child }),
         Err(_) => {
-            // It ends at once where it could not start.
+            // A script that cannot start ends immediately.
             let output = child.wait_with_output().await.map_err(Error::io(script.name))?;
             let output = String::from_utf8_lossy(&output.stderr).into_owned();
             Err(Error::Command { command: script.name.to_owned(), output })

@@ -1,8 +1,8 @@
-//! Origins that tell when they first see a change: the number in a request's `x-generation`, and at which of them.
+//! Origins that record when they first see a change, by the number in a request's `x-generation`.
 //!
-//! In: requests over HTTP/1.1, each with the number of the document that routed it. Out: the moment at which each
-//! number was first seen, and by whom; to the client the origin's label, or the digest of what it uploaded. Numbers
-//! only grow, as documents do.
+//! In: requests over HTTP/1.1, each with the number of the document that routed it. Out: the time at which each number
+//! was first seen, and the origin; for the client, the origin's label, or the digest of its upload. Numbers only grow,
+//! as those of documents do.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use crate::{
     pattern::Digest,
 };
 
-/// The header that a document of a test sets to its own number.
+/// The header that a test's document sets to its own number.
 pub const GENERATION: &str = "x-generation";
 
-/// What several origins have seen.
+/// The requests that several origins have seen.
 #[derive(Debug, Clone)]
 pub struct Sightings {
     seen: watch::Sender<BTreeMap<u64, Sighting>>,
@@ -34,11 +34,11 @@ pub struct Sightings {
 /// The first request of a generation.
 #[derive(Debug, Clone)]
 pub struct Sighting {
-    /// When.
+    /// The time.
     pub at: Instant,
-    /// Where: the origin's label.
+    /// The label of the origin.
     pub origin: String,
-    /// All that it said.
+    /// The whole request head.
     pub head: Head,
 }
 
@@ -59,16 +59,16 @@ impl Sightings {
         Origin::accepting(listener, move |stream| {
             let (sightings, label) = (sightings.clone(), label.clone());
             async move {
-                // A client that goes away between two requests ends the connection so.
+                // A client that disconnects between two requests ends the connection.
                 let _ = sightings.serve(stream, &label).await;
             }
         })
     }
 
-    /// The first sighting of this generation, or of a later one that overtook it.
+    /// The first sighting of this generation, or of a later one that replaced it.
     ///
     /// # Panics
-    /// When there is none within `patience`.
+    /// No sighting within `patience`.
     pub async fn of(&self, generation: u64, patience: Duration) -> Sighting {
         let mut seen = self.seen.subscribe();
         let found = tokio::time::timeout(patience, seen.wait_for(|seen| seen.range(generation..).next().is_some()));

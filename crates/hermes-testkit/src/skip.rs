@@ -1,17 +1,17 @@
-//! Tests that cannot run here say so loudly.
+//! Visible skipping of tests that cannot run on this machine.
 //!
-//! In: what is missing. Out: a line `SKIPPED: ...` on standard error, past the test harness, which would swallow it;
-//! with `HERMES_NO_SKIP=1`, which continuous integration sets, a failure.
+//! In: the missing requirement. Out: a line `SKIPPED: ...` on standard error, which bypasses the capture of the test
+//! harness; a failure with `HERMES_NO_SKIP=1`, which continuous integration sets.
 
 use std::io::Write as _;
 
 /// Says that the calling test is skipped, and why. The caller then returns.
 ///
 /// # Panics
-/// With `HERMES_NO_SKIP=1`: there nothing may be skipped.
+/// The variable `HERMES_NO_SKIP=1` is set, which forbids skipping.
 pub fn skip(test: &str, why: &str) {
     let line = format!("SKIPPED: {test}: {why}");
-    // Not `eprintln!`: its output is shown of failed tests only.
+    // The test harness shows the output of `eprintln!` only for failed tests.
     let _ = writeln!(std::io::stderr(), "{line}");
     let forbidden = std::env::var_os("HERMES_NO_SKIP").is_some_and(|value| value == "1");
     assert!(!forbidden, "{line} (HERMES_NO_SKIP=1 forbids that)");
@@ -20,7 +20,7 @@ pub fn skip(test: &str, why: &str) {
 /// Whether this process is root; says that `test` is skipped where it is not.
 ///
 /// # Panics
-/// As [`skip`].
+/// The panics of [`skip`].
 pub fn needs_root(test: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {

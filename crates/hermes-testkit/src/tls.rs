@@ -1,7 +1,7 @@
 //! rustls configurations for the origins and clients of the testkit.
 //!
-//! In: PEM of [`crate::ca`]. Out: server and client configurations on aws-lc-rs. Clients always verify the chain
-//! and never resume: each measured client is a stranger.
+//! In: PEM of [`crate::ca`]. Out: server and client configurations on aws-lc-rs. Clients always verify the chain and
+//! never resume: each measured client is new.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem:
 
 use crate::{Error, Result, ca::Identity};
 
-/// A server that shows `identity`; with `client_ca` (PEM) it demands a certificate of that CA.
+/// A server with this identity; with `client_ca` (PEM) it requires a certificate of that CA.
 ///
 /// # Errors
-/// When the PEM is not what it should be.
+/// The PEM is invalid.
 pub fn server(identity: &Identity, client_ca: Option<&str>, alpn: &[&str]) -> Result<Arc<ServerConfig>> {
     let builder = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -36,15 +36,15 @@ pub fn server(identity: &Identity, client_ca: Option<&str>, alpn: &[&str]) -> Re
     };
     let mut config = builder.with_single_cert(chain(identity)?, key(identity)?).map_err(refused)?;
     config.alpn_protocols = protocols(alpn);
-    // No client of ours resumes, so tickets would be work for nothing.
+    // Tickets would be wasted, since no client of ours resumes.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
 }
 
-/// A client that trusts `ca` (PEM) and, with `identity`, shows a certificate when asked.
+/// A client that trusts `ca` (PEM) and, with `identity`, sends a certificate if requested.
 ///
 /// # Errors
-/// When the PEM is not what it should be.
+/// The PEM is invalid.
 pub fn client(ca: &str, identity: Option<&Identity>, alpn: &[&str]) -> Result<Arc<ClientConfig>> {
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()

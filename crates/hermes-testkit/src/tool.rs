@@ -1,6 +1,6 @@
-//! Peers that are not ours: programs that `scripts/setup.sh` puts into the target directory.
+//! Third-party peers: programs that `scripts/setup.sh` installs into the target directory.
 //!
-//! In: a program's name. Out: where it is.
+//! In: a program's name. Out: its path.
 
 use std::{
     env,

@@ -1,9 +1,9 @@
-//! Traffic that goes on while something is changed under it: requests, uploads, tunnels and flows, every byte checked.
+//! Continuous traffic during a change: requests, uploads, tunnels and flows, with every byte checked.
 //!
-//! In: where to send what. Out: how much arrived, and each failure with its reason. A client here does what a careful
-//! real one does and no more: a request on a *new* connection that gets no answer has failed; one on a connection that
-//! the server closed between two requests is sent again on another and counted apart. Bounded: one exchange at a time
-//! for each client.
+//! In: the targets. Out: the amount of traffic, and each failure with its reason. Clients behave like careful real
+//! ones: a request on a *new* connection without a response has failed. If the server closed an idle connection between
+//! two requests, the request is repeated on another one and counted separately. Bounded: one exchange at a time for
+//! each client.
 
 use std::{
     collections::BTreeMap,
@@ -31,24 +31,24 @@ use crate::{
     pattern::{Digest, Pattern},
 };
 
-/// Between two rounds of one client: traffic, not a benchmark.
+/// Pause between two rounds of one client: this is traffic, not a benchmark.
 const PAUSE: Duration = Duration::from_millis(2);
-/// A datagram that has not come back by now is lost.
+/// Time after which a datagram without an echo counts as lost.
 const DATAGRAM_PATIENCE: Duration = Duration::from_secs(2);
-/// Failures that are kept in words.
+/// Maximum number of failures with a text.
 const KEPT: usize = 12;
 /// Bytes of one upload, sent in pieces.
 const UPLOAD: usize = 192 << 10;
 const PIECE: usize = 16 << 10;
 
-/// Clients at work.
+/// Active clients.
 #[derive(Debug)]
 pub struct Traffic {
     clients: JoinSet<()>,
     tally: Arc<Tally>,
 }
 
-/// How a byte tunnel is opened.
+/// The way to open a byte tunnel.
 #[derive(Debug, Clone)]
 pub enum Way {
     /// A bare connection to a `tcp` listener.
@@ -57,27 +57,27 @@ pub enum Way {
     Connect(SocketAddr, String),
 }
 
-/// What one kind of client did.
+/// The counters of one kind of client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Rounds that were right: a response, an upload, a chunk or a datagram there and back.
+    /// Successful rounds: a response, an upload, or an echoed chunk or datagram.
     pub rounds: u64,
     /// Bytes that were checked.
     pub bytes: u64,
-    /// Requests that were sent again since the server had closed the idle connection.
+    /// Requests that were repeated because the server had closed the idle connection.
     pub repeated: u64,
-    /// Datagrams that did not come back.
+    /// Datagrams without an echo.
     pub lost: u64,
-    /// Rounds that were wrong, and tunnels that broke.
+    /// Failed rounds and broken tunnels.
     pub failed: u64,
 }
 
-/// What all of them did.
+/// The counters of all clients.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// By kind of client.
+    /// Counters by kind of client.
     pub done: BTreeMap<&'static str, Done>,
-    /// The first failures, in words.
+    /// The texts of the first failures.
     pub failures: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Requests with a connection each.
+    /// Sends requests on one connection each.
     pub fn one_shot(&mut self, to: SocketAddr, host: &str, path: &str) {
         let tally = self.tally.clone();
         let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
@@ -140,7 +140,7 @@ impl Traffic {
         });
     }
 
-    /// Requests on one connection for as long as the server keeps it.
+    /// Sends requests on one connection, for as long as the server keeps it open.
     pub fn keep_alive(&mut self, to: SocketAddr, host: &str, path: &str) {
         let tally = self.tally.clone();
         let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
@@ -153,7 +153,7 @@ impl Traffic {
         });
     }
 
-    /// Requests on one HTTP/2 connection for as long as the server keeps it.
+    /// Sends requests on one HTTP/2 connection, for as long as the server keeps it open.
     pub fn h2(&mut self, to: SocketAddr, host: &str, path: &str) {
         let (tally, uri) = (self.tally.clone(), format!("http://{host}{path}"));
         self.clients.spawn(async move {
@@ -165,7 +165,7 @@ impl Traffic {
         });
     }
 
-    /// Requests on one HTTP/3 connection for as long as the server keeps it.
+    /// Sends requests on one HTTP/3 connection, for as long as the server keeps it open.
     pub fn h3(&mut self, door: &Door, host: &str, path: &str) {
         let (tally, door, uri) = (self.tally.clone(), door.clone(), format!("https://{host}{path}"));
         self.clients.spawn(async move {
@@ -177,7 +177,7 @@ impl Traffic {
         });
     }
 
-    /// Chunked uploads, a piece every other millisecond, to a path that answers with their digest.
+    /// Sends chunked uploads, one chunk every 2 ms, to a path that responds with their digest.
     pub fn uploads(&mut self, to: SocketAddr, host: &str, path: &str) {
         let tally = self.tally.clone();
         let head =
@@ -194,7 +194,7 @@ impl Traffic {
         });
     }
 
-    /// One tunnel to an echo, opened once and kept to the end.
+    /// Keeps one tunnel to an echo server open to the end.
     pub fn tunnel(&mut self, way: Way, seed: u64) {
         let (tally, kind) = (self.tally.clone(), way.kind());
         self.clients.spawn(async move {
@@ -204,7 +204,7 @@ impl Traffic {
         });
     }
 
-    /// One UDP flow to an echo, a datagram at a time, from one source to the end.
+    /// Keeps one UDP flow to an echo server, one datagram at a time from one source port.
     pub fn flow(&mut self, to: SocketAddr, seed: u64) {
         let tally = self.tally.clone();
         self.clients.spawn(async move {
@@ -214,10 +214,10 @@ impl Traffic {
         });
     }
 
-    /// Waits until every kind of client that is at work has done `rounds` more.
+    /// Waits until every kind of active client has completed `rounds` more.
     ///
     /// # Panics
-    /// When one does not get there within [`SILENCE`]; says how far each came.
+    /// A kind does not complete them within [`SILENCE`]; the message has the number of rounds of each.
     pub async fn progress(&self, rounds: u64) {
         let before = self.report();
         let deadline = Instant::now() + SILENCE;
@@ -233,12 +233,12 @@ impl Traffic {
         }
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn report(&self) -> Report {
         self.tally.report.lock().map(|report| report.clone()).unwrap_or_default()
     }
 
-    /// Lets everybody finish what is under way, and tells what was done.
+    /// Lets all clients finish their current round, and returns the counters.
     pub async fn finish(mut self) -> Report {
         self.tally.stop.store(true, Ordering::Release);
         while self.clients.join_next().await.is_some() {}
@@ -271,10 +271,10 @@ impl Way {
 }
 
 impl Report {
-    /// Nothing failed, nothing was lost, and every kind did at least `rounds`.
+    /// Checks that nothing failed or was lost, and that every kind completed at least `rounds`.
     ///
     /// # Panics
-    /// Otherwise, with everything that is known.
+    /// A check fails; the message contains all counters.
     pub fn assert_whole(&self, rounds: u64) {
         let whole = |done: &Done| done.failed == 0 && done.lost == 0 && done.rounds >= rounds;
         assert!(self.failures.is_empty() && self.done.values().all(whole), "{self}");
@@ -320,7 +320,7 @@ async fn keep_alive(tally: &Tally, to: SocketAddr, request: &str, connection: &m
     }
 }
 
-/// One request on the connection, which is kept where the server keeps it.
+/// Sends one request on the connection, which is kept if the server keeps it open.
 async fn exchange(to: SocketAddr, request: &str, connection: &mut Option<Dialog<TcpStream>>) -> io::Result<usize> {
     let mut dialog = match connection.take() {
         Some(dialog) => dialog,
@@ -339,7 +339,7 @@ fn closed_before_an_answer(error: &io::Error) -> bool {
     broken || (error.kind() == io::ErrorKind::UnexpectedEof && error.to_string().ends_with("unread: \"\""))
 }
 
-/// Requests on one connection until the server says goodbye, which is no failure between two requests.
+/// Sends requests on one connection until GOAWAY, which is not a failure between two requests.
 async fn h2_connection(tally: &Tally, to: SocketAddr, uri: &str) -> io::Result<()> {
     let stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
@@ -347,7 +347,7 @@ async fn h2_connection(tally: &Tally, to: SocketAddr, uri: &str) -> io::Result<(
         in_time("an HTTP/2 handshake", async { h2::client::handshake(stream).await.map_err(io::Error::other) }).await?;
     let mut driver = JoinSet::new();
     driver.spawn(async move {
-        // How it ends is seen by the requests on it.
+        // Requests on the connection report its failure.
         let _ = connection.await;
     });
     let mut sender = Some(sender);
@@ -371,8 +371,8 @@ async fn h2_connection(tally: &Tally, to: SocketAddr, uri: &str) -> io::Result<(
     Ok(())
 }
 
-/// The server has said goodbye and that this request was not looked at (RFC 9113, 6.8): another
-/// connection may carry it.
+/// The server sent GOAWAY and did not process this request (RFC 9113, section 6.8): it may be repeated on another
+/// connection.
 fn was_not_processed(error: &h2::Error) -> bool {
     error.is_remote() && error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR)
 }
@@ -389,11 +389,11 @@ async fn h2_request(sender: &mut h2::client::SendRequest<Bytes>, uri: &str) -> R
         bytes += length;
         body.flow_control().release_capacity(length)?;
     }
-    // An error of ours stands for the server's.
+    // Our own error code stands for the server's status.
     if status == 200 { Ok(bytes) } else { Err(h2::Reason::INTERNAL_ERROR.into()) }
 }
 
-/// As `h2_connection`. Only a request that was rejected is one that nobody looked at (RFC 9114, 4.1.1).
+/// Works like `h2_connection`. Only a rejected request was not processed (RFC 9114, section 4.1.1).
 async fn h3_connection(tally: &Tally, door: &Door, uri: &str) -> io::Result<()> {
     let mut connection = door.h3().await?;
     while tally.goes_on() {
@@ -440,7 +440,7 @@ async fn tunnel(tally: &Tally, way: &Way, pattern: Pattern) -> io::Result<()> {
     }
     let mut offset = 0u64;
     while tally.goes_on() {
-        // From one byte to some segments, in no order that a buffer's size would fit.
+        // Lengths from one byte to some segments, unrelated to any buffer size.
         let length = 1 + (offset.wrapping_mul(0x9e37_79b9) >> 7) as usize % 24_000;
         let mut sent = vec![0; length];
         pattern.fill(offset, &mut sent);
@@ -482,7 +482,7 @@ async fn flow(tally: &Tally, to: SocketAddr, pattern: Pattern) -> io::Result<()>
     Ok(())
 }
 
-/// The datagram of this number; earlier ones that were given up are passed over.
+/// Receives the datagram of this number; skips earlier ones that count as lost.
 async fn returned(socket: &UdpSocket, room: &mut [u8], number: u64) -> io::Result<Option<usize>> {
     loop {
         let Ok(received) = tokio::time::timeout(DATAGRAM_PATIENCE, socket.recv(room)).await else { return Ok(None) };

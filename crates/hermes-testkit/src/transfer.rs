@@ -1,7 +1,7 @@
-//! One transfer and its proof.
+//! A verified transfer.
 //!
-//! In: a door, a way, a size. Out: nothing where every byte came out as it went in, else where it did not. Pieces
-//! are of random length, so that no boundary of ours falls together with a boundary of theirs.
+//! In: a door, a tunnel mode, a size. Out: success if every byte arrived unchanged; otherwise an error with its
+//! position. Pieces have random lengths, so that our boundaries do not match those of the product.
 
 use std::{collections::VecDeque, io};
 
@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::Request;
 use rand::{Rng as _, rngs::SmallRng};
 
-/// Version of HTTP at the near end.
+/// HTTP version of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// HTTP/1.1.
@@ -30,22 +30,22 @@ pub enum Version {
     H3,
 }
 
-/// The longest piece that is sent at once.
+/// The longest piece of one send.
 const PIECE: usize = 200 << 10;
-/// Datagrams under way at once: a modest rate, whatever the machine.
+/// Datagrams in flight at once: a modest rate on any machine.
 const OUTSTANDING: usize = 4;
-/// And so many bytes: a socket with the system's usual buffer (Envoy's) has no room for three of the
-/// largest, and what it has no time to read is lost.
+/// Bytes in flight at once: a socket with the system's default buffer (Envoy's) has no room for three of the largest
+/// datagrams, and loses what it does not read in time.
 const OUTSTANDING_BYTES: usize = 80 << 10;
 
 fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
 
-/// Sends `size` bytes through a tunnel to an echo and demands them back, then the end.
+/// Sends `size` bytes through a tunnel to an echo server, and checks the echo and the end of the stream.
 ///
 /// # Errors
-/// The tunnel broke, or what came back is not what was sent; says where.
+/// The tunnel failed, or the echo differs; the error contains the position.
 pub async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
     let tunnel = door.tunnel(way, authority).await?;
     let pattern = Pattern::new(rng.random());
@@ -53,16 +53,17 @@ pub async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut
     let sending = async {
         let mut writer = send(tunnel.writer, pattern, lengths).await?;
         writer.finish().await?;
-        // Kept until the far end is through: dropping an HTTP/2 stream would reset it.
+        // Kept until all bytes are back: dropping an HTTP/2 stream would reset it.
         Ok(writer)
     };
     tokio::try_join!(sending, receive(tunnel.reader, pattern, size)).map(drop)
 }
 
-/// As [`echo`], for proxies that end both directions of a tunnel when one has ended: ours ends only when all is back.
+/// Works like [`echo`], for proxies that close both directions when one ends: our direction ends only after the whole
+/// echo.
 ///
 /// # Errors
-/// As [`echo`].
+/// The errors of [`echo`].
 pub async fn echo_whole(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
     let mut tunnel = door.tunnel(way, authority).await?;
     let pattern = Pattern::new(rng.random());
@@ -125,10 +126,10 @@ async fn receive(mut reader: Reader, pattern: Pattern, size: usize) -> io::Resul
     if offset == size { Ok(reader) } else { Err(wrong(format!("{offset} of {size} bytes came back"))) }
 }
 
-/// Uploads `size` bytes and compares the digest that the origin made of them.
+/// Uploads `size` bytes and compares the origin's digest of them.
 ///
 /// # Errors
-/// The exchange broke, or the bytes are not the same; says where.
+/// The exchange failed, or the bytes differ; the error contains the position.
 pub async fn upload(door: &Door, version: Version, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
     let pattern = Pattern::new(rng.random());
     let lengths = pieces(size, rng);
@@ -222,7 +223,7 @@ async fn upload_h3(
 /// Downloads `size` bytes of a known pattern.
 ///
 /// # Errors
-/// The exchange broke, or the bytes are not the same; says where.
+/// The exchange failed, or the bytes differ; the error contains the position.
 pub async fn download(door: &Door, version: Version, authority: &str, size: usize) -> io::Result<()> {
     let data = match version {
         Version::H1 => {
@@ -244,18 +245,18 @@ pub async fn download(door: &Door, version: Version, authority: &str, size: usiz
     }
 }
 
-/// Sends datagrams of random length, 0 and the largest among them, and demands each back, once, unchanged.
+/// Sends datagrams of random length, including 0 and the maximum, and expects each back exactly once and unchanged.
 ///
 /// # Errors
-/// The exchange broke, or the bytes are not the same; says where.
+/// The exchange failed, or the bytes differ; the error contains the position.
 pub async fn datagrams(door: &Door, way: FlowWay, name: &str, count: usize, rng: &mut SmallRng) -> io::Result<()> {
     datagrams_between((0, MAX_PAYLOAD), door, way, name, count, rng).await
 }
 
-/// As [`datagrams`], of lengths between two, both of them among them: for proxies that do not carry all lengths.
+/// Works like [`datagrams`], with lengths between two limits, for proxies that do not carry all lengths.
 ///
 /// # Errors
-/// As [`datagrams`].
+/// The errors of [`datagrams`].
 pub async fn datagrams_between(
     (least, most): (usize, usize),
     door: &Door,
@@ -291,7 +292,7 @@ pub async fn datagrams_between(
     Ok(())
 }
 
-/// A payload that no other of the run equals, as far as its length allows: its number, then noise of its own.
+/// A payload that is unique in the run, as far as its length allows: its number, then random bytes.
 fn numbered(seed: u64, number: usize, length: usize) -> Vec<u8> {
     let mut payload = Pattern::new(seed.wrapping_add(number as u64)).bytes(length);
     let digits = (number as u32).to_be_bytes();

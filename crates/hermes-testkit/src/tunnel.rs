@@ -1,8 +1,8 @@
-//! A byte stream through a proxy, whatever carries it.
+//! A byte stream through a proxy over any protocol.
 //!
-//! In: an opened tunnel in one of its forms: a bare connection, a stream of HTTP/2 or HTTP/3, or the chunked bodies of an
-//! HTTP/1.1 POST. Out: its two directions, each with an end of its own. Chunking is written here by hand, so that
-//! what is tested does not check itself.
+//! In: an open tunnel: a bare connection, a stream of HTTP/2 or HTTP/3, or the chunked bodies of an HTTP/1.1 POST. Out:
+//! its two directions, each with its own end. Chunking is written here by hand, so that the product does not check
+//! itself.
 
 use std::io;
 
@@ -20,27 +20,27 @@ use crate::{
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Any connection, on the heap.
+/// A boxed connection.
 pub type BoxedStream = Box<dyn Stream>;
 
-/// What is read at once.
+/// Maximum number of bytes of one read.
 const PIECE: usize = 64 << 10;
 
-/// A tunnel.
+/// An open tunnel.
 pub struct Tunnel {
-    /// From the far end.
+    /// The direction from the target.
     pub reader: Reader,
-    /// To the far end.
+    /// The direction to the target.
     pub writer: Writer,
 }
 
-/// One direction.
+/// A direction of a stream.
 pub enum Reader {
-    /// A connection, and what was read of it already.
+    /// A connection, and its bytes that were read already.
     Io(ReadHalf<BoxedStream>, Bytes),
-    /// An HTTP/2 stream; its connection lives as long.
+    /// An HTTP/2 stream; its connection lives as long as the stream.
     H2(RecvStream, Box<Multiplex>),
-    /// An HTTP/3 stream; its connection lives as long.
+    /// An HTTP/3 stream; its connection lives as long as the stream.
     H3(h3::Receiving, Box<h3::Connection>),
     /// A chunked body.
     Chunked(Box<Dialog<Join<ReadHalf<BoxedStream>, Sink>>>),
@@ -84,10 +84,10 @@ impl Tunnel {
 }
 
 impl Reader {
-    /// The next piece; `None` is the orderly end.
+    /// Reads the next piece; `None` at the end of the stream.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn piece(&mut self) -> io::Result<Option<Bytes>> {
         match self {
             Reader::Io(_, ahead) if !ahead.is_empty() => Ok(Some(std::mem::take(ahead))),
@@ -105,10 +105,10 @@ impl Reader {
         }
     }
 
-    /// Everything up to the orderly end.
+    /// Reads everything up to the end of the stream.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn to_end(&mut self) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
@@ -117,10 +117,10 @@ impl Reader {
         Ok(all)
     }
 
-    /// At least so many bytes, then whatever came with them.
+    /// Reads at least this number of bytes, and all that arrived with them.
     ///
     /// # Errors
-    /// The tunnel ended or broke before.
+    /// The tunnel ended or failed before.
     pub async fn at_least(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         while all.len() < length {
@@ -142,7 +142,7 @@ impl Writer {
     /// Sends bytes.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn send(&mut self, data: impl Into<Bytes>) -> io::Result<()> {
         let data = data.into();
         match self {
@@ -155,7 +155,7 @@ impl Writer {
             }
             Writer::H2(stream) => multiplex::send_all(stream, data, false).await,
             Writer::H3(stream) => stream.data(data).await,
-            // An empty chunk would be the last.
+            // An empty chunk would be the last one.
             Writer::Chunked(_) if data.is_empty() => Ok(()),
             Writer::Chunked(stream) => {
                 in_time("writing a tunnel", async {
@@ -169,10 +169,10 @@ impl Writer {
         }
     }
 
-    /// Ends this direction in order.
+    /// Closes this direction.
     ///
     /// # Errors
-    /// The tunnel broke.
+    /// The tunnel failed.
     pub async fn finish(&mut self) -> io::Result<()> {
         match self {
             Writer::Io(stream) => in_time("ending a tunnel", stream.shutdown()).await,
@@ -188,7 +188,7 @@ impl Writer {
         }
     }
 
-    /// Breaks the stream off, where the carrier has a word for it.
+    /// Resets the stream, if the protocol supports it.
     pub fn reset(&mut self) {
         match self {
             Writer::H2(stream) => stream.send_reset(Reason::CANCEL),

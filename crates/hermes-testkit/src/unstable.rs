@@ -1,7 +1,8 @@
-//! client - node - link - node - ... - node - origin: a chain whose links may be dark, each node in a namespace of its own.
+//! A chain client - node - link - node - ... - node - origin with intermittent links; each node is in its own
+//! namespace.
 //!
-//! In: the links' conditions, and how nodes reach each other. Out: a running chain with an origin in the clear and one of
-//! TLS behind it; what curl says of a download. Nodes have custody of what goes through, with a journal each.
+//! In: the links' conditions, and the protocol between nodes. Out: a running chain, with a plaintext origin and a TLS
+//! origin after the last node, and downloads by curl. Nodes use custody, with a journal each.
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +23,13 @@ use crate::{
     process, tls,
 };
 use bytes::Bytes;
-pub use hermes_lab::seldom::{limit, seldom};
+pub use hermes_lab::random_outages::{limit, random_outages as seldom};
 use hermes_lab::turns;
 pub use hermes_lab::turns::{RATE, SLOT as SECOND, in_turns};
 use nix::sys::signal::Signal;
 use tokio::net::TcpListener;
 
-/// Of [`Between::custody_or_soon`]: what has to be through soon has to be within this.
+/// The custody deadline of requests under `/soon/` (see [`Between::custody_or_soon`]).
 pub const SOON: Duration = Duration::from_secs(12);
 
 const PORT: u16 = 9443;
@@ -61,36 +62,36 @@ upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
 
-/// What is between two nodes.
+/// The protocol and the routes between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Between {
     /// `h2` or `h3`.
     pub protocol: &'static str,
-    /// What a route has beside its upstream, with a comma before it.
+    /// Settings of a route besides its upstream, with a comma before them.
     pub treatment: &'static str,
-    /// The same of the route to the origin.
+    /// The same settings for the route to the origin.
     pub last: &'static str,
 }
 
 impl Between {
-    /// Custody over this version.
+    /// Custody over this protocol.
     pub fn custody(protocol: &'static str) -> Self {
         Self { protocol, treatment: ", custody: {deadline: 5m}", last: "" }
     }
 
-    /// The same, and what has come is kept.
+    /// Custody over this protocol, with a cache.
     pub fn custody_and_cache(protocol: &'static str) -> Self {
         Self { treatment: ", custody: {deadline: 5m}, cache: {}", ..Self::custody(protocol) }
     }
 
-    /// Custody; what is under `/soon/` has [`SOON`] for it.
+    /// Custody, with the deadline [`SOON`] for requests under `/soon/`.
     pub fn custody_or_soon(protocol: &'static str) -> Self {
         let treatment = ", match: {path: '/soon/*'}, custody: {deadline: 12s}}
 - {name: late, upstream: next, custody: {deadline: 5m}";
         Self { treatment, ..Self::custody(protocol) }
     }
 
-    /// Nothing of the kind.
+    /// No custody and no cache.
     pub fn nothing(protocol: &'static str) -> Self {
         Self { treatment: "", ..Self::custody(protocol) }
     }
@@ -99,18 +100,18 @@ impl Between {
 /// A chain of nodes.
 #[derive(Debug)]
 pub struct Chain {
-    /// From the client's, where the first node is, to the origins'.
+    /// The namespaces from the client's, with the first node, to the origins'.
     pub namespaces: Vec<Arc<Namespace>>,
     links: Vec<Link>,
     epoch: Instant,
     overlay: Overlay,
-    /// In the same order.
+    /// The nodes, in the same order.
     pub nodes: Vec<Node>,
     origin: Origin,
     secure: Origin,
     between: Between,
     killed: usize,
-    /// How often a node went on with what it held before it was killed.
+    /// Number of exchanges that a node resumed from its journal after it was killed.
     pub resumed: usize,
 }
 
@@ -119,27 +120,27 @@ pub fn always(_: usize) -> Conditions {
     Conditions { one_way: Duration::from_millis(2), ..turns::steady() }
 }
 
-/// The two ends of a link.
+/// The addresses of both ends of a link.
 fn ends(link: usize) -> [Ipv4Addr; 2] {
     [1, 2].map(|end| Ipv4Addr::new(10, 71, link as u8, end))
 }
 
-/// What curl says of a download.
+/// The result of a download by curl.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Download {
-    /// HTTP's.
+    /// The HTTP status code.
     pub status: u16,
-    /// Of content.
+    /// Bytes of content.
     pub bytes: u64,
-    /// From the beginning to the last byte.
+    /// Seconds from the start to the last byte.
     pub seconds: f64,
 }
 
 impl Chain {
-    /// So many links, each under its conditions, between nodes of this binary.
+    /// Starts a chain over links with these conditions, with nodes of this binary.
     ///
     /// # Errors
-    /// Without root, or when a part of it cannot be started.
+    /// Missing root privileges, or a part that cannot be started.
     pub async fn start(
         hermes: &Path,
         links: usize,
@@ -150,10 +151,10 @@ impl Chain {
         Self::before(hermes, links, between, conditions, serve).await
     }
 
-    /// The same before an origin of the caller's.
+    /// Starts a chain before an origin of the caller.
     ///
     /// # Errors
-    /// As [`Self::start`].
+    /// The errors of [`Self::start`].
     pub async fn before(
         hermes: &Path,
         links: usize,
@@ -204,50 +205,50 @@ impl Chain {
         Ok(draft.identity(&subject)?.within(&self.namespaces[number]))
     }
 
-    /// Where a node keeps what outlives it.
+    /// The state directory of a node.
     pub fn state(&self, number: usize) -> std::path::PathBuf {
         self.overlay.dir().join(format!("state-n{number}"))
     }
 
-    /// Where files of the whole may be.
+    /// The temporary directory of the chain.
     pub fn dir(&self) -> &Path {
         self.overlay.dir()
     }
 
-    /// What went over its links.
+    /// The links of the chain.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// How long its links have been there: their times count from there.
+    /// The time since the links' epoch.
     pub fn elapsed(&self) -> Duration {
         self.epoch.elapsed()
     }
 
-    /// Waits until the links are so far in their turns.
+    /// Waits until this phase of the links' cycle.
     pub async fn phase(&self, phase: Duration, turn: Duration) {
         let passed = self.epoch.elapsed().as_nanos() % turn.as_nanos();
         let left = (phase.as_nanos() + turn.as_nanos() - passed) % turn.as_nanos();
         tokio::time::sleep(Duration::from_nanos(left as u64)).await;
     }
 
-    /// Where the first node takes requests, of a proxy too.
+    /// The address at which the first node accepts requests, also as a proxy.
     pub fn apps(&self) -> String {
         format!("http://{}", self.nodes[0].address("apps"))
     }
 
-    /// GET, by curl.
+    /// Downloads a path with curl.
     ///
     /// # Errors
-    /// What curl complains of.
+    /// The error message of curl.
     pub async fn curl(&self, path: &str) -> Result<Download> {
         self.timed(&[&format!("{}{path}", self.apps())]).await
     }
 
-    /// The same of TLS 1.3 with the origin itself, by a tunnel.
+    /// Downloads a path from the TLS origin with curl, over TLS 1.3 through a tunnel.
     ///
     /// # Errors
-    /// What curl complains of.
+    /// The error message of curl.
     pub async fn curl_through(&self, path: &str) -> Result<Download> {
         self.timed(&["-k", "-p", "-x", &self.apps(), &format!("https://SECURE{path}")]).await
     }
@@ -266,18 +267,18 @@ impl Chain {
         Ok(Download { status, bytes, seconds })
     }
 
-    /// Kills a node as a lack of memory would, and starts it again.
+    /// Kills a node with SIGKILL, and restarts it.
     ///
     /// # Errors
-    /// When it does not start.
+    /// The node does not start.
     pub async fn kill(&mut self, number: usize, pause: Duration) -> Result<()> {
         self.kill_all(&[number], pause).await
     }
 
-    /// The same of several at one moment. Each is started again so long after the one before.
+    /// Kills several nodes at the same time. Restarts them one by one, with a pause before each.
     ///
     /// # Errors
-    /// When one of them does not start.
+    /// A node does not start.
     pub async fn kill_all(&mut self, numbers: &[usize], pause: Duration) -> Result<()> {
         let mut places = numbers.to_vec();
         places.sort_unstable();
@@ -301,14 +302,14 @@ impl Chain {
     /// CPU seconds of all nodes so far.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// The system does not report it.
     pub fn cpu(&self) -> Result<f64> {
         let weigh = Error::io("weighing the nodes".to_owned());
         let of = |node: &Node| process::Usage::of_tree(node.pid()).map(|usage| usage.cpu.as_secs_f64());
         self.nodes.iter().map(of).sum::<std::io::Result<f64>>().map_err(weigh)
     }
 
-    /// What all nodes say.
+    /// The logs of all nodes.
     pub fn logs(&self) -> String {
         self.nodes.iter().map(|node| format!("--- {}\n{}\n", node.name(), node.log())).collect()
     }

@@ -1,4 +1,4 @@
-//! Links that pass at times: what was sent in their slots arrives, what was not is gone, and nobody is told.
+//! Tests of intermittent links: frames sent in an up slot arrive, and others are dropped silently.
 #![allow(clippy::unwrap_used)]
 
 use std::{

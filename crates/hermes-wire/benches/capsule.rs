@@ -1,8 +1,7 @@
-//! What capsules of 1,200-byte datagrams cost.
+//! Benchmark of capsules with 1,200-byte datagrams.
 //!
-//! In: nothing. Out: nanoseconds a datagram for encoding, for decoding a read of 64 capsules, for
-//! decoding the same stream in pieces that cut capsules (so that some are copied), and for
-//! skipping. Never touches a socket.
+//! Out: nanoseconds per datagram for encoding, for decoding a read of 64 capsules, for decoding the same stream in
+//! pieces that cut capsules (so that some are copied), and for skipping. Never touches a socket.
 
 use std::hint::black_box;
 
@@ -12,7 +11,7 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 
 const PAYLOAD: [u8; 1_200] = [0x5a; 1_200];
 
-/// Datagrams in one read: about what 64 KiB or a batch of GRO hold.
+/// Datagrams in one read: about the number in 64 KiB or a GRO batch.
 const BATCH: usize = 64;
 
 fn stream() -> Bytes {
@@ -23,7 +22,7 @@ fn stream() -> Bytes {
     out.freeze()
 }
 
-/// Decodes all of `pieces`; how many UDP payloads there were.
+/// Decodes all of `pieces`; returns the number of UDP payloads.
 fn drain(decoder: &mut CapsuleDecoder, pieces: &[Bytes]) -> usize {
     let mut payloads = 0;
     for piece in pieces {

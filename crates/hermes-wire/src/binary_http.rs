@@ -1,8 +1,8 @@
-//! HTTP messages as strings of bytes (RFC 9292), in the form whose length is not known in advance.
+//! Binary HTTP messages (RFC 9292), in the indeterminate-length form.
 //!
-//! In: a message's parts as they come, or the bytes of one in any pieces. Out: bytes, or the parts. A string can be cut
-//! anywhere and goes on where it was cut. Holds one line of a head and what was pushed last; a head is bounded, content
-//! is not and passes without copying. Never: what a field means.
+//! In: the parts of a message, or the bytes of one in pieces of any size. Out: bytes, or the parts. A message can be
+//! cut anywhere and continues there. Buffers one line of a head and the last pushed piece; a head is bounded, content
+//! is not and is not copied. Never: the meaning of a field.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -12,26 +12,26 @@ use crate::varint;
 const REQUEST: u64 = 2;
 const RESPONSE: u64 = 3;
 
-/// A line of a field section: lowercase name, and value.
+/// A field line: lowercase name, and value.
 pub type Field = (Bytes, Bytes);
 
-/// What a head is of.
+/// The control data of a head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Control {
     /// A request.
     Request {
-        /// Its method.
+        /// The method.
         method: Bytes,
-        /// Its scheme; empty for CONNECT.
+        /// The scheme; empty for CONNECT.
         scheme: Bytes,
-        /// Whom it is for; may be empty.
+        /// The authority; may be empty.
         authority: Bytes,
         /// Path and query.
         path: Bytes,
     },
-    /// A response; an interim one, if below 200: then another head follows.
+    /// A response; if the status is below 200, it is an interim response, and another head follows.
     Response {
-        /// From 100 to 599.
+        /// The status code, from 100 to 599.
         status: u16,
     },
 }
@@ -39,41 +39,41 @@ pub enum Control {
 /// A part of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// Its head.
+    /// The head.
     Head(Control, Vec<Field>),
-    /// A piece of its content, as it came.
+    /// A part of the content, in the size in which it arrived.
     Content(Bytes),
-    /// Its end, with the fields behind the content.
+    /// The end, with the trailers.
     End(Vec<Field>),
 }
 
-/// Why bytes are no message.
+/// The reason why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BinaryHttpError {
-    /// Of a kind that is not spoken here.
-    #[error("a binary HTTP message begins with {0}; 2 and 3 are known")]
+    /// The framing indicator is not supported.
+    #[error("binary HTTP message: unknown framing indicator {0}; expected 2 or 3")]
     Indicator(u64),
-    /// Not from 100 to 599.
-    #[error("a binary HTTP response has status {0}, which is none")]
+    /// The status is not from 100 to 599.
+    #[error("binary HTTP message: invalid status {0}")]
     Status(u64),
-    /// A field without a name.
-    #[error("a binary HTTP message has a field whose name is empty, or no token in lower case")]
+    /// A field name is empty or invalid.
+    #[error("binary HTTP message: a field name is empty or not a lowercase token")]
     Name,
-    /// A value with bytes that no line may have.
-    #[error("a binary HTTP message has a value with a line's end or a zero in it")]
+    /// A field value contains forbidden bytes.
+    #[error("binary HTTP message: a field value contains CR, LF or NUL")]
     Value,
-    /// A head or trailers of more bytes than are taken.
-    #[error("a head of a binary HTTP message has more than {0} bytes")]
+    /// A head or the trailers exceed the limit.
+    #[error("binary HTTP message: head exceeds {0} bytes")]
     TooLong(usize),
-    /// Something behind its end that is not padding.
-    #[error("a binary HTTP message goes on behind its end")]
+    /// The bytes after the end are not padding.
+    #[error("binary HTTP message: data after its end")]
     Behind,
-    /// It is cut off.
-    #[error("a binary HTTP message is cut off")]
+    /// The message is truncated.
+    #[error("binary HTTP message: truncated")]
     Truncated,
 }
 
-/// Writes the head with which a message begins. A response is a final one.
+/// Encodes the head at the beginning of a message. A response must be a final one.
 pub fn put_head<'a>(control: &Control, fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, out: &mut BytesMut) {
     match control {
         Control::Request { method, scheme, authority, path } => {
@@ -101,20 +101,20 @@ fn put_string(text: &[u8], out: &mut BytesMut) {
     out.put_slice(text);
 }
 
-/// Writes what comes before so many bytes of content, which follow. Nothing, where there are none: that would be its end.
+/// Encodes the header of a content chunk. Writes nothing if it is empty: that would end the content.
 pub fn put_chunk_head(length: usize, out: &mut BytesMut) {
     if length > 0 {
         varint::encode(length as u64, out);
     }
 }
 
-/// Writes the end of the content, and of the message.
+/// Encodes the end of the content, and of the message.
 pub fn put_end<'a>(trailers: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, out: &mut BytesMut) {
     varint::encode(0, out);
     put_fields(trailers, out);
 }
 
-/// Where in a message the next byte lies.
+/// The position of the next byte within a message.
 #[derive(Debug)]
 enum State {
     Indicator,
@@ -134,11 +134,11 @@ enum State {
     Failed(BinaryHttpError),
 }
 
-/// Cuts a string of bytes into the parts of a message.
+/// Splits a byte stream into the parts of a message.
 #[derive(Debug)]
 pub struct Decoder {
     most: usize,
-    /// Bytes of this head so far.
+    /// Bytes of the current head so far.
     taken: usize,
     is_response: bool,
     unread: BytesMut,
@@ -146,16 +146,16 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// One that takes heads, and trailers, of so many bytes.
+    /// A decoder with a limit for heads and trailers.
     pub fn new(most: usize) -> Self {
         Self { most, taken: 0, is_response: false, unread: BytesMut::new(), state: State::Indicator }
     }
 
-    /// Adds what came next.
+    /// Adds the next piece.
     pub fn push(&mut self, bytes: Bytes) {
         if !matches!(self.state, State::Failed(_)) {
             if self.unread.is_empty() {
-                // Without copying, where nobody else has them.
+                // Without copying, if no other reference exists.
                 self.unread = BytesMut::from(bytes);
             } else {
                 self.unread.extend_from_slice(&bytes);
@@ -163,15 +163,15 @@ impl Decoder {
         }
     }
 
-    /// Bytes that were added and are not part of what was read so far.
+    /// The number of unread bytes.
     pub fn unread(&self) -> usize {
         self.unread.len()
     }
 
-    /// The next part; `None` if more bytes are needed.
+    /// Returns the next part; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// The bytes are no message, then and at every later call.
+    /// The bytes are not a valid message, also at every later call.
     #[expect(clippy::should_implement_trait, reason = "an iterator would end at the first None")]
     pub fn next(&mut self) -> Result<Option<Part>, BinaryHttpError> {
         let part = self.step();
@@ -182,10 +182,10 @@ impl Decoder {
         part
     }
 
-    /// The string ends here.
+    /// Checks that the stream may end here.
     ///
     /// # Errors
-    /// The message does not.
+    /// The message is incomplete or invalid.
     pub fn finish(&self) -> Result<(), BinaryHttpError> {
         match self.state {
             State::Padding => Ok(()),
@@ -272,7 +272,7 @@ impl Decoder {
         }
     }
 
-    /// A field section is over.
+    /// Ends a field section.
     fn section(&mut self, control: Option<Control>, fields: Vec<Field>) -> Part {
         let Some(control) = control else {
             self.state = State::Padding;
@@ -304,7 +304,7 @@ impl Decoder {
     }
 }
 
-/// RFC 9110, section 5.6.2, without capitals: HTTP/2 and /3 have none either.
+/// Token characters (RFC 9110, section 5.6.2) without capital letters, which HTTP/2 and HTTP/3 forbid.
 fn is_of_name(byte: u8) -> bool {
     matches!(byte, b'a'..=b'z' | b'0'..=b'9') || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
@@ -342,7 +342,7 @@ mod tests {
         out.freeze()
     }
 
-    /// Content in one piece each time that nothing else comes between.
+    /// Joins adjacent parts of the content.
     fn read(bytes: &[u8], size: usize) -> Result<Vec<Part>, BinaryHttpError> {
         let (mut decoder, mut parts) = (Decoder::new(1000), Vec::<Part>::new());
         for piece in bytes.chunks(size) {
@@ -373,7 +373,7 @@ mod tests {
                 for size in [1, 7, bytes.len()] {
                     assert_eq!(read(&bytes, size).as_ref(), Ok(&message), "pieces of {size}");
                 }
-                // Padding says nothing.
+                // Padding has no meaning.
                 bytes.push(0);
             }
             for end in 0..put(&message).len() {

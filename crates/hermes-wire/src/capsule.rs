@@ -1,10 +1,10 @@
-//! The Capsule Protocol (RFC 9297) and the datagrams of CONNECT-UDP inside it (RFC 9298).
+//! The Capsule Protocol (RFC 9297), and the datagrams of CONNECT-UDP in it (RFC 9298).
 //!
-//! In: the bytes of a request stream's body, in whatever pieces they arrive. Out: HTTP Datagrams
-//! without copying, wherever a capsule lies within one piece. Capsules of other types are
-//! skipped without being held, whatever length they claim; who wants some of them whole, or has to
-//! pass them on as they came, says so. The decoder holds at most one unfinished capsule and one
-//! piece; it never resumes after an error, because the boundary between capsules is lost then.
+//! In: the bytes of a request stream's body, in pieces of any size. Out: HTTP Datagrams, without copying if a capsule
+//! lies within one piece. Capsules of other types are skipped without buffering, regardless of their length. The caller
+//! can request some types as whole capsules, or all others unchanged for forwarding. The decoder holds at most one
+//! incomplete capsule and one piece. It never continues after an error, because the boundary between capsules is lost
+//! then.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -16,112 +16,111 @@ pub const DATAGRAM: u64 = 0x00;
 /// The longest payload of a UDP datagram that CONNECT-UDP may carry (RFC 9298, section 5).
 pub const MAX_UDP_PAYLOAD: usize = 65_527;
 
-/// The longest IP packet that CONNECT-IP carries: of IPv4 none is longer, and jumbograms are not carried.
+/// The longest IP packet that CONNECT-IP carries: the maximum of IPv4; jumbograms are not carried.
 pub const MAX_PACKET: usize = 65_535;
 
-/// A limit for [`CapsuleDecoder::new`] that admits every datagram of CONNECT-UDP and CONNECT-IP: the
-/// longest of them behind the longest context identifier.
+/// A limit for [`CapsuleDecoder::new`] that admits every datagram of CONNECT-UDP and CONNECT-IP: the longest packet
+/// after the longest context identifier.
 pub const MAX_HTTP_DATAGRAM: usize = MAX_PACKET + varint::MAX_LEN;
 
-/// The most that [`put_datagram`] adds to a payload: type, length, context identifier.
+/// Maximum number of bytes that [`put_datagram`] adds to a payload: type, length, context identifier.
 pub const MAX_DATAGRAM_OVERHEAD: usize = 1 + varint::len(MAX_PACKET as u64 + 1) + 1;
 
-/// The longest type and length in front of a capsule's payload.
+/// The longest type and length before a capsule's payload.
 const MAX_HEADER: usize = 2 * varint::MAX_LEN;
 
 /// The context identifier of UDP payloads (RFC 9298, section 5), and of IP packets (RFC 9484, section 6).
 const UDP_CONTEXT: u64 = 0;
 
-/// One capsule, as the decoder hands it out.
+/// A decoded capsule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Capsule {
-    /// The payload of a DATAGRAM capsule, its context identifier still in front:
-    /// see [`udp_payload`].
+    /// The payload of a DATAGRAM capsule, with its context identifier: see [`udp_payload`].
     Datagram(Bytes),
-    /// A capsule of another type. RFC 9297, section 3.2 has receivers skip it silently. It is
-    /// reported as soon as its header is read; its payload is dropped as it arrives.
+    /// A capsule of another type. Receivers must skip it silently (RFC 9297, section 3.2). It is reported once its
+    /// header is complete; its payload is dropped as it arrives.
     Unknown {
         /// The capsule type.
         kind: u64,
         /// The length of its payload in bytes.
         length: u64,
     },
-    /// A whole capsule of a type that was asked for: see [`CapsuleDecoder::keeping`].
+    /// A whole capsule of a requested type: see [`CapsuleDecoder::keeping`].
     Kept {
         /// The capsule type.
         kind: u64,
-        /// Its payload.
+        /// The payload.
         payload: Bytes,
     },
-    /// A piece of a capsule, as it came: see [`CapsuleDecoder::passing`].
+    /// A part of a capsule, unchanged: see [`CapsuleDecoder::passing`].
     Piece(Bytes),
 }
 
-/// Why a stream of capsules, or a datagram in it, is malformed. The stream has to be aborted.
+/// The reason why a stream of capsules, or a datagram in it, is malformed. The stream must be aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CapsuleError {
-    /// A DATAGRAM capsule longer than the decoder's limit.
-    #[error("a capsule of type {kind} and of {length} bytes exceeds the limit of {limit} bytes")]
+    /// A capsule exceeds the decoder's limit.
+    #[error("capsule of type {kind} with {length} bytes exceeds the limit of {limit} bytes")]
     TooLong {
-        /// Its type.
+        /// The capsule type.
         kind: u64,
-        /// The length that the capsule claims.
+        /// The length of the capsule, by its header.
         length: u64,
-        /// The limit that the decoder was given.
+        /// The limit of the decoder.
         limit: usize,
     },
     /// The stream ended within a capsule's type or length.
-    #[error("the stream ended within the header of a capsule")]
+    #[error("stream ended within a capsule header")]
     TruncatedHeader,
     /// The stream ended within a capsule's payload.
-    #[error("the stream ended within a capsule: {missing} bytes of its payload are missing")]
+    #[error("stream ended within a capsule: {missing} bytes of its payload are missing")]
     TruncatedPayload {
-        /// How many bytes should have followed.
+        /// The number of missing bytes.
         missing: u64,
     },
-    /// An HTTP Datagram too short to hold its context identifier.
-    #[error("an HTTP Datagram of {length} bytes is too short for its context identifier")]
+    /// An HTTP Datagram is too short for its context identifier.
+    #[error("HTTP Datagram of {length} bytes is too short for its context identifier")]
     NoContext {
         /// The length of the HTTP Datagram.
         length: usize,
     },
-    /// A UDP payload that no UDP datagram can hold.
-    #[error("a UDP payload of {length} bytes exceeds the {MAX_UDP_PAYLOAD} bytes that UDP can carry")]
+    /// A payload is too long for a UDP datagram.
+    #[error("UDP payload of {length} bytes exceeds the maximum of {MAX_UDP_PAYLOAD}")]
     PayloadTooLong {
         /// The length of the payload.
         length: usize,
     },
 }
 
-/// Cuts a stream of bytes into capsules.
+/// Splits a byte stream into capsules.
 ///
-/// Call [`push`](Self::push) with each piece that arrives, then [`next`](Self::next) until it
-/// returns `None`, and [`finish`](Self::finish) at the end of the stream. Memory: one unfinished
-/// capsule (at most its limit) and the unread rest of the pushed piece.
+/// Call [`push`](Self::push) with each piece that arrives, then [`next`](Self::next) until it returns `None`, and
+/// [`finish`](Self::finish) at the end of the stream. Memory: one incomplete capsule (at most its limit) and the unread
+/// rest of the last piece.
 #[derive(Debug)]
 pub struct CapsuleDecoder {
     max_datagram: usize,
-    /// Capsules of these types are kept, of at most so many bytes.
+    /// Types of the capsules that are returned whole, and their maximum length.
     kept: (&'static [u64], usize),
-    /// All others are handed on rather than skipped.
+    /// All other capsules are returned in parts instead of skipped.
     passes: bool,
-    /// What of the last push has not been looked at.
+    /// The unread bytes of the last push.
     unread: Bytes,
     state: State,
 }
 
-/// Where in a capsule the first byte of `unread` lies.
+/// The position of the first byte of `unread` within a capsule.
 #[derive(Debug)]
 enum State {
     /// At a boundary, or within a type and length that began in an earlier piece.
     Header { seen: [u8; MAX_HEADER], len: usize },
-    /// Within a payload that is wanted whole and began in an earlier piece.
+    /// Within the payload of a whole capsule that began in an earlier piece.
     Whole { kind: u64, seen: BytesMut, missing: usize },
-    /// Within a payload that nobody wants.
+    /// Within the payload of a skipped capsule.
     Skip { missing: u64 },
-    /// Within a payload that goes on as it comes.
+    /// Within the payload of a forwarded capsule.
     Pass { missing: u64 },
-    /// Behind an error: the boundaries are lost.
+    /// After an error: the boundaries are lost.
     Failed(CapsuleError),
 }
 
@@ -129,12 +128,12 @@ impl State {
     const BOUNDARY: Self = Self::Header { seen: [0; MAX_HEADER], len: 0 };
 }
 
-/// The type and the length in front of a capsule's payload.
+/// The type and the length before a capsule's payload.
 #[derive(Clone, Copy)]
 struct Header {
     kind: u64,
     length: u64,
-    /// How many bytes both took together.
+    /// The number of bytes of both.
     size: usize,
 }
 
@@ -148,34 +147,34 @@ impl Header {
 }
 
 impl CapsuleDecoder {
-    /// A decoder that refuses DATAGRAM capsules whose payload, context identifier included, is
-    /// longer than `max_datagram` bytes. [`MAX_HTTP_DATAGRAM`] admits all of CONNECT-UDP.
+    /// A decoder that rejects DATAGRAM capsules whose payload, including the context identifier, is longer than
+    /// `max_datagram` bytes. [`MAX_HTTP_DATAGRAM`] admits all of CONNECT-UDP.
     pub fn new(max_datagram: usize) -> Self {
         Self { max_datagram, kept: (&[], 0), passes: false, unread: Bytes::new(), state: State::BOUNDARY }
     }
 
-    /// Hands out capsules of these types whole. One of them that is longer than `most` bytes is an error.
+    /// Returns capsules of these types whole. A longer one than `most` bytes is an error.
     #[must_use]
     pub fn keeping(self, kinds: &'static [u64], most: usize) -> Self {
         Self { kept: (kinds, most), ..self }
     }
 
-    /// Hands out all other capsules that are not kept as they came, piece by piece, for an intermediary to pass on (RFC
-    /// 9297, section 3.2). Nothing may stand between the pieces of one: [`is_between`](Self::is_between).
+    /// Returns all other capsules unchanged, in parts, for an intermediary to forward (RFC 9297, section 3.2). The
+    /// parts of one capsule must stay adjacent: see [`is_between`](Self::is_between).
     #[must_use]
     pub fn passing(self) -> Self {
         Self { passes: true, ..self }
     }
 
-    /// Whether all that was handed out so far ends with the end of a capsule.
+    /// Whether the returned bytes so far end at the end of a capsule.
     pub fn is_between(&self) -> bool {
         !matches!(self.state, State::Pass { .. })
     }
 
-    /// Adds what arrived next.
+    /// Adds the next piece.
     ///
-    /// Meant to be called when [`next`](Self::next) has returned `None`: only then is the
-    /// previous piece used up. Earlier is correct as well, but joins the two by copying.
+    /// Call it when [`next`](Self::next) has returned `None`: the previous piece is then used up. An earlier call is
+    /// correct, too, but copies both pieces.
     pub fn push(&mut self, bytes: Bytes) {
         if matches!(self.state, State::Failed(_)) {
             return;
@@ -190,14 +189,14 @@ impl CapsuleDecoder {
         self.unread = joined.freeze();
     }
 
-    /// The next capsule; `None` if more bytes are needed.
+    /// Returns the next capsule; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// [`CapsuleError::TooLong`], then and at every later call.
+    /// [`CapsuleError::TooLong`], also at every later call.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "an iterator would end at the first None")]
     pub fn next(&mut self) -> Result<Option<Capsule>, CapsuleError> {
-        // The usual case first: at a boundary, and the whole capsule is here.
+        // The usual case first: at a boundary, with a complete capsule.
         if let State::Header { len: 0, .. } = self.state
             && let Some(header) = Header::parse(&self.unread)
         {
@@ -211,11 +210,11 @@ impl CapsuleDecoder {
         self.resume()
     }
 
-    /// Whether the stream may end here: `Ok` only between two capsules. A capsule cut off by the
-    /// end of its stream is malformed (RFC 9297, section 3.3).
+    /// Checks that the stream may end here: only between two capsules. A capsule cut off by the end of its stream is
+    /// malformed (RFC 9297, section 3.3).
     ///
     /// # Errors
-    /// What is missing, or the error that [`next`](Self::next) returned.
+    /// The missing part, or the error that [`next`](Self::next) returned.
     pub fn finish(&self) -> Result<(), CapsuleError> {
         let unread = self.unread.len() as u64;
         match &self.state {
@@ -231,7 +230,7 @@ impl CapsuleDecoder {
         }
     }
 
-    /// Starts on the payload behind a header that has just been used up.
+    /// Starts the payload after a header that has just been consumed.
     #[inline]
     fn begin(&mut self, header: Header) -> Result<Option<Capsule>, CapsuleError> {
         let Header { kind, length, .. } = header;
@@ -247,7 +246,7 @@ impl CapsuleDecoder {
         if length > limit as u64 {
             return Err(self.fail(CapsuleError::TooLong { kind, length, limit }));
         }
-        // Fits: it is at most `limit`, which is a usize.
+        // The cast is lossless: the length is at most `limit`, a usize.
         let length = length as usize;
         if self.unread.len() >= length {
             self.state = State::BOUNDARY;
@@ -260,7 +259,7 @@ impl CapsuleDecoder {
         Ok(None)
     }
 
-    /// Goes on with a capsule that an earlier piece began.
+    /// Continues a capsule that began in an earlier piece.
     fn resume(&mut self) -> Result<Option<Capsule>, CapsuleError> {
         if let State::Skip { missing } = self.state {
             self.skip(missing);
@@ -298,14 +297,14 @@ impl CapsuleDecoder {
         }
     }
 
-    /// Moves bytes, one by one since there are at most sixteen, until they make a header. The
-    /// rest of the piece stays unread; an incomplete header lets go of the piece.
+    /// Moves bytes until they make a header, one by one since there are at most sixteen. The rest of the piece stays
+    /// unread; an incomplete header does not keep the piece.
     fn gather_header(&mut self) -> Option<Header> {
         let State::Header { seen, len } = &mut self.state else {
             return None;
         };
         while self.unread.has_remaining() {
-            // Never out of bounds: sixteen bytes always make a header.
+            // In bounds, since sixteen bytes always make a header.
             seen[*len] = self.unread.get_u8();
             *len += 1;
             if let Some(header) = Header::parse(&seen[..*len]) {
@@ -316,10 +315,10 @@ impl CapsuleDecoder {
         None
     }
 
-    /// Drops what is here of `missing` unwanted bytes and remembers the rest.
+    /// Drops the available part of `missing` skipped bytes, and remembers the rest.
     fn skip(&mut self, missing: u64) {
         let here = missing.min(self.unread.len() as u64);
-        // Fits: it is at most the length of a slice in memory.
+        // The cast is lossless: the value is at most the length of a slice.
         self.unread.advance(here as usize);
         self.state = match missing - here {
             0 => State::BOUNDARY,
@@ -359,28 +358,27 @@ fn whole(kind: u64, payload: Bytes) -> Capsule {
     if kind == DATAGRAM { Capsule::Datagram(payload) } else { Capsule::Kept { kind, payload } }
 }
 
-/// Kind and whole length, header included, of the capsule that these bytes begin with; `None` while its header is
-/// not there.
+/// Type and total length, including the header, of the capsule at the front of these bytes; `None` if its header is
+/// incomplete.
 pub fn first(bytes: &[u8]) -> Option<(u64, u64)> {
     let header = Header::parse(bytes)?;
     Some((header.kind, header.length.saturating_add(header.size as u64)))
 }
 
-/// Appends a capsule of another type.
+/// Appends a capsule of any type.
 pub fn put(out: &mut BytesMut, kind: u64, payload: &[u8]) {
     varint::encode(kind, out);
     varint::encode(payload.len() as u64, out);
     out.put_slice(payload);
 }
 
-/// Appends a DATAGRAM capsule that holds `payload` as a UDP payload, or as an IP packet: both have the
-/// context identifier 0.
+/// Appends a DATAGRAM capsule with `payload` as a UDP payload, or as an IP packet: both have the context identifier 0.
 ///
-/// Adds at most [`MAX_DATAGRAM_OVERHEAD`] bytes to a payload of at most [`MAX_PACKET`]; a longer one is
-/// neither, and the peer would have to abort the stream.
+/// Adds at most [`MAX_DATAGRAM_OVERHEAD`] bytes to a payload of at most [`MAX_PACKET`]. A longer payload is neither,
+/// and the peer would have to abort the stream.
 #[inline]
 pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
-    debug_assert!(payload.len() <= MAX_PACKET, "{} bytes are no packet", payload.len());
+    debug_assert!(payload.len() <= MAX_PACKET, "{} bytes exceed the longest packet", payload.len());
     let length = varint::len(UDP_CONTEXT) + payload.len();
     out.reserve(payload.len() + MAX_DATAGRAM_OVERHEAD);
     varint::encode(DATAGRAM, out);
@@ -391,12 +389,11 @@ pub fn put_datagram(out: &mut BytesMut, payload: &[u8]) {
 
 /// The UDP payload of an HTTP Datagram (RFC 9298, section 5).
 ///
-/// `None` means another context than 0: none was ever agreed on, so the datagram is dropped.
+/// `None`: a context other than 0. No other was agreed on, so the datagram is dropped.
 ///
 /// # Errors
-/// [`CapsuleError::NoContext`] if the context identifier is missing or cut off,
-/// [`CapsuleError::PayloadTooLong`] if no UDP datagram can hold the payload. RFC 9298 has the
-/// receiver abort the stream for either.
+/// [`CapsuleError::NoContext`] if the context identifier is missing or cut off, [`CapsuleError::PayloadTooLong`] if the
+/// payload is too long for a UDP datagram. The receiver must abort the stream in both cases (RFC 9298).
 #[inline]
 pub fn udp_payload(datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
     match packet(datagram)? {
@@ -405,9 +402,9 @@ pub fn udp_payload(datagram: Bytes) -> Result<Option<Bytes>, CapsuleError> {
     }
 }
 
-/// The IP packet of an HTTP Datagram (RFC 9484, section 6), or what is said to be one.
+/// The IP packet of an HTTP Datagram (RFC 9484, section 6), not validated.
 ///
-/// `None` means another context than 0, as in [`udp_payload`].
+/// `None`: a context other than 0, as in [`udp_payload`].
 ///
 /// # Errors
 /// [`CapsuleError::NoContext`] if the context identifier is missing or cut off.

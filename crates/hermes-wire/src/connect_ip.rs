@@ -1,8 +1,8 @@
 //! CONNECT-IP (RFC 9484): its URI template and its three capsules.
 //!
-//! In: the path of a request, or the payload of a capsule whose type the caller has read. Out: what
-//! the request is scoped to; addresses that are assigned or asked for; routes. What is malformed by
-//! the RFC is an error that ends the stream. Never: whether an address may be had or a route used.
+//! In: the path of a request, or the payload of a capsule whose type the caller has read. Out: the scope of the
+//! request; assigned or requested addresses; routes. Malformed capsules are errors that end the stream. Never: whether
+//! an address may be assigned or a route used.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use crate::connect_udp;
 use crate::varint;
 
-/// What stands in front of the two variables (RFC 9484, section 3).
+/// The path before the two variables (RFC 9484, section 3).
 pub const PREFIX: &str = "/.well-known/masque/ip/";
 
 /// Capsule type of ADDRESS_ASSIGN (section 4.7.1).
@@ -22,107 +22,105 @@ pub const ADDRESS_REQUEST: u64 = 0x02;
 /// Capsule type of ROUTE_ADVERTISEMENT (section 4.7.3).
 pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
 
-/// Capsule type of our own, from the range that is for anyone: the longest IP packet that goes further
-/// from here, as a variable-length integer. The last one counts. Who does not know it skips it (RFC 9297,
-/// section 3.2), and learns the same by ICMP.
+/// A private capsule type: the largest IP packet that is forwarded from here, as a variable-length integer. The last
+/// capsule applies. Peers that do not know it skip it (RFC 9297, section 3.2), and learn the MTU by ICMP.
 pub const MTU: u64 = 0x2d48_524d_5f4d_5455;
 
-/// Another one: who sends it is about to go, and its peer had better open the session elsewhere, as GOAWAY says of a
-/// whole connection over HTTP/2 and HTTP/3. It is empty.
+/// A private capsule type: the sender is about to drain, and its peer should open the session elsewhere. GOAWAY does
+/// the same for a whole connection of HTTP/2 and HTTP/3. The payload is empty.
 pub const LEAVING: u64 = 0x2d48_524d_5f42_5945;
 
-/// Addresses or ranges in one capsule. More are an error: a peer could otherwise have us hold and look
-/// through as many as it likes for each packet.
-pub const MOST_ENTRIES: usize = 1024;
+/// Maximum number of addresses or ranges in one capsule. The limit bounds the memory and the search for each packet.
+pub const MAX_ENTRIES: usize = 1024;
 
-/// The longest payload of one of the three capsules that can hold no more than [`MOST_ENTRIES`].
-pub const MAX_CAPSULE: usize = MOST_ENTRIES * (varint::MAX_LEN + 1 + 2 * 16 + 1);
+/// The longest payload of one of the three capsules with at most [`MAX_ENTRIES`] entries.
+pub const MAX_CAPSULE: usize = MAX_ENTRIES * (varint::MAX_LEN + 1 + 2 * 16 + 1);
 
-/// All but the unreserved characters of RFC 3986; `*` stands for itself, as the RFC writes it.
+/// All but the unreserved characters of RFC 3986; `*` is not encoded, as in the RFC.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'*');
 
-/// What a request asks for (section 4.6).
+/// The scope of a request (section 4.6).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
-    /// Where packets may go.
+    /// The allowed destinations.
     pub target: Target,
-    /// The only IP protocol that may be used; `None` stands for `*`.
+    /// The only allowed IP protocol; `None` stands for `*`.
     pub protocol: Option<u8>,
 }
 
-/// Where packets of a request may go.
+/// The allowed destinations of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// `*`: anywhere.
+    /// `*`: all destinations.
     Any,
     /// A name, which the proxy resolves.
     Name(String),
-    /// An address, or all of a prefix.
+    /// An address, or all addresses of a prefix.
     Prefix(Prefix),
 }
 
-/// Addresses that begin alike. An address alone is a prefix of its whole length.
+/// An address prefix. A single address is a prefix of its full length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Prefix {
     address: IpAddr,
     length: u8,
 }
 
-/// What is wrong with a path or with a capsule.
+/// An error in a path or in a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectIpError {
-    /// Not two segments, each followed by a slash.
-    #[error("a CONNECT-IP path reads {PREFIX}TARGET/PROTOCOL/, with nothing behind it")]
+    /// The path does not have two segments, each followed by a slash.
+    #[error("malformed CONNECT-IP path; expected {PREFIX}TARGET/PROTOCOL/")]
     Shape,
     /// The target is neither `*`, a name, an address nor a prefix.
-    #[error("the target of the CONNECT-IP path is no name, address or prefix: {0}")]
+    #[error("invalid target in CONNECT-IP path: {0}")]
     Target(connect_udp::ConnectUdpError),
     /// The protocol is neither `*` nor 0 to 255.
-    #[error("the protocol of the CONNECT-IP path is not `*` or a number from 0 to 255")]
+    #[error("invalid protocol in CONNECT-IP path; expected `*` or a number from 0 to 255")]
     Protocol,
-    /// A prefix longer than its address, or with bits set behind it.
-    #[error("{address}/{length} is no prefix: it is longer than the address, or bits behind it are set")]
+    /// The prefix is longer than its address, or has host bits set.
+    #[error("invalid prefix {address}/{length}: longer than the address, or host bits are set")]
     Prefix {
-        /// The address as it came.
+        /// The address in the message.
         address: IpAddr,
-        /// The length as it came.
+        /// The length in the message.
         length: u8,
     },
     /// The capsule ends within an entry.
-    #[error("a capsule of CONNECT-IP ends within an entry")]
+    #[error("CONNECT-IP capsule truncated within an entry")]
     Truncated,
-    /// An IP version that is neither 4 nor 6.
-    #[error("a capsule of CONNECT-IP names IP version {0}; there are 4 and 6")]
+    /// The IP version is neither 4 nor 6.
+    #[error("CONNECT-IP capsule with unknown IP version {0}; expected 4 or 6")]
     Version(u8),
-    /// An ADDRESS_REQUEST that asks for nothing.
-    #[error("an ADDRESS_REQUEST asks for no address")]
+    /// The ADDRESS_REQUEST is empty.
+    #[error("empty ADDRESS_REQUEST")]
     NothingAsked,
-    /// An ADDRESS_REQUEST with the identifier that stands for "not asked for".
-    #[error("an ADDRESS_REQUEST has the request identifier 0")]
+    /// The request identifier is 0, which is reserved for unrequested addresses.
+    #[error("ADDRESS_REQUEST with the reserved request identifier 0")]
     ZeroRequest,
-    /// A range that ends before it begins.
-    #[error("the range {start}-{end} ends before it begins")]
+    /// The end of a range is before its start.
+    #[error("invalid range {start}-{end}: the end is before the start")]
     Range {
-        /// Its first address.
+        /// The first address of the range.
         start: IpAddr,
-        /// Its last address.
+        /// The last address of the range.
         end: IpAddr,
     },
-    /// Ranges out of order, or that overlap.
-    #[error("the ranges of a ROUTE_ADVERTISEMENT are not in order: version, protocol, address, none touching another")]
+    /// The ranges are out of order, or overlap.
+    #[error("ROUTE_ADVERTISEMENT ranges overlap or are not sorted by version, protocol and address")]
     Order,
-    /// More entries than [`MOST_ENTRIES`].
-    #[error("a capsule of CONNECT-IP has more than {MOST_ENTRIES} entries")]
+    /// The capsule has more entries than [`MAX_ENTRIES`].
+    #[error("CONNECT-IP capsule with more than {MAX_ENTRIES} entries")]
     TooMany,
 }
 
 type Result<T> = std::result::Result<T, ConnectIpError>;
 
 impl Prefix {
-    /// A prefix.
+    /// Creates a prefix.
     ///
     /// # Errors
-    /// [`ConnectIpError::Prefix`]: it is longer than the address, or bits behind it are set.
+    /// [`ConnectIpError::Prefix`]: it is longer than the address, or host bits are set.
     pub fn new(address: IpAddr, length: u8) -> Result<Self> {
         let this = Self { address, length };
         if length > bits(address) || this.first() != address {
@@ -131,22 +129,22 @@ impl Prefix {
         Ok(this)
     }
 
-    /// One address.
+    /// The prefix of a single address.
     pub fn of(address: IpAddr) -> Self {
         Self { address, length: bits(address) }
     }
 
-    /// Its address: the first of all that it covers.
+    /// The first address of the prefix.
     pub fn address(self) -> IpAddr {
         self.address
     }
 
-    /// Its length in bits.
+    /// The length in bits.
     pub fn length(self) -> u8 {
         self.length
     }
 
-    /// Whether it covers this address.
+    /// Whether the prefix contains this address.
     pub fn contains(self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(other)) => (own.to_bits() ^ other.to_bits()) & self.mask_v4() == 0,
@@ -155,7 +153,7 @@ impl Prefix {
         }
     }
 
-    /// The last address that it covers.
+    /// The last address of the prefix.
     pub fn last(self) -> IpAddr {
         match self.address {
             IpAddr::V4(own) => Ipv4Addr::from_bits(own.to_bits() | !self.mask_v4()).into(),
@@ -201,10 +199,10 @@ pub fn path(scope: &Scope) -> String {
     format!("{PREFIX}{}/{protocol}/", utf8_percent_encode(&target, RESERVED))
 }
 
-/// What the path of a request asks for. `None` if it is not of the template at all.
+/// Parses the path of a request. `None` if it does not begin like the template.
 ///
 /// # Errors
-/// It starts like the template and is malformed: 400 (section 4.6).
+/// The path begins like the template but is malformed: status 400 (section 4.6).
 pub fn parse_path(path: &str) -> Result<Option<Scope>> {
     let Some(rest) = path.strip_prefix(PREFIX) else {
         return Ok(None);
@@ -221,7 +219,7 @@ fn parse_target(encoded: &str) -> Result<Target> {
     if encoded == "*" || encoded.eq_ignore_ascii_case("%2a") {
         return Ok(Target::Any);
     }
-    // The slash of a prefix is the one character that no host has.
+    // Only a prefix has a slash; no host does.
     let decoded = percent_decode_str(encoded).decode_utf8_lossy();
     if let Some((address, length)) = decoded.split_once('/')
         && let (Ok(address), Some(length)) = (address.parse(), parse_number(length))
@@ -239,17 +237,17 @@ fn parse_protocol(text: &str) -> Result<Option<u8>> {
     parse_number(text).map(Some).ok_or(ConnectIpError::Protocol)
 }
 
-/// `parse` alone would take a plus sign, and any number of leading zeros.
+/// Stricter than `parse`, which accepts a plus sign and any number of leading zeros.
 fn parse_number(text: &str) -> Option<u8> {
     (text.len() <= 3 && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
-/// One entry of ADDRESS_ASSIGN or ADDRESS_REQUEST.
+/// An entry of ADDRESS_ASSIGN or ADDRESS_REQUEST.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// What it answers, or what its answer will be known by. 0: it was not asked for.
+    /// The request identifier, which links a request and its assignment. 0: an unrequested assignment.
     pub request: u64,
-    /// The address or prefix. In a request, one of zeros asks for any.
+    /// The address or prefix. In a request, an address of zeros asks for any.
     pub prefix: Prefix,
 }
 
@@ -260,10 +258,10 @@ pub fn mtu_payload(mtu: usize) -> BytesMut {
     payload
 }
 
-/// The longest packet that goes further, of an [`MTU`] capsule.
+/// Parses the largest forwarded packet from an [`MTU`] capsule.
 ///
 /// # Errors
-/// It is malformed.
+/// The payload is malformed.
 pub fn parse_mtu(payload: &[u8]) -> Result<usize> {
     match varint::decode(payload) {
         Some((mtu, size)) if size == payload.len() => Ok(usize::try_from(mtu).unwrap_or(usize::MAX)),
@@ -271,19 +269,19 @@ pub fn parse_mtu(payload: &[u8]) -> Result<usize> {
     }
 }
 
-/// Addresses that the receiver may send from, all of them: what an earlier capsule named and this one
-/// does not is withdrawn (section 4.7.1).
+/// Parses the addresses that the receiver may use as sources. The list is complete: addresses of an earlier capsule
+/// that are not listed are withdrawn (section 4.7.1).
 ///
 /// # Errors
-/// It is malformed.
+/// The payload is malformed.
 pub fn parse_address_assign(payload: Bytes) -> Result<Vec<Address>> {
     parse_addresses(payload)
 }
 
-/// Addresses that the sender would like to have (section 4.7.2).
+/// Parses the addresses that the sender requests (section 4.7.2).
 ///
 /// # Errors
-/// It is malformed; also where it asks for nothing, or under the identifier 0.
+/// The payload is malformed, empty, or has the identifier 0.
 pub fn parse_address_request(payload: Bytes) -> Result<Vec<Address>> {
     let wanted = parse_addresses(payload)?;
     if wanted.is_empty() {
@@ -308,7 +306,7 @@ fn parse_addresses(mut payload: Bytes) -> Result<Vec<Address>> {
     Ok(addresses)
 }
 
-/// The payload of an ADDRESS_ASSIGN or ADDRESS_REQUEST.
+/// Encodes the payload of an ADDRESS_ASSIGN or ADDRESS_REQUEST.
 pub fn put_addresses(addresses: &[Address], out: &mut impl BufMut) {
     for Address { request, prefix } in addresses {
         varint::encode(*request, out);
@@ -318,25 +316,24 @@ pub fn put_addresses(addresses: &[Address], out: &mut impl BufMut) {
     }
 }
 
-/// One entry of ROUTE_ADVERTISEMENT: packets to these addresses may be sent to its sender.
+/// An entry of ROUTE_ADVERTISEMENT: its sender forwards packets to these addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// The first address.
     pub start: IpAddr,
     /// The last address, of the same version.
     pub end: IpAddr,
-    /// The only protocol; 0 stands for all.
+    /// The only allowed protocol; 0 stands for all.
     pub protocol: u8,
 }
 
 impl Route {
-    /// All protocols, to all addresses of a prefix.
+    /// A route for all protocols to all addresses of a prefix.
     pub fn to(prefix: Prefix) -> Self {
         Self { start: prefix.address, end: prefix.last(), protocol: 0 }
     }
 
-    /// Whether it leads to this address, for this protocol. ICMP goes everywhere that anything may go
-    /// (section 4.8).
+    /// Whether the route covers this address and protocol. ICMP is always allowed (section 4.8).
     pub fn covers(&self, address: IpAddr, protocol: u8) -> bool {
         let is_same_version = self.start.is_ipv4() == address.is_ipv4();
         let is_icmp = protocol == if address.is_ipv4() { 1 } else { 58 };
@@ -346,17 +343,17 @@ impl Route {
             && (self.protocol == 0 || self.protocol == protocol || is_icmp)
     }
 
-    /// The order in which the RFC has them: version, protocol, address.
+    /// The order that the RFC requires: version, protocol, address.
     fn comes_before(&self, next: &Self) -> bool {
         let key = |route: &Self| (version(route.start), route.protocol);
         key(self) < key(next) || (key(self) == key(next) && self.end < next.start)
     }
 }
 
-/// The routes of a ROUTE_ADVERTISEMENT, all of them: they replace those of an earlier one.
+/// Parses the routes of a ROUTE_ADVERTISEMENT. They replace those of an earlier one.
 ///
 /// # Errors
-/// It is malformed; also where the ranges are out of order or overlap (section 4.7.3).
+/// The payload is malformed, or its ranges are out of order or overlap (section 4.7.3).
 pub fn parse_route_advertisement(mut payload: Bytes) -> Result<Vec<Route>> {
     let mut routes: Vec<Route> = Vec::new();
     while !payload.is_empty() {
@@ -376,7 +373,7 @@ pub fn parse_route_advertisement(mut payload: Bytes) -> Result<Vec<Route>> {
     Ok(routes)
 }
 
-/// Brings routes into the order of the RFC. Ranges of one protocol that overlap or touch become one.
+/// Sorts routes in the order of the RFC. Merges overlapping or adjacent ranges of one protocol.
 pub fn normalise(routes: &mut Vec<Route>) {
     routes.sort_by_key(|route| (version(route.start), route.protocol, route.start, route.end));
     let mut merged: Vec<Route> = Vec::with_capacity(routes.len());
@@ -395,7 +392,7 @@ pub fn normalise(routes: &mut Vec<Route>) {
     *routes = merged;
 }
 
-/// The payload of a ROUTE_ADVERTISEMENT. The routes are as [`normalise`] leaves them.
+/// Encodes the payload of a ROUTE_ADVERTISEMENT. The routes must be sorted by [`normalise`].
 pub fn put_routes(routes: &[Route], out: &mut impl BufMut) {
     for Route { start, end, protocol } in routes {
         out.put_u8(version(*start));
@@ -406,14 +403,14 @@ pub fn put_routes(routes: &[Route], out: &mut impl BufMut) {
 }
 
 fn push<T>(entries: &mut Vec<T>, entry: T) -> Result<()> {
-    if entries.len() == MOST_ENTRIES {
+    if entries.len() == MAX_ENTRIES {
         return Err(ConnectIpError::TooMany);
     }
     entries.push(entry);
     Ok(())
 }
 
-/// `None` behind the last address that there is.
+/// The next address; `None` after the last one.
 fn successor(address: IpAddr) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_add(1).map(|bits| Ipv4Addr::from_bits(bits).into()),

@@ -1,84 +1,83 @@
 //! The default URI template of CONNECT-UDP (RFC 9298, sections 2 and 3):
 //! `/.well-known/masque/udp/{target_host}/{target_port}/`.
 //!
-//! In: a host and a port, or the path of a request. Out: the path, or the host and the port that
-//! it names. What comes out is fit to be looked up, matched and logged: no control characters,
-//! no separators, no zone identifiers. Never resolves a name and never judges whether a target
-//! may be reached.
+//! In: a host and a port, or the path of a request. Out: the path, or the host and the port. A parsed host is safe to
+//! resolve, match and log: no control characters, no separators, no zone identifiers. Never resolves a name, and never
+//! decides whether a target may be reached.
 
 use std::net::Ipv6Addr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-/// What stands in front of the two variables.
+/// The path before the two variables.
 pub const PREFIX: &str = "/.well-known/masque/udp/";
 
-/// The longest host, in bytes: DNS names end at 253, and no address is as long.
+/// The longest host, in bytes: DNS names have at most 253, and addresses fewer.
 pub const MAX_HOST: usize = 255;
 
-/// All but the unreserved characters of RFC 3986, as simple expansion (RFC 6570, section 3.2.2)
-/// has it. The colons of IPv6 become `%3A`.
+/// All but the unreserved characters of RFC 3986, as in simple expansion (RFC 6570, section 3.2.2). The colons of IPv6
+/// become `%3A`.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// What is wrong with a path that starts like the template.
+/// An error in a path that begins like the template.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectUdpError {
-    /// Not two segments, each followed by a slash.
-    #[error("a CONNECT-UDP path reads {PREFIX}HOST/PORT/, with nothing behind it")]
+    /// The path does not have two segments, each followed by a slash.
+    #[error("malformed CONNECT-UDP path; expected {PREFIX}HOST/PORT/")]
     Shape,
-    /// Nothing between the slashes where the host belongs.
-    #[error("the CONNECT-UDP path names no host: write {PREFIX}HOST/PORT/")]
+    /// The host is empty.
+    #[error("CONNECT-UDP path without a host; expected {PREFIX}HOST/PORT/")]
     EmptyHost,
-    /// A host longer than [`MAX_HOST`].
+    /// The host is longer than [`MAX_HOST`].
     #[error("the host of the CONNECT-UDP path has {length} bytes; at most {MAX_HOST} are allowed")]
     HostTooLong {
-        /// Its length in bytes, once decoded.
+        /// The length in bytes, once decoded.
         length: usize,
     },
-    /// A `%` without two hexadecimal digits behind it.
+    /// A `%` is not followed by two hexadecimal digits.
     #[error("the host of the CONNECT-UDP path has a `%` at byte {at} without two hexadecimal digits")]
     Escape {
         /// Offset of the `%` within the encoded host.
         at: usize,
     },
-    /// A byte that no host name and no address has.
+    /// A byte is not allowed in host names and addresses.
     #[error(
-        "the host of the CONNECT-UDP path holds the byte 0x{byte:02x}, which is in no name or address \
-         (international names go as xn--; IPv6 goes without brackets and without a zone)"
+        "the host of the CONNECT-UDP path contains the byte 0x{byte:02x}, which is invalid in names and addresses \
+         (write international names as xn--, and IPv6 without brackets and zone)"
     )]
     HostByte {
         /// The byte, once decoded.
         byte: u8,
     },
-    /// Colons, yet no IPv6 address.
+    /// The host has colons, but is not an IPv6 address.
     #[error(
-        "the host of the CONNECT-UDP path has colons but is not an IPv6 address (which has neither brackets nor a zone)"
+        "the host of the CONNECT-UDP path has colons but is not an IPv6 address (write it without brackets and zone)"
     )]
     NotIpv6,
-    /// `.` or `..`, which intermediaries resolve as parts of a path.
+    /// The host is `.` or `..`, which intermediaries remove from paths.
     #[error("the host of the CONNECT-UDP path is a dot segment")]
     DotSegment,
-    /// A port that is not 1 to 65535 in at most five decimal digits.
+    /// The port is not a number from 1 to 65535 with at most five digits.
     #[error("the port of the CONNECT-UDP path is not a number from 1 to 65535")]
     Port,
 }
 
 /// The path of a CONNECT-UDP request for this target, by the default template.
 ///
-/// `host` is a name, an IPv4 or an IPv6 address, the latter with or without its brackets. It is
-/// encoded, not judged: [`parse_path`] at the other end refuses what is no host.
+/// `host` is a name, an IPv4 or an IPv6 address, the latter with or without brackets. It is encoded but not validated:
+/// [`parse_path`] at the peer rejects invalid hosts.
 pub fn path(host: &str, port: u16) -> String {
     let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     format!("{PREFIX}{}/{port}/", utf8_percent_encode(host, RESERVED))
 }
 
-/// The target that a request's path names: host and port. IPv6 addresses are without brackets.
+/// Parses the target of a request's path: host and port. IPv6 addresses have no brackets.
 ///
-/// `None` if the path is not of the template at all, so that it belongs to somebody else.
+/// `None` if the path does not begin like the template.
 ///
 /// # Errors
-/// If the path starts like the template but does not name a target; RFC 9298, section 3 has the
-/// request refused as malformed (400).
+/// The path begins like the template but does not name a target; the request is malformed, status 400 (RFC 9298,
+/// section 3).
 pub fn parse_path(path: &str) -> Result<Option<(String, u16)>, ConnectUdpError> {
     let Some(rest) = path.strip_prefix(PREFIX) else {
         return Ok(None);
@@ -113,8 +112,7 @@ pub(crate) fn parse_host(encoded: &str) -> Result<String, ConnectUdpError> {
     Ok(host)
 }
 
-/// The decoder would let a lone `%` pass as itself; two parsers that differ on that differ on
-/// the target.
+/// Rejects a lone `%`, which the decoder would keep: two parsers that differ on it would see different targets.
 fn check_escapes(encoded: &str) -> Result<(), ConnectUdpError> {
     let bytes = encoded.as_bytes();
     for (at, _) in encoded.match_indices('%') {
@@ -126,8 +124,8 @@ fn check_escapes(encoded: &str) -> Result<(), ConnectUdpError> {
     Ok(())
 }
 
-/// reg-name of RFC 3986 without its escapes (unreserved, sub-delims), and the colon of IPv6. In
-/// ASCII only, so that bytes are characters.
+/// The reg-name of RFC 3986 without escapes (unreserved, sub-delims), and the colon of IPv6. ASCII only, so that bytes
+/// are characters.
 fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:".contains(&byte)
 }

@@ -1,47 +1,47 @@
-//! Records of custody: what two nodes say to each other of exchanges that they hold, as capsules (RFC 9297) on one stream.
+//! Records of the custody protocol: capsules (RFC 9297) on one stream by which two nodes transfer custody of exchanges.
 //!
-//! In: records, or the payload of a capsule of these types. Out: bytes, or the record. An exchange is a request and its
-//! response, each a string of bytes (a message of RFC 9292) that moves by offset: whoever receives says up to where it
-//! holds the string, safely, and whoever sends goes on from there, over this stream or the next one. Never: what the
-//! strings mean.
+//! In: records, or the payload of a capsule of these types. Out: bytes, or a record. An exchange is a request and its
+//! response. Each is a byte stream (a message of RFC 9292) with offsets. The receiver acknowledges the offset up to
+//! which it has stored the bytes safely, and the sender continues from there, on this connection or the next. Never:
+//! the contents of these byte streams.
 //!
-//! A stream begins with nothing: both sides know from the one before where they were, and go on at once. Where a receiver
-//! has less, or more, it says so and the sender follows.
+//! A connection has no handshake: both sides know their offsets from the previous one, and continue immediately. If a
+//! receiver has stored less or more, it sends its offset and the sender follows.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{capsule, varint};
 
-/// The protocol's name, in an Upgrade or in `:protocol`.
+/// The protocol's name, in `Upgrade` or in `:protocol`.
 pub const PROTOCOL: &str = "hermes-custody";
-/// The path of such a request.
+/// The path of the request.
 pub const PATH: &str = "/.well-known/hermes/custody";
 
-/// Capsule types of our own, in the space that anybody may use (RFC 9297, section 5.4).
+/// Capsule types, from the range for private use (RFC 9297, section 5.4).
 pub const BEGIN: u64 = 0x2d48_524d_5f43_0001;
-/// See [`Record::Data`].
+/// The type of [`Record::Data`].
 pub const DATA: u64 = 0x2d48_524d_5f43_0002;
-/// See [`Record::Held`].
+/// The type of [`Record::Held`].
 pub const HELD: u64 = 0x2d48_524d_5f43_0003;
-/// See [`Record::Gone`].
+/// The type of [`Record::Gone`].
 pub const GONE: u64 = 0x2d48_524d_5f43_0004;
-/// See [`Record::Done`].
+/// The type of [`Record::Done`].
 pub const DONE: u64 = 0x2d48_524d_5f43_0005;
 
-/// Says nothing, and makes the far end acknowledge that it came. No record: whoever reads skips it.
+/// An empty capsule that makes the peer's kernel acknowledge it. No record: receivers skip it.
 pub const PING: u64 = 0x2d48_524d_5f43_0006;
 
-/// All records.
+/// The types of all records.
 pub const KINDS: &[u64] = &[BEGIN, DATA, HELD, GONE, DONE];
 
-/// Bytes of a string in one record, at most.
-pub const MOST_DATA: usize = 64 << 10;
-/// Bytes of a reason.
-pub const MOST_REASON: usize = 512;
-/// A payload is not longer.
-pub const MAX_CAPSULE: usize = MOST_DATA + 16 + 1 + varint::MAX_LEN;
+/// Maximum number of data bytes in one record.
+pub const MAX_DATA: usize = 64 << 10;
+/// Maximum number of bytes of a reason.
+pub const MAX_REASON: usize = 512;
+/// The longest payload of a record.
+pub const MAX_CAPSULE: usize = MAX_DATA + 16 + 1 + varint::MAX_LEN;
 
-/// Which exchange: chosen at random by the node that took custody of it first, and the same all the way.
+/// The identifier of an exchange: a random number of the first node that took custody, the same on all hops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExchangeId(pub [u8; 16]);
 
@@ -57,121 +57,121 @@ impl std::fmt::Display for ExchangeId {
     }
 }
 
-/// Which of an exchange's strings.
+/// The direction of a byte stream of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// To the origin.
+    /// The request, towards the origin.
     Request,
-    /// Back.
+    /// The response.
     Response,
 }
 
 impl Part {
-    /// Where it stands in a pair of them.
+    /// The index of the direction in a pair.
     pub fn index(self) -> usize {
         usize::from(self == Part::Response)
     }
 }
 
-/// What becomes of bytes that were sent and are not held yet.
+/// The state of bytes that were sent after the acknowledged offset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Behind {
-    /// They will be.
+    /// The receiver will store them.
     #[default]
     Taken,
-    /// They found no room, and are lost: they wait with who sent them.
+    /// The receiver had no room and dropped them: the sender waits.
     NoRoom,
-    /// There is room by now: they are to be sent again.
+    /// The receiver has room again: the sender must send them again.
     Again,
 }
 
-/// One record.
+/// A record of the custody protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
     /// The sender of a request has custody of an exchange that the receiver may not know.
     Begin {
-        /// Which one.
+        /// The exchange.
         id: ExchangeId,
-        /// Milliseconds that are left of its time. Not a date: clocks differ.
+        /// The remaining time in milliseconds, not a date: clocks differ.
         left: u64,
     },
-    /// Bytes of a string.
+    /// Bytes of a byte stream.
     Data {
-        /// Of which exchange.
+        /// The exchange.
         id: ExchangeId,
-        /// Of which of its strings.
+        /// The direction.
         part: Part,
-        /// Where they stand in it.
+        /// The offset of the first byte.
         offset: u64,
-        /// It ends with them.
+        /// The byte stream ends with these bytes (FIN).
         is_last: bool,
-        /// At most [`MOST_DATA`] of them; none where only the end is to be said.
+        /// At most [`MAX_DATA`] bytes; empty to send only the end.
         bytes: Bytes,
     },
-    /// The receiver of a string holds it up to here, safely: what was before may be forgotten.
+    /// Acknowledgement: the receiver has safely stored all bytes before this offset, so the sender may delete them.
     Held {
-        /// Of which exchange.
+        /// The exchange.
         id: ExchangeId,
-        /// Of which of its strings.
+        /// The direction.
         part: Part,
-        /// So many bytes from its beginning.
+        /// The offset up to which all bytes are stored.
         upto: u64,
-        /// That is all of it, its end too.
+        /// The whole byte stream is stored, including its end.
         is_whole: bool,
-        /// What becomes of what was sent behind that.
+        /// The state of the bytes after the offset.
         behind: Behind,
     },
-    /// The exchange comes to nothing, on either side of this stream.
+    /// The exchange has failed, on either side of this connection.
     Gone {
-        /// Which one.
+        /// The exchange.
         id: ExchangeId,
-        /// The status that its client gets.
+        /// The status code of the client's response.
         status: u16,
-        /// Why, for people; at most [`MOST_REASON`] bytes.
+        /// A readable reason; at most [`MAX_REASON`] bytes.
         reason: String,
     },
-    /// Nothing more is wanted of it, and it may be forgotten.
+    /// The exchange is complete, and may be forgotten.
     Done {
-        /// Which one.
+        /// The exchange.
         id: ExchangeId,
     },
 }
 
-/// What is wrong with a record. The stream has to be aborted.
+/// An error in a record. The stream must be aborted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CustodyError {
-    /// It ends too early, or goes on behind its end.
-    #[error("a record of custody of type {0:#x} has not the length that it should have")]
+    /// The record ends too early, or has extra bytes.
+    #[error("custody record of type {0:#x}: wrong length")]
     Length(u64),
-    /// No such flags.
-    #[error("a record of custody has unknown flags: {0:#x}")]
+    /// The flags are unknown.
+    #[error("custody record: unknown flags {0:#x}")]
     Flags(u8),
-    /// No status of HTTP's.
-    #[error("a record of custody says status {0}, which is none")]
+    /// The status is not a valid HTTP error status.
+    #[error("custody record: invalid status {0}")]
     Status(u64),
-    /// Its reason is no text.
-    #[error("a record of custody has a reason that is no UTF-8")]
+    /// The reason is not text.
+    #[error("custody record: reason is not UTF-8")]
     Reason,
-    /// A string would be longer than any.
-    #[error("a record of custody has bytes beyond the longest string")]
+    /// The offset is beyond the longest byte stream.
+    #[error("custody record: offset beyond the maximum")]
     TooFar,
-    /// Of another type.
-    #[error("a capsule of type {0:#x} is no record of custody")]
+    /// The capsule type is not that of a record.
+    #[error("capsule type {0:#x} is not a custody record")]
     Kind(u64),
 }
 
 /// Flags of `Data` and `Held`.
 const OF_RESPONSE: u8 = 1;
 const WHOLE: u8 = 2;
-/// Of `Held` alone, and not both.
-const AGAIN: u8 = 4;
+/// Flags of `Held` alone; they exclude each other.
+const RESEND: u8 = 4;
 const NO_ROOM: u8 = 8;
 
 impl Record {
-    /// As a capsule.
+    /// Encodes the record as a capsule.
     ///
     /// # Panics
-    /// With more bytes than [`MOST_DATA`], or an offset beyond any varint: mistakes of the caller.
+    /// If there are more bytes than [`MAX_DATA`], or an offset exceeds the maximum of a varint: errors of the caller.
     pub fn put(&self, out: &mut BytesMut) {
         let flags = |part: Part, whole: bool| {
             (if part == Part::Response { OF_RESPONSE } else { 0 }) | if whole { WHOLE } else { 0 }
@@ -182,7 +182,7 @@ impl Record {
                 varint::encode(*left, out);
             }
             Record::Data { id, part, offset, is_last, bytes } => {
-                assert!(bytes.len() <= MOST_DATA, "a record of {} bytes", bytes.len());
+                assert!(bytes.len() <= MAX_DATA, "a record of {} bytes", bytes.len());
                 head(DATA, id, 1 + varint::len(*offset) + bytes.len(), out);
                 out.put_u8(flags(*part, *is_last));
                 varint::encode(*offset, out);
@@ -193,7 +193,7 @@ impl Record {
                 let behind = match behind {
                     Behind::Taken => 0,
                     Behind::NoRoom => NO_ROOM,
-                    Behind::Again => AGAIN,
+                    Behind::Again => RESEND,
                 };
                 out.put_u8(flags(*part, *is_whole) | behind);
                 varint::encode(*upto, out);
@@ -208,10 +208,10 @@ impl Record {
         }
     }
 
-    /// The record in a capsule.
+    /// Parses the payload of a capsule.
     ///
     /// # Errors
-    /// It is malformed, or of another type.
+    /// The record is malformed, or of another type.
     pub fn parse(kind: u64, mut payload: Bytes) -> Result<Self, CustodyError> {
         if !KINDS.contains(&kind) {
             return Err(CustodyError::Kind(kind));
@@ -228,7 +228,7 @@ impl Record {
                 }
                 let offset = number(&mut payload).ok_or_else(wrong)?;
                 let bytes = std::mem::take(&mut payload);
-                if bytes.len() > MOST_DATA {
+                if bytes.len() > MAX_DATA {
                     return Err(wrong());
                 }
                 if offset + bytes.len() as u64 > varint::MAX {
@@ -241,7 +241,7 @@ impl Record {
                 let behind = match behind {
                     0 => Behind::Taken,
                     NO_ROOM => Behind::NoRoom,
-                    AGAIN => Behind::Again,
+                    RESEND => Behind::Again,
                     both => return Err(CustodyError::Flags(both)),
                 };
                 Record::Held { id, part, upto: number(&mut payload).ok_or_else(wrong)?, is_whole, behind }
@@ -250,7 +250,7 @@ impl Record {
                 let status = number(&mut payload).ok_or_else(wrong)?;
                 let known = u16::try_from(status).ok().filter(|status| (400..600).contains(status));
                 let bytes = std::mem::take(&mut payload);
-                if bytes.len() > MOST_REASON {
+                if bytes.len() > MAX_REASON {
                     return Err(wrong());
                 }
                 let reason = String::from_utf8(bytes.to_vec()).map_err(|_| CustodyError::Reason)?;
@@ -270,9 +270,9 @@ fn head(kind: u64, id: &ExchangeId, rest: usize, out: &mut BytesMut) {
     out.put_slice(&id.0);
 }
 
-/// At most [`MOST_REASON`] bytes of it, whole characters.
+/// At most [`MAX_REASON`] bytes of a reason, cut between characters.
 fn shortened(reason: &str) -> &str {
-    let mut end = reason.len().min(MOST_REASON);
+    let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
@@ -285,26 +285,26 @@ fn number(payload: &mut Bytes) -> Option<u64> {
     Some(value)
 }
 
-/// Which string, whether that is all, and what there is beside.
+/// The direction, whether the byte stream is complete, and the flags of `Held`.
 fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, u8), CustodyError> {
     if payload.is_empty() {
         return Err(CustodyError::Length(kind));
     }
     let flags = payload.get_u8();
-    if flags & !(OF_RESPONSE | WHOLE | AGAIN | NO_ROOM) != 0 {
+    if flags & !(OF_RESPONSE | WHOLE | RESEND | NO_ROOM) != 0 {
         return Err(CustodyError::Flags(flags));
     }
     let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
-    Ok((part, flags & WHOLE != 0, flags & (AGAIN | NO_ROOM)))
+    Ok((part, flags & WHOLE != 0, flags & (RESEND | NO_ROOM)))
 }
 
-/// Writes what says nothing.
+/// Encodes a ping, which every receiver skips.
 pub fn put_ping(out: &mut BytesMut) {
     varint::encode(PING, out);
     varint::encode(0, out);
 }
 
-/// A decoder of streams of records: all else on them is skipped.
+/// A decoder for streams of records, which skips all other capsules.
 pub fn decoder() -> capsule::CapsuleDecoder {
     capsule::CapsuleDecoder::new(0).keeping(KINDS, MAX_CAPSULE)
 }
@@ -332,7 +332,7 @@ mod tests {
             Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, behind: Behind::Again },
             Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, behind: Behind::NoRoom },
             Record::Held { id: ID, part: Part::Response, upto: varint::MAX, is_whole: true, behind: Behind::Taken },
-            Record::Gone { id: ID, status: 504, reason: "its time is over".to_owned() },
+            Record::Gone { id: ID, status: 504, reason: "deadline exceeded".to_owned() },
             Record::Done { id: ID },
         ]
     }
@@ -362,7 +362,7 @@ mod tests {
         for kind in KINDS {
             assert_eq!(Record::parse(*kind, Bytes::from_static(&[7; 15])), Err(CustodyError::Length(*kind)));
         }
-        let long = [&[0, 0][..], &[0; MOST_DATA + 1]].concat();
+        let long = [&[0, 0][..], &[0; MAX_DATA + 1]].concat();
         let far = [&[0][..], &[0xff; 8], &[1]].concat();
         let cases = [
             (BEGIN, id(&[]), CustodyError::Length(BEGIN)),
@@ -386,13 +386,13 @@ mod tests {
 
     #[test]
     fn a_reason_is_cut_between_characters() {
-        let reason = "ü".repeat(MOST_REASON);
+        let reason = "ü".repeat(MAX_REASON);
         let mut out = BytesMut::new();
         Record::Gone { id: ID, status: 502, reason }.put(&mut out);
         let mut decoder = decoder();
         decoder.push(out.freeze());
         let Ok(Some(Capsule::Kept { kind, payload })) = decoder.next() else { panic!("no capsule") };
         let Ok(Record::Gone { reason, .. }) = Record::parse(kind, payload) else { panic!("no record") };
-        assert_eq!(reason, "ü".repeat(MOST_REASON / 2));
+        assert_eq!(reason, "ü".repeat(MAX_REASON / 2));
     }
 }

@@ -1,8 +1,7 @@
-//! DNS messages (RFC 1035, RFC 6891) as a server of some names and a forwarder of all others needs them.
+//! DNS messages (RFC 1035, RFC 6891) for a server that answers for some names and forwards queries for all others.
 //!
-//! In: a client's message, or another server's answer. Out: the question, the answer to it, whether an
-//! answer belongs to it. Messages that are forwarded stay as they are but for their id: what is in them
-//! is between the client and the server. Never: a name resolved, or an answer to an answer.
+//! In: a client's message, or another server's answer. Out: the question, its answer, and whether an answer matches it.
+//! Forwarded messages keep their contents except for the id. Never: the resolution of a name, or a reply to a response.
 
 use std::net::IpAddr;
 
@@ -14,12 +13,12 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 /// The length of a header, in bytes.
 const HEADER: usize = 12;
-/// Longer answers do not go by UDP to clients that say nothing (RFC 1035, 4.2.1).
-const PLAIN: u16 = 512;
-/// Nor to those that say more than this, since fragments get lost.
-const MOST: u16 = 4096;
-/// What we say that we take by UDP: it fits any path (DNS flag day 2020).
-const OURS: u16 = 1232;
+/// The maximum UDP response for clients without EDNS (RFC 1035, section 4.2.1).
+const MAX_PLAIN_UDP_RESPONSE: u16 = 512;
+/// The maximum UDP response for all clients, since fragments get lost.
+const MAX_UDP_RESPONSE: u16 = 4096;
+/// The UDP payload size that we advertise: it fits any path (DNS flag day 2020).
+const OWN_UDP_PAYLOAD: u16 = 1232;
 
 /// A client's question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,15 +26,15 @@ pub struct Question {
     id: u16,
     query: Query,
     recursion_desired: bool,
-    /// What the client takes by UDP, where it speaks EDNS.
+    /// The client's UDP payload size, if it uses EDNS.
     room: Option<u16>,
 }
 
-/// A message that is no question to be looked at: what its sender is told, if anything.
+/// The reply to an invalid message, if one may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal(pub Option<Bytes>);
 
-/// What a question asks for.
+/// The kind of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// IPv4 addresses.
@@ -44,35 +43,35 @@ pub enum Kind {
     Aaaa,
     /// The name of an address.
     Ptr,
-    /// Whatever there is.
+    /// All records.
     Any,
-    /// Something else.
+    /// Any other type.
     Other,
 }
 
-/// What a question is answered with.
+/// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// These addresses; none says that there is nothing of this kind.
+    /// These addresses; an empty list means no data of this kind.
     Addresses(&'a [IpAddr]),
-    /// The name of the address that was asked for.
+    /// The name of the address in the question.
     Name(&'a str),
-    /// There is no such name.
+    /// The name does not exist (NXDOMAIN).
     NoSuchName,
-    /// Nobody can tell at the moment.
+    /// The answer is temporarily not available (SERVFAIL).
     Failed,
 }
 
 impl Question {
-    /// Reads a client's message.
+    /// Parses a client's message.
     ///
     /// # Errors
-    /// It is none that is answered or forwarded.
+    /// The message cannot be answered or forwarded.
     pub fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let header = Header::read(&mut BinDecoder::new(bytes)).map_err(|_| Refusal(None))?;
         let metadata = header.metadata;
         if metadata.message_type == MessageType::Response {
-            // To answer it could go on for ever.
+            // A reply to a response could create an endless loop.
             return Err(Refusal(None));
         }
         let refuse = |code: ResponseCode| {
@@ -99,7 +98,7 @@ impl Question {
         })
     }
 
-    /// The name in lower case, without its last dot. Bytes that no host has are escaped.
+    /// The name in lower case, without its last dot. Bytes that are not valid in host names are escaped.
     pub fn name(&self) -> String {
         let mut name = self.query.name().to_ascii().to_ascii_lowercase();
         if name.ends_with('.') {
@@ -108,7 +107,7 @@ impl Question {
         name
     }
 
-    /// What is asked for. Classes other than that of the Internet are none of ours.
+    /// The kind of the question. Classes other than IN are `Other`.
     pub fn kind(&self) -> Kind {
         match (self.query.query_class(), self.query.query_type()) {
             (DNSClass::IN, RecordType::A) => Kind::A,
@@ -119,12 +118,12 @@ impl Question {
         }
     }
 
-    /// Whether the name is one of the Internet's class.
+    /// Whether the question's class is IN.
     pub fn is_internet(&self) -> bool {
         self.query.query_class() == DNSClass::IN
     }
 
-    /// The address whose name is below `in-addr.arpa` or `ip6.arpa`.
+    /// The address of a name below `in-addr.arpa` or `ip6.arpa`.
     pub fn address(&self) -> Option<IpAddr> {
         let mut name = self.query.name().clone();
         name.set_fqdn(true);
@@ -132,12 +131,12 @@ impl Question {
         (net.prefix_len() == net.max_prefix_len()).then(|| net.addr())
     }
 
-    /// Bytes that the client takes by UDP.
+    /// The largest UDP response for this client, in bytes.
     pub fn room(&self) -> usize {
-        usize::from(self.room.unwrap_or(PLAIN).clamp(PLAIN, MOST))
+        usize::from(self.room.unwrap_or(MAX_PLAIN_UDP_RESPONSE).clamp(MAX_PLAIN_UDP_RESPONSE, MAX_UDP_RESPONSE))
     }
 
-    /// The answer, in the client's own spelling of the name. Records may be kept for `ttl` seconds.
+    /// Encodes an answer, with the client's own spelling of the name. Clients may cache its records for `ttl` seconds.
     pub fn answer(&self, answer: &Answer<'_>, ttl: u32) -> Bytes {
         let mut message = Message::response(self.id, OpCode::Query);
         message.metadata.recursion_desired = self.recursion_desired;
@@ -165,11 +164,11 @@ impl Question {
         if self.room.is_some() {
             message.set_edns(edns(ResponseCode::NoError));
         }
-        // A question that was read can be written, and so can what is added here.
+        // A parsed question can be encoded, and so can the records that are added here.
         message.to_vec().unwrap_or_default().into()
     }
 
-    /// Does this message of the server that was asked with `id` answer the question? (RFC 5452, 9.1)
+    /// Whether this message answers the question, if the query to the server had `id` (RFC 5452, section 9.1).
     pub fn is_answered_by(&self, id: u16, bytes: &[u8]) -> bool {
         let mut decoder = BinDecoder::new(bytes);
         let Ok(header) = Header::read(&mut decoder) else { return false };
@@ -179,7 +178,7 @@ impl Question {
         }
         match header.counts.queries {
             1 => Query::read(&mut decoder).is_ok_and(|query| self.is_about(&query)),
-            // Servers that cannot read a question may leave it out.
+            // Servers that cannot parse a question may leave it out.
             0 => is_complaint(metadata.response_code),
             _ => false,
         }
@@ -188,12 +187,12 @@ impl Question {
     fn is_about(&self, query: &Query) -> bool {
         query.query_type() == self.query.query_type()
             && query.query_class() == self.query.query_class()
-            // Without regard to case.
+            // Names compare without regard to case.
             && query.name() == self.query.name()
     }
 
-    /// An answer of another server as this client gets it: with its id, and cut where it is longer than
-    /// `room`, so that the client asks again by TCP.
+    /// Converts another server's answer for this client: sets its id, and truncates an answer longer than `room`, so
+    /// that the client repeats the query over TCP.
     pub fn pass(&self, mut answer: Vec<u8>, room: usize) -> Bytes {
         if answer.len() > room {
             answer = self.cut(&answer);
@@ -202,7 +201,7 @@ impl Question {
         answer.into()
     }
 
-    /// The answer's header and the question, and the word that there is more.
+    /// A truncated answer: the header and the question, with the TC flag.
     fn cut(&self, answer: &[u8]) -> Vec<u8> {
         let mut message = Message::response(self.id, OpCode::Query);
         if let Ok(header) = Header::read(&mut BinDecoder::new(answer)) {
@@ -217,10 +216,10 @@ impl Question {
     }
 }
 
-/// Our own EDNS, with the upper part of a response code.
+/// Our EDNS record, with the upper bits of a response code.
 fn edns(code: ResponseCode) -> Edns {
     let mut edns = Edns::new();
-    edns.set_max_payload(OURS).set_rcode_high(code.high());
+    edns.set_max_payload(OWN_UDP_PAYLOAD).set_rcode_high(code.high());
     edns
 }
 
@@ -228,7 +227,7 @@ fn is_complaint(code: ResponseCode) -> bool {
     matches!(code, ResponseCode::FormErr | ResponseCode::ServFail | ResponseCode::NotImp | ResponseCode::Refused)
 }
 
-/// Whether another server may know better than the one that answered so.
+/// Whether another server may have a better answer than this one.
 pub fn is_failure(answer: &[u8]) -> bool {
     let header = Header::read(&mut BinDecoder::new(answer));
     header.is_ok_and(|header| {
@@ -236,7 +235,7 @@ pub fn is_failure(answer: &[u8]) -> bool {
     })
 }
 
-/// Writes another id into a message.
+/// Replaces the id of a message.
 pub fn with_id(message: &mut [u8], id: u16) {
     if message.len() >= HEADER {
         message[..2].copy_from_slice(&id.to_be_bytes());

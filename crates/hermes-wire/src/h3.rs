@@ -1,30 +1,29 @@
-//! Frames and settings of HTTP/3 (RFC 9114), whatever QUIC carries them.
+//! Frames and settings of HTTP/3 (RFC 9114), independent of the QUIC implementation.
 //!
-//! In: the bytes of one stream, in whatever pieces they arrive. Out: frames; the payload of DATA as it
-//! comes, without copying, that of others whole and within a bound. Frames that nobody knows are
-//! skipped without being held, whatever length they claim. Never: field sections (QPACK reads those),
-//! or which frame may come when, but for what no stream may ever carry.
+//! In: the bytes of one stream, in pieces of any size. Out: frames; the payload of DATA in parts, without copying, and
+//! that of other frames whole and bounded. Unknown frames are skipped without buffering, regardless of their length.
+//! Never: the decoding of field sections (QPACK), or the order of frames, except for frames that no stream may contain.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::varint;
 
-/// DATA (section 7.2.1).
+/// The frame type DATA (section 7.2.1).
 pub const DATA: u64 = 0x00;
-/// HEADERS (section 7.2.2).
+/// The frame type HEADERS (section 7.2.2).
 pub const HEADERS: u64 = 0x01;
-/// CANCEL_PUSH (section 7.2.3).
+/// The frame type CANCEL_PUSH (section 7.2.3).
 pub const CANCEL_PUSH: u64 = 0x03;
-/// SETTINGS (section 7.2.4).
+/// The frame type SETTINGS (section 7.2.4).
 pub const SETTINGS: u64 = 0x04;
-/// PUSH_PROMISE (section 7.2.5).
+/// The frame type PUSH_PROMISE (section 7.2.5).
 pub const PUSH_PROMISE: u64 = 0x05;
-/// GOAWAY (section 7.2.6).
+/// The frame type GOAWAY (section 7.2.6).
 pub const GOAWAY: u64 = 0x07;
-/// MAX_PUSH_ID (section 7.2.7).
+/// The frame type MAX_PUSH_ID (section 7.2.7).
 pub const MAX_PUSH_ID: u64 = 0x0d;
 
-/// What a unidirectional stream begins with (section 6.2; RFC 9204, section 4.2).
+/// The first byte of a unidirectional stream: its type (section 6.2; RFC 9204, section 4.2).
 pub mod stream {
     /// The control stream.
     pub const CONTROL: u64 = 0x00;
@@ -40,104 +39,103 @@ pub mod stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Code {
-    /// RFC 9297: an HTTP Datagram, or a capsule, is malformed.
+    /// A malformed HTTP Datagram or capsule (RFC 9297).
     DatagramError = 0x33,
-    /// Nothing is wrong.
+    /// No error.
     NoError = 0x100,
-    /// The peer violates the protocol in some other way.
+    /// Another protocol violation of the peer.
     GeneralProtocolError = 0x101,
-    /// Something is wrong here.
+    /// An internal error of the sender.
     InternalError = 0x102,
-    /// The peer opened a stream that it may not open.
+    /// A stream of a type that the peer may not open.
     StreamCreationError = 0x103,
-    /// A stream that has to live ended.
+    /// A critical stream was closed.
     ClosedCriticalStream = 0x104,
-    /// A frame where it must not be.
+    /// A frame that is not allowed at this point.
     FrameUnexpected = 0x105,
-    /// A frame of the wrong length or layout.
+    /// A frame with a wrong length or layout.
     FrameError = 0x106,
-    /// The peer causes work without end.
+    /// Excessive load caused by the peer.
     ExcessiveLoad = 0x107,
-    /// An identifier that was, or can be, nobody's.
+    /// A wrong use of a stream or push identifier.
     IdError = 0x108,
-    /// A malformed SETTINGS.
+    /// An error in SETTINGS.
     SettingsError = 0x109,
     /// The control stream does not begin with SETTINGS.
     MissingSettings = 0x10a,
-    /// The server did nothing with the request: it may be sent again.
+    /// The server did not process the request: a retry is safe.
     RequestRejected = 0x10b,
-    /// The request, or its response, is wanted no more.
+    /// The request, or its response, is cancelled.
     RequestCancelled = 0x10c,
     /// The client's stream ended within the request.
     RequestIncomplete = 0x10d,
     /// A malformed message.
     MessageError = 0x10e,
-    /// The connection that a CONNECT made was reset.
+    /// The connection of a CONNECT request was reset.
     ConnectError = 0x10f,
-    /// The request has to come over another version.
+    /// The request must be retried over another HTTP version.
     VersionFallback = 0x110,
-    /// A field section that QPACK cannot read.
+    /// QPACK cannot decode a field section.
     DecompressionFailed = 0x200,
-    /// An encoder stream that QPACK cannot read.
+    /// QPACK cannot decode the encoder stream.
     EncoderStreamError = 0x201,
-    /// A decoder stream that QPACK cannot read.
+    /// QPACK cannot decode the decoder stream.
     DecoderStreamError = 0x202,
 }
 
 impl Code {
-    /// The number on the wire.
+    /// The error code on the wire.
     pub const fn value(self) -> u64 {
         self as u64
     }
 }
 
-/// The longest payload that is collected but for DATA and HEADERS. SETTINGS of all that there is have
-/// some dozen bytes.
+/// The longest buffered payload, except of DATA and HEADERS. All known settings together have a few dozen bytes.
 pub const MAX_CONTROL: usize = 4096;
 
-/// The longest type and length in front of a payload.
+/// The longest type and length before a payload.
 const MAX_HEADER: usize = 2 * varint::MAX_LEN;
 
-/// What a decoder hands out.
+/// A decoded frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// A piece of the payload of a DATA frame. Never empty.
+    /// A part of the payload of a DATA frame. Never empty.
     Data(Bytes),
-    /// The whole field section of a HEADERS frame, as QPACK encoded it.
+    /// The whole field section of a HEADERS frame, encoded by QPACK.
     Headers(Bytes),
     /// Any other frame of the RFC, whole.
     Control {
-        /// Its type.
+        /// The frame type.
         kind: u64,
-        /// Its payload.
+        /// The payload.
         payload: Bytes,
     },
 }
 
-/// Why a stream's frames cannot be read. They end the connection, but for a field section that is too long: of
-/// that one message nothing is known, and the others are sound.
+/// An error in a stream's frames. It ends the connection, except for a field section that is too long: only that
+/// message is unknown, and the others are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A frame of HTTP/2 that HTTP/3 has no place for (section 11.2.1).
-    #[error("a frame of type {0:#x}, which HTTP/3 does not have")]
+    /// The frame type of HTTP/2 is reserved in HTTP/3 (section 11.2.1).
+    #[error("frame type {0:#x} is reserved in HTTP/3")]
     Reserved(u64),
-    /// A frame other than DATA that is longer than what is collected.
-    #[error("a frame of type {kind:#x} of {length} bytes, more than the {limit} that are taken")]
+    /// A frame other than DATA exceeds the limit.
+    #[error("frame of type {kind:#x} with {length} bytes exceeds the limit of {limit}")]
     TooLong {
-        /// Its type.
+        /// The frame type.
         kind: u64,
-        /// The length that it claims.
+        /// The length of the frame, by its header.
         length: u64,
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
     /// The stream ended within a frame.
-    #[error("the stream ended within a frame")]
+    #[error("stream ended within a frame")]
     Truncated,
 }
 
 impl FrameError {
-    /// What the peer is told.
+    /// The error code for the peer.
     pub fn code(self) -> Code {
         match self {
             FrameError::Reserved(_) => Code::FrameUnexpected,
@@ -147,10 +145,10 @@ impl FrameError {
     }
 }
 
-/// Cuts a stream into frames.
+/// Splits a stream into frames.
 ///
-/// Call [`push`](Self::push) with each piece, once [`next`](Self::next) has returned `None`. Memory: one
-/// unfinished frame that is not DATA (at most its bound) and the unread rest of a piece.
+/// Call [`push`](Self::push) with each piece, once [`next`](Self::next) has returned `None`. Memory: one incomplete
+/// frame other than DATA (at most its limit) and the unread rest of a piece.
 #[derive(Debug)]
 pub struct FrameDecoder {
     max_headers: usize,
@@ -173,12 +171,12 @@ impl State {
 }
 
 impl FrameDecoder {
-    /// A decoder that refuses field sections which are longer than this, encoded.
+    /// A decoder that rejects longer encoded field sections.
     pub fn new(max_headers: usize) -> Self {
         Self { max_headers, unread: Bytes::new(), state: State::BOUNDARY, has_skipped: false }
     }
 
-    /// Bytes that are kept of a frame which has not come whole.
+    /// Buffered bytes of an incomplete frame.
     pub fn held(&self) -> usize {
         match &self.state {
             State::Whole { seen, .. } => seen.len(),
@@ -186,7 +184,7 @@ impl FrameDecoder {
         }
     }
 
-    /// Adds what arrived next.
+    /// Adds the next piece.
     pub fn push(&mut self, bytes: Bytes) {
         if self.unread.is_empty() {
             self.unread = bytes;
@@ -198,10 +196,10 @@ impl FrameDecoder {
         }
     }
 
-    /// The next frame, or piece of one; `None` if more bytes are needed.
+    /// Returns the next frame, or a part of one; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// The stream cannot be read any further, at this and at every later call.
+    /// The stream cannot be decoded further, at this and at every later call.
     #[expect(clippy::should_implement_trait, reason = "an iterator would end at the first None")]
     pub fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         loop {
@@ -228,7 +226,7 @@ impl FrameDecoder {
                 State::Whole { kind, seen, missing } => {
                     let kind = *kind;
                     let payload = if seen.is_empty() && self.unread.len() >= *missing {
-                        // It came in one piece: nothing is copied.
+                        // The frame came in one piece: no copy is needed.
                         self.unread.split_to(*missing)
                     } else {
                         let here = self.unread.split_to(self.unread.len().min(*missing));
@@ -250,15 +248,15 @@ impl FrameDecoder {
         }
     }
 
-    /// A frame that nobody knows was begun, and is handed out by nobody.
+    /// Whether an unknown frame was skipped.
     pub fn has_skipped(&self) -> bool {
         self.has_skipped
     }
 
-    /// Whether the stream may end here: between two frames only (section 7.1).
+    /// Checks that the stream may end here: only between two frames (section 7.1).
     ///
     /// # Errors
-    /// It is cut off, or failed before.
+    /// The last frame is truncated, or an earlier error.
     pub fn finish(&self) -> Result<(), FrameError> {
         match &self.state {
             State::Failed(error) => Err(*error),
@@ -293,7 +291,7 @@ impl FrameDecoder {
     fn take_header(&mut self) -> Option<(u64, u64)> {
         let State::Header { seen, len } = &mut self.state else { return None };
         while self.unread.has_remaining() {
-            // Never out of bounds: sixteen bytes always make a header.
+            // In bounds, since sixteen bytes always make a header.
             seen[*len] = self.unread.get_u8();
             *len += 1;
             if let Some((kind, size)) = varint::decode(&seen[..*len])
@@ -314,23 +312,23 @@ impl FrameDecoder {
     }
 }
 
-/// The most that [`put_header`] writes.
+/// Maximum number of bytes that [`put_header`] writes.
 pub const MAX_FRAME_HEADER: usize = 1 + varint::MAX_LEN;
 
-/// Type and length of a frame whose payload follows.
+/// Writes the type and length of a frame, before its payload.
 pub fn put_header(kind: u64, length: usize, out: &mut impl BufMut) {
     varint::encode(kind, out);
     varint::encode(length as u64, out);
 }
 
-/// What a peer can do, by its SETTINGS. Absent settings are as the RFCs have them.
+/// The capabilities of a peer from its SETTINGS. Absent settings have the defaults of the RFCs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// The largest field section that it takes, as section 4.2.2 counts; `None`: any.
+    /// The largest field section that the peer accepts, as defined in section 4.2.2; `None`: unlimited.
     pub max_field_section: Option<u64>,
-    /// It takes extended CONNECT (RFC 9220).
+    /// The peer supports extended CONNECT (RFC 9220).
     pub extended_connect: bool,
-    /// It takes HTTP Datagrams in QUIC datagrams (RFC 9297).
+    /// The peer supports HTTP Datagrams in QUIC datagrams (RFC 9297).
     pub datagrams: bool,
 }
 
@@ -338,25 +336,25 @@ const MAX_FIELD_SECTION_SIZE: u64 = 0x06;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
 
-/// What is wrong with SETTINGS.
+/// An error in SETTINGS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// It ends within a setting.
-    #[error("SETTINGS end within a setting")]
+    /// The frame ends within a setting.
+    #[error("SETTINGS truncated within a setting")]
     Truncated,
-    /// A setting of HTTP/2 (section 7.2.4.1).
-    #[error("SETTINGS have {0:#x}, which HTTP/3 does not have")]
+    /// A setting of HTTP/2 is reserved (section 7.2.4.1).
+    #[error("setting {0:#x} is reserved in HTTP/3")]
     Reserved(u64),
-    /// A setting stands twice.
-    #[error("SETTINGS have {0:#x} twice")]
+    /// A setting is repeated.
+    #[error("setting {0:#x} is repeated")]
     Twice(u64),
-    /// A switch that is neither 0 nor 1.
-    #[error("SETTINGS have {0:#x} neither 0 nor 1")]
+    /// A boolean setting is neither 0 nor 1.
+    #[error("setting {0:#x} is neither 0 nor 1")]
     NoSwitch(u64),
 }
 
 impl SettingsError {
-    /// What the peer is told: a frame that is cut off is a malformed frame first (section 7.1).
+    /// The error code for the peer: a truncated frame is a frame error first (section 7.1).
     pub fn code(self) -> Code {
         match self {
             SettingsError::Truncated => Code::FrameError,
@@ -365,31 +363,31 @@ impl SettingsError {
     }
 }
 
-/// Reads what a peer's QPACK says on its encoder or decoder stream where neither side has a dynamic table
-/// (RFC 9204, section 4): next to nothing can be right.
+/// Validates the instructions on a QPACK encoder or decoder stream if neither side uses a dynamic table (RFC 9204,
+/// section 4): almost no instruction is valid then.
 #[derive(Debug)]
 pub struct Instructions {
     is_encoder: bool,
-    /// Within an integer of a cancellation.
+    /// The next byte continues the integer of a cancellation.
     continues: bool,
 }
 
 impl Instructions {
-    /// Of the stream of this type.
+    /// A validator for a stream of this type.
     pub fn of(kind: u64) -> Self {
         Self { is_encoder: kind == stream::QPACK_ENCODER, continues: false }
     }
 
-    /// Reads on.
+    /// Validates the next bytes.
     ///
     /// # Errors
-    /// An insertion, or a capacity, for which there is no room (sections 3.2.3 and 4.3.1); a word on an insertion or
-    /// a section that never was (section 4.4).
+    /// An insertion, or a capacity above 0 (sections 3.2.3 and 4.3.1); an acknowledgement of an insertion or a section
+    /// that does not exist (section 4.4).
     pub fn read(&mut self, bytes: &[u8]) -> Result<(), Code> {
         for byte in bytes {
             match (self.is_encoder, byte) {
                 (false, byte) if self.continues => self.continues = byte & 0x80 != 0,
-                // Its capacity is nothing.
+                // The instruction sets the capacity to 0.
                 (true, 0x20) => {}
                 (true, _) => return Err(Code::EncoderStreamError),
                 (false, 0x40..0x80) => self.continues = byte & 0x3f == 0x3f,
@@ -401,10 +399,10 @@ impl Instructions {
 }
 
 impl Settings {
-    /// Reads the payload of a SETTINGS frame.
+    /// Parses the payload of a SETTINGS frame.
     ///
     /// # Errors
-    /// It is malformed.
+    /// The payload is malformed.
     pub fn parse(mut payload: &[u8]) -> Result<Self, SettingsError> {
         let mut seen = Vec::new();
         let mut settings = Self { max_field_section: None, extended_connect: false, datagrams: false };
@@ -429,7 +427,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Appends a SETTINGS frame. QPACK's settings stay absent: field sections refer to no dynamic table.
+    /// Appends a SETTINGS frame. The settings of QPACK stay absent: field sections use no dynamic table.
     pub fn put(&self, out: &mut impl BufMut) {
         let mut payload = Vec::new();
         let mut set = |id: u64, value: u64| {
@@ -446,21 +444,21 @@ impl Settings {
     }
 }
 
-/// The identifier in the payload of GOAWAY, MAX_PUSH_ID or CANCEL_PUSH. `None`: it is malformed.
+/// Parses the identifier in a GOAWAY, MAX_PUSH_ID or CANCEL_PUSH frame. `None`: the payload is malformed.
 pub fn parse_id(payload: &[u8]) -> Option<u64> {
     varint::decode(payload).filter(|(_, size)| *size == payload.len()).map(|(id, _)| id)
 }
 
-/// The stream whose HTTP Datagrams begin like this, and the rest (RFC 9297, section 2.1). `None`: it is
-/// malformed, which ends the connection.
+/// Parses an HTTP Datagram: its stream and the rest (RFC 9297, section 2.1). `None`: it is malformed, which ends the
+/// connection.
 pub fn parse_datagram(mut datagram: Bytes) -> Option<(u64, Bytes)> {
     let (quarter, size) = varint::decode(&datagram)?;
     datagram.advance(size);
-    // Stream identifiers have 62 bits, and this is one of them without its lowest two.
+    // Stream identifiers have 62 bits; the quarter omits the lowest two.
     (quarter <= varint::MAX / 4).then_some((quarter * 4, datagram))
 }
 
-/// Begins an HTTP Datagram of the stream with this identifier.
+/// Starts an HTTP Datagram of the stream with this identifier.
 pub fn put_datagram_stream(stream: u64, out: &mut impl BufMut) {
     varint::encode(stream / 4, out);
 }

@@ -1,9 +1,8 @@
-//! IP packets, as far as a node that forwards them has to look into one: RFC 791, 8200, 792, 4443.
+//! IP packets, as far as a forwarding node must inspect them: RFC 791, 8200, 792, 4443.
 //!
-//! In: a packet as it came from a device or a tunnel. Out: who sent it to whom and in which protocol;
-//! the packet with a lower MSS; its fragments; the ICMP error that it deserves.
-//! Never: a connection, a route, a clock; a hop, since kernels route on both sides of a tunnel, and count theirs. What
-//! goes on never looks behind the transport header.
+//! In: a packet from a device or a tunnel. Out: its addresses and protocol; the packet with a lower MSS; its fragments;
+//! the ICMP error for it. Never: connection state, a route, a clock, or a changed hop limit: the kernels on both sides
+//! of a tunnel route packets and decrement it. Forwarded bytes after the transport header are not inspected.
 
 mod readdress;
 mod transport;
@@ -15,9 +14,9 @@ pub use self::transport::{ACK, FIN, RST, SYN, ports, set_port, tcp_flags, tcp_re
 
 /// ICMP as an IPv4 protocol number.
 pub const ICMP: u8 = 1;
-/// TCP.
+/// The protocol number of TCP.
 pub const TCP: u8 = 6;
-/// UDP.
+/// The protocol number of UDP.
 pub const UDP: u8 = 17;
 /// ICMPv6 as a next header.
 pub const ICMPV6: u8 = 58;
@@ -29,74 +28,73 @@ pub const MIN_MTU_V4: usize = 68;
 
 const HEADER_V4: usize = 20;
 const HEADER_V6: usize = 40;
-/// What stands before the packet that an ICMP error is about.
+/// Bytes of an ICMP error before the packet that it cites.
 const MIN_ICMP: usize = 8;
-/// What an ICMPv4 error may have at most (RFC 1812, section 4.3.2.3).
-const MOST_ICMP_V4: usize = 576;
-/// Extension headers that are looked through: a packet with more is nobody's.
-const MOST_EXTENSIONS: usize = 16;
-/// Hop limit of what we make ourselves (RFC 1700: 64).
+/// The maximum size of an ICMPv4 error (RFC 1812, section 4.3.2.3).
+const MAX_ICMP_V4: usize = 576;
+/// The maximum number of extension headers: a packet with more is invalid.
+const MAX_EXTENSION_HEADERS: usize = 16;
+/// The hop limit of packets that are created here (RFC 1700: 64).
 const OWN_HOP_LIMIT: u8 = 64;
 
-/// What of a packet's headers matters on its way.
+/// The header fields of a packet that matter for forwarding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Who says to have sent it.
+    /// The source address.
     pub source: IpAddr,
-    /// To whom.
+    /// The destination address.
     pub destination: IpAddr,
-    /// The transport protocol: over IPv6 the next header behind all extensions (RFC 9484, section 4.8).
+    /// The transport protocol; for IPv6 the next header after all extensions (RFC 9484, section 4.8).
     pub protocol: u8,
-    /// Where the transport header begins, in bytes.
+    /// The offset of the transport header.
     pub transport: usize,
     /// Bytes of the whole packet.
     pub length: usize,
-    /// It is a fragment, but not the first: it has no transport header.
+    /// The packet is a fragment other than the first, without a transport header.
     pub is_later_fragment: bool,
-    /// Routers may cut it (IPv4 without DF).
+    /// Routers may fragment it (IPv4 without DF).
     pub may_be_cut: bool,
-    /// The packet has a source-route option (IPv4) or a routing header (IPv6), so that its destination does not tell
-    /// where it goes.
+    /// The packet has a source-route option (IPv4) or a routing header (IPv6), so its destination address is not where
+    /// it ends.
     pub is_source_routed: bool,
     /// The TTL or hop limit.
     pub hops: u8,
 }
 
-/// Why bytes are no packet.
+/// The reason why bytes are not a valid packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PacketError {
-    /// Fewer bytes than the headers have.
-    #[error("a packet of {0} bytes ends within its headers")]
+    /// The packet is shorter than its headers.
+    #[error("truncated packet: {0} bytes end within its headers")]
     Truncated(usize),
-    /// Neither version 4 nor 6.
-    #[error("a packet of IP version {0}")]
+    /// The version is neither 4 nor 6.
+    #[error("unknown IP version {0}")]
     Version(u8),
-    /// Its header says another length than it has.
-    #[error("a packet says to have {said} bytes and has {has}")]
+    /// The length field differs from the packet's length.
+    #[error("packet length field is {said}, but the packet has {has} bytes")]
     Length {
-        /// By its header.
+        /// The length field.
         said: usize,
-        /// What came.
+        /// The packet's length.
         has: usize,
     },
-    /// An IPv4 header length below 20 bytes.
-    #[error("a packet whose header says to have {0} bytes")]
+    /// The IPv4 header length is below 20 bytes.
+    #[error("invalid IPv4 header length {0}")]
     HeaderLength(usize),
-    /// More extension headers than anybody sends.
-    #[error("a packet with more than {MOST_EXTENSIONS} extension headers")]
+    /// The packet has more extension headers than any sender needs.
+    #[error("packet with more than {MAX_EXTENSION_HEADERS} extension headers")]
     TooManyExtensions,
-    /// The IPv4 header's checksum is wrong.
-    #[error("a packet whose header's checksum is wrong")]
+    /// The checksum of the IPv4 header is wrong.
+    #[error("wrong IPv4 header checksum")]
     Checksum,
 }
 
 type Result<T> = std::result::Result<T, PacketError>;
 
-/// Reads a packet's headers. The packet is exactly as long as it says, and an IPv4 header's checksum is
-/// right: only such packets go on.
+/// Parses a packet's headers. The length field must match the packet's length, and the checksum of an IPv4 header must
+/// be right: only such packets are forwarded.
 ///
-/// # Errors
-/// It is none.
+/// `PacketError`: the packet is invalid.
 pub fn parse(packet: &[u8]) -> Result<Header> {
     match packet.first().map(|byte| byte >> 4) {
         Some(4) => parse_v4(packet),
@@ -154,7 +152,7 @@ fn parse_v6(packet: &[u8]) -> Result<Header> {
     })
 }
 
-/// Whether IPv4 options have a loose or a strict source route (RFC 791, section 3.1).
+/// Whether IPv4 options contain a loose or a strict source route (RFC 791, section 3.1).
 fn has_source_route(mut options: &[u8]) -> bool {
     while let [kind, rest @ ..] = options {
         let length = match (kind, rest.first()) {
@@ -182,10 +180,10 @@ struct Transport {
     is_source_routed: bool,
 }
 
-/// Walks over extension headers.
+/// Skips the extension headers.
 fn transport_v6(packet: &[u8], first: u8) -> Result<Transport> {
     let (mut next, mut at, mut is_source_routed) = (first, HEADER_V6, false);
-    for _ in 0..MOST_EXTENSIONS {
+    for _ in 0..MAX_EXTENSION_HEADERS {
         let is_extension = matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140);
         if !is_extension {
             return Ok(Transport { protocol: next, at, is_later_fragment: false, is_source_routed });
@@ -194,7 +192,7 @@ fn transport_v6(packet: &[u8], first: u8) -> Result<Transport> {
         let head = packet.get(at..at + 8).ok_or(PacketError::Truncated(packet.len()))?;
         let size = match next {
             44 => 8,
-            // In words of four bytes, less two (RFC 4302, section 2.2).
+            // The unit of this length is four bytes, minus two (RFC 4302, section 2.2).
             51 => (usize::from(head[1]) + 2) * 4,
             _ => (usize::from(head[1]) + 1) * 8,
         };
@@ -210,7 +208,7 @@ fn transport_v6(packet: &[u8], first: u8) -> Result<Transport> {
     Err(PacketError::TooManyExtensions)
 }
 
-/// Where a packet comes from and goes to; nothing else of it is looked at.
+/// The source and destination address. Checks nothing else of the packet.
 pub fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let v4 = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok().map(|bytes| Ipv4Addr::from(bytes).into());
     match packet.first()? >> 4 {
@@ -220,13 +218,13 @@ pub fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
     }
 }
 
-/// The bytes are sixteen.
+/// The slice has sixteen bytes.
 fn address_v6(bytes: &[u8]) -> IpAddr {
     Ipv6Addr::from(<[u8; 16]>::try_from(bytes).unwrap_or_default()).into()
 }
 
-/// Lowers the MSS that a TCP SYN offers, so that its segments fit packets of `mtu` bytes (RFC 9293,
-/// section 3.7.1). True where it was higher. Of a packet that [`parse`] read.
+/// Lowers the MSS of a TCP SYN, so that its segments fit into packets of `mtu` bytes (RFC 9293, section 3.7.1). Returns
+/// true if it was higher. The packet must have been parsed by [`parse`].
 pub fn clamp_mss(packet: &mut [u8], header: &Header, mtu: usize) -> bool {
     let at = header.transport;
     let is_syn =
@@ -260,9 +258,9 @@ pub fn clamp_mss(packet: &mut [u8], header: &Header, mtu: usize) -> bool {
     false
 }
 
-/// Cuts an IPv4 packet that [`parse`] read, and that may be cut, into fragments of at most `mtu` bytes
-/// (RFC 791, section 3.2), [`MIN_MTU_V4`] at least. None at all where it is a fragment that would end
-/// behind the largest packet: nobody could put it together.
+/// Fragments an IPv4 packet that [`parse`] accepted, and that may be fragmented, into packets of at most `mtu` bytes
+/// (RFC 791, section 3.2), at least [`MIN_MTU_V4`]. Returns none if the packet is a fragment that would end beyond the
+/// largest packet, so that nobody could reassemble it.
 pub fn fragment(packet: &[u8], header: &Header, mtu: usize) -> Vec<Vec<u8>> {
     let (head, payload) = packet.split_at(header.transport);
     let before = u16::from_be_bytes([head[6], head[7]]);
@@ -275,7 +273,7 @@ pub fn fragment(packet: &[u8], header: &Header, mtu: usize) -> Vec<Vec<u8>> {
         let here = room.min(payload.len() - at);
         let is_last = at + here == payload.len();
         let mut fragment = [head, &payload[at..at + here]].concat();
-        // Offsets count eights of bytes; a fragment of a fragment goes on where that one began.
+        // Offsets count units of eight bytes; a fragment of a fragment continues at that one's offset.
         let offset = (before & 0x1fff) + (at / 8) as u16;
         if offset > 0x1fff {
             return Vec::new();
@@ -291,7 +289,7 @@ pub fn fragment(packet: &[u8], header: &Header, mtu: usize) -> Vec<Vec<u8>> {
     fragments
 }
 
-/// The header of all fragments but the first: of the options only those that say to be copied.
+/// The header of all fragments but the first: it keeps only the options with the copy flag.
 fn later_head(head: &[u8]) -> Vec<u8> {
     let mut later = head[..HEADER_V4].to_vec();
     let mut at = HEADER_V4;
@@ -313,22 +311,22 @@ fn later_head(head: &[u8]) -> Vec<u8> {
     later
 }
 
-/// Why a packet goes no further, as its sender is told.
+/// An ICMP error that is reported to the sender of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
-    /// It is larger than the way ahead takes; so many bytes fit (RFC 1191, RFC 8201).
+pub enum IcmpError {
+    /// The packet is larger than the path MTU, which is given (RFC 1191, RFC 8201).
     TooBig(usize),
-    /// No way leads there.
+    /// No route leads to the destination.
     NoRoute,
-    /// Policy forbids it (also: its source address is not the sender's).
+    /// A policy forbids the packet (also: the source address does not belong to the sender).
     Prohibited,
 }
 
-/// The ICMP error for a packet that [`parse`] read, from `own` to its sender. `None` where no error may
-/// be sent: about errors, later fragments, or to or from what is not one host (RFC 1122, section 3.2.2;
-/// RFC 4443, section 2.4). Whoever sends it limits its rate.
-pub fn icmp_error(packet: &[u8], header: &Header, trouble: Trouble, own: IpAddr) -> Option<Vec<u8>> {
-    let may_be_to_many = matches!(trouble, Trouble::TooBig(_)) && header.source.is_ipv6();
+/// Builds the ICMP error for a packet that [`parse`] accepted, from `own` to its sender. `None` if no error may be
+/// sent: for errors, later fragments, and packets whose addresses are not those of single hosts (RFC 1122, section
+/// 3.2.2; RFC 4443, section 2.4). The caller limits the rate.
+pub fn icmp_error(packet: &[u8], header: &Header, cause: IcmpError, own: IpAddr) -> Option<Vec<u8>> {
+    let may_be_to_many = matches!(cause, IcmpError::TooBig(_)) && header.source.is_ipv6();
     if header.is_later_fragment || !is_one_host(header.source) || !(may_be_to_many || is_one_host(header.destination)) {
         return None;
     }
@@ -336,32 +334,32 @@ pub fn icmp_error(packet: &[u8], header: &Header, trouble: Trouble, own: IpAddr)
         return None;
     }
     match (own, header.source) {
-        (IpAddr::V4(own), IpAddr::V4(to)) => Some(icmp_v4(packet, trouble, own, to)),
-        (IpAddr::V6(own), IpAddr::V6(to)) => Some(icmp_v6(packet, trouble, own, to)),
+        (IpAddr::V4(own), IpAddr::V4(to)) => Some(icmp_v4(packet, cause, own, to)),
+        (IpAddr::V6(own), IpAddr::V6(to)) => Some(icmp_v6(packet, cause, own, to)),
         _ => None,
     }
 }
 
-/// Whether it can be one machine's address: neither nobody's nor that of many.
+/// Whether this can be the address of a single host: neither unspecified, nor multicast, nor broadcast.
 pub fn is_one_host(address: IpAddr) -> bool {
     let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast() || address.octets()[0] == 0);
     !(address.is_unspecified() || address.is_multicast() || is_broadcast)
 }
 
-/// Whether it is an error about another packet, or may be one, of a packet that [`parse`] read.
+/// Whether a packet that [`parse`] accepted is an ICMP error, or may be one.
 pub fn is_icmp_error(packet: &[u8], header: &Header) -> bool {
     let kind = packet.get(header.transport);
     match header.protocol {
-        // All but queries and their answers; what is cut off before its type may be one.
+        // Only queries and their replies are not errors; a message without a type may be one.
         ICMP => !kind.is_some_and(|kind| matches!(kind, 0 | 8..=10 | 13..=18)),
         ICMPV6 => kind.is_none_or(|kind| *kind < 128),
         _ => false,
     }
 }
 
-/// Who sent the packet that an error is about, and to whom, of an error that [`parse`] read. `None`: it is none that a
-/// router on the way has a reason to send (destination unreachable, too big, time exceeded, parameter problem; RFC 792,
-/// RFC 4443), or there is too little of the packet in it.
+/// The source and destination of the packet that an ICMP error cites. `None`: the packet is not an error that a router
+/// on the path sends (destination unreachable, packet too big, time exceeded, parameter problem; RFC 792, RFC 4443), or
+/// cites too few bytes. The error must have been parsed by [`parse`].
 pub fn cited(packet: &[u8], header: &Header) -> Option<(IpAddr, IpAddr)> {
     let kind = *packet.get(header.transport)?;
     let is_error = match header.protocol {
@@ -375,13 +373,13 @@ pub fn cited(packet: &[u8], header: &Header) -> Option<(IpAddr, IpAddr)> {
     ends(packet.get(header.transport + MIN_ICMP..)?)
 }
 
-fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    let (kind, code, rest) = match trouble {
-        Trouble::TooBig(mtu) => (3, 4, u32::try_from(mtu.min(0xffff)).unwrap_or_default()),
-        Trouble::NoRoute => (3, 0, 0),
-        Trouble::Prohibited => (3, 13, 0),
+fn icmp_v4(packet: &[u8], cause: IcmpError, own: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    let (kind, code, rest) = match cause {
+        IcmpError::TooBig(mtu) => (3, 4, u32::try_from(mtu.min(0xffff)).unwrap_or_default()),
+        IcmpError::NoRoute => (3, 0, 0),
+        IcmpError::Prohibited => (3, 13, 0),
     };
-    let cited = &packet[..packet.len().min(MOST_ICMP_V4 - HEADER_V4 - 8)];
+    let cited = &packet[..packet.len().min(MAX_ICMP_V4 - HEADER_V4 - 8)];
     let length = (HEADER_V4 + 8 + cited.len()) as u16;
     let mut error = vec![0x45, 0xc0];
     error.extend_from_slice(&length.to_be_bytes());
@@ -397,11 +395,11 @@ fn icmp_v4(packet: &[u8], trouble: Trouble, own: Ipv4Addr, to: Ipv4Addr) -> Vec<
     error
 }
 
-fn icmp_v6(packet: &[u8], trouble: Trouble, own: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
-    let (kind, code, rest) = match trouble {
-        Trouble::TooBig(mtu) => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX)),
-        Trouble::NoRoute => (1, 0, 0),
-        Trouble::Prohibited => (1, 1, 0),
+fn icmp_v6(packet: &[u8], cause: IcmpError, own: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+    let (kind, code, rest) = match cause {
+        IcmpError::TooBig(mtu) => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX)),
+        IcmpError::NoRoute => (1, 0, 0),
+        IcmpError::Prohibited => (1, 1, 0),
     };
     let cited = &packet[..packet.len().min(MIN_MTU_V6 - HEADER_V6 - 8)];
     let length = (8 + cited.len()) as u16;
@@ -420,14 +418,14 @@ fn icmp_v6(packet: &[u8], trouble: Trouble, own: Ipv6Addr, to: Ipv6Addr) -> Vec<
     error
 }
 
-/// Writes the checksum of an IPv4 header of so many bytes.
+/// Sets the checksum of an IPv4 header of `header` bytes.
 fn finish_v4(packet: &mut [u8], header: usize) {
     packet[10..12].fill(0);
     let check = checksum(sum(&packet[..header]));
     packet[10..12].copy_from_slice(&check.to_be_bytes());
 }
 
-/// The sum of 16-bit words, an odd byte padded (RFC 1071). A packet's cannot overflow.
+/// The sum of 16-bit words, an odd byte padded (RFC 1071). It cannot overflow for a packet.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(2);
     let odd = words.remainder().first().map_or(0, |byte| u64::from(*byte) << 8);
@@ -441,7 +439,7 @@ fn checksum(mut sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Follows a changed word in the checksum at an offset (RFC 1624, equation 3).
+/// Updates the checksum at an offset after one word has changed (RFC 1624, equation 3).
 fn adjust(packet: &mut [u8], at: usize, before: u16, after: u16) {
     let old = u16::from_be_bytes([packet[at], packet[at + 1]]);
     let new = checksum(u64::from(!old) + u64::from(!before) + u64::from(after));

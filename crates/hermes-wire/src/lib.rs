@@ -1,9 +1,8 @@
-//! The wire formats of Hermes, as pure functions and small state machines.
+//! Wire formats of Hermes, as pure functions and small state machines (sans I/O).
 //!
-//! In: bytes that some other crate has read. Out: parsed values, or bytes for that crate to
-//! write. Nothing here opens a socket, reads a clock, draws a random number or spawns a task,
-//! so that every parser can be tested by tables and fuzzed as it stands. A parser never
-//! panics, whatever it is given, and never holds more memory than its documentation states.
+//! In: bytes that another crate has read. Out: parsed values, or bytes for that crate to write. No code here opens a
+//! socket, reads a clock, draws a random number or spawns a task, so every parser can be tested by tables and fuzzed. A
+//! parser never panics on any input, and never uses more memory than its documentation states.
 
 #![forbid(unsafe_code)]
 

@@ -1,99 +1,96 @@
-//! PROXY protocol, version 1 as it is read, version 2 as it is read and sent (HAProxy's `proxy-protocol.txt`, sections
-//! 2.1 and 2.2).
+//! The PROXY protocol: versions 1 and 2 are parsed, version 2 is sent (HAProxy's `proxy-protocol.txt`, sections 2.1 and
+//! 2.2).
 //!
-//! In: the first bytes of an accepted connection, or two socket addresses. Out: who really
-//! speaks to whom, or the header that says so to the next server. Extensions (TLVs) are skipped
-//! unread. Whether a peer may be believed is the listener's business, never decided here.
+//! In: the first bytes of an accepted connection, or two socket addresses. Out: the original source and destination, or
+//! a header for the next server. Extensions (TLVs) are skipped. The listener decides which peers are trusted.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytes::{Buf, BufMut, BytesMut};
 
-/// What every header begins with.
+/// The first bytes of a version 2 header.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
-/// What the text form, version 1, begins with.
+/// The first bytes of a version 1 header, a line of text.
 const V1: &[u8] = b"PROXY ";
 
-/// The shortest line of version 1: `PROXY UNKNOWN` and its end.
+/// The shortest line of version 1: `PROXY UNKNOWN` with CRLF.
 const MIN_V1: usize = 15;
 
-/// The longest line of version 1, with its end.
+/// The longest line of version 1, with CRLF.
 const MAX_V1: usize = 107;
 
-/// Signature, version and command, family and protocol, length of the rest.
+/// Bytes of the fixed part: signature, version and command, family and protocol, length of the rest.
 const FIXED: usize = 16;
 
-/// The longest header that is accepted, in bytes. The specification promises senders 536 (one
-/// TCP segment); certificates and the identifiers of clouds in TLVs take more. It bounds what a
-/// listener buffers for a peer that has said nothing else yet.
+/// The longest accepted header, in bytes. The specification promises senders 536 (one TCP segment); certificates and
+/// cloud identifiers in TLVs need more. The limit bounds the buffer for a peer that has sent nothing else.
 pub const MAX_HEADER: usize = FIXED + 2_048;
 
-/// The longest header that [`encode`] makes, in bytes.
+/// The longest header that [`encode`] creates, in bytes.
 pub const MAX_ENCODED: usize = FIXED + 36;
 
-/// The header of a connection that the proxy makes for itself, such as a health check: the
-/// receiver takes the addresses of the connection itself.
+/// The header of a connection on the proxy's own behalf, for example a health check: the receiver uses the connection's
+/// addresses.
 pub const LOCAL: [u8; FIXED] = *b"\r\n\r\n\0\r\nQUIT\n\x20\x00\x00\x00";
 
-/// What the first bytes of a connection turned out to be.
+/// The result of parsing the first bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed {
-    /// Correct so far. Call again when the buffer holds this many bytes in all; never more than
+    /// The bytes are valid so far. Parse again when the buffer has this number of bytes in total, at most
     /// [`MAX_HEADER`].
     Incomplete(usize),
-    /// A whole header.
+    /// The header is complete.
     Done {
-        /// How many bytes it took; what follows belongs to the connection.
+        /// Bytes of the header; the bytes after it belong to the connection.
         len: usize,
-        /// Source and destination. `None` where the sender speaks for itself (LOCAL) or does not
-        /// know (UNSPEC): the connection's own addresses stand. IPv4 addresses mapped into IPv6
-        /// are given as IPv4, so that networks match them.
+        /// Source and destination. `None` for a connection on the sender's own behalf (LOCAL), or with unknown
+        /// addresses (UNSPEC): the connection's own addresses apply. IPv4 addresses mapped into IPv6 are returned as
+        /// IPv4, so that networks match them.
         source: Option<(SocketAddr, SocketAddr)>,
     },
 }
 
-/// Why a connection does not begin with an acceptable header. It has to be closed: the
-/// specification forbids guessing.
+/// The reason why a header is not acceptable. The connection must be closed: the specification forbids guessing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyProtocolError {
-    /// No signature.
+    /// The connection does not begin with a signature.
     #[error(
-        "the connection does not begin with a PROXY protocol header; \
-         have the sender add one or take it off this listener"
+        "missing PROXY protocol header; \
+         enable it at the sender, or disable it for this listener"
     )]
     NotProxyProtocol,
-    /// A malformed line of version 1.
+    /// A line of version 1 is malformed.
     #[error(
         "malformed PROXY protocol line (version 1); expected PROXY TCP4|TCP6 SOURCE DESTINATION PORT PORT, or UNKNOWN"
     )]
     Line,
-    /// A version that nobody has defined.
-    #[error("PROXY protocol version {0} is unknown; 1 and 2 are understood")]
+    /// The version is unknown.
+    #[error("unknown PROXY protocol version {0}; expected 1 or 2")]
     Version(u8),
-    /// Neither LOCAL nor PROXY.
-    #[error("PROXY protocol command {0} is unknown")]
+    /// The command is neither LOCAL nor PROXY.
+    #[error("unknown PROXY protocol command {0}")]
     Command(u8),
-    /// Neither TCP nor UDP over IP.
-    #[error("PROXY protocol family and protocol 0x{0:02x} are not TCP or UDP over IPv4 or IPv6")]
+    /// The protocol is neither TCP nor UDP over IP.
+    #[error("unsupported PROXY protocol family and protocol 0x{0:02x}; expected TCP or UDP over IPv4 or IPv6")]
     Family(u8),
-    /// Longer than [`MAX_HEADER`].
-    #[error("a PROXY protocol header of {0} bytes exceeds the limit of {MAX_HEADER}")]
+    /// The header is longer than [`MAX_HEADER`].
+    #[error("PROXY protocol header of {0} bytes exceeds the limit of {MAX_HEADER}")]
     TooLong(usize),
-    /// Too short for two addresses of its family.
-    #[error("the PROXY protocol header has {length} bytes for addresses that take {needed}")]
+    /// The header is too short for two addresses of its family.
+    #[error("PROXY protocol header too short: {length} bytes for addresses of {needed} bytes")]
     AddressesCut {
-        /// The length that the header states.
+        /// The length field of the header.
         length: usize,
-        /// What its family takes.
+        /// The length of the addresses.
         needed: usize,
     },
 }
 
-/// Reads the header at the front of `bytes`, which are all that the connection has sent so far.
+/// Parses the header at the front of `bytes`, which must be all bytes that the connection has sent so far.
 ///
 /// # Errors
-/// As soon as the bytes cannot become an acceptable header; a mismatch is told at its first byte.
+/// The bytes cannot become an acceptable header; an error is reported at the first wrong byte.
 pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     if let Some(needed) = check_signature(bytes)? {
         return Ok(Parsed::Incomplete(needed));
@@ -124,11 +121,11 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     }
 }
 
-/// `Some(needed)` while too little is there to tell.
+/// `Some(needed)` if more bytes are needed for a decision.
 fn check_signature(bytes: &[u8]) -> Result<Option<usize>, ProxyProtocolError> {
     let here = bytes.len().min(SIGNATURE.len());
     if bytes[..here] == SIGNATURE[..here] {
-        // Either version has at least this many bytes.
+        // Either version has at least this number of bytes.
         let least = if here == 0 { MIN_V1 } else { FIXED };
         return Ok((bytes.len() < FIXED).then_some(least));
     }
@@ -139,7 +136,7 @@ fn check_signature(bytes: &[u8]) -> Result<Option<usize>, ProxyProtocolError> {
     Err(ProxyProtocolError::NotProxyProtocol)
 }
 
-/// Parses a line of version 1. Asks for no byte after its end.
+/// Parses a line of version 1. Never requests a byte after its end.
 fn parse_line(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
     let Some(end) = bytes.iter().take(MAX_V1).position(|byte| *byte == b'\n') else {
         if bytes.len() >= MAX_V1 {
@@ -157,7 +154,7 @@ fn parse_line(bytes: &[u8]) -> Result<Parsed, ProxyProtocolError> {
 fn read_line(line: &str) -> Option<Option<(SocketAddr, SocketAddr)>> {
     let mut words = line.split(' ').skip(1);
     let is_family = match words.next()? {
-        // What follows is skipped.
+        // The rest of the line is ignored.
         "UNKNOWN" => return Some(None),
         "TCP4" => IpAddr::is_ipv4,
         "TCP6" => IpAddr::is_ipv6,
@@ -178,7 +175,7 @@ fn read_line(line: &str) -> Option<Option<(SocketAddr, SocketAddr)>> {
     words.next().is_none().then_some(Some(both))
 }
 
-/// How two addresses lie in the block behind the fixed part.
+/// The layout of the two addresses after the fixed part.
 #[derive(Clone, Copy)]
 enum Layout {
     Ipv4,
@@ -186,7 +183,7 @@ enum Layout {
 }
 
 impl Layout {
-    /// `None` for UNSPEC: what follows is skipped.
+    /// `None` for UNSPEC: the rest is skipped.
     fn of(family: u8, length: usize) -> Result<Option<Self>, ProxyProtocolError> {
         let (layout, needed) = match family {
             0x00 => return Ok(None),
@@ -200,7 +197,7 @@ impl Layout {
         Ok(Some(layout))
     }
 
-    /// Source and destination, from a block that [`Layout::of`] has found long enough.
+    /// Source and destination from a block whose length [`Layout::of`] has checked.
     fn read(self, mut block: &[u8]) -> (SocketAddr, SocketAddr) {
         let mut ip = || match self {
             Self::Ipv4 => IpAddr::V4(Ipv4Addr::from(block.get_u32())),
@@ -212,10 +209,10 @@ impl Layout {
     }
 }
 
-/// The header for a TCP connection that `source` made to `destination`.
+/// Encodes the header for a TCP connection that `source` made to `destination`.
 ///
-/// If one of them is IPv4 and the other IPv6, the IPv4 one is written mapped into IPv6, since a
-/// header has one family. Scope and flow label of IPv6 have no place in it.
+/// If one of them is IPv4 and the other IPv6, the IPv4 address is mapped into IPv6, since a header has one family.
+/// Scope and flow label of IPv6 are not encoded.
 pub fn encode(source: SocketAddr, destination: SocketAddr) -> BytesMut {
     let mut out = BytesMut::with_capacity(MAX_ENCODED);
     out.put_slice(&SIGNATURE);

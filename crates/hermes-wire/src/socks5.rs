@@ -1,8 +1,8 @@
-//! SOCKS, version 5 (RFC 1928), as a server reads it.
+//! SOCKS version 5 (RFC 1928), server side.
 //!
-//! In: the first bytes of a connection, and the datagrams of an association. Out: greeting, request,
-//! and where a datagram goes; the answers to them. Names stay names: they are never resolved here.
-//! Never: more than [`MAX_MESSAGE`] bytes of a message that is not whole yet.
+//! In: the first bytes of a connection, and the datagrams of an association. Out: the greeting, the request, the
+//! destination of a datagram, and the replies. Names are never resolved here. Never: more than [`MAX_MESSAGE`] buffered
+//! bytes of an incomplete message.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,23 +12,23 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// The first byte of every message.
 pub const VERSION: u8 = 5;
 
-/// The longest message of a client, in bytes: a request with a name of 255.
+/// The longest message of a client, in bytes: a request with a name of 255 bytes.
 pub const MAX_MESSAGE: usize = 4 + 1 + 255 + 2;
 
-/// What comes before the payload of a datagram at most, in bytes.
+/// The longest header of a UDP datagram, in bytes.
 pub const MAX_DATAGRAM_HEADER: usize = MAX_MESSAGE;
 
-/// Address types (RFC 1928, 5).
+/// Address types (RFC 1928, section 5).
 const IPV4: u8 = 1;
 const NAME: u8 = 3;
 const IPV6: u8 = 4;
 
-/// How a client may prove who it is (RFC 1928, 3).
+/// An authentication method (RFC 1928, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Not at all.
+    /// No authentication.
     None,
-    /// No method that it offers will do.
+    /// The client offers no acceptable method.
     Unacceptable,
 }
 
@@ -40,23 +40,23 @@ impl Method {
         }
     }
 
-    /// The answer to a greeting. After `Unacceptable` the client closes.
+    /// The reply to a greeting. After `Unacceptable` the client must close.
     pub fn selection(self) -> [u8; 2] {
         [VERSION, self.number()]
     }
 }
 
-/// A client's first message: the methods that it offers.
+/// A client's first message: its authentication methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting<'a> {
     methods: &'a [u8],
 }
 
 impl<'a> Greeting<'a> {
-    /// Reads the greeting at the front of `bytes`, with its length; `None` where more has to come.
+    /// Parses the greeting at the front of `bytes`, with its length; `None` if it is incomplete.
     ///
     /// # Errors
-    /// Another protocol is spoken.
+    /// The client speaks another protocol.
     pub fn parse(bytes: &'a [u8]) -> Result<Option<(Self, usize)>, Socks5Error> {
         check_version(bytes)?;
         let Some(count) = bytes.get(1) else { return Ok(None) };
@@ -64,40 +64,40 @@ impl<'a> Greeting<'a> {
         Ok(bytes.get(2..len).map(|methods| (Self { methods }, len)))
     }
 
-    /// Does the client offer this method?
+    /// Whether the client offers this method.
     pub fn offers(&self, method: Method) -> bool {
         method != Method::Unacceptable && self.methods.contains(&method.number())
     }
 }
 
-/// What a client asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// A TCP connection to the target.
     Connect,
-    /// A port at which somebody else may connect to it.
+    /// A port at which the target may connect to the client.
     Bind,
-    /// A relay of its datagrams. The target is where it will send them from, if it knows.
+    /// A UDP relay. The target is the client's source address, if it knows it.
     UdpAssociate,
-    /// None that RFC 1928 knows.
+    /// Unknown in RFC 1928.
     Unknown(u8),
 }
 
-/// A host as it was written: an address, or a name that means what the overlay makes of it.
+/// A host in its original form: an address, or a name, which the overlay interprets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
     /// An address.
     Ip(IpAddr),
-    /// A name of 1 to 255 bytes, UTF-8. Nothing else was checked.
+    /// A name of 1 to 255 bytes, UTF-8. Not checked further.
     Name(Box<str>),
 }
 
-/// A host and a port. `Display` gives it as an authority: `VIDEO:80`, `[::1]:80`.
+/// A host and a port. `Display` formats an authority: `VIDEO:80`, `[::1]:80`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// Whom.
+    /// The host.
     pub host: Host,
-    /// The port; 0 where a client does not know it.
+    /// The port; 0 if the client does not know it.
     pub port: u16,
 }
 
@@ -105,7 +105,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
             Host::Ip(ip) => SocketAddr::new(*ip, self.port).fmt(f),
-            // Some clients write addresses as names.
+            // Some clients send addresses as names.
             Host::Name(name) if name.parse::<Ipv6Addr>().is_ok() => write!(f, "[{name}]:{}", self.port),
             Host::Name(name) => write!(f, "{name}:{}", self.port),
         }
@@ -113,7 +113,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Reads address type, address and port at the front of `bytes`, with their length.
+    /// Parses the address type, address and port at the front of `bytes`, with their length.
     fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Socks5Error> {
         let Some((kind, rest)) = bytes.split_first() else { return Ok(None) };
         let (skip, length) = match *kind {
@@ -143,17 +143,17 @@ impl Target {
 /// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it asks for.
+    /// The command.
     pub command: Command,
-    /// Whom it is about.
+    /// The target.
     pub target: Target,
 }
 
 impl Request {
-    /// Reads the request at the front of `bytes`, with its length; `None` where more has to come.
+    /// Parses the request at the front of `bytes`, with its length; `None` if it is incomplete.
     ///
     /// # Errors
-    /// It is malformed; [`Socks5Error::reply`] says what the client is told.
+    /// The request is malformed; [`Socks5Error::reply`] is the reply to the client.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Socks5Error> {
         check_version(bytes)?;
         let [_, command, reserved, address @ ..] = bytes else { return Ok(None) };
@@ -170,32 +170,32 @@ impl Request {
     }
 }
 
-/// What a client is told of its request (RFC 1928, 6).
+/// The reply code for a request (RFC 1928, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// It was done.
+    /// Succeeded.
     Succeeded = 0,
-    /// A failure that no other code says.
+    /// General failure, without a more specific code.
     Failed = 1,
-    /// A rule forbids it.
+    /// The rules forbid the request.
     NotAllowed = 2,
-    /// There is no way to it.
+    /// The network is unreachable.
     NetworkUnreachable = 3,
-    /// It is not known, or nobody is there.
+    /// The host is unknown or unreachable.
     HostUnreachable = 4,
-    /// It refused the connection.
+    /// Connection refused.
     Refused = 5,
-    /// It took too long, or went in a circle.
+    /// Timeout, or TTL expired.
     Expired = 6,
-    /// The command is not served here.
+    /// The command is not supported.
     CommandUnsupported = 7,
-    /// The address is of a type that nobody knows.
+    /// The address type is not supported.
     AddressUnsupported = 8,
 }
 
 impl Reply {
-    /// The message, with the address that is bound for the client: for CONNECT unspecified, where
-    /// nobody knows it.
+    /// Encodes the reply with the address that is bound for the client. For CONNECT the address is unspecified if it is
+    /// not known.
     pub fn encode(self, bound: SocketAddr) -> Bytes {
         let mut out = BytesMut::with_capacity(MAX_MESSAGE);
         out.put_slice(&[VERSION, self as u8, 0]);
@@ -214,34 +214,34 @@ impl Reply {
     }
 }
 
-/// Why a message is none of SOCKS 5, or is not served.
+/// The reason why a message is not SOCKS 5, or not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Socks5Error {
-    /// SOCKS 4, or something else altogether.
-    #[error("the message begins with {0}, and SOCKS 5 with 5; set the client to SOCKS 5")]
+    /// The client speaks SOCKS 4, or another protocol.
+    #[error("not SOCKS 5: version byte is {0}, expected 5; configure the client for SOCKS 5")]
     Version(u8),
-    /// A byte that has to be 0.
-    #[error("a reserved byte is not 0")]
+    /// A reserved byte is not 0.
+    #[error("reserved byte is not 0")]
     Reserved,
-    /// Not IPv4, IPv6 or a name.
-    #[error("address type {0} is unknown")]
+    /// The address type is neither IPv4, IPv6 nor a name.
+    #[error("unknown address type {0}")]
     AddressType(u8),
-    /// A name of no bytes.
-    #[error("the name is empty")]
+    /// The name is empty.
+    #[error("empty name")]
     EmptyName,
-    /// A name that is no text.
-    #[error("the name is not UTF-8")]
+    /// The name is not UTF-8.
+    #[error("name is not UTF-8")]
     Name,
-    /// A datagram that ends before its address does.
-    #[error("the datagram ends within its header")]
+    /// The datagram ends before its address does.
+    #[error("datagram truncated within its header")]
     Cut,
-    /// A part of a datagram: RFC 1928 lets a relay drop those.
-    #[error("the datagram is a fragment")]
+    /// The datagram is a fragment, which a relay may drop (RFC 1928).
+    #[error("fragmented datagrams are not supported")]
     Fragment,
 }
 
 impl Socks5Error {
-    /// What a client is told whose request it was; `None` where it speaks something else.
+    /// The reply to the client; `None` if it speaks another protocol.
     pub fn reply(&self) -> Option<Reply> {
         match self {
             Socks5Error::Version(_) => None,
@@ -251,20 +251,20 @@ impl Socks5Error {
     }
 }
 
-/// A datagram of a client: the header, which also stands before each answer, and the payload.
+/// Splits a client's datagram into header and payload. Replies use the same header.
 ///
 /// # Errors
-/// It is a fragment or malformed. RFC 1928 says that it is dropped without a word.
+/// The datagram is a fragment or malformed. RFC 1928 requires that it is dropped silently.
 pub fn split_datagram(mut datagram: Bytes) -> Result<(Bytes, Bytes), Socks5Error> {
     let (_, length) = parse_header(&datagram)?;
     let header = datagram.split_to(length);
     Ok((header, datagram))
 }
 
-/// Where a datagram with this header goes.
+/// The destination of a datagram with this header.
 ///
 /// # Errors
-/// It is a fragment or malformed.
+/// The datagram is a fragment or malformed.
 pub fn datagram_target(header: &[u8]) -> Result<Target, Socks5Error> {
     parse_header(header).map(|(target, _)| target)
 }

@@ -1,9 +1,8 @@
 //! The `traceparent` header of W3C Trace Context.
 //!
-//! In: the header's value, or random numbers that the caller drew. Out: the identifiers in it,
-//! and the value to send on. Strict: a value that breaks the specification is an error, upon
-//! which the caller starts a new trace. Never draws random numbers, never reads `tracestate`,
-//! never decides what is sampled.
+//! In: the header's value, or random numbers of the caller. Out: its identifiers, and the value to forward. Strict: a
+//! value that violates the specification is an error, after which the caller starts a new trace. Never: a random
+//! number, `tracestate`, or a sampling decision.
 
 use std::fmt;
 
@@ -16,7 +15,7 @@ const SAMPLED: u8 = 0x01;
 /// Flag of Trace Context level 2, same version 00: the trace id is random. Passed on unchanged.
 const RANDOM: u8 = 0x02;
 
-/// A trace, and the span in it that the next hop shall call its parent.
+/// A trace, and the span that the next hop uses as its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Traceparent {
     trace_id: u128,
@@ -24,42 +23,40 @@ pub struct Traceparent {
     flags: u8,
 }
 
-/// Why a `traceparent` is ignored and a new trace begun.
+/// The reason why a `traceparent` is ignored and a new trace begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TraceparentError {
-    /// Shorter than [`LEN`], or longer where the version does not allow it.
-    #[error("a traceparent has {LEN} characters, this one {0}")]
+    /// The value is shorter than [`LEN`], or longer than its version allows.
+    #[error("traceparent: {0} characters instead of {LEN}")]
     Length(usize),
-    /// Not a lower-case hexadecimal digit, or not a dash, where one belongs.
+    /// A character is not a lowercase hexadecimal digit or dash as expected.
     #[error("traceparent: unexpected character at byte {0} (lower-case hexadecimal and dashes only)")]
     Character(usize),
-    /// Version ff is forbidden.
+    /// The version ff is forbidden.
     #[error("traceparent: version ff is forbidden")]
     Version,
-    /// A trace id of zeros means that there is none.
+    /// The trace id is zero, which is invalid.
     #[error("traceparent: the trace id is all zeros")]
     ZeroTrace,
-    /// A parent id of zeros means that there is none.
+    /// The parent id is zero, which is invalid.
     #[error("traceparent: the parent id is all zeros")]
     ZeroParent,
 }
 
 impl Traceparent {
-    /// Starts a trace from numbers that the caller drew at random. A zero, which the
-    /// specification forbids, is taken as one.
+    /// Starts a trace from random numbers of the caller. A zero, which the specification forbids, becomes one.
     pub fn root(trace_id: u128, span_id: u64, sampled: bool) -> Self {
         let flags = RANDOM | if sampled { SAMPLED } else { 0 };
         Self { trace_id: trace_id.max(1), span_id: span_id.max(1), flags }
     }
 
-    /// Reads a header's value.
+    /// Parses a header's value.
     ///
-    /// Of a version above 00 only the known fields are read, and the flag `sampled`; what
-    /// follows them is ignored, and what is sent on is version 00 (section 4.3 of the
-    /// specification, "Versioning of traceparent").
+    /// For a version above 00, only the known fields and the flag `sampled` are used. The rest is ignored, and the
+    /// forwarded value has version 00 (section 4.3 of the specification, "Versioning of traceparent").
     ///
     /// # Errors
-    /// Whatever the specification calls invalid.
+    /// The value is invalid by the specification.
     pub fn parse(value: &[u8]) -> Result<Self, TraceparentError> {
         let Some((known, rest)) = value.split_first_chunk::<LEN>() else {
             return Err(TraceparentError::Length(value.len()));
@@ -75,7 +72,7 @@ impl Traceparent {
         if let Some(at) = [2, 35, 52].into_iter().find(|at| known[*at] != b'-') {
             return Err(TraceparentError::Character(at));
         }
-        // The casts keep all the digits there are: sixteen for the span, two for the flags.
+        // The casts are lossless: the span has sixteen digits, the flags two.
         let trace_id = hex(known, 3, 32)?;
         let span_id = hex(known, 36, 16)? as u64;
         let flags = hex(known, 53, 2)? as u8 & known_flags;
@@ -86,8 +83,8 @@ impl Traceparent {
         }
     }
 
-    /// The same trace with our own span in the parent's place: what we send on. `random` is the
-    /// span's identifier; zero, which the specification forbids, is taken as one.
+    /// The same trace with our own span as the parent, to forward. `random` is the span's identifier; zero, which the
+    /// specification forbids, becomes one.
     #[must_use]
     pub fn child(self, random: u64) -> Self {
         Self { span_id: random.max(1), ..self }
@@ -124,7 +121,7 @@ impl fmt::Display for Traceparent {
     }
 }
 
-/// The number in `len` lower-case digits from `start`.
+/// The number in `len` lowercase digits from `start`.
 fn hex(bytes: &[u8; LEN], start: usize, len: usize) -> Result<u128, TraceparentError> {
     let mut value = 0;
     for (at, byte) in bytes.iter().enumerate().skip(start).take(len) {
@@ -138,7 +135,7 @@ fn hex(bytes: &[u8; LEN], start: usize, len: usize) -> Result<u128, TraceparentE
     Ok(value)
 }
 
-/// Writes two digits a byte.
+/// Writes two digits for each byte.
 fn put_hex(out: &mut [u8], bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (places, byte) in out.chunks_exact_mut(2).zip(bytes) {

@@ -1,18 +1,18 @@
 //! Variable-length integers of RFC 9000, section 16.
 //!
-//! In: a `u64` below 2^62, or the front of a byte slice. Out: one, two, four or eight bytes, or
-//! the value and how many bytes it took. Encoding always picks the shortest form; decoding
-//! accepts longer ones too, as the RFC demands. Never allocates.
+//! In: a `u64` below 2^62, or the front of a byte slice. Out: one, two, four or eight bytes, or the value and its
+//! length. Encoding always selects the shortest form; decoding accepts longer ones, too, as the RFC requires. Never
+//! allocates.
 
 use bytes::BufMut;
 
-/// The largest value that the encoding can hold: 2^62 - 1.
+/// The largest value that can be encoded: 2^62 - 1.
 pub const MAX: u64 = (1 << 62) - 1;
 
 /// The longest encoding, in bytes.
 pub const MAX_LEN: usize = 8;
 
-/// How many bytes [`encode`] writes for `value`.
+/// The number of bytes that [`encode`] writes for `value`.
 ///
 /// # Panics
 /// If `value` exceeds [`MAX`]; see [`encode`].
@@ -27,15 +27,14 @@ pub const fn len(value: u64) -> usize {
     }
 }
 
-/// Writes `value` in its shortest form.
+/// Encodes `value` in its shortest form.
 ///
 /// # Panics
-/// If `value` exceeds [`MAX`]. Values come from [`decode`] or from lengths of things in memory,
-/// neither of which can be so large: a larger one is a mistake of the caller, and writing it
-/// truncated would desynchronise the peer.
+/// If `value` exceeds [`MAX`]. Values come from [`decode`] or from lengths of data in memory, and neither can be so
+/// large. A larger one is an error of the caller, and truncating it would desynchronise the peer.
 #[inline]
 pub fn encode(value: u64, out: &mut impl BufMut) {
-    // The two top bits of the first byte say how long the integer is.
+    // The two top bits of the first byte encode the length.
     match len(value) {
         1 => out.put_u8(value as u8),
         2 => out.put_u16(value as u16 | 0x4000),
@@ -44,10 +43,9 @@ pub fn encode(value: u64, out: &mut impl BufMut) {
     }
 }
 
-/// Reads the integer at the front of `bytes`: its value and its length in bytes.
+/// Decodes the integer at the front of `bytes`: its value and its length in bytes.
 ///
-/// `None` means that more bytes are needed. There is no error: every sequence of bytes is the
-/// beginning of some integer.
+/// `None`: more bytes are needed. Decoding cannot fail, because every byte sequence is the beginning of some integer.
 #[inline]
 pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;

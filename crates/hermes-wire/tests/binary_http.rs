@@ -1,4 +1,4 @@
-//! Binary HTTP messages against another implementation: what one writes the other reads, both ways.
+//! Binary HTTP messages against another implementation: each side decodes the messages of the other.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Cursor;
@@ -21,7 +21,7 @@ fn content() -> Vec<u8> {
     (0..100_000_u32).map(|at| (at % 251) as u8).collect()
 }
 
-/// In chunks of many sizes.
+/// Encodes content in chunks of many sizes.
 fn written(control: &Control, fields: &[Field], trailers: &[Field]) -> BytesMut {
     let mut out = BytesMut::new();
     put_head(control, lines(fields), &mut out);

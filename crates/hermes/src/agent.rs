@@ -20,9 +20,9 @@ use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Repo
 use hermes_controller::push::sha256;
 use hermes_controller::token::Ticket;
 use hermes_model::snapshot::Role;
+use hermes_net::backoff::Backoff;
 use hermes_net::lock::open_own;
 use hermes_net::outage::{Attempts, OutageLog};
-use hermes_net::pace::Pace;
 use hermes_net::tls::{CertifiedKey, Roots, fingerprints};
 use hermes_proxy::NodeView;
 use rcgen::{CertificateParams, KeyPair};
@@ -400,7 +400,7 @@ async fn follow(
         health,
         history,
     };
-    let mut pace = Pace::new(AGAIN.0, AGAIN.1);
+    let mut pace = Backoff::new(AGAIN.0, AGAIN.1);
     let mut outage = OutageLog::default();
     // Where one controller is away, the next one has the same.
     for place in places.iter().cycle() {
@@ -413,7 +413,7 @@ async fn follow(
                 let ended = conversation.go_on().await;
                 if began.elapsed() >= STEADY {
                     // What has ended this is something new.
-                    pace = Pace::new(AGAIN.0, AGAIN.1);
+                    pace = Backoff::new(AGAIN.0, AGAIN.1);
                     outage.recovered();
                 }
                 ended
@@ -458,7 +458,7 @@ struct Conversation<'a> {
     is_owed: bool,
     /// An order that failed for want of descriptors or memory, which is transient: the controller does not repeat it.
     failed: Option<Order>,
-    retry: Pace,
+    retry: Backoff,
 }
 
 impl<'a> Conversation<'a> {
@@ -476,7 +476,7 @@ impl<'a> Conversation<'a> {
         let reports = futures_util::stream::unfold(said, async |mut said| Some((said.recv().await?, said)));
         let orders = client.follow(reports).await?;
         tracing::info!(controller = %place, "under control");
-        let retry = Pace::new(ORDER_RETRY.0, ORDER_RETRY.1);
+        let retry = Backoff::new(ORDER_RETRY.0, ORDER_RETRY.1);
         Ok(Self {
             home,
             instruct,
@@ -547,7 +547,7 @@ impl<'a> Conversation<'a> {
         // A newer order replaces one that failed.
         self.failed = None;
         obey(order.clone(), self.home, instruct, self.standing).await?;
-        if hermes_net::own::tells_of_lack(&self.standing.refused) {
+        if hermes_net::host::tells_of_lack(&self.standing.refused) {
             let pause = self.retry.begin();
             tracing::warn!(revision = order.revision, again_in = ?pause, "the order failed for want of resources; retrying");
             self.failed = Some(order);

@@ -14,8 +14,8 @@ use anyhow::Context as _;
 use hermes_controller::client::Place;
 use hermes_controller::token::Ticket;
 use hermes_model::{Checked, Snapshot};
+use hermes_net::backoff::Backoff;
 use hermes_net::handover::Handed;
-use hermes_net::pace::Pace;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -129,7 +129,7 @@ async fn run(
     takeover: Option<&Path>,
     log: &Log,
 ) -> anyhow::Result<()> {
-    let limit = hermes_net::own::raise_descriptor_limit(DESCRIPTORS);
+    let limit = hermes_net::host::raise_descriptor_limit(DESCRIPTORS);
     // Before the document is read: a change in between must not be missed.
     let mut watch = Watch::new(followed)?;
     let (mut agent, controllers) = agent.unzip();
@@ -443,12 +443,12 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
 /// Retries a reload that failed because descriptors or memory were exhausted: no other event would trigger it again.
 struct ReloadRetry {
     is_wanted: bool,
-    pace: Pace,
+    pace: Backoff,
 }
 
 impl ReloadRetry {
     fn new() -> Self {
-        Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
+        Self { is_wanted: false, pace: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)) }
     }
 
     /// Waits until a retry is due.
@@ -461,7 +461,7 @@ impl ReloadRetry {
 
     /// Notes the outcome of a reload.
     fn follow(&mut self, outcome: &Result<(), String>) {
-        self.is_wanted = outcome.as_ref().is_err_and(|reason| hermes_net::own::tells_of_lack(reason));
+        self.is_wanted = outcome.as_ref().is_err_and(|reason| hermes_net::host::tells_of_lack(reason));
         if self.is_wanted {
             let pause = self.pace.begin();
             tracing::warn!(again_in = ?pause, "the reload failed for want of resources; retrying");
@@ -474,12 +474,12 @@ impl ReloadRetry {
 struct Restoration {
     /// A device is gone that we have heard of, or could not make; or something that was taken over is not served yet.
     is_wanted: bool,
-    pace: Pace,
+    pace: Backoff,
 }
 
 impl Default for Restoration {
     fn default() -> Self {
-        Self { is_wanted: false, pace: Pace::new(Duration::from_secs(1), Duration::from_secs(60)) }
+        Self { is_wanted: false, pace: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)) }
     }
 }
 
@@ -644,7 +644,7 @@ impl AdminSocket {
             std::io::Result::Ok(Self { address, kept, listener })
         };
         bound().map_err(|error| {
-            let remedy = hermes_net::own::bind_remedy(&error);
+            let remedy = hermes_net::host::bind_remedy(&error);
             anyhow::anyhow!("admin: listening on {address} over TCP: {error}. {remedy}")
         })
     }

@@ -128,7 +128,7 @@ const CIRCLES: &[(&str, usize, usize)] = &[
     ("hermes-ip/src/lib.rs", 1, 20),
     ("hermes-lab/src/lib.rs", 1, 20),
     ("hermes-model/src/lib.rs", 1, 20),
-    ("hermes-net/src/lib.rs", 2, 20),
+    ("hermes-net/src/lib.rs", 1, 20),
     ("hermes-proxy/src/lib.rs", 25, 128),
     ("hermes-rate-limit/src/lib.rs", 1, 20),
     ("hermes-resume/src/lib.rs", 1, 20),

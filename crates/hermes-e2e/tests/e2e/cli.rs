@@ -222,7 +222,7 @@ fn check_reads_pipes_and_waits_neither_for_a_writer_nor_for_the_end_of_a_device(
         assert!(code == Some(1) && said.contains("neither a regular file nor a pipe"), "{said}");
     }
     let (code, said) = check(format!("\"$1\" check {}", fifo.display()));
-    assert!(code == Some(1) && said.contains("nobody writes to this pipe"), "{said}");
+    assert!(code == Some(1) && said.contains("no process writes to this pipe"), "{said}");
     let large = room.path().join("large");
     fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
     let (code, said) = check(format!("ulimit -v 700000; \"$1\" check {}", large.display()));
@@ -797,7 +797,7 @@ fn doctor_tells_a_node_of_the_document_from_others() {
     // Somebody has the addresses, and is no node.
     let (code, printed) = doctor(&config);
     assert!(code == 1 && line(&printed, "admin on").starts_with("FAIL"), "{printed}");
-    assert!(line(&printed, "admin on").contains("Stop whoever uses the address"), "{printed}");
+    assert!(line(&printed, "admin on").contains("Stop the process that uses the address"), "{printed}");
     assert!(line(&printed, "listener a").starts_with("FAIL") && line(&printed, "listener u").ends_with("free"));
     let [free_admin, free_http, other_socket] = held;
     drop((free_admin, free_http));
@@ -925,7 +925,7 @@ fn doctor_tells_of_a_device_name_that_somebody_has() {
     fs::write(&config, "node: n\nroutes:\n- {name: r, terminate: {tun: lo, address: 10.9.0.1}}\n").unwrap();
     let (code, printed) = doctor(&config);
     let found = line(&printed, "device lo");
-    assert!(code == 1 && found.starts_with("FAIL") && found.contains("which is not this node's"), "{printed}");
+    assert!(code == 1 && found.starts_with("FAIL") && found.contains("and is not this node's"), "{printed}");
 }
 
 #[test]

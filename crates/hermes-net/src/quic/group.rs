@@ -1,10 +1,10 @@
-//! The UDP sockets of one address at which QUIC is accepted, one for each reader.
+//! The UDP sockets of one QUIC listening address, one for each reader.
 //!
-//! In: sockets that share their port, in the order in which they joined it; ways to processes that were
-//! taken over here. Out: each datagram at the reader whose place its connection id says. The kernel
-//! mostly sees to that (see [`steer`](crate::steer)); what comes to the wrong socket all the same is
-//! passed on: since no filter is to be had, or since the connection is an older process's.
-//! The sockets close together: were one to close alone, the places of the others would change.
+//! In: sockets that share a port, in the order in which they joined its reuseport group; sockets to predecessor
+//! processes. Out: each datagram at the reader that its connection id names. Mostly the kernel selects that socket (see
+//! [`steer`](crate::steer)). A datagram still arrives at the wrong socket if the filter cannot be attached, or if its
+//! connection belongs to a predecessor; then it is forwarded. The sockets close together: if one closed alone, the
+//! kernel would renumber the others.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -17,78 +17,78 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quinn_udp::RecvMeta;
 use rand::Rng;
 
-use super::id::Place;
-use super::passage::{self, Lost, Passage};
+use super::forwarder::{self, DatagramForwarder, ForwardError};
+use super::id::ReaderId;
 use crate::steer;
 
-/// Readers that an id can tell apart.
-pub const MOST: usize = 256;
-/// Earlier processes whose connections are still served. Each is as old as its longest connection.
-const MOST_ELDERS: usize = 64 * MOST;
+/// Readers that a connection id can distinguish.
+pub const MAX_READERS: usize = 256;
+/// Predecessor processes whose connections are still served. Each lives as long as its longest connection.
+const MAX_PREDECESSORS: usize = 64 * MAX_READERS;
 
-/// The way to the connections of an earlier process.
+/// The socket to an earlier process that still has connections.
 #[derive(Debug)]
-struct Elder {
-    way: UnixDatagram,
+struct Predecessor {
+    socket: UnixDatagram,
     is_gone: AtomicBool,
 }
 
-/// A way for the datagrams of one place, for another process.
+/// A socket that forwards the datagrams of one reader to another process.
 #[derive(Debug)]
-pub struct Way {
-    /// Process and reader, as [`Group::open`] reads them.
-    pub place: String,
-    /// What is sent here arrives there.
+pub struct ForwardSocket {
+    /// The process and reader, in the form that [`Group::open`] parses.
+    pub reader: String,
+    /// Datagrams sent here arrive at that reader.
     pub fd: OwnedFd,
 }
 
-/// The sockets of one address. Whoever holds it keeps all of them open.
+/// The sockets of one address. The group keeps all of them open.
 #[derive(Debug)]
 pub struct Group {
     address: SocketAddr,
     tag: u16,
     sockets: Vec<UdpSocket>,
-    passages: Vec<Passage>,
-    elders: HashMap<Place, Elder>,
+    forwarders: Vec<DatagramForwarder>,
+    predecessors: HashMap<ReaderId, Predecessor>,
 }
 
-/// What one reader found to be others'.
+/// Counters of one reader for datagrams of other readers.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Datagrams that it passed on, and those of them for which there was no room.
+    /// Datagrams that it forwarded, and those of them that were dropped for lack of room.
     pub(super) passed: AtomicU64,
     pub(super) lost: AtomicU64,
 }
 
 impl Group {
-    /// A group of these sockets, in the order in which they were bound. `ways` lead to the processes
-    /// before this one.
+    /// A group of these sockets, in the order in which they were bound. `others` lead to predecessor processes.
     ///
     /// # Errors
-    /// There is no socket, or more than [`MOST`]; no descriptor is left.
-    pub fn open(sockets: Vec<UdpSocket>, ways: Vec<Way>) -> io::Result<Arc<Self>> {
+    /// The list of sockets is empty or longer than [`MAX_READERS`], or no file descriptor is left.
+    pub fn open(sockets: Vec<UdpSocket>, others: Vec<ForwardSocket>) -> io::Result<Arc<Self>> {
         let first = sockets.first().ok_or(io::ErrorKind::InvalidInput)?;
-        if sockets.len() > MOST {
+        if sockets.len() > MAX_READERS {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "QUIC has at most 256 sockets at an address"));
         }
         let address = first.local_addr()?;
-        let place = |way: Way| {
-            let elder = Elder { way: passage::adopt(way.fd), is_gone: AtomicBool::new(false) };
-            Some((read_place(&way.place)?, elder))
+        let predecessor = |socket: ForwardSocket| {
+            let predecessor = Predecessor { socket: forwarder::adopt(socket.fd), is_gone: AtomicBool::new(false) };
+            Some((read_reader(&socket.reader)?, predecessor))
         };
-        let elders: HashMap<Place, Elder> = ways.into_iter().filter_map(place).take(MOST_ELDERS).collect();
+        let predecessors: HashMap<ReaderId, Predecessor> =
+            others.into_iter().filter_map(predecessor).take(MAX_PREDECESSORS).collect();
         let mut tag: u16 = rand::rng().random();
-        while elders.keys().any(|place| place.tag == tag) {
+        while predecessors.keys().any(|reader| reader.tag == tag) {
             tag = tag.wrapping_add(1);
         }
-        let passages = sockets.iter().map(|_| Passage::open()).collect::<io::Result<_>>()?;
-        Ok(Arc::new(Self { address, tag, sockets, passages, elders }))
+        let forwarders = sockets.iter().map(|_| DatagramForwarder::open()).collect::<io::Result<_>>()?;
+        Ok(Arc::new(Self { address, tag, sockets, forwarders, predecessors }))
     }
 
-    /// Has the kernel choose the socket by the connection id from now on.
+    /// Makes the kernel select the socket by the connection id.
     ///
     /// # Errors
-    /// As [`steer::by_connection_id`]. Everything works without, at the price of passing on.
+    /// The errors of [`steer::by_connection_id`]. Without the filter, datagrams are forwarded in user space.
     pub fn steer(&self) -> io::Result<()> {
         match self.sockets.first() {
             Some(first) => steer::by_connection_id(first, self.sockets.len()),
@@ -96,55 +96,60 @@ impl Group {
         }
     }
 
-    /// Where all of them are bound.
+    /// The address of all sockets.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many readers there are.
+    /// The number of readers.
     pub fn len(&self) -> usize {
         self.sockets.len()
     }
 
-    /// There are none, which [`Group::open`] does not allow.
+    /// Always false: [`Group::open`] refuses an empty group.
     pub fn is_empty(&self) -> bool {
         self.sockets.is_empty()
     }
 
-    /// The sockets once more, in their order, for another process.
+    /// Duplicates the sockets, in their order, for another process.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn duplicate(&self) -> io::Result<Vec<OwnedFd>> {
         self.sockets.iter().map(|socket| socket.try_clone().map(OwnedFd::from)).collect()
     }
 
-    /// The ways to our own connections, and to those of earlier processes that live on.
+    /// Returns sockets to our own connections, and to those of predecessors that still run.
     ///
     /// # Errors
-    /// No descriptor is left.
-    pub fn ways(&self) -> io::Result<Vec<Way>> {
-        let own = self.passages.iter().zip(0..).map(|(passage, slot)| (Place { tag: self.tag, slot }, &passage.far));
-        let live = self.elders.iter().filter(|(_, elder)| !elder.is_gone.load(Ordering::Relaxed));
-        let all = own.chain(live.map(|(place, elder)| (*place, &elder.way)));
-        all.map(|(place, way)| Ok(Way { place: write_place(place), fd: way.try_clone()?.into() })).collect()
+    /// No file descriptor is left.
+    pub fn forward_sockets(&self) -> io::Result<Vec<ForwardSocket>> {
+        let own = self
+            .forwarders
+            .iter()
+            .zip(0..)
+            .map(|(forwarder, slot)| (ReaderId { tag: self.tag, slot }, &forwarder.sender));
+        let live = self.predecessors.iter().filter(|(_, predecessor)| !predecessor.is_gone.load(Ordering::Relaxed));
+        let all = own.chain(live.map(|(reader, predecessor)| (*reader, &predecessor.socket)));
+        all.map(|(reader, socket)| Ok(ForwardSocket { reader: write_reader(reader), fd: socket.try_clone()?.into() }))
+            .collect()
     }
 
-    /// Whether a process before this one may still have connections here.
-    pub fn has_elders(&self) -> bool {
-        // Nothing is sent but what is no datagram: it tells whether somebody is there.
+    /// Whether a predecessor process may still have connections here.
+    pub fn has_predecessors(&self) -> bool {
+        // An empty message is no datagram; sending it shows whether the other end is open.
         let nothing = RecvMeta { len: 0, stride: 0, addr: self.address, ecn: None, dst_ip: None };
-        let is_there = |elder: &Elder| {
-            let is_gone = elder.is_gone.load(Ordering::Relaxed)
-                || matches!(passage::send(&elder.way, &nothing, &[]), Err(Lost::Gone));
-            elder.is_gone.store(is_gone, Ordering::Relaxed);
+        let is_there = |predecessor: &Predecessor| {
+            let is_gone = predecessor.is_gone.load(Ordering::Relaxed)
+                || matches!(forwarder::send(&predecessor.socket, &nothing, &[]), Err(ForwardError::Closed));
+            predecessor.is_gone.store(is_gone, Ordering::Relaxed);
             !is_gone
         };
-        self.elders.values().any(is_there)
+        self.predecessors.values().any(is_there)
     }
 
-    pub(super) fn place(&self, slot: u8) -> Place {
-        Place { tag: self.tag, slot }
+    pub(super) fn reader(&self, slot: u8) -> ReaderId {
+        ReaderId { tag: self.tag, slot }
     }
 
     pub(super) fn socket(&self, slot: u8) -> io::Result<UdpSocket> {
@@ -152,15 +157,15 @@ impl Group {
     }
 
     pub(super) fn inbox(&self, slot: u8) -> io::Result<UnixDatagram> {
-        self.passages.get(usize::from(slot)).ok_or(io::ErrorKind::InvalidInput)?.near.try_clone()
+        self.forwarders.get(usize::from(slot)).ok_or(io::ErrorKind::InvalidInput)?.receiver.try_clone()
     }
 
-    /// Nothing can arrive at the wrong socket.
+    /// No datagram can arrive at the wrong socket.
     fn is_alone(&self) -> bool {
-        self.sockets.len() == 1 && self.elders.is_empty()
+        self.sockets.len() == 1 && self.predecessors.is_empty()
     }
 
-    /// Passes on what is not the reader's at `slot`, and leaves the rest of the message in `room`.
+    /// Forwards the datagrams of other readers, and leaves the rest of the message in `room`.
     pub(super) fn sort(&self, slot: u8, room: &mut IoSliceMut<'_>, meta: &mut RecvMeta, counts: &Counts) {
         if self.is_alone() || meta.len == 0 {
             return;
@@ -179,32 +184,32 @@ impl Group {
         meta.len = kept;
     }
 
-    /// False where it is the reader's own, or nobody's.
+    /// Returns false if the datagram is this reader's own, or of no known reader.
     fn pass_on(&self, slot: u8, meta: &RecvMeta, datagram: &[u8], counts: &Counts) -> bool {
-        let Some(place) = Place::of(datagram) else { return false };
-        let elder = if place.tag == self.tag { None } else { self.elders.get(&place) };
-        let way = match elder {
-            Some(elder) if elder.is_gone.load(Ordering::Relaxed) => return false,
-            Some(elder) => &elder.way,
-            None if place.tag != self.tag || place.slot == slot => return false,
-            None => match self.passages.get(usize::from(place.slot)) {
-                Some(passage) => &passage.far,
+        let Some(reader) = ReaderId::of(datagram) else { return false };
+        let predecessor = if reader.tag == self.tag { None } else { self.predecessors.get(&reader) };
+        let socket = match predecessor {
+            Some(predecessor) if predecessor.is_gone.load(Ordering::Relaxed) => return false,
+            Some(predecessor) => &predecessor.socket,
+            None if reader.tag != self.tag || reader.slot == slot => return false,
+            None => match self.forwarders.get(usize::from(reader.slot)) {
+                Some(forwarder) => &forwarder.sender,
                 None => return false,
             },
         };
         counts.passed.fetch_add(1, Ordering::Relaxed);
         let mut alone = *meta;
         alone.stride = datagram.len();
-        match passage::send(way, &alone, datagram) {
+        match forwarder::send(socket, &alone, datagram) {
             Ok(()) => true,
-            Err(Lost::Full) => {
+            Err(ForwardError::Full) => {
                 counts.lost.fetch_add(1, Ordering::Relaxed);
                 true
             }
-            Err(Lost::Gone) => {
-                // Its process has ended, and with it the connection: whoever asks is told so.
-                if let Some(elder) = elder {
-                    elder.is_gone.store(true, Ordering::Relaxed);
+            Err(ForwardError::Closed) => {
+                // The process has ended with its connection: quinn answers with a stateless reset.
+                if let Some(predecessor) = predecessor {
+                    predecessor.is_gone.store(true, Ordering::Relaxed);
                 }
                 false
             }
@@ -212,13 +217,13 @@ impl Group {
     }
 }
 
-fn write_place(place: Place) -> String {
-    format!("{:04x}.{}", place.tag, place.slot)
+fn write_reader(reader: ReaderId) -> String {
+    format!("{:04x}.{}", reader.tag, reader.slot)
 }
 
-fn read_place(text: &str) -> Option<Place> {
+fn read_reader(text: &str) -> Option<ReaderId> {
     let (tag, slot) = text.split_once('.')?;
-    Some(Place { tag: u16::from_str_radix(tag, 16).ok()?, slot: slot.parse().ok()? })
+    Some(ReaderId { tag: u16::from_str_radix(tag, 16).ok()?, slot: slot.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -226,19 +231,19 @@ fn read_place(text: &str) -> Option<Place> {
 mod tests {
     use super::*;
 
-    fn group(sockets: usize, ways: Vec<Way>) -> Arc<Group> {
+    fn group(sockets: usize, others: Vec<ForwardSocket>) -> Arc<Group> {
         let first = crate::udp::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = first.local_addr().unwrap();
         let more = (1..sockets).map(|_| crate::udp::listen(address).unwrap());
-        Group::open([first].into_iter().chain(more).collect(), ways).unwrap()
+        Group::open([first].into_iter().chain(more).collect(), others).unwrap()
     }
 
-    fn datagram(place: Place, contents: &[u8]) -> Vec<u8> {
-        let [high, low] = place.tag.to_be_bytes();
-        [&[0x40, place.slot, high, low, 1, 1, 1, 1, 1], contents].concat()
+    fn datagram(reader: ReaderId, contents: &[u8]) -> Vec<u8> {
+        let [high, low] = reader.tag.to_be_bytes();
+        [&[0x40, reader.slot, high, low, 1, 1, 1, 1, 1], contents].concat()
     }
 
-    /// What is left of a message at this place.
+    /// Returns the rest of a message at this reader.
     fn sorted(group: &Group, slot: u8, datagrams: &[Vec<u8>], counts: &Counts) -> Vec<u8> {
         let mut room = datagrams.concat();
         let (len, stride) = (room.len(), datagrams[0].len());
@@ -251,7 +256,7 @@ mod tests {
     fn arrived(from: &UnixDatagram) -> Vec<Vec<u8>> {
         let mut room = vec![0; 2048];
         std::iter::from_fn(|| {
-            let meta = passage::receive(from, &mut IoSliceMut::new(&mut room)).ok()?;
+            let meta = forwarder::receive(from, &mut IoSliceMut::new(&mut room)).ok()?;
             assert_eq!(meta.addr, "192.0.2.1:7".parse().unwrap());
             Some(room[..meta.len].to_vec())
         })
@@ -260,25 +265,25 @@ mod tests {
 
     #[test]
     fn each_datagram_of_a_message_finds_its_reader() {
-        let elder = group(2, Vec::new());
-        let young = group(3, elder.ways().unwrap());
-        let place = |group: &Group, slot| group.place(slot);
-        let unknown = Place { tag: young.tag ^ elder.tag ^ 0xffff, slot: 1 };
+        let predecessor = group(2, Vec::new());
+        let young = group(3, predecessor.forward_sockets().unwrap());
+        let reader = |group: &Group, slot| group.reader(slot);
+        let unknown = ReaderId { tag: young.tag ^ predecessor.tag ^ 0xffff, slot: 1 };
         let message = [
-            datagram(place(&young, 0), b"own one "),
-            datagram(place(&young, 2), b"sibling "),
-            datagram(place(&elder, 1), b"elder's "),
-            datagram(place(&young, 0), b"own two "),
+            datagram(reader(&young, 0), b"own one "),
+            datagram(reader(&young, 2), b"sibling "),
+            datagram(reader(&predecessor, 1), b"the old "),
+            datagram(reader(&young, 0), b"own two "),
             datagram(unknown, b"nobody's"),
-            datagram(place(&young, 7), b"nowhere "),
-            datagram(place(&elder, 0), b"last"),
+            datagram(reader(&young, 7), b"nowhere "),
+            datagram(reader(&predecessor, 0), b"last"),
         ];
         let counts = Counts::default();
         let kept = sorted(&young, 0, &message, &counts);
         assert_eq!(kept, [&message[0][..], &message[3], &message[4], &message[5]].concat());
         assert_eq!(arrived(&young.inbox(2).unwrap()), [&message[1][..]]);
-        assert_eq!(arrived(&elder.inbox(1).unwrap()), [&message[2][..]]);
-        assert_eq!(arrived(&elder.inbox(0).unwrap()), [&message[6][..]]);
+        assert_eq!(arrived(&predecessor.inbox(1).unwrap()), [&message[2][..]]);
+        assert_eq!(arrived(&predecessor.inbox(0).unwrap()), [&message[6][..]]);
         assert_eq!(arrived(&young.inbox(0).unwrap()), [[0; 0]; 0]);
         assert_eq!((counts.passed.into_inner(), counts.lost.into_inner()), (3, 0));
     }
@@ -286,24 +291,28 @@ mod tests {
     #[test]
     fn a_third_process_reaches_the_first_and_forgets_it_once_it_is_gone() {
         let first = group(1, Vec::new());
-        let second = group(1, first.ways().unwrap());
-        let third = group(1, second.ways().unwrap());
-        assert_eq!(third.ways().unwrap().len(), 3);
+        let second = group(1, first.forward_sockets().unwrap());
+        let third = group(1, second.forward_sockets().unwrap());
+        assert_eq!(third.forward_sockets().unwrap().len(), 3);
         drop(second);
-        let (counts, to) = (Counts::default(), datagram(first.place(0), b"still"));
+        let (counts, to) = (Counts::default(), datagram(first.reader(0), b"still"));
         assert!(sorted(&third, 0, std::slice::from_ref(&to), &counts).is_empty());
         assert_eq!(arrived(&first.inbox(0).unwrap()), [&to[..]]);
-        assert!(third.has_elders());
+        assert!(third.has_predecessors());
         drop(first);
-        assert_eq!(sorted(&third, 0, std::slice::from_ref(&to), &counts), to, "whoever asks is told that it is gone");
-        assert!(!third.has_elders());
-        assert_eq!(third.ways().unwrap().len(), 1);
+        assert_eq!(
+            sorted(&third, 0, std::slice::from_ref(&to), &counts),
+            to,
+            "it is left to quinn, which answers with a reset"
+        );
+        assert!(!third.has_predecessors());
+        assert_eq!(third.forward_sockets().unwrap().len(), 1);
     }
 
     #[test]
     fn too_many_sockets_are_refused() {
         let first = crate::udp::listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let sockets = (0..=MOST).map(|_| first.try_clone().unwrap()).collect();
+        let sockets = (0..=MAX_READERS).map(|_| first.try_clone().unwrap()).collect();
         assert!(Group::open(sockets, Vec::new()).is_err() && Group::open(Vec::new(), Vec::new()).is_err());
     }
 }

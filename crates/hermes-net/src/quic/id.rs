@@ -1,33 +1,36 @@
-//! Connection ids, by which a datagram finds its reader.
+//! Connection ids that name the reader of a datagram.
 //!
-//! In: the reader's place. Out: ids that say it, and the place that an id says. A peer may move to another
-//! address, and a process may be followed by another: the id stays. Never: a secret; the place is
-//! readable by everybody on the path, as the port is.
+//! In: a reader, a datagram. Out: connection ids that encode it, and the reader that an id encodes. The id survives a peer's
+//! migration to another address and the takeover by a successor process. Never: a secret; everybody on the path can
+//! read it, as they can read the port.
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
 use rand::Rng;
 use std::time::Duration;
 
-/// Bytes of our ids.
+/// Bytes of our connection ids.
 pub(super) const LENGTH: usize = 8;
-/// Where the id stands behind a long header: its first byte, the version, the id's length (RFC 8999, 5.1).
-const LONG: usize = 6;
+/// Offset of the id in a long header, after the first byte, version and id length (RFC 8999, section 5.1).
+const LONG_HEADER_ID_OFFSET: usize = 6;
 
-/// Who reads the datagrams of a connection.
+/// The reader of a connection's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
-    /// The process, as it chose to be known at this address.
+pub(super) struct ReaderId {
+    /// The process, by the random number that it chose for this address.
     pub(super) tag: u16,
-    /// Which socket of the group. First in the id: the kernel's filter reads this byte alone.
+    /// The socket's index in the group. It comes first in the id: the kernel's filter reads only this byte.
     pub(super) slot: u8,
 }
 
-impl Place {
-    /// Whose a datagram is, by its first id. `None`: it has none of our length, and whoever got it may read it.
+impl ReaderId {
+    /// Reads the reader from a datagram's destination id. `None`: the id does not have our length, so any reader may
+    /// process it.
     pub(super) fn of(datagram: &[u8]) -> Option<Self> {
         let id = match datagram.first()? {
             first if first & 0x80 == 0 => datagram.get(1..=LENGTH)?,
-            _ if usize::from(*datagram.get(LONG - 1)?) == LENGTH => datagram.get(LONG..LONG + LENGTH)?,
+            _ if usize::from(*datagram.get(LONG_HEADER_ID_OFFSET - 1)?) == LENGTH => {
+                datagram.get(LONG_HEADER_ID_OFFSET..LONG_HEADER_ID_OFFSET + LENGTH)?
+            }
             _ => return None,
         };
         Some(Self { slot: id[0], tag: u16::from_be_bytes([id[1], id[2]]) })
@@ -41,10 +44,10 @@ impl Place {
     }
 }
 
-/// Makes the ids of one place.
-pub(super) struct Ids(pub(super) Place);
+/// Generates the ids of one reader.
+pub(super) struct ReaderIdGenerator(pub(super) ReaderId);
 
-impl ConnectionIdGenerator for Ids {
+impl ConnectionIdGenerator for ReaderIdGenerator {
     fn generate_cid(&mut self) -> ConnectionId {
         self.0.new_id()
     }
@@ -65,11 +68,11 @@ mod tests {
 
     #[test]
     fn a_place_is_read_from_short_and_long_headers() {
-        let place = Place { tag: 0x1234, slot: 7 };
-        let id = Ids(place).generate_cid();
+        let place = ReaderId { tag: 0x1234, slot: 7 };
+        let id = ReaderIdGenerator(place).generate_cid();
         let short = [&[0x40], &id[..], &[1, 2, 3]].concat();
         let long = [&[0xc0, 0, 0, 0, 1, 8], &id[..], &[0]].concat();
-        assert_eq!((Place::of(&short), Place::of(&long)), (Some(place), Some(place)));
+        assert_eq!((ReaderId::of(&short), ReaderId::of(&long)), (Some(place), Some(place)));
     }
 
     #[test]
@@ -77,7 +80,7 @@ mod tests {
         let longer = [&[0xc0, 0, 0, 0, 1, 9], &[1; 9][..]].concat();
         let cut = [&[0xc0, 0, 0, 0, 1, 8], &[1; 7][..]].concat();
         for datagram in [&[][..], &[0x40, 1, 2, 3, 4, 5, 6, 7], &[0xc0], &[0xc0, 0, 0, 0, 1], &longer, &cut] {
-            assert_eq!(Place::of(datagram), None, "{datagram:?}");
+            assert_eq!(ReaderId::of(datagram), None, "{datagram:?}");
         }
     }
 }

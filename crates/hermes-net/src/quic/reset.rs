@@ -1,8 +1,8 @@
-//! Stateless resets (RFC 9000, section 10.3) that outlive a process.
+//! Stateless resets (RFC 9000, section 10.3) that work across restarts.
 //!
-//! In: a node's private key. Out: a key for one address, the same in every process that has that key, so that who
-//! starts again at an address resets the connections of who died there, at once instead of after their idle timeout.
-//! Never: one key for two addresses, since a listener asked for a stranger's connection id would give its reset away
+//! In: a node's private key. Out: a reset key for one address, the same in every process with that private key. After a
+//! crash, the restarted process resets the old connections at once instead of after their idle timeout. Never: one key
+//! for two addresses. Otherwise a listener that receives another listener's connection id would reveal its reset token
 //! (section 21.11).
 
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use quinn::EndpointConfig;
 
 use crate::tls::CertifiedKey;
 
-/// From what the keys of addresses are made.
+/// The secret from which the keys of all addresses are derived.
 #[derive(Clone)]
 pub struct ResetKey(hmac::Key);
 
@@ -24,7 +24,7 @@ impl std::fmt::Debug for ResetKey {
 }
 
 impl ResetKey {
-    /// Of the holder of this private key. It cannot be found out from what is derived.
+    /// Derives the secret from a private key, which it does not reveal.
     pub fn of(own: &CertifiedKey) -> Self {
         let whole = hmac::Key::new(hmac::HMAC_SHA256, own.secret());
         Self(derived(&whole, "hermes: stateless reset"))

@@ -1,8 +1,7 @@
-//! A reader of a group, as quinn wants its socket.
+//! A reader of a socket group, as the socket that quinn expects.
 //!
-//! In: a group, and a place in it. Out: datagrams of that place, from its socket and from those who pass
-//! them on; what is sent leaves by the socket. Once another process reads the socket, from those
-//! alone.
+//! In: a group, and the index of a socket. Out: the datagrams of this reader, from its socket and from other readers
+//! that forward them. Sends by its socket. Once another process reads the socket, it receives only forwarded datagrams.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -16,9 +15,9 @@ use quinn_udp::{RecvMeta, Transmit};
 use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
-use super::apart::Apart;
+use super::forwarder;
+use super::gro_split::GroSplitter;
 use super::group::{Counts, Group};
-use super::passage;
 
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -26,12 +25,12 @@ pub(super) struct Reader {
     slot: u8,
     udp: Arc<dyn AsyncUdpSocket>,
     inbox: UnixDatagram,
-    /// Somebody else reads the socket.
+    /// Another process reads the socket.
     has_parted: AtomicBool,
-    /// The inbox is looked at first: neither source may starve the other.
+    /// Alternates which source is read first, so that neither starves the other.
     turn: AtomicBool,
     counts: Counts,
-    apart: Apart,
+    splitter: GroSplitter,
 }
 
 impl Reader {
@@ -39,21 +38,21 @@ impl Reader {
         let udp = TokioRuntime.wrap_udp_socket(group.socket(slot)?)?;
         let inbox = UnixDatagram::from_std(group.inbox(slot)?)?;
         let (has_parted, turn) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (counts, apart) = (Counts::default(), Apart::default());
-        Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, apart })
+        let (counts, splitter) = (Counts::default(), GroSplitter::default());
+        Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, splitter })
     }
 
-    /// From now on reads what is passed on to it alone.
+    /// Stops reading the socket: only forwarded datagrams are received from now on.
     pub(super) fn part(&self) {
         self.has_parted.store(true, Ordering::Release);
     }
 
-    /// From now on what it hands over keeps little beside it.
-    pub(super) fn take_apart(&self) {
-        self.apart.begin();
+    /// Splits batches from now on, so that a buffered byte keeps little memory.
+    pub(super) fn split_batches(&self) {
+        self.splitter.enable();
     }
 
-    /// Datagrams that were others' since this was asked last, and those of them that were lost.
+    /// Returns the number of forwarded datagrams since the last call, and how many of them were dropped.
     pub(super) fn passed_on(&self) -> (u64, u64) {
         (self.counts.passed.swap(0, Ordering::Relaxed), self.counts.lost.swap(0, Ordering::Relaxed))
     }
@@ -85,7 +84,7 @@ impl Reader {
             let received = self.inbox.try_io(Interest::READABLE, || {
                 let mut count = 0;
                 for (room, meta) in bufs.iter_mut().zip(metas.iter_mut()) {
-                    match passage::receive(&self.inbox, room) {
+                    match forwarder::receive(&self.inbox, room) {
                         Ok(received) => *meta = received,
                         Err(error) if count == 0 => return Err(error),
                         Err(_) => break,
@@ -96,8 +95,8 @@ impl Reader {
             });
             match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // quinn would end with it, and nothing that goes wrong here concerns the connections.
-                Err(error) => tracing::debug!(%error, "datagrams that are passed on could not be read"),
+                // quinn would close the endpoint, but no error here affects its connections.
+                Err(error) => tracing::debug!(%error, "cannot read forwarded datagrams"),
                 received => return Poll::Ready(received),
             }
         }
@@ -119,7 +118,7 @@ impl AsyncUdpSocket for Reader {
         bufs: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.apart.poll_recv(bufs, metas, |bufs, metas| {
+        self.splitter.poll_recv(bufs, metas, |bufs, metas| {
             if self.turn.fetch_not(Ordering::Relaxed) {
                 match self.poll_inbox(cx, bufs, metas) {
                     Poll::Pending => self.poll_socket(cx, bufs, metas),

@@ -1,7 +1,7 @@
-//! Tokens by which clients show once more that they have their address (RFC 9000, section 8.1.3), each good once.
+//! Replay protection for address validation tokens (RFC 9000, section 8.1.3): each token works once.
 //!
-//! In: the tokens that are used. Out: whether one was used before. Never: more of them in memory than a bound;
-//! beyond it the oldest are forgotten, and with them all tokens that were given out while they were remembered.
+//! In: the nonces of used tokens. Out: whether one was used before. Memory is bounded: beyond the bound the oldest
+//! nonces are forgotten, and all tokens that were issued in their time are refused.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use quinn::{TokenLog, TokenReuseError};
 
-/// Of each of the two halves: the older one goes when the younger is full.
-const HALF: usize = 8192;
+/// Nonces in each of the two generations; the older one is dropped when the younger is full.
+const GENERATION_SIZE: usize = 8192;
 
 /// The tokens that were used.
 pub(super) struct UsedTokens(Mutex<Used>);
@@ -18,13 +18,13 @@ pub(super) struct UsedTokens(Mutex<Used>);
 struct Used {
     younger: HashSet<u128>,
     older: HashSet<u128>,
-    /// When the younger half began, and the older. Tokens know whole seconds, so that some are refused for nothing.
+    /// Start of the younger and of the older generation. Tokens have whole seconds, so a few valid ones are refused.
     since: [SystemTime; 2],
 }
 
 impl UsedTokens {
     pub(super) fn new() -> Self {
-        // Tokens of anybody before us are sealed with another key: nothing is forgotten yet.
+        // Tokens of earlier processes are encrypted with another key: nothing is forgotten yet.
         let since = [SystemTime::UNIX_EPOCH; 2];
         Self(Mutex::new(Used { younger: HashSet::new(), older: HashSet::new(), since }))
     }
@@ -42,7 +42,7 @@ impl Used {
         if issued < self.since[1] || self.older.contains(&nonce) || self.younger.contains(&nonce) {
             return Err(TokenReuseError);
         }
-        if self.younger.len() >= HALF {
+        if self.younger.len() >= GENERATION_SIZE {
             self.older = std::mem::take(&mut self.younger);
             self.since = [now, self.since[0]];
         }
@@ -61,13 +61,13 @@ mod tests {
         let mut used = Used { younger: HashSet::new(), older: HashSet::new(), since: [began, began] };
         let at = |second: u64| began + Duration::from_secs(second);
         assert!(used.take(0, at(1), at(2)).is_ok());
-        for nonce in 1..3 * HALF as u128 {
-            // One a second, each given out a second before.
+        for nonce in 1..3 * GENERATION_SIZE as u128 {
+            // One token per second, each issued a second before.
             let now = nonce as u64 + 2;
             assert!(used.take(nonce, at(now - 1), at(now)).is_ok(), "{nonce}");
             assert!(used.take(nonce, at(now - 1), at(now)).is_err(), "{nonce} again");
             assert!(used.take(0, at(1), at(now)).is_err(), "the first, after {nonce}");
         }
-        assert!(used.younger.len() + used.older.len() <= 2 * HALF);
+        assert!(used.younger.len() + used.older.len() <= 2 * GENERATION_SIZE);
     }
 }

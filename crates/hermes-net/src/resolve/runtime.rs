@@ -1,6 +1,6 @@
-//! The resolver's sockets: tokio's, with our [`mark`].
+//! The resolver's sockets: those of tokio, with our [`mark`].
 //!
-//! In: addresses of DNS servers. Out: sockets to them, and the time and tasks of tokio. Never: a question.
+//! In: addresses of DNS servers. Out: sockets to them, and the timers and tasks of tokio. Never: a query.
 
 use std::future::Future;
 use std::io;
@@ -16,16 +16,16 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
 use crate::mark;
 
-/// Where the resolver says nothing else.
+/// The timeout if the resolver sets none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Tokio of the worker that the resolver is made on.
+/// The tokio runtime of the worker that creates the resolver.
 #[derive(Clone, Default)]
-pub(super) struct Marked(TokioRuntimeProvider);
+pub(super) struct MarkedRuntime(TokioRuntimeProvider);
 
 type Opening<T> = Pin<Box<dyn Send + Future<Output = io::Result<T>>>>;
 
-impl RuntimeProvider for Marked {
+impl RuntimeProvider for MarkedRuntime {
     type Handle = TokioHandle;
     type Timer = TokioTime;
     type Udp = UdpSocket;

@@ -1,9 +1,9 @@
-//! Captures: prefixes whose packets, of every program but Hermes itself, go into a device.
+//! Captures: prefixes whose packets, of every program but Hermes itself, are routed into a device.
 //!
-//! In: prefixes, of any length, `0.0.0.0/0` too. Out: routes in a table of the device's own, and rules that lead to
-//! it whatever does not carry our [`mark`](crate::mark). As among the routes of one table the longest prefix wins, a
-//! capture's before one of the main table of the same length: a capture of everything leaves the local network alone.
-//! Never: a rule of another process, or one that outlives its device for longer than until the next start.
+//! In: prefixes of any length, also `0.0.0.0/0`. Out: routes in a table of the device, and rules that select this table
+//! for packets without our [`mark`](crate::mark). The longest prefix wins, as in a single table; at equal length, the
+//! capture wins over the main table. So a capture of everything leaves the local network alone. Never: a rule of
+//! another process, or one that outlives its device beyond the next start.
 //!
 //! For each length of the captured prefixes there is a pair of rules, the longer lengths first:
 //!
@@ -20,28 +20,28 @@ use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessa
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
 
-use super::kept::Item;
+use super::desired::Setting;
 use super::route::{self, MAIN, PROTOCOL, Route, family};
-use super::{Captures, Device, TunError, kept, reverse_path};
+use super::{Captures, Device, TunError, desired, reverse_path};
 use crate::mark::MARK;
 use crate::netlink::{self, Change};
 
-/// Tables of ours: "H" and the device's number, by which it is known whether anybody still needs one.
+/// Our tables: "H" and the interface index, which shows whether a table is still in use.
 const TABLES: u32 = 0x4800_0000;
-const DEVICE: u32 = 0x00ff_ffff;
-/// The first pair's priority is higher (its number lower); all come after the local table and before the main one.
+const DEVICE_BITS: u32 = 0x00ff_ffff;
+/// Priorities of the pairs start here; all of them are after the local table and before the main one.
 const PRIORITY: u32 = 31_000;
-/// Before all pairs.
+/// The exemption comes before all pairs.
 const EXEMPT_PRIORITY: u32 = PRIORITY - 1;
 
-/// How many captures of each family (is it IPv4?) and length a device has.
+/// The number of captures of a device by family (is it IPv4?) and length.
 pub(super) type Lengths = HashMap<(bool, u8), usize>;
 
 impl Device {
-    /// Leads the packets of a prefix into the device, but for Hermes's own; or changes how.
+    /// Captures the packets of a prefix, except Hermes's own; or changes the properties of a capture.
     ///
     /// # Errors
-    /// `TunError`: no privilege, a kernel without policy routing, or one that would drop what returns by another way.
+    /// `TunError`: no privilege, a kernel without policy routing, or a reverse path filter that would drop answers.
     pub fn capture(&self, prefix: IpNet, route: Route) -> Result<(), TunError> {
         let prefix = prefix.trunc();
         reverse_path::check(self.name(), prefix)?;
@@ -52,7 +52,7 @@ impl Device {
             return Ok(());
         }
         if !captures.lengths.contains_key(&(is_v4, length)) {
-            // First what spares the longer routes, then what captures.
+            // The rule for longer routes first, then the one that captures.
             let added = pair(self.table(), is_v4, length).into_iter().try_for_each(|rule| self.add_rule(rule));
             if let Err(source) = added {
                 self.remove_pair(is_v4, length);
@@ -62,15 +62,15 @@ impl Device {
         }
         if let Some(rival) = rival(prefix) {
             let device = self.name();
-            tracing::warn!(%prefix, device, rival, "another process captures the same prefix: what is for it goes into \
-                           the device that was first. Let one of the two nodes capture it alone");
+            tracing::warn!(%prefix, device, rival, "another process captures the same prefix; its packets go to \
+                           the device that was first. Remove the capture from one of the two nodes");
         }
         captures.prefixes.insert(prefix);
         *captures.lengths.entry((is_v4, length)).or_default() += 1;
         Ok(())
     }
 
-    /// Changes how the packets of a captured prefix go there. Where it is not captured, or not any more, nothing changes.
+    /// Changes the properties of a captured prefix. Does nothing if the prefix is not captured.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -83,7 +83,7 @@ impl Device {
         self.replace_in(self.table(), prefix, route)
     }
 
-    /// Ends a capture. What is not captured is no error.
+    /// Ends a capture. A prefix that is not captured is not an error.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -104,8 +104,8 @@ impl Device {
         self.remove_from(self.table(), prefix)
     }
 
-    /// Has what comes out of this device routed as if nothing were captured: at a gateway it came through the overlay
-    /// already. Ends with the device.
+    /// Exempts packets from this device from all captures: at a gateway they came through the overlay already. Ends
+    /// with the device.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -113,10 +113,10 @@ impl Device {
         for is_v4 in [true, false] {
             let rule = exemption(self.table(), is_v4, self.name());
             match self.add_rule(rule) {
-                // Without the family nothing of it is captured.
+                // A missing address family has no captures.
                 Err(error) if error.raw_os_error() != Some(libc::EAFNOSUPPORT) => {
                     let device = self.name().to_owned();
-                    return Err(TunError::Device { device, doing: "making a rule for", source: error });
+                    return Err(TunError::Device { device, doing: "add a rule for", source: error });
                 }
                 _ => {}
             }
@@ -125,7 +125,7 @@ impl Device {
     }
 
     fn remove_pair(&self, is_v4: bool, length: u8) {
-        // The other way round.
+        // Remove the rules in reverse order.
         pair(self.table(), is_v4, length).into_iter().rev().for_each(|rule| self.remove_rule(rule));
     }
 
@@ -133,9 +133,9 @@ impl Device {
         self.inner.captures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the table that this device's captures are in.
+    /// The number of the table with this device's captures.
     pub fn table(&self) -> u32 {
-        TABLES | (self.index() & DEVICE)
+        TABLES | (self.index() & DEVICE_BITS)
     }
 }
 
@@ -147,7 +147,7 @@ fn any(is_v4: bool) -> IpAddr {
     if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// A rule for everything, in favour of a table.
+/// A rule for all packets that selects a table.
 fn rule(is_v4: bool, priority: u32, table: u32) -> RuleMessage {
     let mut rule = RuleMessage::default();
     rule.header.family = family(any(is_v4));
@@ -177,8 +177,8 @@ fn pair(table: u32, is_v4: bool, length: u8) -> [RuleMessage; 2] {
     both
 }
 
-/// Whose a rule is that names another table: it also refuses routes by devices of a group that no device is in, named
-/// as the owner's table is.
+/// Marks the owner of a rule for another table. The attribute suppresses routes by devices of a group; no device is in
+/// the group that has the number of the owner's table.
 fn owner(table: u32) -> RuleAttribute {
     RuleAttribute::SuppressIfGroup(table)
 }
@@ -190,21 +190,21 @@ fn exemption(table: u32, is_v4: bool, device: &str) -> RuleMessage {
     rule
 }
 
-/// What cannot be removed leads to an empty table: harmless, and the next start tries again.
+/// A rule that cannot be removed selects an empty table: harmless, and the next start tries again.
 pub(super) fn remove(rule: RuleMessage) {
-    let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::There) else { return };
+    let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::Existing) else { return };
     if error.kind() != io::ErrorKind::NotFound {
-        tracing::warn!(%error, "a rule of a capture cannot be removed (`ip rule`)");
+        tracing::warn!(%error, "cannot remove a rule of a capture; see `ip rule`");
     }
 }
 
 /// The device of another process that captures the same prefix.
 fn rival(prefix: IpNet) -> Option<String> {
     let (is_v4, length) = length_of(prefix);
-    // Of each device that captures something of this length.
+    // The devices that capture a prefix of this length.
     let [_, own] = pair(0, is_v4, length);
     let devices = rules().filter(|rule| key(rule) == key(&own)).filter_map(|rule| device_of(&rule));
-    let is_ours = |device: &u32| kept::own().keys().any(|index| is_of(*index, *device));
+    let is_ours = |device: &u32| desired::registry().keys().any(|index| is_of(*index, *device));
     let captures = |device: &u32| route::device_of(TABLES | device, prefix).is_ok_and(|found| found.is_some());
     let rival = devices.filter(|device| !is_ours(device)).find(captures)?;
     let name = nix::net::if_::if_indextoname(rival).ok()?;
@@ -216,13 +216,13 @@ pub(super) fn remove_rules_of(device: u32) {
     rules_of(device).into_iter().rev().for_each(|(_, rule)| remove(rule));
 }
 
-/// Removes the rules of devices that are gone: what killed processes left behind.
+/// Removes the rules of devices that no longer exist, left by killed processes.
 pub(super) fn remove_stale_rules() {
-    // nix has an empty name, and no error, of what is not there. (Devices come before their rules: none of a rule that
-    // was seen is yet to come.)
+    // For a missing device, nix returns an empty name instead of an error. (A device is created before its rules, so
+    // the device of a listed rule cannot be about to appear.)
     let is_gone = |owner: u32| match nix::net::if_::if_indextoname(owner) {
         Ok(name) => name.is_empty(),
-        // Any other error, such as that of no descriptor left, says nothing of it.
+        // Any other error, for example a lack of file descriptors, does not mean that the device is missing.
         Err(error) => matches!(error, Errno::ENXIO | Errno::ENODEV),
     };
     let stale = |rule: &RuleMessage| device_of(rule).is_some_and(is_gone);
@@ -230,12 +230,12 @@ pub(super) fn remove_stale_rules() {
 }
 
 /// The rules of one device, in their order.
-pub(super) fn rules_of(device: u32) -> BTreeMap<Item, RuleMessage> {
-    let of_it = rules().filter(|rule| device_of(rule) == Some(device & DEVICE));
+pub(super) fn rules_of(device: u32) -> BTreeMap<Setting, RuleMessage> {
+    let of_it = rules().filter(|rule| device_of(rule) == Some(device & DEVICE_BITS));
     of_it.filter_map(|rule| Some((item(&rule)?, rule))).collect()
 }
 
-/// All rules. Without a family, or the kernel's policy routing, there are none.
+/// All rules. Empty for a family that the kernel does not support, or without policy routing.
 fn rules() -> impl Iterator<Item = RuleMessage> {
     [true, false].into_iter().flat_map(|is_v4| {
         let mut all = RuleMessage::default();
@@ -248,7 +248,7 @@ fn rules() -> impl Iterator<Item = RuleMessage> {
     })
 }
 
-/// What a device knows a rule by.
+/// The key of a rule among those of a device.
 pub(super) fn key(rule: &RuleMessage) -> Option<(bool, u32)> {
     rule.attributes.iter().find_map(|attribute| match attribute {
         RuleAttribute::Priority(priority) => Some((rule.header.family == AddressFamily::Inet, *priority)),
@@ -256,28 +256,29 @@ pub(super) fn key(rule: &RuleMessage) -> Option<(bool, u32)> {
     })
 }
 
-/// Whether a device is the one that [`found`] tells of.
+/// Whether a device has the shortened index that [`found`] returns.
 pub(super) fn is_of(device: u32, found: u32) -> bool {
-    device & DEVICE == found
+    device & DEVICE_BITS == found
 }
 
-fn item(rule: &RuleMessage) -> Option<Item> {
-    key(rule).map(|(is_v4, priority)| Item::Rule(is_v4, priority))
+fn item(rule: &RuleMessage) -> Option<Setting> {
+    key(rule).map(|(is_v4, priority)| Setting::Rule(is_v4, priority))
 }
 
-/// What a message of the kernel says of a rule of ours: the device's number, as far as a table's holds it.
-pub(super) fn found(rule: &RuleMessage) -> Option<(u32, Item)> {
+/// The device and identity of a rule of ours, from a kernel message. The index is shortened to the bits in a table
+/// number.
+pub(super) fn found(rule: &RuleMessage) -> Option<(u32, Setting)> {
     Some((device_of(rule)?, item(rule)?))
 }
 
-/// Which device's rule is it? `None`: it is not ours.
+/// The device that owns a rule. `None`: the rule is not ours.
 fn device_of(rule: &RuleMessage) -> Option<u32> {
     if !rule.attributes.contains(&RuleAttribute::Protocol(PROTOCOL)) {
         return None;
     }
     rule.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Table(number) | RuleAttribute::SuppressIfGroup(number) if number & !DEVICE == TABLES => {
-            Some(number & DEVICE)
+        RuleAttribute::Table(number) | RuleAttribute::SuppressIfGroup(number) if number & !DEVICE_BITS == TABLES => {
+            Some(number & DEVICE_BITS)
         }
         _ => None,
     })

@@ -1,26 +1,26 @@
-//! Neighbouring segments of one flow as one super packet (GRO), without moving their payloads.
+//! Merges adjacent segments of one flow into a GSO packet (GRO), without moving their payloads.
 //!
-//! In: whole IP packets in the order in which they came. Out: how many of the first belong together, and
-//! the header that they share. Never: a merge that the kernel could not undo (but for identifications
-//! that nobody reads), and none of packets whose checksums are wrong, since the merged one would get a right one.
+//! In: whole IP packets in their order. Out: the number of packets at the front that can be merged, and their common
+//! header. Never: a merge that the kernel could not undo (except for identifications that nobody reads), or a merge of
+//! packets with invalid checksums, since the merged packet would get a valid one.
 
 use bytes::Bytes;
 
 use super::checksum::{fold, of_header, pseudo, sum};
 use super::offload::{self, Segments};
 
-/// Packets of one merge. More than a packet of 64 KiB has of usual size; the kernel takes no more of UDP.
-pub(super) const MOST: usize = 64;
-/// Of the longest headers: IPv6 without extensions, TCP with all options.
-const LONGEST_HEADER: usize = 40 + 60;
+/// Packets of one merge. 64 KiB hold fewer packets of usual size; the kernel accepts no more of UDP.
+pub(super) const MAX_PACKETS: usize = 64;
+/// Bytes of the longest headers: IPv6 without extensions, and TCP with all options.
+const MAX_HEADER: usize = 40 + 60;
 
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
-/// ECE stays as it is while a congestion lasts; what has any other flag stays alone.
+/// ECE is constant during congestion; a segment with any other flag is not merged.
 const ECE: u8 = 0x40;
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// One packet that may be merged with others.
+/// A packet that may be merged with others.
 #[derive(Clone, Copy)]
 struct Segment<'a> {
     packet: &'a [u8],
@@ -31,12 +31,12 @@ struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// `None`: it goes alone.
+    /// `None`: the packet cannot be merged.
     fn parse(packet: &'a [u8], with_udp: bool) -> Option<Self> {
         let length = u16::try_from(packet.len()).ok()?;
         let field = |at: usize| Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]));
         let (is_v4, start, protocol) = match packet.first()? >> 4 {
-            // No options, and no fragment.
+            // Without options, and not a fragment.
             4 if packet[0] == 0x45 && field(2)? == length && field(6)? & 0x3fff == 0 => (true, 20, *packet.get(9)?),
             6 if field(4)?.checked_add(40)? == length => (false, 40, *packet.get(6)?),
             _ => return None,
@@ -73,7 +73,7 @@ impl<'a> Segment<'a> {
         self.kind == Segments::Tcp && self.packet[self.start() + 13] & PSH != 0
     }
 
-    /// Are the checksums right?
+    /// Whether the checksums are valid.
     fn is_sound(&self) -> bool {
         if self.is_v4 && fold(sum(&self.packet[..20])) != 0xffff {
             return false;
@@ -82,7 +82,8 @@ impl<'a> Segment<'a> {
         fold(pseudo(self.packet, self.kind.protocol(), transport.len()) + sum(transport)) == 0xffff
     }
 
-    /// Would the kernel, told to cut a super packet that ends with `self`, make `next` of what follows?
+    /// Whether the kernel, when it splits a GSO packet that ends with `self`, would create `next` from the following
+    /// bytes.
     fn continues(&self, next: &Self) -> bool {
         let same = |from: usize, to: usize| self.packet[from..to] == next.packet[from..to];
         if self.kind != next.kind || self.is_v4 != next.is_v4 || self.header != next.header || self.pushes() {
@@ -90,7 +91,7 @@ impl<'a> Segment<'a> {
         }
         let network = if self.is_v4 {
             let identification = |segment: &Self| u16::from_be_bytes([segment.packet[4], segment.packet[5]]);
-            // Nobody reads the identification of what is never fragmented (RFC 6864).
+            // The identification of a packet that is never fragmented is not used (RFC 6864).
             let in_order =
                 self.packet[6] & DONT_FRAGMENT != 0 || identification(next) == identification(self).wrapping_add(1);
             same(0, 2) && same(6, 10) && same(12, 20) && in_order
@@ -113,24 +114,24 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// The first packets, as many as belong together.
+/// The packets at the front that can be merged.
 pub(super) struct Run {
     /// At least one.
     pub(super) count: usize,
-    /// Bytes of each packet's headers, which [`Run::header`] stands for. 0: one packet as it is.
+    /// Bytes of each packet's headers, replaced by [`Run::header`]. 0: one packet, unchanged.
     pub(super) skipped: usize,
-    header: [u8; offload::LENGTH + LONGEST_HEADER],
+    header: [u8; offload::LENGTH + MAX_HEADER],
 }
 
 impl Run {
-    /// `packets` has one or more.
+    /// Finds the run at the front; `packets` must not be empty.
     pub(super) fn of(packets: &[Bytes], with_udp: bool) -> Self {
         Self::merged(packets, with_udp).unwrap_or_else(Self::single)
     }
 
-    /// One packet that goes alone.
+    /// A run of one packet.
     pub(super) fn single() -> Self {
-        Self { count: 1, skipped: 0, header: [0; offload::LENGTH + LONGEST_HEADER] }
+        Self { count: 1, skipped: 0, header: [0; offload::LENGTH + MAX_HEADER] }
     }
 
     fn merged(packets: &[Bytes], with_udp: bool) -> Option<Self> {
@@ -138,11 +139,11 @@ impl Run {
         let first = Segment::parse(first, with_udp)?;
         let size = first.payload();
         let (mut last, mut count, mut length) = (first, 1, first.packet.len());
-        for packet in rest.iter().take(MOST - 1) {
+        for packet in rest.iter().take(MAX_PACKETS - 1) {
             let Some(next) = Segment::parse(packet, with_udp) else { break };
             length += next.payload();
             let fits = last.payload() == size && next.payload() <= size && length <= 0xffff;
-            // Sums are last: they read the whole packet, which mostly has no neighbour to merge with.
+            // Checksums come last: they read the whole packet, which mostly has no neighbour to merge with.
             if !fits || !last.continues(&next) || (count == 1 && !first.is_sound()) || !next.is_sound() {
                 length -= next.payload();
                 break;
@@ -152,15 +153,15 @@ impl Run {
         (count > 1).then(|| Self { count, skipped: first.header, header: shared(&first, &last, length) })
     }
 
-    /// What is written before the payloads.
+    /// The bytes to write before the payloads.
     pub(super) fn header(&self) -> &[u8] {
         &self.header[..offload::LENGTH + self.skipped]
     }
 }
 
-/// The headers of a super packet of `length` bytes.
-fn shared(first: &Segment<'_>, last: &Segment<'_>, length: usize) -> [u8; offload::LENGTH + LONGEST_HEADER] {
-    let mut bytes = [0; offload::LENGTH + LONGEST_HEADER];
+/// The headers of a GSO packet of `length` bytes.
+fn shared(first: &Segment<'_>, last: &Segment<'_>, length: usize) -> [u8; offload::LENGTH + MAX_HEADER] {
+    let mut bytes = [0; offload::LENGTH + MAX_HEADER];
     let (start, payload) = (first.start(), first.payload() as u16);
     let offload = offload::to_split(first.kind, !first.is_v4, first.header as u16, payload, start as u16);
     bytes[..offload::LENGTH].copy_from_slice(&offload);

@@ -1,8 +1,8 @@
-//! What stands before each packet of a TUN queue (`struct virtio_net_hdr`): what is left to do to it.
+//! The header before each packet of a TUN queue (`struct virtio_net_hdr`): the work that is left to do on the packet.
 //!
-//! In and out: ten bytes, numbers in the order of the host. Never: a packet.
+//! In and out: ten bytes, numbers in host byte order. Never: a packet.
 
-/// Bytes of it.
+/// Bytes of the header.
 pub(super) const LENGTH: usize = 10;
 
 const NEEDS_CHECKSUM: u8 = 1;
@@ -10,10 +10,10 @@ const NONE: u8 = 0;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;
 const UDP: u8 = 5;
-/// May be set with those of TCP: the first segment has CWR.
+/// A flag besides the TCP kinds: the first segment has CWR.
 const WITH_ECN: u8 = 0x80;
 
-/// Of what a super packet is made.
+/// The transport protocol of a GSO packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Segments {
     Tcp,
@@ -21,7 +21,7 @@ pub(super) enum Segments {
 }
 
 impl Segments {
-    /// The protocol's number in IP headers.
+    /// The protocol number in IP headers.
     pub(super) fn protocol(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -29,7 +29,7 @@ impl Segments {
         }
     }
 
-    /// Where in the header of the transport its checksum stands.
+    /// The offset of the checksum in the transport header.
     pub(super) fn checksum(self) -> usize {
         match self {
             Self::Tcp => 16,
@@ -38,20 +38,20 @@ impl Segments {
     }
 }
 
-/// What is left to do to one packet.
+/// The work that is left to do on one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offload {
-    /// Nothing.
+    /// The packet is complete.
     Whole,
-    /// The checksum from `start` on is missing; it belongs `offset` bytes behind that.
+    /// The checksum of the bytes from `start` on is missing; it is stored `offset` bytes after that.
     Checksum { start: usize, offset: usize },
-    /// It is many: each gets `size` bytes of the payload, and a header as this. The transport's header is
-    /// at `start`.
+    /// A GSO packet: each segment gets `size` bytes of the payload, and a copy of the header. The transport header
+    /// begins at `start`.
     Split { segments: Segments, size: usize, start: usize },
 }
 
 impl Offload {
-    /// `None`: a kind that was never asked for.
+    /// `None`: a kind that this process never requested.
     pub(super) fn parse(header: &[u8; LENGTH]) -> Option<Self> {
         let number = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
         let segments = match header[1] & !WITH_ECN {
@@ -65,8 +65,8 @@ impl Offload {
     }
 }
 
-/// The bytes for a packet of `segments`, of `size` bytes each, whose headers have `header` bytes altogether,
-/// that of the transport from `start` on. Its checksum is to hold the sum of the pseudo header.
+/// The header for a packet of `segments` with `size` bytes each. Its protocol headers have `header` bytes, and the
+/// transport header begins at `start`. Its checksum field must contain the sum of the pseudo header.
 pub(super) fn to_split(segments: Segments, is_v6: bool, header: u16, size: u16, start: u16) -> [u8; LENGTH] {
     let kind = match segments {
         Segments::Udp => UDP,

@@ -1,7 +1,7 @@
-//! One queue of a TUN device: packets out of the kernel and into it, many in one call.
+//! A queue of a TUN device: reads and writes packets, many in one call.
 //!
-//! In and out: whole IP packets. The kernel's super packets are cut on the way out, and made on the way in.
-//! Never: an address, a route, or a look at what a packet is for.
+//! In and out: whole IP packets. Splits the kernel's GSO packets after reading, and merges packets before writing.
+//! Never: an address, a route, or a decision about a packet.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -16,12 +16,12 @@ use super::merge::{self, Run};
 use super::offload::{self, Offload};
 use super::split::split;
 
-/// The longest that the kernel hands over: a super packet, and what stands before it.
+/// The largest read: a GSO packet and its virtio header.
 const ROOM: usize = offload::LENGTH + 65_536;
-/// Reads of one call: a megabyte at most, then others have their turn.
+/// Reads of one call: at most a megabyte, then other tasks run.
 const READS: usize = 16;
 
-/// A queue that is on no runtime yet: made by [`Device::create`](super::Device::create) on one thread, to be used on another.
+/// A queue without a runtime: created by [`Device::create`](super::Device::create) on one thread, for use on another.
 #[derive(Debug)]
 pub struct IdleQueue {
     descriptor: OwnedFd,
@@ -32,11 +32,11 @@ pub struct IdleQueue {
 #[derive(Debug)]
 pub struct Queue {
     io: AsyncFd<File>,
-    /// The kernel cuts super packets of UDP too (Linux 6.2).
+    /// The kernel splits GSO packets of UDP, too (Linux 6.2).
     with_udp: bool,
 }
 
-/// Where the kernel's packets are read into, before they are cut. One serves all queues of a worker.
+/// The buffer into which a packet is read before it is split. One serves all queues of a worker.
 #[derive(Debug)]
 pub struct ReceiveBuffer {
     room: Box<[u8]>,
@@ -48,19 +48,19 @@ impl Default for ReceiveBuffer {
     }
 }
 
-/// What one call moved.
+/// The result of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Packets that went through.
+    /// Packets that were received or sent.
     pub packets: usize,
-    /// Packets that were dropped, since they are no IP packets (sending), or not what the kernel calls them.
+    /// Dropped packets: not an IP packet (sending), or an invalid virtio header (receiving).
     pub refused: usize,
-    /// System calls that moved something: fewer than packets where super packets were.
+    /// System calls that moved packets: fewer than packets if some were merged.
     pub calls: usize,
 }
 
 impl Moved {
-    /// How many of the packets given to [`Queue::try_send`] need not be given again.
+    /// Number of the packets given to [`Queue::try_send`] that are done, and must not be passed again.
     pub fn taken(&self) -> usize {
         self.packets + self.refused
     }
@@ -71,21 +71,21 @@ impl IdleQueue {
         Self { descriptor, with_udp }
     }
 
-    /// Two ends that are joined as a device's queue is with the kernel: what one sends, merged, the other
-    /// receives, cut. Needs no privilege.
+    /// A connected pair that works like a queue and the kernel: one end merges and sends packets, the other receives
+    /// and splits them. Needs no privilege.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn pair() -> io::Result<(Self, Self)> {
         use socket2::{Domain, Socket, Type};
         let (one, other) = Socket::pair(Domain::UNIX, Type::SEQPACKET.nonblocking().cloexec(), None)?;
         Ok((Self::new(one.into(), true), Self::new(other.into(), true)))
     }
 
-    /// Puts it on the runtime of the caller.
+    /// Registers the queue with the runtime of the caller.
     ///
     /// # Errors
-    /// The runtime cannot watch it.
+    /// The runtime cannot watch the descriptor.
     #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
     pub fn start(self) -> io::Result<Queue> {
         // SAFETY: a `File` of std has one descriptor, which it owns and which stays open until it is dropped; nobody
@@ -96,20 +96,20 @@ impl IdleQueue {
 }
 
 impl IdleQueue {
-    /// The same queue once more.
+    /// Duplicates the queue.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self::new(self.descriptor.try_clone()?, self.with_udp))
     }
 
-    /// Its descriptor, for another process.
+    /// The file descriptor, for another process.
     pub fn into_fd(self) -> OwnedFd {
         self.descriptor
     }
 
-    /// The end of a [`IdleQueue::pair`] that another process made.
+    /// The end of a [`IdleQueue::pair`] that another process created.
     pub fn from_pair(descriptor: OwnedFd) -> Self {
         Self::new(descriptor, true)
     }
@@ -122,11 +122,11 @@ impl AsFd for IdleQueue {
 }
 
 impl Queue {
-    /// Receives what is there, up to about a megabyte, and hands each packet to `each`. Those of one super
-    /// packet share one allocation.
+    /// Receives the waiting packets, up to about a megabyte, and passes each to `each`. Packets of one GSO packet share
+    /// one allocation.
     ///
     /// # Errors
-    /// The queue's: with `EBADFD` its device is gone.
+    /// The queue's error: `EBADFD` if its device was removed.
     pub fn poll_receive(
         &self,
         cx: &mut Context<'_>,
@@ -143,39 +143,39 @@ impl Queue {
                 Ok(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                 Ok(Ok(length)) => deliver(&mut buffer.room[..length], &mut moved, &mut each),
                 Ok(Err(error)) if moved.calls == 0 => return Poll::Ready(Err(error)),
-                // It comes again at the next call.
+                // The error occurs again at the next call.
                 Ok(Err(_)) => break,
-                // Not ready any more: the next look says so, and leaves the waker.
+                // The queue is no longer ready: the next poll returns pending and registers the waker.
                 Err(_would_block) => {}
             }
         }
         if moved.calls == 0 { Poll::Pending } else { Poll::Ready(Ok(moved)) }
     }
 
-    /// Sends the first packets, as many as the kernel takes; neighbours of one TCP or UDP flow go in one call.
+    /// Sends the first packets, as many as the kernel accepts; adjacent ones of one TCP or UDP flow go in one call.
     ///
     /// # Errors
-    /// `WouldBlock` where it takes none (see [`Queue::poll_send_ready`]); others are the queue's: `EIO` where the
-    /// device is down, `EBADFD` where it is gone.
+    /// `WouldBlock` if the kernel accepts none (see [`Queue::poll_send_ready`]). Others are the queue's: `EIO` if the
+    /// device is down, `EBADFD` if it was removed.
     pub fn try_send(&self, packets: &[Bytes]) -> io::Result<Moved> {
         let mut moved = Moved::default();
         while let Some(left) = packets.get(moved.taken()..).filter(|left| !left.is_empty()) {
             match self.send_first(left, &mut moved) {
                 Ok(()) => {}
                 Err(error) if moved.taken() == 0 => return Err(error),
-                // It comes again at the next call.
+                // The error occurs again at the next call.
                 Err(_) => break,
             }
         }
         Ok(moved)
     }
 
-    /// Ready where a send may succeed.
+    /// Polls until a send may succeed.
     ///
     /// # Errors
-    /// The runtime's.
+    /// The errors of the runtime.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Stays ready until a send finds that it is not.
+        // The queue stays ready until a send would block.
         drop(ready!(self.io.poll_write_ready(cx))?);
         Poll::Ready(Ok(()))
     }
@@ -185,7 +185,7 @@ impl Queue {
         let count = match self.write(packets, &run) {
             Ok(()) => run.count,
             Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
-            // The kernel will not cut it: what comes behind may still be merged.
+            // The kernel rejects the merged packet: send the first one alone; later ones may still be merged.
             Err(_) if run.count > 1 && self.write(packets, &Run::single()).is_ok() => 1,
             Err(_) => {
                 moved.refused += 1;
@@ -198,7 +198,7 @@ impl Queue {
     }
 
     fn write(&self, packets: &[Bytes], run: &Run) -> io::Result<()> {
-        let mut slices = [IoSlice::new(&[]); 1 + merge::MOST];
+        let mut slices = [IoSlice::new(&[]); 1 + merge::MAX_PACKETS];
         slices[0] = IoSlice::new(run.header());
         for (slice, packet) in slices[1..].iter_mut().zip(&packets[..run.count]) {
             *slice = IoSlice::new(&packet[run.skipped..]);

@@ -1,7 +1,8 @@
-//! Whether the kernel would drop what returns to our own sockets (`rp_filter`).
+//! Checks whether the kernel's reverse path filter (`rp_filter`) would drop answers to our own sockets.
 //!
-//! In: what is to be captured. Out: an error where the answers to marked packets would be dropped: the kernel, asked
-//! strictly, wants an answer from where an unmarked packet would go, which is the device. Never: a changed setting.
+//! In: a prefix to capture. Out: an error if answers to marked packets would be dropped. In strict mode, the kernel
+//! expects an answer on the interface by which an unmarked packet would leave, and that is the capturing device. Never:
+//! a changed setting.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,12 +11,12 @@ use ipnet::IpNet;
 
 use super::TunError;
 
-/// Captures up to this length are meant for the whole Internet, and so for where our own peers are.
+/// Captures up to this length cover the public Internet, and so the addresses of our own peers.
 const HALF_OF_ALL: u8 = 1;
 const STRICT: u32 = 1;
 
-/// Would the kernel drop the answers to this process's own packets, once `device` captures a prefix? (IPv6 has no such
-/// setting.)
+/// Checks whether the kernel would drop the answers to this process's own packets, once `device` captures a prefix.
+/// (IPv6 has no such setting.)
 ///
 /// # Errors
 /// `TunError::ReversePath`, with the interface.
@@ -29,7 +30,7 @@ pub fn check(device: &str, prefix: IpNet) -> Result<(), TunError> {
     }
 }
 
-/// Those with an address of IPv4 over which an answer may come.
+/// Interfaces with an IPv4 address, on which an answer may arrive.
 fn interfaces() -> HashSet<String> {
     let Ok(all) = nix::ifaddrs::getifaddrs() else { return HashSet::new() };
     let has_v4 = |address: &nix::sys::socket::SockaddrStorage| address.as_sockaddr_in().is_some();
@@ -39,7 +40,7 @@ fn interfaces() -> HashSet<String> {
         .collect()
 }
 
-/// The higher of both settings counts, and loose (2) is higher than strict.
+/// The higher of both settings applies, and loose (2) is higher than strict (1).
 fn is_strict(interface: &str) -> bool {
     let setting = |of: &str| {
         let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Addresses and routes of a device, as messages to the kernel.
+//! Netlink messages for addresses and routes of a device.
 //!
-//! In: prefixes, numbers of devices and tables. Out: messages, and whose a prefix is. Never: a change.
+//! In: prefixes, indexes of interfaces and tables. Out: messages, and the owner of a prefix. Never: a change.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,28 +13,28 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::kept::{self, Item};
+use super::desired::{self, Setting};
 use crate::netlink;
 
-/// The table that everybody's routes are in.
+/// The main routing table.
 pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
-/// All of them, for a listing.
-pub(super) const EVERY: u32 = libc::RT_TABLE_UNSPEC as u32;
-/// Who made a route or a rule: `proto 72` (H) in iproute2's words, a number that nobody else is known by.
-pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(NUMBER);
-const NUMBER: u8 = 72;
+/// All tables, for a listing.
+pub(super) const ALL_TABLES: u32 = libc::RT_TABLE_UNSPEC as u32;
+/// The protocol number of our routes and rules: `proto 72` (H) for iproute2; no other program uses it.
+pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(PROTOCOL_NUMBER);
+const PROTOCOL_NUMBER: u8 = 72;
 
-/// What the routes of pools come after: the number of their device with these bits. Nobody else's metric is as large, and
-/// several devices may have one pool.
-const LAST: u32 = 0x4800_0000;
-const DEVICE: u32 = 0x00ff_ffff;
+/// Metric of pool routes, with the interface index in the low bits. It is larger than all usual metrics, so any other
+/// route wins. The index allows several devices to share a pool.
+const POOL_METRIC: u32 = 0x4800_0000;
+const DEVICE_BITS: u32 = 0x00ff_ffff;
 
-/// What a route has besides its prefix.
+/// The properties of a route besides its prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// The largest packet, in bytes, that connections over it begin with; `None`: the device's.
+    /// The initial path MTU of connections over the route, in bytes; `None`: the device's.
     pub mtu: Option<u32>,
-    /// The address that connections over it come from, one of the device's; `None`: the first that fits.
+    /// The source address of connections over the route, one of the device's; `None`: the kernel selects it.
     pub source: Option<IpAddr>,
 }
 
@@ -49,10 +49,10 @@ pub(super) fn address(device: u32, address: IpNet) -> AddressMessage {
     message.header.index = device;
     message.attributes.push(AddressAttribute::Local(address.addr()));
     message.attributes.push(AddressAttribute::Address(address.addr()));
-    // Older kernels than Linux 5.18 take no notice of it.
-    message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(NUMBER)));
+    // Kernels before Linux 5.18 ignore the attribute.
+    message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(PROTOCOL_NUMBER)));
     if address.addr().is_ipv6() {
-        // There is nobody on the link who could have it too.
+        // The link has no other host that could use the address.
         message.header.flags = AddressHeaderFlags::Nodad;
     }
     message
@@ -72,24 +72,23 @@ pub(super) fn message(device: u32, table: u32, prefix: IpNet, route: Route) -> R
     message
 }
 
-/// The route of a pool: any other one goes before it.
-pub(super) fn last(device: u32, prefix: IpNet) -> RouteMessage {
+/// The route of a pool: any other route takes precedence.
+pub(super) fn pool_route(device: u32, prefix: IpNet) -> RouteMessage {
     let mut message = message(device, MAIN, prefix, Route::default());
-    message.attributes.push(RouteAttribute::Priority(LAST | (device & DEVICE)));
+    message.attributes.push(RouteAttribute::Priority(POOL_METRIC | (device & DEVICE_BITS)));
     message
 }
 
-fn is_last(route: &RouteMessage) -> bool {
-    let is_ours =
-        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Priority(metric) if metric & !DEVICE == LAST);
+fn is_pool_route(route: &RouteMessage) -> bool {
+    let is_ours = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Priority(metric) if metric & !DEVICE_BITS == POOL_METRIC);
     route.attributes.iter().any(is_ours)
 }
 
-/// The routes of a device in this table that are in our name, and what each has.
+/// The routes of a device in this table that carry our protocol number, with their properties.
 ///
 /// # Errors
-/// The kernel's.
-pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Item, Route>> {
+/// The errors of the kernel.
+pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Setting, Route>> {
     let mut found = BTreeMap::new();
     for any in [IpAddr::from([0; 4]), IpAddr::from([0; 16])] {
         let mut all = to(table, any);
@@ -103,19 +102,19 @@ pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Item, Ro
     Ok(found)
 }
 
-/// What a message of the kernel says of a route of ours: its device, and which one it is.
-pub(super) fn found(route: &RouteMessage) -> Option<(u32, Item)> {
+/// The device and the identity of a route of ours, from a kernel message.
+pub(super) fn found(route: &RouteMessage) -> Option<(u32, Setting)> {
     let (device, item) = read(route)?;
     device.filter(|_| route.header.protocol == PROTOCOL).map(|device| (device, item))
 }
 
-/// The route of ours that this one of somebody else is in the place of, where a device has such a one in its own table.
-pub(super) fn in_the_way(route: &RouteMessage) -> Option<Item> {
+/// The captured route of ours that another program's route replaced, if it is in a device's own table.
+pub(super) fn in_the_way(route: &RouteMessage) -> Option<Setting> {
     let (_, item) = read(route).filter(|_| route.header.protocol != PROTOCOL)?;
-    matches!(item, Item::Route(table, _) if table != MAIN).then_some(item)
+    matches!(item, Setting::Route(table, _) if table != MAIN).then_some(item)
 }
 
-fn read(route: &RouteMessage) -> Option<(Option<u32>, Item)> {
+fn read(route: &RouteMessage) -> Option<(Option<u32>, Setting)> {
     let (mut device, mut start, mut table) = (None, None, u32::from(route.header.table));
     for attribute in &route.attributes {
         match attribute {
@@ -126,10 +125,10 @@ fn read(route: &RouteMessage) -> Option<(Option<u32>, Item)> {
         }
     }
     let is_v4 = route.header.address_family == AddressFamily::Inet;
-    // The kernel leaves out that of everything.
+    // The kernel omits the destination of a default route.
     let start = start.unwrap_or_else(|| if is_v4 { [0; 4].into() } else { [0; 16].into() });
     let prefix = IpNet::new(start, route.header.destination_prefix_length).ok()?;
-    Some((device, if is_last(route) { Item::Pool(prefix) } else { Item::Route(table, prefix) }))
+    Some((device, if is_pool_route(route) { Setting::Pool(prefix) } else { Setting::Route(table, prefix) }))
 }
 
 fn has(route: &RouteMessage) -> Route {
@@ -157,22 +156,22 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// What a message of the kernel says of an address: whose it is, and with what prefix.
+/// The interface and the prefix of an address, from a kernel message.
 pub(super) fn address_of(message: &AddressMessage) -> Option<(u32, IpNet)> {
     let of = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
-    // The other one may be the peer's; IPv6 has it alone.
+    // The other attribute may be the peer's address; for IPv6 it is the only one.
     let local = of(|attribute| if let AddressAttribute::Local(address) = attribute { Some(*address) } else { None });
     let alone =
         || of(|attribute| if let AddressAttribute::Address(address) = attribute { Some(*address) } else { None });
     Some((message.header.index, IpNet::new(local.or_else(alone)?, message.header.prefix_len).ok()?))
 }
 
-/// The addresses of a device that are in our name.
+/// The addresses of a device that carry our protocol number.
 ///
 /// # Errors
-/// The kernel's.
+/// The errors of the kernel.
 pub(super) fn addresses_of(device: u32) -> io::Result<Vec<IpNet>> {
-    let ours = AddressAttribute::Protocol(AddressProtocol::Other(NUMBER));
+    let ours = AddressAttribute::Protocol(AddressProtocol::Other(PROTOCOL_NUMBER));
     let all = netlink::list(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
     let of_it = all.iter().filter_map(|message| match message {
         RouteNetlinkMessage::NewAddress(address) if address.attributes.contains(&ours) => address_of(address),
@@ -184,20 +183,19 @@ pub(super) fn addresses_of(device: u32) -> io::Result<Vec<IpNet>> {
 fn to(table: u32, of: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(of);
-    // Numbers of eight bits have a place of their own, and the attribute all the same.
+    // The 8-bit table field is set in addition to the attribute.
     message.header.table = u8::try_from(table).unwrap_or_default();
     message.attributes.push(RouteAttribute::Table(table));
     message
 }
 
-/// Whether an address lies in a network that the main table leads to a device of another process, or that is a pool of
-/// another device; the default route's aside. What else leads to one of ours a session has, which may be moving.
+/// Whether the main table routes this address to a device of another process, or another device's pool contains it. The
+/// default route does not count. Other routes to our own devices belong to sessions, which may be moving.
 ///
-/// # Errors
-/// The kernel's.
+/// The errors of the kernel.
 pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> {
     let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, address)))?;
-    let own: Vec<u32> = kept::own().keys().copied().collect();
+    let own: Vec<u32> = desired::registry().keys().copied().collect();
     Ok(routes.iter().any(|message| {
         let RouteNetlinkMessage::NewRoute(route) = message else { return false };
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
@@ -206,15 +204,15 @@ pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> 
             let net = ip(start).and_then(|start| IpNet::new(start, route.header.destination_prefix_length).ok());
             net.is_some_and(|net| net.contains(&address))
         });
-        let is_own = own.iter().any(|own| has(RouteAttribute::Oif(*own))) && !is_last(route);
+        let is_own = own.iter().any(|own| has(RouteAttribute::Oif(*own))) && !is_pool_route(route);
         holds && has(RouteAttribute::Table(MAIN)) && !has(RouteAttribute::Oif(device)) && !is_own
     }))
 }
 
-/// Which device a prefix leads to by this table, the routes of pools aside.
+/// The device of a prefix in this table; pool routes do not count.
 ///
 /// # Errors
-/// The kernel's.
+/// The errors of the kernel.
 pub(super) fn device_of(table: u32, prefix: IpNet) -> io::Result<Option<u32>> {
     let prefix = prefix.trunc();
     let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(table, prefix.addr())))?;
@@ -223,7 +221,7 @@ pub(super) fn device_of(table: u32, prefix: IpNet) -> io::Result<Option<u32>> {
         let has = |attribute: RouteAttribute| route.attributes.contains(&attribute);
         let to_prefix = has(RouteAttribute::Destination(prefix.addr().into())) || prefix.addr().is_unspecified();
         let is_it = route.header.destination_prefix_length == prefix.prefix_len();
-        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) || is_last(route) {
+        if !(to_prefix && is_it && has(RouteAttribute::Table(table))) || is_pool_route(route) {
             return None;
         }
         route.attributes.iter().find_map(|attribute| match attribute {

@@ -1,20 +1,19 @@
-//! One packet of a TUN queue as the packets that it stands for (TSO, USO, checksums left to us).
+//! Splits a packet of a TUN queue into the packets that it represents (TSO, USO), and completes checksums.
 //!
-//! In: a packet, maybe of 64 KiB, and what the kernel left to do to it. Out: whole IP packets with right
-//! checksums, all of one super packet in one allocation. Never: a packet longer than the segments that
-//! the kernel asked for.
+//! In: a packet of up to 64 KiB, and its offload request. Out: whole IP packets with valid checksums; those of one GSO
+//! packet share one allocation. Never: a packet longer than the requested segment size.
 
 use bytes::Bytes;
 
 use super::checksum::{fold, of_header, pseudo, store, sum};
 use super::offload::{Offload, Segments};
 
-/// FIN and PSH: of the last segment only.
-const OF_LAST: u8 = 0x01 | 0x08;
-/// CWR: of the first segment only.
-const OF_FIRST: u8 = 0x80;
+/// FIN and PSH: set in the last segment only.
+const LAST_SEGMENT_FLAGS: u8 = 0x01 | 0x08;
+/// CWR: set in the first segment only.
+const FIRST_SEGMENT_FLAGS: u8 = 0x80;
 
-/// Hands over what `packet` stands for; returns how many. `None`: it is not what its offload says.
+/// Passes the packets that `packet` represents to `each`; returns their number. `None`: the offload request is invalid.
 pub(super) fn split(offload: Offload, packet: &mut [u8], each: &mut impl FnMut(Bytes)) -> Option<usize> {
     if packet.is_empty() {
         return None;
@@ -24,18 +23,18 @@ pub(super) fn split(offload: Offload, packet: &mut [u8], each: &mut impl FnMut(B
         Offload::Checksum { start, offset } => complete(packet, start, offset)?,
         Offload::Split { segments, size, start } => return Cut::new(packet, segments, size, start)?.all(each),
     }
-    // One packet is small: who keeps it is not to keep the room of 64 KiB that it was read into.
+    // The packet is copied, so that it does not keep the 64 KiB buffer that it was read into.
     each(Bytes::copy_from_slice(packet));
     Some(1)
 }
 
-/// The kernel left the sum of the pseudo header in the checksum's place.
+/// The kernel stored the sum of the pseudo header in the checksum field.
 fn complete(packet: &mut [u8], start: usize, offset: usize) -> Option<()> {
     let transport = packet.get_mut(start..)?;
     let sum = sum(transport);
     let field = transport.get_mut(offset..offset + 2)?;
     store(field, sum);
-    // In UDP zero says that there is none; in TCP both are zero.
+    // In UDP, zero means that there is no checksum; in TCP both forms are zero.
     if field == [0, 0] {
         field.fill(0xff);
     }
@@ -70,7 +69,7 @@ impl<'a> Cut<'a> {
         }
         let (header, payload) = packet.split_at_checked(start + length)?;
         let packets = payload.len().div_ceil(size);
-        // An IP packet holds no more, and the kernel sends no more.
+        // An IP packet is not longer, and the kernel sends no longer one.
         (packet.len() <= 0xffff && packets > 0).then_some(Self { segments, is_v4, start, size, header, payload })
     }
 
@@ -91,7 +90,7 @@ impl<'a> Cut<'a> {
         Some(count)
     }
 
-    /// Makes the header of the super packet that of the segment behind it.
+    /// Turns the copied header into that of its segment.
     fn correct(&self, packet: &mut [u8], index: usize, is_last: bool) {
         let length = packet.len() as u16;
         if self.is_v4 {
@@ -110,7 +109,8 @@ impl<'a> Cut<'a> {
                 let first = u32::from_be_bytes([transport[4], transport[5], transport[6], transport[7]]);
                 let sequence = first.wrapping_add((index * self.size) as u32);
                 transport[4..8].copy_from_slice(&sequence.to_be_bytes());
-                let cleared = if is_last { 0 } else { OF_LAST } | if index == 0 { 0 } else { OF_FIRST };
+                let cleared =
+                    if is_last { 0 } else { LAST_SEGMENT_FLAGS } | if index == 0 { 0 } else { FIRST_SEGMENT_FLAGS };
                 transport[13] &= !cleared;
             }
             Segments::Udp => transport[4..6].copy_from_slice(&(transport_length as u16).to_be_bytes()),

@@ -1,4 +1,4 @@
-//! What one end of a pair of queues sends, merged, is what the other receives, cut.
+//! Tests of merging and splitting: one end of a pair of queues sends merged packets, and the other splits them.
 
 use std::future::poll_fn;
 
@@ -55,7 +55,7 @@ impl Packet {
         } else {
             packet.extend(self.sequence.to_be_bytes());
             packet.extend([0, 0, 0, 9, 8 << 4, self.flags, 1, 0, 0, 0, 0, 0]);
-            // Timestamps.
+            // Timestamps option.
             packet.extend([1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2]);
         }
         packet.extend((0..self.payload).map(|byte| (byte * 7 + self.sequence as usize) as u8));
@@ -70,13 +70,13 @@ impl Packet {
         Self { sequence, identification: self.identification.wrapping_add(1), ..self }
     }
 
-    /// So many of one flow, one after the other.
+    /// A number of segments of one flow, in order.
     fn flow(self, count: usize) -> Vec<Self> {
         std::iter::successors(Some(self), |last| Some(last.next())).take(count).collect()
     }
 }
 
-/// Sends, receives, and compares; returns in how many messages they went.
+/// Sends packets, receives and compares them; returns the number of messages.
 async fn through(packets: &[Vec<u8>]) -> usize {
     let (here, there) = IdleQueue::pair().unwrap();
     let (here, there) = (here.start().unwrap(), there.start().unwrap());
@@ -122,7 +122,7 @@ async fn neighbours_of_a_flow_go_together_and_come_out_as_they_were() {
             let mut flow = Packet { v6, udp, ..DATA }.flow(30);
             flow[29].payload = 333;
             assert_eq!(through(&built(flow)).await, 1, "v6 {v6}, udp {udp}");
-            // 65 times 1,000 bytes and headers are too long for one.
+            // 65 times 1,000 bytes with headers exceed one packet.
             assert_eq!(through(&built(Packet { v6, udp, ..DATA }.flow(65))).await, 2, "v6 {v6}, udp {udp}");
         }
     }
@@ -166,7 +166,7 @@ async fn what_is_no_packet_harms_nobody() {
     through(&packets).await;
 }
 
-/// As through a device, without one: merged, and cut again as the kernel would have it.
+/// A pair of queues works like a device: it merges packets, and splits them as the kernel would.
 fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
     let (mut rest, mut out) = (packets, Vec::new());
     while !rest.is_empty() {
@@ -186,7 +186,7 @@ fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
     out
 }
 
-/// Identifications that nobody reads (RFC 6864) may be others.
+/// Compares packets without the identifications that nobody reads (RFC 6864).
 fn without_identification(packet: &Bytes) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     if bytes.len() >= 20 && bytes[0] == 0x45 && bytes[6] & 0x40 != 0 {
@@ -216,7 +216,7 @@ fn packets() -> impl Strategy<Value = Vec<Bytes>> {
 }
 
 proptest! {
-    /// Whatever clients send.
+    /// Packets of clients with arbitrary contents.
     #[test]
     fn what_is_merged_comes_out_as_it_was(packets in packets()) {
         let before: Vec<_> = packets.iter().map(without_identification).collect();
@@ -224,7 +224,7 @@ proptest! {
         assert_eq!(after, before);
     }
 
-    /// Whatever stands before a packet.
+    /// An arbitrary header before a packet.
     #[test]
     fn nothing_that_a_queue_says_breaks_it(before in any::<[u8; offload::LENGTH]>(), packet in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Some(offload) = offload::Offload::parse(&before) {

@@ -13,7 +13,7 @@ use std::task::Context;
 use std::time::Duration;
 
 use hermes_model::snapshot::Contact as Plan;
-use hermes_net::quic::narrow::Narrow;
+use hermes_net::quic::path_monitor::PathMonitor;
 use tokio::time::{Instant, Sleep};
 
 use crate::h3::Datagrams;
@@ -35,7 +35,7 @@ const TAIL_SHARE: u32 = 8;
 
 /// The link of a channel.
 pub(super) struct Link {
-    pub(super) known: Arc<Narrow>,
+    pub(super) known: Arc<PathMonitor>,
     words: Option<Datagrams>,
     /// The peer sends pings unasked.
     is_spoken_to: bool,

@@ -102,7 +102,7 @@ impl<'a> Builder<'a> {
     /// Stores the content of files, for comparison with the next generation.
     fn note(&mut self, files: &[&Path]) {
         for file in files {
-            if let Ok(bytes) = hermes_net::file::read(file, hermes_net::file::MOST) {
+            if let Ok(bytes) = hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES) {
                 self.files.insert((*file).to_owned(), bytes);
             }
         }

@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use hermes_net::quic::{self, narrow::Narrow};
+use hermes_net::quic::{self, path_monitor::PathMonitor};
 use hermes_wire::h3::{self, Code, Settings};
 use tokio::sync::Notify;
 
@@ -43,7 +43,7 @@ pub(crate) struct Windows {
 /// The state that all streams of a connection share.
 pub(crate) struct Link {
     pub(crate) connection: quic::Connection,
-    narrow: Arc<Narrow>,
+    narrow: Arc<PathMonitor>,
     is_server: bool,
     windows: Windows,
     /// Bytes that stalled streams add to the connection's window.
@@ -80,7 +80,7 @@ impl Link {
     pub(crate) fn new(connection: quic::Connection, is_server: bool, windows: Windows) -> Rc<Self> {
         connection.set_receive_window(windows.connection.into());
         Rc::new(Self {
-            narrow: quic::narrow::of(&connection),
+            narrow: quic::path_monitor::of(&connection),
             connection,
             is_server,
             windows,
@@ -124,7 +124,7 @@ impl Link {
         }
         // The path's MTU has shrunk. Datagrams must fit the minimum QUIC packet until QUIC notices, because longer
         // packets are lost.
-        let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::narrow::BASE);
+        let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::path_monitor::BASE);
         Some(most.saturating_sub(excess as usize))
     }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_net::nat::{self, Masquerade};
+use hermes_net::tun::nat::{self, Masquerade};
 use hermes_net::tun::{self, IdleQueue, TunError};
 use hermes_wire::ip;
 use ipnet::IpNet;

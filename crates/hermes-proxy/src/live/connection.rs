@@ -13,7 +13,7 @@ use std::time::Duration;
 use hermes_model::facts::Trust;
 use hermes_model::limits::Limits;
 use hermes_model::snapshot::{ClientAuth, Listener};
-use hermes_net::{Io, own};
+use hermes_net::{Io, host};
 use http::HeaderValue;
 
 use super::Path;
@@ -253,7 +253,7 @@ const PEERS: usize = 8;
 fn bound(worker: &Worker, may_authenticate: bool) -> Bound {
     let generation = worker.generation();
     // Half of the descriptors: each client may need a connection to an upstream.
-    let limit = generation.snapshot.limits.connections.min(own::descriptors() / 2).max(1);
+    let limit = generation.snapshot.limits.connections.min(host::descriptors() / 2).max(1);
     let has_peers = !may_authenticate && generation.authenticates();
     Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 } }
 }

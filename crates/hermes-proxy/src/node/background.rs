@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hermes_model::snapshot::Snapshot;
-use hermes_net::own::watch::Watch;
+use hermes_net::host::watch::Watch;
 use tokio::task::AbortHandle;
 
 use super::{LOOK_AGAIN, Node};

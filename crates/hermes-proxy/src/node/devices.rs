@@ -396,7 +396,7 @@ impl HeldDevice {
         before: &[IdleQueue],
         shares: &mut [Vec<Share>],
     ) -> Result<Self, TunError> {
-        let fault = |source| TunError::Device { device: device.name.to_string(), doing: "sharing", source };
+        let fault = |source| TunError::Device { device: device.name.to_string(), doing: "share a queue of", source };
         let mut idle = idle.into_iter();
         let mut dealt: Vec<Share> = Vec::new();
         let mut queues = Vec::new();

@@ -82,7 +82,7 @@ async fn read(group: Arc<Group>) {
     }
     // The exit of another process signals no event here.
     let mut look = tokio::time::interval(LOOK);
-    while group.has_elders() {
+    while group.has_predecessors() {
         look.tick().await;
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
 use hermes_net::handover::Handed;
-use hermes_net::quic::{self, Group, Way};
-use hermes_net::{own, steer, tcp, udp};
+use hermes_net::quic::{self, ForwardSocket, Group};
+use hermes_net::{host, steer, tcp, udp};
 
 use super::Node;
 use crate::generation::Unready;
@@ -141,7 +141,10 @@ impl Socket {
             Socket::Udp(socket) | Socket::Dns(socket) => add(label.to_owned(), socket.try_clone()?.into()),
             Socket::Quic(group, 0) => {
                 group.duplicate()?.into_iter().for_each(|fd| add(label.to_owned(), fd));
-                group.ways()?.into_iter().for_each(|Way { place, fd }| add(format!("{label}{WAY}{place}"), fd));
+                group
+                    .forward_sockets()?
+                    .into_iter()
+                    .for_each(|ForwardSocket { reader, fd }| add(format!("{label}{WAY}{reader}"), fd));
             }
             Socket::Quic(..) => {}
         }
@@ -190,7 +193,7 @@ impl Node {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
                 Err(error) => faults.push(Unready {
                     path: format!("listeners[{index}].bind"),
-                    reason: format!("listening on {key}: {error}. {}", own::bind_remedy(&error)),
+                    reason: format!("listening on {key}: {error}. {}", host::bind_remedy(&error)),
                 }),
             }
         }
@@ -206,7 +209,7 @@ impl Node {
     ) -> std::io::Result<Vec<Socket>> {
         let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
         if key.transport == Transport::Quic {
-            return self.open_group(key, wanted.min(quic::MOST), opened);
+            return self.open_group(key, wanted.min(quic::MAX_READERS), opened);
         }
         let inherited = self.inherited.remove(&key.label()).into_iter().flatten();
         let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.transport, fd)).collect();
@@ -286,13 +289,13 @@ impl Node {
     }
 
     /// The forward sockets to connections of predecessors, for sockets with this label.
-    pub(super) fn ways_to(&mut self, label: &str) -> Vec<Way> {
+    pub(super) fn ways_to(&mut self, label: &str) -> Vec<ForwardSocket> {
         let prefix = format!("{label}{WAY}");
         let (ways, others): (HashMap<_, _>, HashMap<_, _>) =
             std::mem::take(&mut self.inherited).into_iter().partition(|(name, _)| name.starts_with(&prefix));
         self.inherited = others;
         let named = ways.into_iter().flat_map(|(name, fds)| fds.into_iter().map(move |fd| (name.clone(), fd)));
-        named.map(|(name, fd)| Way { place: name[prefix.len()..].to_owned(), fd }).collect()
+        named.map(|(name, fd)| ForwardSocket { reader: name[prefix.len()..].to_owned(), fd }).collect()
     }
 
     /// Steers the sources of UDP flows to fixed sockets, so that a flow that leaves a socket moves no other one.

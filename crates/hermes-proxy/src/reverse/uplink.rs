@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hermes_model::snapshot::{Listener, UpstreamProtocol};
 use hermes_net::tcp::Acks;
-use hermes_net::{own, quic, tls};
+use hermes_net::{host, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -192,7 +192,7 @@ impl Dialled {
     /// True if nothing can arrive on it: it closed, its local address was removed, or its path is dead. The peer may
     /// not know, and may have waiting flows on it.
     fn is_dead(&self) -> bool {
-        self.line.is_dead() || (!self.is_quic && !own::is_at(self.local))
+        self.line.is_dead() || (!self.is_quic && !host::is_at(self.local))
     }
 }
 
@@ -308,7 +308,7 @@ impl Keeper {
             Carrier::Tcp(io) => (io.peer_addr().map_err(fault)?, io.tcp().local_addr().map_err(fault)?.ip()),
             Carrier::Quic(quic) => {
                 let remote = quic.remote_address();
-                (remote, own::source_towards(remote).map_err(fault)?)
+                (remote, host::source_towards(remote).map_err(fault)?)
             }
         };
         // Evaluated once, so that the report to the peer matches the action here.
@@ -407,7 +407,7 @@ async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: 
             why = dialled.line.moves_on.wait() => return why,
             Ok(()) = doubts.changed() => dialled.line.ask(),
             changed = network.changed() => {
-                let from = own::source_towards(dialled.remote);
+                let from = host::source_towards(dialled.remote);
                 // Without any route to the peer, nothing is dialled; the next network change may bring one.
                 if changed.is_err() || from.is_ok_and(|from| from != dialled.local) {
                     return MovesOn::Moved;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Gateway, ListenerProtocol, Route, Target, Terminate};
-use hermes_net::own;
+use hermes_net::host;
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
@@ -253,7 +253,7 @@ pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, r
 fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
     let mut last = io::Error::other("no address");
     for address in addresses {
-        let socket = udp::connect((*address, port).into()).and_then(|socket| own::spare(&socket).map(|()| socket));
+        let socket = udp::connect((*address, port).into()).and_then(|socket| host::spare(&socket).map(|()| socket));
         // The peer as the kernel resolved it: 0.0.0.0 is the loopback address.
         let connected = socket.and_then(|socket| {
             let peer = socket.peer_addr()?;

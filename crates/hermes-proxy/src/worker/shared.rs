@@ -88,7 +88,7 @@ impl Shared {
             tunnels: Arc::default(),
             epoch: Instant::now(),
             ids: AtomicU64::new(1),
-            own_addresses: ArcSwap::from_pointee(hermes_net::own::addresses()),
+            own_addresses: ArcSwap::from_pointee(hermes_net::host::addresses()),
             guard: Guard::default(),
             handshakes: Seldom::default(),
             unaccepted: Seldom::every(UNACCEPTED_INTERVAL),
@@ -153,6 +153,6 @@ impl Shared {
 
     /// Reads the host's addresses again.
     pub(crate) fn refresh_own_addresses(&self) {
-        self.own_addresses.store(Arc::new(hermes_net::own::addresses()));
+        self.own_addresses.store(Arc::new(hermes_net::host::addresses()));
     }
 }

@@ -1,7 +1,7 @@
-//! An HTTP/3 origin of a test, scripted stream by stream.
+//! An HTTP/3 origin of a test, scripted for each stream.
 //!
-//! In: an identity, what its control streams begin with, what it does with each stream. Out: where it listens, and how
-//! each of its connections ended.
+//! In: an identity, the first frames of its control streams, a handler for streams. Out: its address, and the result of
+//! each of its connections.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -16,16 +16,16 @@ use tokio::{
 use super::{Connection, Receiving, Sending, transport, wire};
 use crate::{Error, Result, ca::Identity, origin, tls};
 
-/// One stream as an origin sees it.
+/// A stream on the side of an origin.
 #[derive(Debug)]
 pub struct Exchange {
     /// The request's pseudo-header fields.
     pub pseudo: Vec<(String, String)>,
-    /// Its other fields.
+    /// The other fields.
     pub headers: HeaderMap,
-    /// Its body.
+    /// The unread body.
     pub recv: Receiving,
-    /// Where the response goes.
+    /// The handle for the response.
     pub send: Sending,
     /// The connection.
     pub connection: quinn::Connection,
@@ -38,20 +38,20 @@ impl Exchange {
     }
 }
 
-/// An HTTP/3 origin (extended CONNECT and datagrams on): `serve` gets each stream.
+/// An HTTP/3 origin (extended CONNECT and datagrams enabled): `serve` handles each stream.
 #[derive(Debug)]
 pub struct Origin {
-    /// How each of its connections ended.
+    /// The results of its connections.
     pub ended: UnboundedReceiver<io::Error>,
     endpoint: Endpoint,
     _tasks: JoinSet<()>,
 }
 
 impl Origin {
-    /// Listens at a port of the system's choice.
+    /// Listens on a port that the system selects.
     ///
     /// # Errors
-    /// No socket, or no certificate.
+    /// The socket or the certificate is not available.
     pub fn serve<F, S>(identity: &Identity, client_ca: Option<&str>, serve: S) -> Result<Self>
     where
         F: Future<Output = io::Result<()>> + Send + 'static,
@@ -60,10 +60,10 @@ impl Origin {
         Self::over(origin::bind_udp(SocketAddr::from(([127, 0, 0, 1], 0)))?, identity, client_ca, serve)
     }
 
-    /// Listens here.
+    /// Listens on this socket.
     ///
     /// # Errors
-    /// No certificate.
+    /// The certificate is not available.
     pub fn over<F, S>(
         socket: std::net::UdpSocket,
         identity: &Identity,
@@ -78,10 +78,10 @@ impl Origin {
         Self::greeting(&wire::settings(&greeting), socket, identity, client_ca, serve)
     }
 
-    /// Its control streams begin with these frames: SETTINGS, or what else they are to say.
+    /// Listens with these first frames on its control streams: SETTINGS, or others.
     ///
     /// # Errors
-    /// No certificate.
+    /// The certificate is not available.
     pub fn greeting<F, S>(
         greeting: &[u8],
         socket: std::net::UdpSocket,
@@ -111,7 +111,7 @@ impl Origin {
                 connections.spawn(async move {
                     let Ok(quic) = incoming.await else { return };
                     serve_connection(endpoint, quic.clone(), &greeting, serve).await;
-                    // Perhaps nobody wants to know.
+                    // The test may have dropped the receiver.
                     let _ = tell.send(io::Error::other(quic.closed().await));
                 });
             }
@@ -119,16 +119,16 @@ impl Origin {
         Ok(Self { ended, endpoint, _tasks: tasks })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn address(&self) -> Result<SocketAddr> {
         self.endpoint.local_addr().map_err(Error::io("address of an HTTP/3 origin"))
     }
 }
 
-/// How a stream or a connection ends is for its client to judge.
+/// The client evaluates the result of a stream or a connection.
 async fn serve_connection<F, S>(endpoint: Endpoint, quic: quinn::Connection, greeting: &[u8], serve: S)
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
@@ -151,6 +151,6 @@ where
             Some(_) = streams.join_next() => {}
         }
     }
-    // They hear how the connection ended.
+    // The streams notice the end of the connection.
     while streams.join_next().await.is_some() {}
 }

@@ -1,8 +1,8 @@
-//! What stands between a client and a server of QUIC: it records datagrams, holds them back, and sends them again.
+//! A relay between a QUIC client and a server: it records datagrams, drops them, and replays them.
 //!
-//! In: a server's address. Out: an address for one client. Whoever has recorded datagrams may send them from any
-//! socket, as often as he likes. It changes nothing in them. TCP at the same port may be carried beside, to see what
-//! is done where that alone gets through.
+//! In: a server's address. Out: an address for one client. Recorded datagrams can be sent again from any socket, any
+//! number of times. Datagrams are not modified. TCP on the same port can be relayed, too, to test the fallback from
+//! QUIC.
 
 use std::{
     io,
@@ -18,18 +18,18 @@ use tokio::{
 
 use crate::origin;
 
-/// What is let through.
+/// The directions that pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lets {
-    /// All.
+    /// Both directions.
     Both,
-    /// What the client says; the server's answers are lost.
+    /// From the client to the server; the server's datagrams are dropped.
     Up,
-    /// A datagram of the client's, and then what the server says alone.
+    /// A single datagram of the client, and then only those of the server.
     OneUp,
-    /// What the server says.
+    /// From the server to the client.
     Down,
-    /// Nothing.
+    /// No direction.
     Nothing,
 }
 
@@ -50,18 +50,18 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Before this server.
+    /// A relay before this server.
     ///
     /// # Errors
-    /// No socket.
+    /// No socket can be opened.
     pub async fn before(to: SocketAddr) -> io::Result<Self> {
         Self::at(UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?, to).await
     }
 
-    /// Before this server, and TCP at the same port, which always gets through. QUIC gets as far as `lets`.
+    /// A relay before this server that also relays TCP on the same port. For QUIC, only `lets` passes.
     ///
     /// # Errors
-    /// No sockets.
+    /// No sockets can be opened.
     pub async fn beside_tcp(to: SocketAddr, lets: Lets) -> io::Result<Self> {
         let (listener, near) = origin::twins(SocketAddr::from(([127, 0, 0, 1], 0))).map_err(io::Error::other)?;
         let mut relay = Self::at(UdpSocket::from_std(near)?, to).await?;
@@ -80,30 +80,30 @@ impl Relay {
         Ok(Self { address, source, to, state, tasks })
     }
 
-    /// Where its client goes.
+    /// The relay's address for its client.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where the server sees its client, over QUIC.
+    /// The client's address as the server sees it, over QUIC.
     pub fn source(&self) -> SocketAddr {
         self.source
     }
 
-    /// What it lets through from now on.
+    /// Changes the directions that pass.
     pub fn lets(&self, lets: Lets) {
         locked(&self.state).lets = lets;
     }
 
-    /// What the client has said since this was asked last.
+    /// Returns the client's datagrams since the last call.
     pub fn recorded(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut locked(&self.state).recorded)
     }
 
-    /// Says it again, as somebody else.
+    /// Replays the datagrams from a new socket.
     ///
     /// # Errors
-    /// No socket.
+    /// No socket can be opened.
     pub async fn replay(&self, recorded: &[Vec<u8>]) -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         for datagram in recorded {
@@ -122,7 +122,7 @@ async fn carry_tcp(listener: TcpListener, to: SocketAddr) {
     while let Ok((mut near, _)) = listener.accept().await {
         connections.spawn(async move {
             if let Ok(mut far) = TcpStream::connect(to).await {
-                // How it ends its ends see.
+                // Both ends notice the end of the stream.
                 let _ = copy_bidirectional(&mut near, &mut far).await;
             }
         });
@@ -135,7 +135,7 @@ async fn carry(near: UdpSocket, far: UdpSocket, state: Arc<Mutex<State>>) {
     loop {
         tokio::select! {
             received = near.recv_from(&mut up) => {
-                // An empty one is no packet of QUIC: by it a node hears whether anybody is here, at another port.
+                // An empty datagram is not QUIC: a node sends it to detect an unreachable port.
                 let Ok((length @ 1.., from)) = received else { continue };
                 client = Some(from);
                 let lets = {

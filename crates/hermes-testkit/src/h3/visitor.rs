@@ -1,7 +1,7 @@
-//! A client that comes back: it keeps what the server gave it, and may ask with its first packet (0-RTT).
+//! A returning client: it keeps the server's tickets and tokens, and may send 0-RTT data.
 //!
-//! In: a door. Out: connections, the later ones perhaps before their handshake is over. Never: a judgement about
-//! what is safe to say early; tests say what they like.
+//! In: a door, requests. Out: connections; later ones may be used before their handshake is complete. Never: a check
+//! whether a request is safe in 0-RTT data; tests may send anything.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ pub struct Visitor {
 }
 
 impl Visitor {
-    /// One that goes to this door, by this address of it: a relay may stand before it.
+    /// A client of this door that connects to this address, which may be that of a relay.
     ///
     /// # Errors
     /// No socket, or no certificate.
@@ -51,7 +51,7 @@ impl Visitor {
         Ok(this)
     }
 
-    /// Speaks at once. `None` where the server's ticket does not allow that, or there is none.
+    /// Sends 0-RTT data. `None` without a ticket of the server that allows it.
     ///
     /// # Errors
     /// No connection.

@@ -1,4 +1,4 @@
-//! HTTP/3 on the wire, byte by byte: what no library would send, and what any peer may.
+//! HTTP/3 on the wire, byte by byte, for valid messages and for those that no library sends.
 //!
 //! In: frames of any type and payload, field sections with any bytes in them, well formed or not. Out: their bytes.
 //! Field sections are plain literals (RFC 9204, 4.5.6), so that any byte gets into any field; received ones are
@@ -138,7 +138,7 @@ fn put_text(out: &mut BytesMut, mark: u8, most: u8, text: &[u8]) {
 /// The lines of a received section: pseudo-header fields apart from the others.
 ///
 /// # Errors
-/// It cannot be decoded, or has characters that no field has.
+/// The field section cannot be decoded, or has invalid characters.
 pub fn lines(section: Bytes) -> io::Result<(Vec<(String, String)>, HeaderMap)> {
     let (mut pseudo, mut fields) = (Vec::new(), HeaderMap::new());
     let mut section = section;

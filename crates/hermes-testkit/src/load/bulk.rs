@@ -1,8 +1,8 @@
-//! Bulk TCP one way: gigabits per second through a path.
+//! Bulk TCP in one direction: gigabits per second through a path.
 //!
-//! In: where to send, where to open the sink, how many connections. Out: the bytes that reached the sink within the
-//! measured time. Every chunk carries its place in the stream and one in `VERIFY_EVERY` is compared whole; at the
-//! end what arrived must be as much as was sent. Blocking threads: one each way is the fastest client there is.
+//! In: the target, the address of the sink, the number of connections. Out: the bytes that reached the sink within the
+//! measured time. Every chunk carries its position in the stream, and one in `VERIFY_EVERY` is compared whole; at the
+//! end, the numbers of sent and received bytes must match. Blocking threads: one per direction is the fastest client.
 
 #![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{Error, Result, netns::inside, pattern::Pattern};
 
-/// What is written at once: large enough that system calls do not limit, small enough for the cache.
+/// Bytes of one write: large enough that system calls do not limit, small enough for the cache.
 const CHUNK: usize = 256 << 10;
 /// Comparing every byte would cost more than receiving it.
 const VERIFY_EVERY: u64 = 16;

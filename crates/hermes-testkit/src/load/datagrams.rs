@@ -1,9 +1,9 @@
-//! Datagrams one way: how many a second a path carries, and how many it loses.
+//! Datagrams in one direction: the rate that a path carries, and its losses.
 //!
-//! In: where to send, where to open the sink, sizes, flows and how many may be under way. Out: the datagrams that
-//! reached the sink intact within the measured time, and every one lost over the whole run, as failures. The sender
-//! keeps to a window (sent minus received), so that loss is the path's and not a flooded socket buffer's; a window
-//! that does not move for `STALL` is given up as lost.
+//! In: the target, the address of the sink, sizes, flows and the window. Out: the datagrams that reached the sink
+//! intact within the measured time, and every loss over the whole run as a failure. The sender respects a window (sent
+//! minus received), so that losses are the path's and not those of an overflowing socket buffer. A window that does not
+//! move for `STALL` counts as lost.
 
 #![allow(clippy::disallowed_methods, reason = "blocking threads; no worker sleeps")]
 
@@ -35,27 +35,27 @@ mod batch;
 
 /// Flow and sequence number, each eight bytes, at the head of a datagram.
 const HEADER: usize = 16;
-/// No datagram of a flow for so long while some are under way: they are lost.
+/// Datagrams in flight count as lost if none of their flow arrives for this time.
 const STALL: Duration = Duration::from_millis(100);
-/// How long the last ones may take to arrive.
+/// Time for the last datagrams to arrive.
 const DRAIN: Duration = Duration::from_millis(300);
-/// How long a path may take to carry its first datagram.
+/// Timeout of the first datagram of a path.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// How much of one flow is under way, as the sender sees it.
+/// The datagrams of one flow in flight, as the sender sees them.
 struct Credit {
     sent: u64,
-    /// Given up as lost, so that the flow goes on.
+    /// Datagrams that count as lost, so that the flow continues.
     forgiven: u64,
     received: u64,
     moved: Instant,
 }
 
-/// What sender and sink share of one flow.
+/// State of one flow that sender and sink share.
 #[derive(Default)]
 struct Flow {
     received: AtomicU64,
-    /// Sequence number after the highest seen: a lower one came late.
+    /// Sequence number after the highest received: a lower one was reordered.
     next: AtomicU64,
     reordered: AtomicU64,
 }
@@ -64,7 +64,7 @@ struct Shared {
     flows: Vec<Flow>,
     wrong: AtomicU64,
     stop: AtomicBool,
-    /// Sum of `received`, for the measured time.
+    /// The sum of `received`, for the measured time.
     total: AtomicU64,
 }
 
@@ -97,8 +97,8 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     })
 }
 
-/// Returns how many were sent in each flow. Sends one datagram a flow first and waits for it: opening a flow takes
-/// longer than any window allows for.
+/// Returns the number of sent datagrams of each flow. First sends one datagram per flow and waits for it: opening a
+/// flow takes longer than any window allows for.
 fn send(sockets: &[UdpSocket], shared: &Shared, length: usize, in_flight: u64) -> Vec<u64> {
     let mut senders: Vec<_> =
         sockets.iter().enumerate().map(|(flow, socket)| Sender::new(socket, flow, template(length))).collect();
@@ -107,7 +107,7 @@ fn send(sockets: &[UdpSocket], shared: &Shared, length: usize, in_flight: u64) -
         let mut any = false;
         for ((sender, window), flow) in senders.iter_mut().zip(&mut windows).zip(&shared.flows) {
             let room = in_flight.saturating_sub(window.under_way(flow.received.load(Ordering::Relaxed)));
-            // Half a window at a time: single datagrams would make the sender the brake.
+            // Half a window at a time: single datagrams would limit the sender.
             if room >= in_flight.div_ceil(2) {
                 let gone = sender.send(window.sent, room);
                 window.sent += gone;
@@ -121,7 +121,7 @@ fn send(sockets: &[UdpSocket], shared: &Shared, length: usize, in_flight: u64) -
     windows.into_iter().map(|window| window.sent).collect()
 }
 
-/// First datagrams are repeated until one arrives, as a program would do.
+/// Repeats first datagrams until one arrives, as a program would do.
 fn open(senders: &mut [Sender<'_>], shared: &Shared) -> Vec<u64> {
     let deadline = Instant::now() + FIRST;
     let mut sent = vec![0; senders.len()];
@@ -138,7 +138,7 @@ fn open(senders: &mut [Sender<'_>], shared: &Shared) -> Vec<u64> {
     sent
 }
 
-/// Takes in datagrams until told to stop, and for [`DRAIN`] after.
+/// Receives datagrams until told to stop, and for [`DRAIN`] after that.
 fn receive(sink: &UdpSocket, shared: &Shared, length: usize, wake: &Thread) {
     let template = template(length);
     let mut receiver = Receiver::new(sink, length);
@@ -173,7 +173,7 @@ impl Credit {
         Self { sent, forgiven: 0, received: 0, moved: Instant::now() }
     }
 
-    /// Forgives what has been under way for too long. What arrives after all only makes the window smaller.
+    /// Counts datagrams as lost that are in flight for too long. If they arrive later, the window is only smaller.
     fn under_way(&mut self, received: u64) -> u64 {
         if received != self.received || received >= self.sent - self.forgiven {
             (self.received, self.moved) = (received, Instant::now());
@@ -218,7 +218,7 @@ impl Shared {
         self.total.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Compares what was sent with what came, over the whole run.
+    /// Compares sent and received datagrams over the whole run.
     fn judge(&self, sent: &[u64], mut outcome: Outcome) -> Outcome {
         let received = self.flows.iter().map(|f| f.received.load(Ordering::Relaxed));
         let lost: u64 = sent.iter().zip(received).map(|(sent, received)| sent.saturating_sub(received)).sum();

@@ -1,8 +1,8 @@
-//! One-shot clients: open, ask once, compare the answer, close.
+//! Clients with a single exchange: open, send one request, compare the response, close.
 //!
-//! In: an [`Exchange`]. Out: [`Client`], which does it any number of times, each with sockets of its own. What can be
-//! prepared before the instant (socket, TLS configuration, request) is; what a user would wait for (handshakes, the
-//! answer) is not.
+//! In: an [`Exchange`]. Out: [`Client`], which runs it any number of times, each with its own sockets. Preparation
+//! happens before the measured time (socket, TLS configuration, request). Everything that a user waits for is measured
+//! (handshakes, the response).
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -81,7 +81,7 @@ impl Client {
     /// Opens a socket without sending anything.
     ///
     /// # Errors
-    /// When there are no more sockets.
+    /// No socket is left.
     pub async fn prepare(&self) -> Result<Prepared> {
         let what = "opening a client's socket";
         if matches!(self.kind, Kind::Udp) {
@@ -92,7 +92,7 @@ impl Client {
         Ok(Prepared::Tcp(socket.map_err(Error::io(what))?))
     }
 
-    /// One whole exchange. `number` tells this client from others where the client chooses the bytes.
+    /// Runs a whole exchange. `number` tells this client from others where the client chooses the bytes.
     ///
     /// # Errors
     /// The failure, to be counted.

@@ -53,7 +53,7 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     Ok(span.measure(tasks, watch).await)
 }
 
-/// A connection that fails is over: its failure is counted, and the missing connection shows in the rate.
+/// Sends requests on one connection. A failure ends it and is counted; the missing connection lowers the rate.
 async fn converse(
     address: std::net::SocketAddr,
     request: &[u8],

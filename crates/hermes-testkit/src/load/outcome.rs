@@ -1,35 +1,35 @@
-//! What came of a load: latencies summed up, failures counted by kind.
+//! The outcome of a load: summarised latencies, and failures counted by kind.
 //!
-//! In: single results. Out: [`Outcome`], which crosses from the load's process to the benchmark as JSON. A failure
-//! is never dropped: `completed + failed` is what was tried.
+//! In: single results. Out: [`Outcome`], which the load's process passes to the benchmark as JSON. No failure is
+//! dropped: `completed + failed` is the number of attempts.
 
 use std::{collections::BTreeMap, io, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// Samples kept for percentiles; further ones count in mean and deviation only. 40 MB.
+/// Maximum number of samples for percentiles; further ones count only in mean and deviation. 40 MB.
 const SAMPLES: usize = 5_000_000;
 
-/// Why an exchange did not succeed.
+/// The reason why an exchange failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     /// Connecting failed.
     Connect(io::ErrorKind),
-    /// TLS was refused or broke.
+    /// TLS failed.
     Tls(String),
     /// Reading or writing failed.
     Io(io::ErrorKind),
-    /// The peer closed before the answer was whole.
+    /// The peer closed the connection before the response was complete.
     Closed,
-    /// Another status than 200.
+    /// A status other than 200.
     Status(u16),
-    /// The answer is not HTTP, or has no length.
+    /// The response is not HTTP, or has no length.
     Malformed(&'static str),
-    /// The answer's bytes are wrong.
+    /// The content is wrong.
     WrongBytes,
-    /// No answer in time.
+    /// The response timed out.
     Timeout,
-    /// HTTP/2 says why.
+    /// An error of HTTP/2.
     H2(String),
 }
 
@@ -51,20 +51,20 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// What came of a load.
+/// The outcome of a load.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Exchanges, or datagrams, that arrived intact.
+    /// Number of exchanges or datagrams that arrived intact.
     pub completed: u64,
-    /// Those that did not.
+    /// Number of failed ones.
     pub failed: u64,
-    /// The latter by kind.
+    /// The failures by kind.
     pub failures: Failures,
     /// Measured time in seconds.
     pub seconds: f64,
-    /// Latency of what completed; for a burst from the common instant.
+    /// Latency of completed exchanges; for a burst from the common instant.
     pub latency: Option<Latency>,
-    /// For a burst also: from the moment at which each client itself began.
+    /// For a burst, also the latency from each client's own start.
     pub own_latency: Option<Latency>,
     /// Payload bytes that arrived in the measured time (bulk and datagrams).
     pub bytes: u64,
@@ -111,7 +111,7 @@ impl Recorder {
         *self.failures.entry(failure.to_string()).or_default() += 1;
     }
 
-    /// Adds what another has collected.
+    /// Adds the results of another collector.
     pub fn absorb(&mut self, other: Self) {
         let room = SAMPLES - self.samples.len();
         self.samples.extend(other.samples.into_iter().take(room));
@@ -123,7 +123,7 @@ impl Recorder {
         }
     }
 
-    /// Sums up. Times and CPU are left for `super::window`.
+    /// Summarises the results. The window adds times and CPU (see `super::window`).
     pub fn outcome(mut self) -> Outcome {
         let latency = self.latency();
         Outcome {

@@ -1,8 +1,7 @@
-//! ICMP echoes: what a path adds to a packet's way there and back.
+//! ICMP echoes: the round-trip time that a path adds.
 //!
-//! In: whom to ask, how often. Out: the latency of each echo as the system's `ping` tells it, and every one that did
-//! not come back as a failure. The kernel at the other end answers, so that no program's wake-up is in it but those
-//! of whoever carries the packets.
+//! In: the address, the number of echoes. Out: the latency of each echo as reported by the system's `ping`, and every
+//! lost one as a failure. The kernel at the other end answers, so only programs on the path add wake-up latency.
 
 use std::{process::Command, time::Duration};
 
@@ -13,7 +12,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// How long an echo may take, in seconds.
+/// Timeout of an echo, in seconds.
 const PATIENCE: &str = "2";
 
 pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
@@ -26,7 +25,7 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
         let (count, address) = (count.to_string(), address.to_string());
         let mut command = Command::new("ping");
         command.args(["-n", "-c", &count, "-W", PATIENCE]).args(pace).arg(&address);
-        // It fails where nothing came back, which is counted below.
+        // The program fails if nothing came back, which is counted below.
         let output = command.output().map_err(Error::io("running ping"))?;
         Ok::<_, Error>(String::from_utf8_lossy(&output.stdout).into_owned())
     };

@@ -1,4 +1,4 @@
-//! One client after another: what a single request costs when nothing else is going on.
+//! A series of clients, one after another: the latency of a single request without other load.
 //!
 //! In: an exchange and how often. Out: mean, deviation, median and 99th percentile. Each client is new: it opens its
 //! own connection (or flow) and closes it, as Table IX's do; the proxies between are warm.

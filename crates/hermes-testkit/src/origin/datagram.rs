@@ -41,19 +41,19 @@ impl UdpEcho {
                 if let Ok(mut seen) = seen.lock() {
                     seen.insert(source);
                 }
-                // As the network would: what does not fit is lost, and the client counts it.
+                // A datagram that does not fit is lost, as in a network, and the client counts it.
                 let _ = socket.send_to(&room[..label.len() + length], source).await;
             }
         });
         Ok(Self { address, sources, _task: task })
     }
 
-    /// Where it is.
+    /// The address of the origin.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many spoke to it.
+    /// The number of sources.
     pub fn sources(&self) -> usize {
         self.sources.lock().map(|sources| sources.len()).unwrap_or_default()
     }

@@ -1,8 +1,8 @@
-//! HTTP/1.1 and HTTP/2 origins, in the clear and over TLS.
+//! HTTP/1.1 and HTTP/2 origins, in plaintext and over TLS.
 //!
-//! In: requests. Out, by path: `/echo` the request's body; `/upload` its length and digest as JSON; `/bytes/N` N
-//! bytes of [`crate::pattern`] (seed [`BYTES_SEED`]); `/drip/COUNT/SIZE/MS` COUNT chunks of SIZE bytes, one each MS
-//! milliseconds; anything else the fixed payload. Bodies are streamed.
+//! In: requests. Out, by path: `/echo` returns the request's body, and `/upload` its length and digest as JSON.
+//! `/bytes/N` returns N bytes of [`crate::pattern`] (seed [`BYTES_SEED`]). `/drip/COUNT/SIZE/MS` returns COUNT chunks
+//! of SIZE bytes, one each MS milliseconds. All other paths return the fixed payload. Bodies are streamed.
 
 use std::{convert::Infallible, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
@@ -30,18 +30,18 @@ use crate::{
     pattern::{Digest, Pattern},
 };
 
-/// Seed of what `/bytes/N` serves.
+/// Seed of the content of `/bytes/N`.
 pub const BYTES_SEED: u64 = 0x6865_726d_6573;
 /// Bytes in one piece of a generated body.
 const PIECE: u64 = 64 << 10;
-/// Streams one connection may have open.
+/// Maximum number of concurrent streams of a connection.
 const STREAMS: u32 = 4096;
 /// Flow-control windows: larger than any bandwidth-delay product here, so that the origin is not the brake.
 const WINDOW: u32 = 16 << 20;
 
 pub(super) type Body = BoxBody<Bytes, hyper::Error>;
 
-/// Which HTTP a connection in the clear speaks. Over TLS, ALPN decides.
+/// The HTTP version of a plaintext connection. Over TLS, ALPN decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// HTTP/1.1.
@@ -50,18 +50,18 @@ pub enum Version {
     H2,
 }
 
-/// Serves in the clear. `payload` is the answer to everything that has no path of its own.
+/// Serves plaintext HTTP. `payload` is the content of all other paths.
 ///
 /// # Errors
-/// When the listener has no address.
+/// The listener has no address.
 pub fn serve(listener: TcpListener, version: Version, payload: Bytes) -> Result<Origin> {
     Origin::accepting(listener, move |stream| serve_connection(stream, version, payload.clone()))
 }
 
-/// Serves over TLS, HTTP/2 where ALPN chose `h2`.
+/// Serves HTTP over TLS, with HTTP/2 if ALPN selects `h2`.
 ///
 /// # Errors
-/// When the listener has no address.
+/// The listener has no address.
 pub fn serve_tls(listener: TcpListener, config: Arc<ServerConfig>, payload: Bytes) -> Result<Origin> {
     let acceptor = TlsAcceptor::from(config);
     Origin::accepting(listener, move |stream| {
@@ -82,7 +82,7 @@ where
 {
     let io = TokioIo::new(stream);
     let service = service_fn(move |request| answer(request, payload.clone()));
-    // How a connection ends is for the client to judge: an origin has nobody to tell.
+    // The client evaluates the result of a connection.
     let _ = match version {
         Version::H1 => http1::Builder::new().serve_connection(io, service).with_upgrades().await,
         Version::H2 => {
@@ -114,7 +114,7 @@ async fn answer(request: Request<Incoming>, payload: Bytes) -> std::result::Resu
     })
 }
 
-/// What a path that ends with `/bytes/N` asks for.
+/// The length in a path that ends with `/bytes/N`.
 pub(super) fn length(path: &str) -> Option<u64> {
     path.rsplit_once("/bytes/")?.1.parse().ok()
 }

@@ -1,7 +1,8 @@
-//! An origin that writes down what it was asked, and what came of each body: who is asked twice shows, and bytes that come twice.
+//! An origin that records requests and their bodies, so that duplicate requests and bytes are visible.
 //!
-//! In: HTTP/1.1. Out: what a path that ends with `/bytes/N` asks for, as [`super::http`]'s; to all else the length and digest of its body as JSON; a ledger.
-//! Bodies are streamed. Entries are kept for as long as the test runs, which bounds them.
+//! In: HTTP/1.1. Out: for paths that end with `/bytes/N`, the payload of [`super::http`]; for all others, length and
+//! digest of the request's body as JSON; a ledger. Bodies are streamed. Entries are kept for the test's duration, which
+//! bounds them.
 
 use std::{
     convert::Infallible,
@@ -20,39 +21,39 @@ use super::{
 };
 use crate::{Result, pattern::Digest};
 
-/// A request as its origin saw it.
+/// A request as the origin saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// `METHOD path?query`.
     pub what: String,
-    /// Of the body, so far as it has come.
+    /// Received bytes of the body so far.
     pub bytes: u64,
-    /// Of all of it; `None` where its end has not come.
+    /// The digest of the whole body; `None` if it is incomplete.
     pub digest: Option<String>,
 }
 
-/// All requests, in the order in which their heads came.
+/// All requests, in the order in which their heads arrived.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger(Arc<Mutex<Vec<Entry>>>);
 
 impl Ledger {
-    /// An origin that writes into this one.
+    /// Starts an origin with this ledger.
     ///
     /// # Errors
-    /// When the listener has no address.
+    /// The listener has no address.
     pub fn serve(&self, listener: TcpListener) -> Result<Origin> {
         let ledger = self.clone();
         Origin::accepting(listener, move |stream| {
             let ledger = ledger.clone();
             async move {
                 let service = service_fn(move |request| answer(request, ledger.clone()));
-                // How a connection ends is for the client to judge.
+                // The client evaluates the result of a connection.
                 let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
             }
         })
     }
 
-    /// What was asked so far in these words.
+    /// The requests with this method, path and query so far.
     pub fn of(&self, what: &str) -> Vec<Entry> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter(|entry| entry.what == what).cloned().collect()
@@ -77,7 +78,7 @@ async fn answer(request: Request<Incoming>, ledger: Ledger) -> std::result::Resu
     let entry = ledger.write(format!("{} {}", request.method(), request.uri()));
     let (mut body, mut digest, mut bytes) = (request.into_body(), Digest::default(), 0);
     while let Some(frame) = body.frame().await {
-        // It stays without a digest; the answer goes to nobody.
+        // The entry stays without a digest; nobody receives the response.
         let Ok(frame) = frame else { return Ok(Response::new(whole(Bytes::new()))) };
         if let Some(data) = frame.data_ref() {
             digest.update(data);

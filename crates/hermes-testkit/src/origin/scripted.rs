@@ -1,7 +1,7 @@
 //! Origins that do exactly what a test says, byte by byte or stream by stream, on a free port of loopback.
 //!
-//! In: what becomes of each connection or stream. Out: a running origin. What it saw reaches the test by channels of
-//! the test's own. An error ends the connection and nothing else: what it meant, the client will have seen.
+//! In: a handler for connections or streams. Out: a running origin. The test's own channels pass what the origin has
+//! seen to the test. An error ends only its connection; the client sees the effect.
 
 use std::{
     io,

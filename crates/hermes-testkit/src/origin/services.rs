@@ -22,7 +22,7 @@ pub struct Services {
 
 impl Services {
     /// # Errors
-    /// There is no port left.
+    /// No port is left.
     pub fn start() -> Result<Self> {
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Ok(Self {

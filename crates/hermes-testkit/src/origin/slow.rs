@@ -1,8 +1,8 @@
 //! The paper's server: "a simple Python echo server", slow at accepting.
 //!
-//! In: nothing. Out: the script, written where Python can run it. It is the standard library's threading server as
-//! its documentation shows it; nothing in it sleeps on purpose. What is slow is Python: a thread made for each
-//! connection, under one lock. Its accept queue is a parameter, and its UDP buffer is large enough for a burst.
+//! In: nothing. Out: the script, written to a file for Python. It is the threading server of the standard library as
+//! documented, without any deliberate sleep. Python itself is slow: it creates a thread for each connection, under one
+//! lock. The accept queue is a parameter, and the UDP buffer is large enough for a burst.
 
 use std::{
     fs,

@@ -1,8 +1,7 @@
-//! A running node: what a test asks of it, and what it owes.
+//! A running node: queries, waits, and final checks.
 //!
-//! In: a process that [`super::Draft`] has started. Out: its addresses, records, metrics and memory. Waits are bounded
-//! by [`super::PATIENCE`]. Dropped, it is ended by its pid; before that it must still have been alive and must never
-//! have panicked.
+//! In: a process started by [`super::Draft`]. Out: its addresses, access log, metrics and memory. Waits are bounded by
+//! [`super::PATIENCE`]. A dropped node is ended by its pid; before that it must be alive, and must never have panicked.
 
 use std::{
     collections::HashMap,
@@ -21,9 +20,9 @@ use nix::{
 use super::{PATIENCE, filled, write};
 use crate::{Error, Result, dialog::Dialog, netns, process::Running};
 
-/// A node that is not ready by now will not be. Generous: debug builds on a busy machine.
+/// Timeout of readiness. Generous: debug builds on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Between two looks at a file or an endpoint.
+/// Poll interval for files and endpoints.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A running node.
@@ -35,22 +34,22 @@ pub struct Node {
     pub(super) addresses: HashMap<String, SocketAddr>,
     pub(super) admin: SocketAddr,
     pub(super) prelude: String,
-    /// Its log must outlive it, whatever is dropped first.
+    /// The log directory must outlive the node, regardless of the drop order.
     pub(super) _dir: Arc<tempfile::TempDir>,
-    /// The network namespace that it runs in, where it is another than the test's.
+    /// The network namespace of the node, if it is not the test's.
     pub(super) namespace: Option<String>,
 }
 
 impl Node {
-    /// Its name.
+    /// The name of the node.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where a listener listens.
+    /// The address of a listener.
     ///
     /// # Panics
-    /// When the document has no such listener: the test is wrong.
+    /// The document has no such listener: an error in the test.
     pub fn address(&self, listener: &str) -> SocketAddr {
         match self.addresses.get(listener) {
             Some(address) => *address,
@@ -58,41 +57,41 @@ impl Node {
         }
     }
 
-    /// Where its admin endpoint listens.
+    /// The address of the admin endpoint.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.running.as_ref().map_or(0, Running::pid)
     }
 
-    /// Where its log is.
+    /// The path of the log.
     pub fn stderr(&self) -> PathBuf {
         self.running.as_ref().map(|running| running.stderr().to_owned()).unwrap_or_default()
     }
 
-    /// Where its records are, unless its document sends them elsewhere.
+    /// The path of the access log, unless the document sets another.
     pub fn stdout(&self) -> PathBuf {
         self.running.as_ref().map(|running| running.stdout().to_owned()).unwrap_or_default()
     }
 
-    /// What it logged on standard error.
+    /// The text of the log (standard error).
     pub fn log(&self) -> String {
         self.running.as_ref().and_then(|running| fs::read_to_string(running.stderr()).ok()).unwrap_or_default()
     }
 
-    /// Its records so far: one for each session that ended. They come a tenth of a second late.
+    /// The access-log entries so far, one for each ended session. They are written with a delay of 0.1 s.
     pub fn records(&self) -> Vec<serde_json::Value> {
         let text = self.running.as_ref().and_then(|running| fs::read_to_string(running.stdout()).ok());
         text.unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Waits for a record that fits.
+    /// Waits for a matching access-log entry.
     ///
     /// # Panics
-    /// When none comes in time; says which came.
+    /// No entry matches in time; the message lists the entries.
     pub async fn record(&self, fits: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -108,25 +107,25 @@ impl Node {
     /// Resident memory in bytes.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The node has ended.
     pub fn memory(&self) -> Result<u64> {
         self.running.as_ref().map_or(Ok(0), |running| running.usage().map(|usage| usage.memory.rss))
     }
 
-    /// Forgets how much memory it ever had, so that [`Self::peak_memory`] begins anew.
+    /// Resets the peak of [`Self::peak_memory`].
     ///
     /// # Errors
-    /// When it has ended.
+    /// The node has ended.
     pub fn forget_peak(&self) -> Result<()> {
         let path = format!("/proc/{}/clear_refs", self.pid());
         // 5: the peak alone (proc(5)).
         fs::write(&path, "5").map_err(Error::io(format!("writing {path}")))
     }
 
-    /// The most resident memory that it had, in bytes: between two looks it may have had more than at either.
+    /// Peak resident memory in bytes, also between two reads.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The node has ended.
     pub fn peak_memory(&self) -> Result<u64> {
         let path = format!("/proc/{}/status", self.pid());
         let text = fs::read_to_string(&path).map_err(Error::io(format!("reading {path}")))?;
@@ -135,10 +134,10 @@ impl Node {
         Ok(kilobytes.unwrap_or(u64::MAX / 1024) * 1024)
     }
 
-    /// GET from its admin endpoint: status and body.
+    /// Sends a GET to the admin endpoint; returns status and body.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// The endpoint does not answer.
     pub async fn ask(&self, path: &str) -> Result<(u16, String)> {
         let what = || format!("asking node {} for {path}", self.name);
         let answer = async {
@@ -148,7 +147,7 @@ impl Node {
             let body = dialog.body(&head).await?;
             Ok((head.status(), body.text()))
         };
-        // Its loopback is its namespace's.
+        // The loopback address is in the node's namespace.
         match &self.namespace {
             Some(namespace) => netns::within(namespace, answer).await?,
             None => answer.await,
@@ -156,10 +155,10 @@ impl Node {
         .map_err(Error::io(what()))
     }
 
-    /// The value of a metric, all label sets that contain `labels` summed; 0 where there is none.
+    /// The value of a metric, summed over all label sets that contain `labels`; 0 if none does.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// The endpoint does not answer.
     pub async fn metric(&self, name: &str, labels: &str) -> Result<f64> {
         let (_, text) = self.ask("/metrics").await?;
         let values = text.lines().filter_map(|line| {
@@ -173,7 +172,7 @@ impl Node {
     /// Waits until the metric has at least this value.
     ///
     /// # Panics
-    /// When it does not get there in time.
+    /// The metric does not reach the value in time.
     pub async fn metric_reaches(&self, name: &str, labels: &str, least: f64) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -186,18 +185,18 @@ impl Node {
         }
     }
 
-    /// Waits until its log says so: a thread of its own writes it.
+    /// Waits until the log contains this text; a separate thread writes it.
     ///
     /// # Panics
-    /// When it does not get there in time.
+    /// The text does not appear in time.
     pub async fn says(&self, words: &str) {
         self.says_times(words, 1).await;
     }
 
-    /// Waits until its log says so as often as this.
+    /// Waits until the log contains this text `times` times.
     ///
     /// # Panics
-    /// When it does not get there in time.
+    /// The text does not appear often enough in time.
     pub async fn says_times(&self, words: &str, times: usize) {
         let deadline = Instant::now() + PATIENCE;
         while self.log().matches(words).count() < times {
@@ -206,10 +205,10 @@ impl Node {
         }
     }
 
-    /// Waits until no session is under way.
+    /// Waits until no session is active.
     ///
     /// # Panics
-    /// When one stays.
+    /// A session stays active.
     pub async fn quiet(&self) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -225,18 +224,18 @@ impl Node {
         }
     }
 
-    /// How many descriptors it has open.
+    /// Number of open file descriptors.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The node has ended.
     pub fn descriptors(&self) -> Result<usize> {
         self.listed("fd")
     }
 
-    /// How many threads it has.
+    /// Number of threads.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The node has ended.
     pub fn threads(&self) -> Result<usize> {
         self.listed("task")
     }
@@ -246,35 +245,35 @@ impl Node {
         Ok(fs::read_dir(&path).map_err(Error::io(format!("reading {path}")))?.count())
     }
 
-    /// Where its document lies.
+    /// The path of the document.
     pub fn config(&self) -> &Path {
         &self.config
     }
 
-    /// What its document begins with: `node`, `admin`, `identity`.
+    /// The first part of the document: `node`, `admin`, `identity`.
     pub fn prelude(&self) -> &str {
         &self.prelude
     }
 
-    /// Replaces its document, in one step, and waits for nothing.
+    /// Replaces the document atomically, and waits for nothing.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn replace(&self, document: &str, values: &[(&str, String)]) -> Result<()> {
         let text = filled(document, values.iter().map(|(name, value)| (*name, value.clone())));
         write(&self.config, &self.prelude, &text)
     }
 
-    /// Replaces its document and waits until the new one runs. Listeners keep their ports.
+    /// Replaces the document and waits until the new one is active. Listeners keep their ports.
     ///
     /// # Errors
-    /// When it does not follow; with its log.
+    /// The node does not apply the document; the message contains its log.
     pub async fn reload(&mut self, document: &str, values: &[(&str, String)]) -> Result<()> {
         let before = self.generation().await?;
         self.replace(document, values)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            // Its log, which comes behind, has told where it listens now.
+            // The log is complete by then, so it contains the new addresses.
             let now = self.generation().await?;
             if now > before && self.log().contains(&format!("applied generation={now} ")) {
                 self.read_addresses();
@@ -287,10 +286,10 @@ impl Node {
         }
     }
 
-    /// The number of the document that it runs, counted in this process.
+    /// The generation of the active document, counted in this process.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// The endpoint does not answer.
     pub async fn generation(&self) -> Result<u64> {
         let (_, text) = self.ask("/config").await?;
         let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
@@ -302,7 +301,7 @@ impl Node {
         self.wait_ready().await
     }
 
-    /// Until its log says that it runs: then every port is known.
+    /// Waits until the log reports that the node is running: then every port is known.
     async fn wait_running(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
         while !self.log().contains(" running node=") {
@@ -335,7 +334,8 @@ impl Node {
         Error::NotReady { program: self.name.clone(), what: what.to_owned(), waited: READY_WITHIN, log }
     }
 
-    /// `listening listener=apps address=127.0.0.1:40001 ...`, and the admin endpoint likewise. The last word holds.
+    /// Reads lines such as `listening listener=apps address=127.0.0.1:40001 ...`, also for the admin endpoint. The last
+    /// line of a listener applies.
     fn read_addresses(&mut self) {
         for line in self.log().lines() {
             let field = |name: &str| {
@@ -351,10 +351,10 @@ impl Node {
         }
     }
 
-    /// What every node owes, whatever was done to it: it lives, and it has not panicked.
+    /// Checks the invariants of every node: it is alive, and has not panicked.
     ///
     /// # Panics
-    /// When it does not, with its log.
+    /// An invariant is violated; the message contains the log.
     pub fn assert_sound(&mut self) {
         let log = self.log();
         assert!(!log.contains("panicked"), "node {} panicked:\n{log}", self.name);
@@ -362,18 +362,18 @@ impl Node {
         assert!(matches!(ended, Some(Ok(None))), "node {} ended ({ended:?}):\n{log}", self.name);
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The node has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill(Pid::from_raw(self.pid().cast_signed()), signal)?)
     }
 
-    /// Waits for its end, which something else has brought about.
+    /// Waits for the end of the process, which must have another cause.
     ///
     /// # Panics
-    /// When it does not end within [`PATIENCE`], or had panicked; with its log.
+    /// The process does not end within [`PATIENCE`], or has panicked; the message contains the log.
     pub async fn ended(mut self) -> std::process::ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -388,10 +388,10 @@ impl Node {
         }
     }
 
-    /// Ends it with SIGTERM and gives it `grace`.
+    /// Ends the process with SIGTERM, and waits for `grace`.
     ///
     /// # Errors
-    /// When the system cannot say how it ended.
+    /// The system does not report the exit status.
     pub fn end(mut self, grace: Duration) -> Result<std::process::ExitStatus> {
         self.assert_sound();
         match self.running.take() {
@@ -414,7 +414,7 @@ impl Drop for Node {
             self.running = Some(running);
             self.assert_sound();
         }
-        // By force: what a drain does is the subject of tests of its own.
+        // SIGKILL: other tests cover draining.
         if let Some(running) = self.running.take() {
             let _ = running.end(Duration::ZERO);
         }

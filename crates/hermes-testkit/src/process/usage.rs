@@ -1,4 +1,4 @@
-//! What a program has used, read from `/proc`.
+//! Resource usage of a program, read from `/proc`.
 //!
 //! In: a pid. Out: CPU time of all its threads and children, resident and proportional memory. The clock tick of
 //! 10 ms bounds the precision of CPU time: measure for seconds.
@@ -22,9 +22,9 @@ pub struct Usage {
 /// Memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// Resident set: what `ps` calls RSS.
+    /// Resident set size (RSS of `ps`).
     pub rss: u64,
-    /// Resident, shared pages divided among their users.
+    /// Proportional set size: shared pages are divided among their users.
     pub pss: u64,
 }
 
@@ -33,7 +33,7 @@ impl Usage {
     pub(crate) fn of_tree(pid: u32) -> io::Result<Self> {
         let mut sum = Self { cpu: cpu_of(pid)?, memory: memory_of(pid)? };
         for member in family(pid).into_iter().skip(1) {
-            // A child may end between the two looks; then it uses nothing any more.
+            // A child that ended between the two reads uses nothing.
             sum.cpu += cpu_of(member).unwrap_or_default();
             let memory = memory_of(member).unwrap_or_default();
             sum.memory.rss += memory.rss;
@@ -48,11 +48,11 @@ impl Usage {
     }
 }
 
-/// Time during which any core of this machine was busy, summed over cores: what is more than our own programs' is
-/// somebody else's and makes a measurement noisy.
+/// Busy time of all cores of this machine. Time beyond that of our own programs belongs to others, and makes a
+/// measurement noisy.
 ///
 /// # Errors
-/// When `/proc/stat` cannot be read.
+/// The file `/proc/stat` cannot be read.
 pub fn machine_busy() -> io::Result<Duration> {
     let text = fs::read_to_string("/proc/stat")?;
     let fields = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
@@ -65,7 +65,7 @@ pub fn machine_busy() -> io::Result<Duration> {
 /// CPU time of one process, all threads.
 fn cpu_of(pid: u32) -> io::Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The command's name stands in brackets and may hold anything; count fields from its end.
+    // The command's name is in parentheses and may contain anything; count fields from its end.
     let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace();
     let ticks: u32 = fields.skip(11).take(2).filter_map(|f| f.parse::<u32>().ok()).sum();
     Ok(TICK * ticks)

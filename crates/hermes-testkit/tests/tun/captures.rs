@@ -1,4 +1,4 @@
-//! A capture takes what every program sends, but for Hermes itself; and it ends with its device, however that ends.
+//! Tests of captures: they take the packets of all programs except Hermes, and always end with their device.
 
 use std::future::poll_fn;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -33,8 +33,7 @@ fn device(name: &str) -> (Device, IdleQueue) {
     (device, queues.remove(0))
 }
 
-/// Answers every connection to `address` with what it says, from a thread of the world that ends with the listener's last
-/// connection.
+/// Echoes every connection to `address`, on a thread of the world that ends with the listener's last connection.
 fn echo(listener: TcpListener, connections: usize) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let each = (0..connections).map(|_| {
@@ -61,7 +60,7 @@ async fn is_echoed(stream: &mut tokio::net::TcpStream) {
     assert_eq!(&room, b"ping");
 }
 
-/// Sends an unmarked datagram there; waits until the device has it.
+/// Sends an unmarked datagram, and waits until the device has received it.
 async fn is_captured(queue: &hermes_net::tun::Queue, to: SocketAddr) {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     UdpSocket::bind(any).unwrap().send_to(b"stray", to).unwrap();
@@ -102,7 +101,7 @@ fn a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone() 
                 is_echoed(&mut dial::connect(&vec![far.ip()].into(), far.port()).await.unwrap()).await;
                 locals_are_reached(family, &world);
                 listeners_are_reached(family, &world).await;
-                // The network is captured where a capture says so, in as many bits as its own route.
+                // A capture of the network has the same prefix length as the network's own route, and wins.
                 let network = if family == 0 { "10.80.0.0/24" } else { "fd80::/64" };
                 device.capture(network.parse().unwrap(), default_route).unwrap();
                 is_captured(&queue, SocketAddr::new(ip(UPLINK[family][1]), 9)).await;
@@ -119,7 +118,7 @@ fn a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone() 
     }
 }
 
-/// By sockets that nobody marked: the neighbour on the link, and ourselves.
+/// Checks unmarked sockets: they still reach the neighbour on the link, and this host.
 fn locals_are_reached(family: usize, world: &Namespace) {
     let neighbour = SocketAddr::new(ip(UPLINK[family][1]), 0);
     let there = inside(world, || TcpListener::bind(neighbour).unwrap());
@@ -129,7 +128,7 @@ fn locals_are_reached(family: usize, world: &Namespace) {
     TcpStream::connect_timeout(&ours.local_addr().unwrap(), PATIENCE).unwrap();
 }
 
-/// By somebody in the world, whose address is captured.
+/// Checks connections from a host in the world whose address is captured.
 async fn listeners_are_reached(family: usize, world: &Namespace) {
     let own = SocketAddr::new(ip(UPLINK[family][0]), 0);
     let listener = tokio::net::TcpListener::from_std(tcp::listen(own).unwrap()).unwrap();
@@ -200,7 +199,7 @@ fn the_longest_prefix_wins_among_captures_and_routes() {
     assert_eq!(rules(&namespace), [""; 0]);
 }
 
-/// Run by the next test in a process of its own, to be killed.
+/// The next test runs this one in a separate process, and kills it.
 #[test]
 #[ignore = "a part of the next test"]
 fn captures_until_killed() {
@@ -242,7 +241,7 @@ fn the_rules_of_a_killed_process_are_removed_and_no_others() {
         one.capture("10.0.0.0/8".parse().unwrap(), Route::default()).unwrap();
         let ours = rules(&namespace);
         assert_eq!(ours.len(), 2);
-        // `ip netns exec` becomes the program: this is its process.
+        // `ip netns exec` executes the program, so this is its process.
         let mut other = start_capturing(&namespace);
         assert_eq!(rules(&namespace).len(), 2 + 4 + 2);
         other.kill().unwrap();
@@ -277,7 +276,7 @@ fn a_capture_that_would_cut_us_off_is_refused() {
     });
 }
 
-/// A session that is late hears of another length when its listener captures nothing any more.
+/// A late session changes the MTU after its listener has released the capture.
 #[test]
 fn what_is_released_is_not_captured_by_a_change() {
     if !needs_root("what_is_released_is_not_captured_by_a_change") {

@@ -1,4 +1,4 @@
-//! TUN devices of the product in namespaces: the kernel's own TCP and UDP, through two devices that are joined.
+//! Tests of TUN devices in namespaces: the kernel's own TCP and UDP, through two connected devices.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -16,13 +16,13 @@ const MTU: usize = 1400;
 /// The addresses of both ends.
 const ENDS: [[&str; 2]; 2] = [["10.50.0.1", "fd50::1"], ["10.51.0.1", "fd51::1"]];
 
-/// Two namespaces. Each family has its own: a device that was closed may be there still, while a program that another test
-/// starts has its descriptor.
+/// Two namespaces. Each family has its own: a closed device may still exist while a program that another test starts
+/// has its descriptor.
 fn two_namespaces() -> [Namespace; 2] {
     [Namespace::new().unwrap(), Namespace::new().unwrap()]
 }
 
-/// A device that has the addresses of one end, and leads to those of the other.
+/// A device with the addresses of one end, and routes to those of the other.
 fn device(namespace: &Namespace, end: usize) -> (Device, IdleQueue) {
     inside(namespace, || {
         let (device, mut queues) = Device::create("ht0", 1, 65_535).unwrap();
@@ -37,7 +37,7 @@ fn device(namespace: &Namespace, end: usize) -> (Device, IdleQueue) {
     })
 }
 
-/// Sends so many bytes from one namespace to the other by TCP; returns what arrived, summed up, and how long it took.
+/// Sends bytes from one namespace to the other over TCP; returns the digest of the received bytes, and the duration.
 fn transfer(from: &Namespace, to: &Namespace, address: &str, bytes: usize) -> ((usize, u64), Duration) {
     let address = SocketAddr::new(address.parse().unwrap(), 0);
     let listener = inside(to, || TcpListener::bind(address).unwrap());
@@ -70,7 +70,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|byte| (byte.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// Differs where bytes differ or are at another place.
+/// A digest that depends on the bytes and their positions.
 fn summed(sum: u64, at: usize, bytes: &[u8]) -> u64 {
     let each = |(index, byte): (usize, &u8)| u64::from(*byte).wrapping_mul((at + index) as u64 | 1);
     bytes.iter().enumerate().map(each).fold(sum, u64::wrapping_add)
@@ -94,13 +94,13 @@ fn bulk_tcp_goes_through_two_devices_in_super_packets() {
         assert_eq!(received.packets, sent.packets);
         assert!(way.longest.get() <= MTU, "packets of {} bytes", way.longest.get());
         assert!(received.packets >= bytes / MTU);
-        // A super packet has up to 48 of these.
-        assert!(received.packets > 10 * received.calls, "the kernel's are not cut: {received:?}");
+        // A GSO packet has up to 48 segments.
+        assert!(received.packets > 10 * received.calls, "the packets of the kernel are not split: {received:?}");
         assert!(sent.packets > 10 * sent.calls, "the kernel gets them one by one: {sent:?}");
     }
 }
 
-/// Sends from one end to the other what `send` sends and `receive` receives, in each family.
+/// Sends from one end to the other with `send` and `receive`, in each family.
 fn datagrams(send: impl Fn(&UdpSocket, SocketAddr), receive: impl Fn(&UdpSocket), check: impl Fn(Way)) {
     for (own, other) in ENDS[0].into_iter().zip(ENDS[1]) {
         let [here, there] = two_namespaces();
@@ -168,7 +168,7 @@ fn a_device_ends_with_its_queues_and_a_name_is_had_once() {
         }
         assert!(matches!(Device::create("lo", 1, 1500), Err(TunError::NameTaken { .. })));
         drop(queues);
-        // Another test's thread may be starting a program, which for a moment has our descriptors too.
+        // Another test's thread may be starting a program, which briefly has our descriptors, too.
         let mut again = Device::create("ht0", 1, 1500);
         while matches!(again, Err(TunError::NameTaken { .. })) {
             thread::yield_now();

@@ -1,17 +1,17 @@
-//! A gateway: what comes out of a device reaches the world with the gateway's address, and answers find back.
+//! A gateway: packets from a device reach the world with the gateway's address, and replies return to the device.
 
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
-use hermes_net::nat::{forwards, masquerade};
+use hermes_net::tun::nat::{forwards, masquerade};
 use hermes_net::tun::{Device, IdleQueue, Route};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
 use crate::lab::{PATIENCE, UPLINK, WORLD, connect, inside, joined, output};
 
-/// What users have behind the gateway.
+/// The prefixes behind the gateway.
 const BEHIND: [&str; 2] = ["10.90.0.0/24", "fd90::/64"];
 
 fn device(name: &str) -> (Device, IdleQueue) {
@@ -43,7 +43,7 @@ fn users_reach_the_world_with_the_address_of_the_gateway() {
         for behind in BEHIND {
             gateways.set_route(behind.parse().unwrap(), Route { mtu: Some(1400), source: None }).unwrap();
         }
-        // What the gateway's own programs send is captured; what comes out of the overlay is not.
+        // Packets of the gateway's own programs are captured; those from the overlay are not.
         let (captures, captured) = device("ht0");
         for all in ["0.0.0.0/0", "::/0"] {
             captures.capture(all.parse().unwrap(), Route::default()).unwrap();
@@ -64,7 +64,7 @@ fn users_reach_the_world_with_the_address_of_the_gateway() {
     drop((users, gateways, captures));
 }
 
-/// Connects from the user to the world; returns from where the world saw that come.
+/// Connects from the user to the world; returns the source address that the world sees.
 fn source_seen(user: &Namespace, world: &Namespace, far: &str) -> IpAddr {
     let listener = inside(world, || TcpListener::bind(SocketAddr::new(far.parse().unwrap(), 0)).unwrap());
     let to = listener.local_addr().unwrap();
@@ -89,7 +89,7 @@ fn the_tables_of_devices_that_are_gone_are_removed_and_no_others() {
             "nft add table inet somebody; nft add table inet hermes-else; nft add table inet hermes-gw1",
         );
         let (_living, _queue) = device("gw1");
-        // As a killed process leaves it: nobody ends its rules, and its device goes with its queues.
+        // The state after a killed process: its rules remain, and its device is removed with its queues.
         let (gone, queue) = device("gone");
         std::mem::forget(masquerade(&gone, &[BEHIND[0].parse().unwrap()]).unwrap());
         drop((gone, queue));

@@ -1,6 +1,8 @@
-//! Namespaces with devices in them: threads inside, what is carried between two queues, and a link to the world.
+//! Test helpers for namespaces with devices: threads inside, a relay between two queues, and a link to an outside
+//! world.
 //!
-//! In: namespaces, queues. Out: what a closure returns that ran meanwhile, and what went through. Never: a real network.
+//! In: namespaces, queues. Out: the result of a closure that runs meanwhile, and the relayed traffic. Never: a real
+//! network.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -13,7 +15,7 @@ use bytes::Bytes;
 use hermes_net::tun::{IdleQueue, Moved, Queue, ReceiveBuffer};
 use hermes_testkit::netns::Namespace;
 
-/// A wait for what never comes ends with this.
+/// Timeout of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs something on a thread inside a namespace.
@@ -27,7 +29,7 @@ pub(crate) fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + 
     })
 }
 
-/// What went one way.
+/// The traffic of one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Way {
     pub(crate) received: Cell<Moved>,
@@ -43,7 +45,7 @@ fn add(sum: &Cell<Moved>, moved: Moved) {
     sum.set(now);
 }
 
-/// Everything from one queue into the other.
+/// Relays all packets from one queue into the other.
 async fn carry(from: &Queue, into: &Queue, way: &Way) {
     let mut buffer = ReceiveBuffer::default();
     let packets: RefCell<Vec<Bytes>> = RefCell::default();
@@ -71,7 +73,7 @@ async fn carry(from: &Queue, into: &Queue, way: &Way) {
     }
 }
 
-/// Carries between two queues while `what` runs; returns what went from the first to the second.
+/// Relays between two queues while `what` runs; returns its result and the traffic from the first to the second.
 pub(crate) fn joined<T>(one: IdleQueue, other: IdleQueue, what: impl FnOnce() -> T) -> (T, Way) {
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let thread = thread::spawn(move || {
@@ -92,12 +94,12 @@ pub(crate) fn joined<T>(one: IdleQueue, other: IdleQueue, what: impl FnOnce() ->
     (result, thread.join().unwrap())
 }
 
-/// Addresses of the world, behind the uplink's other end.
+/// Addresses of the outside world, beyond the uplink.
 pub(crate) const WORLD: [&str; 2] = ["198.51.100.1", "2001:db8:100::1"];
-/// The uplink's own addresses: here, and the world's.
+/// The uplink's own addresses: ours, and the world's.
 pub(crate) const UPLINK: [[&str; 2]; 2] = [["10.80.0.1", "10.80.0.2"], ["fd80::1", "fd80::2"]];
 
-/// Gives a namespace a link `uplink` to another, and a way to the world's addresses there.
+/// Gives a namespace a link `uplink` to another, and a route to the world's addresses there.
 pub(crate) fn connect(here: &Namespace, world: &Namespace) {
     here.ip(&["link", "add", "uplink", "type", "veth", "peer", "name", "downlink", "netns", world.name()]).unwrap();
     for ([own, other], (length, whole)) in UPLINK.into_iter().zip([("/24", "/32"), ("/64", "/128")]) {
@@ -115,20 +117,20 @@ pub(crate) fn connect(here: &Namespace, world: &Namespace) {
     }
 }
 
-/// What a program says inside a namespace.
+/// The output of a program inside a namespace.
 pub(crate) fn output(namespace: &Namespace, program: &str) -> String {
     let output = Command::new("ip").args(["netns", "exec", namespace.name(), "sh", "-c", program]).output().unwrap();
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The rules of Hermes.
+/// The policy routing rules of Hermes.
 pub(crate) fn rules(namespace: &Namespace) -> Vec<String> {
     let all = output(namespace, "ip -4 rule; ip -6 rule");
     all.lines().filter(|line| line.contains("proto 72")).map(str::to_owned).collect()
 }
 
-/// Waits until packets to an address of ours are taken: of IPv6 the kernel gives it first, and its route later.
+/// Waits until packets to our address are accepted: for IPv6, the kernel adds the address first and its route later.
 pub(crate) fn is_local(namespace: &Namespace, address: &str) {
     let started = Instant::now();
     while !output(namespace, &format!("ip route get {address}")).contains("local") {

@@ -1,4 +1,4 @@
-//! TUN devices of the product, in namespaces: what they carry, what they capture, and what they release.
+//! Tests of TUN devices in namespaces: packets, captures and their end.
 #![allow(clippy::unwrap_used)]
 
 mod captures;

@@ -1,6 +1,6 @@
 //! Changes of links, addresses and the default route are told as they happen.
 
-use hermes_net::own::watch::{Change, Watch};
+use hermes_net::host::watch::{Change, Watch};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
@@ -33,7 +33,7 @@ fn links_addresses_and_default_routes_that_come_and_go_are_told() {
                     here.ip(&[family, "route", what, "default", "via", gateway]).unwrap();
                     comes(&mut watch, route).await;
                 }
-                // One that is not the default is nobody's concern.
+                // Other routes than the default are not reported.
                 let other = if family == "-4" { "10.81.0.0/24" } else { "fd81::/64" };
                 here.ip(&[family, "route", "add", other, "dev", "uplink"]).unwrap();
                 assert!(tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await.is_err(), "{family}");

@@ -9,7 +9,7 @@ use super::*;
 
 const LIMIT: usize = 1_500;
 
-/// Everything that `pieces` decode to, and how the stream ended.
+/// All capsules decoded from `pieces`, and the result of the end of the stream.
 fn decode(limit: usize, pieces: impl IntoIterator<Item = Bytes>) -> (Vec<Capsule>, Result<(), CapsuleError>) {
     let mut decoder = CapsuleDecoder::new(limit);
     let mut capsules = Vec::new();
@@ -49,7 +49,7 @@ fn transcripts() {
     assert_eq!(whole(b"\x40\x00\x80\x00\x00\x03\x00hi"), ok(vec![datagram(b"\0hi")]));
     // ADDRESS_ASSIGN of CONNECT-IP, then a datagram.
     assert_eq!(whole(b"\x01\x02xx\x00\x02\x00y"), ok(vec![unknown(1, 2), datagram(b"\0y")]));
-    // A greased type (RFC 9297, section 5.4: 41 * N + 23) with nothing in it.
+    // A greased type (RFC 9297, section 5.4: 41 * N + 23) with an empty payload.
     assert_eq!(whole(b"\x17\x00\x00\x00"), ok(vec![unknown(23, 0), datagram(b"")]));
     assert_eq!(whole(b"\x40"), (vec![], Err(TruncatedHeader)));
     assert_eq!(whole(b"\x00"), (vec![], Err(TruncatedHeader)));
@@ -71,7 +71,7 @@ fn a_capsule_as_long_as_the_limit_passes_and_a_byte_more_fails() {
     assert_eq!((capsules.len(), end), (1, Ok(())));
     let error = CapsuleError::TooLong { kind: DATAGRAM, length: LIMIT as u64 + 1, limit: LIMIT };
     assert_eq!(decode(LIMIT, [stream(LIMIT + 1)]), (vec![], Err(error)));
-    assert_eq!(error.to_string(), "a capsule of type 0 and of 1501 bytes exceeds the limit of 1500 bytes");
+    assert_eq!(error.to_string(), "capsule of type 0 with 1501 bytes exceeds the limit of 1500 bytes");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn room_for_the_stated_overhead_is_enough() {
     }
 }
 
-/// A capsule for the wire: type, payload, and in which of the four forms its length goes.
+/// An encoded capsule: type, payload, and one of the four forms for its length.
 fn any_capsule() -> impl Strategy<Value = (u64, Vec<u8>)> {
     let kind = prop_oneof![3 => Just(DATAGRAM), 1 => 1..=varint::MAX];
     (kind, vec(any::<u8>(), 0..400))
@@ -222,7 +222,7 @@ fn on_the_wire(capsules: &[(u64, Vec<u8>)]) -> (Bytes, Vec<Capsule>) {
     (bytes.freeze(), expected.collect())
 }
 
-/// Cuts `bytes` into pieces of these sizes, over and over.
+/// Cuts `bytes` into pieces of these sizes, repeatedly.
 fn cut(mut bytes: Bytes, sizes: &[usize]) -> Vec<Bytes> {
     let mut pieces = Vec::new();
     for size in sizes.iter().cycle() {
@@ -253,7 +253,7 @@ proptest! {
         prop_assert_eq!(decode(64, [bytes.clone()]), decode(64, cut(bytes, &sizes)));
     }
 
-    /// What an intermediary passes on is what came, but for the datagrams, and each stands where it stood.
+    /// An intermediary forwards all bytes unchanged except datagrams, and keeps the order.
     #[test]
     fn others_are_passed_on_as_they_came(
         capsules in vec(any_capsule(), 0..12),

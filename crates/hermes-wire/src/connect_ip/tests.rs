@@ -1,4 +1,4 @@
-//! Paths and capsules of CONNECT-IP: those of the RFC, mistakes, and all others there and back.
+//! Tests of CONNECT-IP paths and capsules: examples of the RFC, malformed ones, and round trips.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -92,12 +92,12 @@ fn malformed_capsules_say_what_is_wrong() {
     let routes = |bytes: &'static [u8]| parse_route_advertisement(Bytes::from_static(bytes)).unwrap_err();
     assert_eq!(routes(&[4, 10, 0, 0, 0, 10, 0, 0, 1]), ConnectIpError::Truncated);
     assert!(matches!(routes(&[4, 10, 0, 0, 1, 10, 0, 0, 0, 0]), ConnectIpError::Range { .. }));
-    // Touching is apart; overlapping, and any other order, is not.
+    // Adjacent ranges are valid; overlapping ones, and any other order, are not.
     let apart: &[u8] = &[4, 10, 0, 0, 0, 10, 0, 0, 1, 0, 4, 10, 0, 0, 2, 10, 0, 0, 2, 0, 4, 9, 0, 0, 0, 9, 0, 0, 0, 6];
     assert_eq!(parse_route_advertisement(Bytes::from_static(apart)).unwrap().len(), 3);
     assert_eq!(routes(&[4, 10, 0, 0, 0, 10, 0, 0, 2, 0, 4, 10, 0, 0, 2, 10, 0, 0, 2, 0]), ConnectIpError::Order);
     assert_eq!(routes(&[4, 9, 0, 0, 0, 9, 0, 0, 0, 6, 4, 10, 0, 0, 0, 10, 0, 0, 1, 0]), ConnectIpError::Order);
-    let many: Bytes = [0, 4, 10, 0, 0, 1, 32].repeat(MOST_ENTRIES + 1).into();
+    let many: Bytes = [0, 4, 10, 0, 0, 1, 32].repeat(MAX_ENTRIES + 1).into();
     assert_eq!(parse_address_assign(many), Err(ConnectIpError::TooMany));
 }
 
@@ -136,7 +136,7 @@ proptest! {
         prop_assert_eq!(parse_address_request(out.into()), Ok(entries));
     }
 
-    /// What is normalised is in order, and covers what it covered before and nothing else.
+    /// Normalised routes are in order, and cover the same addresses as before.
     #[test]
     fn routes_there_and_back(entries in prop::collection::vec((0..60_u32, 0..9_u32, 0..3_u8, any::<bool>()), 0..12)) {
         let at = |bits: u32, is_v4: bool| if is_v4 {

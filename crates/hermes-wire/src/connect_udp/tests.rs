@@ -10,7 +10,7 @@ fn target(host: &str, port: u16) -> Result<Option<(String, u16)>, ConnectUdpErro
     Ok(Some((host.to_owned(), port)))
 }
 
-/// The examples of RFC 9298, figures 1 and 2, and what else a target may be.
+/// The examples of RFC 9298, figures 1 and 2, and further valid targets.
 #[test]
 fn targets_and_their_paths() {
     for (host, port, expected) in [
@@ -120,7 +120,7 @@ fn the_longest_host_passes_and_a_byte_more_does_not() {
 
 fn any_host() -> impl Strategy<Value = String> {
     prop_oneof![
-        // No dot segments: those are refused.
+        // Without dot segments, which are rejected.
         "[A-Za-z0-9._~!$&'()*+,;=-]{0,200}[A-Za-z0-9]",
         any::<std::net::Ipv4Addr>().prop_map(|ip| ip.to_string()),
         any::<Ipv6Addr>().prop_map(|ip| ip.to_string()),
@@ -140,7 +140,7 @@ proptest! {
         prop_assert_eq!(path.bytes().filter(|byte| *byte == b'/').count(), 6);
     }
 
-    /// Whatever is accepted can be sent on, and then names the same target.
+    /// Every accepted path can be encoded again, and then names the same target.
     #[test]
     fn what_is_accepted_survives_another_hop(rest in "[a-c0-9:.%2F/\\[\\]é -]{0,24}") {
         if let Ok(Some((host, port))) = parse_path(&format!("{PREFIX}{rest}/443/")) {

@@ -1,4 +1,4 @@
-//! Questions and answers as clients and servers write them, and what nobody should.
+//! Tests of DNS questions and answers, valid and malformed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A question as a resolver asks it.
+/// A question of a stub resolver.
 fn asked(name: &str, kind: RecordType, room: Option<u16>) -> Vec<u8> {
     let mut message = Message::new(77, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -116,7 +116,7 @@ fn what_is_no_question_is_refused_and_answers_are_not_answered() {
     let version = later.len() - 5;
     later[version] = 1;
     let refusal = read(&Question::parse(&later).unwrap_err().0.unwrap());
-    // BADVERS, which shares its number with BADSIG.
+    // The code BADVERS, which shares its number with BADSIG.
     assert_eq!(u16::from(refusal.metadata.response_code), 16);
 }
 

@@ -1,4 +1,4 @@
-//! Frames whole and in pieces, settings, datagrams; and what no peer may send.
+//! Tests of frames, whole and in pieces, settings and datagrams; and of forbidden frames.
 #![allow(clippy::unwrap_used)]
 
 use proptest::collection::vec;
@@ -8,7 +8,7 @@ use super::*;
 
 const LIMIT: usize = 500;
 
-/// Everything that pieces decode to, the pieces of one DATA frame joined, and how the stream ended.
+/// All decoded frames, with the parts of one DATA frame joined, and the result of the end of the stream.
 fn decode(pieces: impl IntoIterator<Item = Bytes>) -> (Vec<Frame>, Result<(), FrameError>) {
     let mut decoder = FrameDecoder::new(LIMIT);
     let mut frames = Vec::new();
@@ -101,7 +101,7 @@ fn settings_are_read_and_their_mistakes_named() {
     assert_eq!((Settings::parse(payload), end), (Ok(ours), Ok(())));
     let none = Settings { max_field_section: None, extended_connect: false, datagrams: false };
     assert_eq!(Settings::parse(b""), Ok(none));
-    // QPACK's, and a greased one.
+    // A setting of QPACK, and a greased one.
     assert_eq!(Settings::parse(b"\x01\x10\x07\x10\x21\x05"), Ok(none));
     assert_eq!(Settings::parse(b"\x06"), Err(SettingsError::Truncated));
     assert_eq!(Settings::parse(b"\x04\x01"), Err(SettingsError::Reserved(4)));

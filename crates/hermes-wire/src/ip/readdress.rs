@@ -1,18 +1,18 @@
-//! Packets whose addresses change on the way (RFC 3022, section 4.1; RFC 7915, section 4.5).
+//! Address translation of packets (RFC 3022, section 4.1; RFC 7915, section 4.5).
 //!
-//! In: a packet that was read, and an address in the place of another. Out: the same packet with it, its
-//! checksums right wherever they were. Errors about packets name the address within: there it changes too.
+//! In: a parsed packet, and the new address. Out: the same packet with the new address and updated checksums. ICMP
+//! errors cite a packet with the translated address: it changes there, too.
 
 use std::net::IpAddr;
 
 use super::{HEADER_V4, HEADER_V6, Header, ICMPV6, MIN_ICMP, TCP, UDP, adjust, is_icmp_error};
 
-/// Which of a packet's addresses.
+/// The address of a packet to replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Who sent it.
+    /// The source address.
     Source,
-    /// To whom it goes.
+    /// The destination address.
     Destination,
 }
 
@@ -24,7 +24,7 @@ impl Side {
         }
     }
 
-    /// Where it stands in a header.
+    /// The offset of the address in a header.
     fn offset(self, is_v4: bool) -> usize {
         match (self, is_v4) {
             (Self::Source, true) => 12,
@@ -35,14 +35,14 @@ impl Side {
     }
 }
 
-/// Puts an address in the place of the one that a packet has, of a packet that [`parse`](super::parse) read. False where it
-/// is of another version of IP: nothing is changed then.
+/// Replaces an address of a packet that [`parse`](super::parse) accepted. Returns false, without a change, if the new
+/// address has another IP version.
 pub fn readdress(packet: &mut [u8], header: &Header, side: Side, address: IpAddr) -> bool {
     if address.is_ipv4() != header.source.is_ipv4() {
         return false;
     }
     let before = if side == Side::Source { header.source } else { header.destination };
-    // What a router says of a packet has that packet within, the other way round.
+    // A router's error cites a packet of the opposite direction.
     if is_icmp_error(packet, header) && !header.is_later_fragment {
         readdress_within(packet, header, side.other(), before, address);
     }
@@ -50,15 +50,15 @@ pub fn readdress(packet: &mut [u8], header: &Header, side: Side, address: IpAddr
     true
 }
 
-/// The same of the packet that an error is about, which names the address as well, where the error itself is from or to
-/// somebody else. The error is one that [`cited`](super::cited) knows.
+/// Replaces the address only in the packet that an ICMP error cites, for an error with other addresses itself. The
+/// error must be one that [`cited`](super::cited) accepts.
 pub fn readdress_cited(packet: &mut [u8], header: &Header, side: Side, before: IpAddr, address: IpAddr) {
     if before.is_ipv4() == address.is_ipv4() && address.is_ipv4() == header.source.is_ipv4() {
         readdress_within(packet, header, side, before, address);
     }
 }
 
-/// The packet within an error, as much as there is of it; the error's own checksum follows.
+/// Replaces the address in the cited packet, which may be truncated, and updates the error's checksum.
 fn readdress_within(packet: &mut [u8], header: &Header, side: Side, before: IpAddr, address: IpAddr) {
     let is_v4 = address.is_ipv4();
     let (outer, within) = packet.split_at_mut((header.transport + MIN_ICMP).min(header.length));
@@ -75,7 +75,7 @@ fn readdress_within(packet: &mut [u8], header: &Header, side: Side, before: IpAd
         let old_word = u16::from_be_bytes([within[at + index], within[at + index + 1]]);
         let new_word = u16::from_be_bytes([new[index], new[index + 1]]);
         if is_v4 {
-            // Its header's checksum changes by as much the other way: the error's own stays.
+            // The cited header's checksum changes by the opposite amount, so that of the error stays.
             adjust(within, 10, old_word, new_word);
         } else {
             adjust(outer, checksum, old_word, new_word);
@@ -101,7 +101,7 @@ fn replace(packet: &mut [u8], header: &Header, side: Side, address: IpAddr) {
         }
     }
     packet[at..at + new.len()].copy_from_slice(&new);
-    // In UDP zero says that there is none (RFC 768).
+    // In UDP, zero means that there is no checksum (RFC 768).
     if let (UDP, Some(checksum)) = (header.protocol, checksum)
         && packet[checksum..checksum + 2] == [0, 0]
     {
@@ -109,7 +109,7 @@ fn replace(packet: &mut [u8], header: &Header, side: Side, address: IpAddr) {
     }
 }
 
-/// Where the checksum stands that covers the addresses too. `None`: there is none, or not in this fragment.
+/// The offset of the checksum that covers the addresses. `None`: the packet has none, or it is not in this fragment.
 fn transport_checksum(packet: &[u8], header: &Header) -> Option<usize> {
     if header.is_later_fragment {
         return None;
@@ -136,7 +136,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::tests::{tcp, transport_sum, udp, v4, v6};
-    use super::super::{ICMP, Trouble, checksum, icmp_error, parse, sum};
+    use super::super::{ICMP, IcmpError, checksum, icmp_error, parse, sum};
     use super::*;
 
     fn with(mut packet: Vec<u8>, side: Side, address: &str) -> Vec<u8> {
@@ -178,9 +178,9 @@ mod tests {
             (tcp(16, &[], |segment| v4(TCP, 0x4000, segment)), "10.0.0.2", "10.99.0.5"),
             (tcp(16, &[], |segment| v6(TCP, segment)), "2001:db8::2", "fd00::5"),
         ] {
-            // The error comes from where the packet went: its source is the destination within.
+            // The error comes from the packet's destination, so its source is the cited destination.
             let header = parse(&packet).unwrap();
-            let error = icmp_error(&packet, &header, Trouble::TooBig(1280), own.parse().unwrap()).unwrap();
+            let error = icmp_error(&packet, &header, IcmpError::TooBig(1280), own.parse().unwrap()).unwrap();
             let changed = with(error.clone(), Side::Source, other);
             let header = parse(&changed).unwrap();
             let within = &changed[header.transport + MIN_ICMP..];

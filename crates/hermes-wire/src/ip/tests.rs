@@ -1,11 +1,11 @@
-//! Packets as they are sent, and as nobody should send them.
+//! Tests of IP packets, valid and malformed.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A UDP packet from 192.168.0.1 to 192.168.0.199, DF set; its checksum was made elsewhere.
+/// A UDP packet from 192.168.0.1 to 192.168.0.199, DF set; its checksum was computed by other software.
 const UDP_V4: [u8; 28] = [
     0x45, 0x00, 0x00, 0x1c, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0xb8, 0xc0, 0xa8, 0x00, 0x01, 0xc0, 0xa8, 0x00,
     0xc7, 0x12, 0x34, 0x00, 0x35, 0x00, 0x08, 0x00, 0x00,
@@ -32,7 +32,7 @@ pub(super) fn v6(next: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A TCP header with these flags and options, its checksum right.
+/// A TCP header with these flags and options, and a valid checksum.
 pub(super) fn tcp(flags: u8, options: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let mut segment =
         vec![0, 80, 0, 90, 0, 0, 0, 1, 0, 0, 0, 0, 0x50 + (options.len() as u8 / 4 * 16), flags, 255, 255, 0, 0, 0, 0];
@@ -43,8 +43,7 @@ pub(super) fn tcp(flags: u8, options: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> V
     of(&segment)
 }
 
-/// The checksum of a transport header over its pseudo-header, by another way than the code's: zero
-/// where the one in the packet is right.
+/// The checksum of a transport header with its pseudo-header, computed independently: zero if the packet's is valid.
 pub(super) fn transport_sum(packet: &[u8]) -> u16 {
     let header = parse(packet).unwrap();
     let mut bytes = match (header.source, header.destination) {
@@ -78,7 +77,7 @@ fn headers_are_read() {
     let extensions = [[60, 0, 1, 4, 0, 0, 0, 0], [44, 0, 1, 4, 0, 0, 0, 0], [TCP, 0, 0, 1, 0, 0, 0, 9]].concat();
     let header = parse(&v6(0, &[&extensions[..], &[0; 20]].concat())).unwrap();
     assert_eq!((header.protocol, header.transport, header.is_later_fragment), (TCP, 64, false));
-    // A later one has no transport header, whatever is there.
+    // A later fragment has no transport header, regardless of its bytes.
     let header = parse(&v6(44, &[6, 0, 0, 9, 0, 0, 0, 9, 0, 80])).unwrap();
     assert_eq!((header.protocol, header.is_later_fragment), (TCP, true));
     assert!(parse(&v4(TCP, 1, &[])).unwrap().is_later_fragment && parse(&v4(TCP, 0x2000, &[])).unwrap().may_be_cut);
@@ -116,7 +115,7 @@ fn a_syn_offers_no_more_than_fits() {
     };
     assert_eq!(clamped(tcp(2, &[2, 4, 5, 180], as_v4), 1400), (true, vec![2, 4, 5, 80]));
     assert_eq!(clamped(tcp(0x12, &[2, 4, 5, 160], as_v6), 1280), (true, vec![2, 4, 4, 196]));
-    // Behind others, at an odd place too.
+    // The MSS option after other options, also at an odd offset.
     assert_eq!(clamped(tcp(2, &[1, 3, 3, 7, 1, 1, 1, 2, 4, 5, 180, 0], as_v4), 1000).1[7..11], [2, 4, 3, 192]);
     for (flags, options, mtu) in [
         (2, &[2, 4, 5, 80][..], 1400),
@@ -133,7 +132,7 @@ fn a_syn_offers_no_more_than_fits() {
 #[test]
 fn fragments_hold_all_and_fit() {
     let payload: Vec<u8> = (0..3000).map(|at| (at % 251) as u8).collect();
-    // A record-route option, which only the first has, and one that all have.
+    // A record-route option, which only the first fragment has, and one that all have.
     let mut packet = v4(UDP, 0, &[&[7, 7, 4, 0, 0, 0, 0, 1, 0x94, 4, 0, 0], &payload[..]].concat());
     packet[0] = 0x48;
     finish_v4(&mut packet, 32);
@@ -151,7 +150,7 @@ fn fragments_hold_all_and_fit() {
         whole.extend_from_slice(&fragment[header.transport..]);
     }
     assert_eq!(whole, payload);
-    // A fragment's fragments go on where it began, and the last says that more come.
+    // Fragments of a fragment continue at its offset, and the last one keeps the more-fragments flag.
     let middle = v4(UDP, 0x2000 | 100, &payload[..1600]);
     let cut = fragment(&middle, &parse(&middle).unwrap(), 1000);
     let flags: Vec<u16> = cut.iter().map(|fragment| u16::from_be_bytes([fragment[6], fragment[7]])).collect();
@@ -164,7 +163,7 @@ fn fragments_hold_all_and_fit() {
 fn senders_are_told_what_they_can_use() {
     let own: IpAddr = "10.9.9.9".parse().unwrap();
     let packet = v4(UDP, 0x4000, &[1; 1400]);
-    let error = icmp_error(&packet, &parse(&packet).unwrap(), Trouble::TooBig(1280), own).unwrap();
+    let error = icmp_error(&packet, &parse(&packet).unwrap(), IcmpError::TooBig(1280), own).unwrap();
     let header = parse(&error).unwrap();
     assert_eq!((header.source, header.destination.to_string(), header.protocol), (own, "10.0.0.1".to_owned(), ICMP));
     assert_eq!(error[20..28], [3, 4, error[22], error[23], 0, 0, 5, 0]);
@@ -173,16 +172,16 @@ fn senders_are_told_what_they_can_use() {
 
     let own: IpAddr = "2001:db8::9".parse().unwrap();
     let packet = v6(UDP, &[1; 1400]);
-    for (trouble, begin) in [
-        (Trouble::TooBig(1300), [2, 0, 0, 0, 5, 20]),
-        (Trouble::NoRoute, [1, 0, 0, 0, 0, 0]),
-        (Trouble::Prohibited, [1, 1, 0, 0, 0, 0]),
+    for (cause, begin) in [
+        (IcmpError::TooBig(1300), [2, 0, 0, 0, 5, 20]),
+        (IcmpError::NoRoute, [1, 0, 0, 0, 0, 0]),
+        (IcmpError::Prohibited, [1, 1, 0, 0, 0, 0]),
     ] {
-        let error = icmp_error(&packet, &parse(&packet).unwrap(), trouble, own).unwrap();
+        let error = icmp_error(&packet, &parse(&packet).unwrap(), cause, own).unwrap();
         assert_eq!((error.len(), transport_sum(&error)), (1280, 0));
         assert_eq!([error[40], error[41], error[44], error[45], error[46], error[47]], begin);
         assert_eq!(error[48..], packet[..1232]);
-        let again = icmp_error(&error, &parse(&error).unwrap(), trouble, own);
+        let again = icmp_error(&error, &parse(&error).unwrap(), cause, own);
         assert_eq!(again, None, "no error about an error");
     }
 }
@@ -190,16 +189,16 @@ fn senders_are_told_what_they_can_use() {
 #[test]
 fn nobody_is_told_who_was_not_one_host() {
     let own: IpAddr = "10.9.9.9".parse().unwrap();
-    let told = |packet: &[u8], trouble| icmp_error(packet, &parse(packet).unwrap(), trouble, own).is_some();
-    assert!(told(&v4(ICMP, 0, &[8, 0]), Trouble::NoRoute) && told(&v4(TCP, 0, &[]), Trouble::Prohibited));
-    assert!(!told(&v4(ICMP, 0, &[3, 0]), Trouble::NoRoute) && !told(&v4(ICMP, 0, &[]), Trouble::NoRoute));
-    assert!(!told(&v4(UDP, 9, &[]), Trouble::NoRoute), "a later fragment");
+    let told = |packet: &[u8], cause| icmp_error(packet, &parse(packet).unwrap(), cause, own).is_some();
+    assert!(told(&v4(ICMP, 0, &[8, 0]), IcmpError::NoRoute) && told(&v4(TCP, 0, &[]), IcmpError::Prohibited));
+    assert!(!told(&v4(ICMP, 0, &[3, 0]), IcmpError::NoRoute) && !told(&v4(ICMP, 0, &[]), IcmpError::NoRoute));
+    assert!(!told(&v4(UDP, 9, &[]), IcmpError::NoRoute), "a later fragment");
     let between = |source: [u8; 4], destination: [u8; 4]| {
         let mut packet = v4(UDP, 0, &[]);
         packet[12..16].copy_from_slice(&source);
         packet[16..20].copy_from_slice(&destination);
         finish_v4(&mut packet, 20);
-        told(&packet, Trouble::TooBig(576))
+        told(&packet, IcmpError::TooBig(576))
     };
     assert!(between([10, 0, 0, 1], [10, 0, 0, 2]));
     assert!(!between([10, 0, 0, 1], [224, 0, 0, 1]) && !between([10, 0, 0, 1], [255; 4]));
@@ -225,8 +224,8 @@ proptest! {
         }
         let Ok(header) = parse(&packet) else { return Ok(()) };
         let own = if header.source.is_ipv4() { "10.0.0.1" } else { "::1" }.parse().unwrap();
-        for trouble in [Trouble::TooBig(mtu), Trouble::NoRoute, Trouble::Prohibited] {
-            if let Some(error) = icmp_error(&packet, &header, trouble, own) {
+        for cause in [IcmpError::TooBig(mtu), IcmpError::NoRoute, IcmpError::Prohibited] {
+            if let Some(error) = icmp_error(&packet, &header, cause, own) {
                 prop_assert!(parse(&error).is_ok());
             }
         }
@@ -239,7 +238,7 @@ proptest! {
     }
 }
 
-/// A UDP header and payload, the checksum right.
+/// A UDP header and payload with a valid checksum.
 pub(super) fn udp(payload: &[u8], of: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let mut segment = vec![0, 53, 0, 54];
     segment.extend_from_slice(&(8 + payload.len() as u16).to_be_bytes());

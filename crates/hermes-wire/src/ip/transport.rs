@@ -1,17 +1,17 @@
-//! Ports and flags of TCP and UDP headers, for a node that translates ports or answers for a server.
+//! Ports and flags of TCP and UDP headers, for a node that translates ports or answers instead of a server.
 //!
-//! In: a packet that [`parse`](super::parse) read. Out: its ports and TCP flags; the packet with another port and an
-//! updated checksum; the reset that refuses a connection. Never: a connection's state.
+//! In: a packet that [`parse`](super::parse) accepted. Out: its ports and TCP flags; the packet with another port and
+//! an updated checksum; a TCP reset that refuses a connection. Never: a connection's state.
 
 use super::{Header, Side, TCP, UDP, adjust, checksum, finish_v4, sum};
 
 /// TCP flags (RFC 9293, section 3.1).
 pub const FIN: u8 = 0x01;
-/// See [`FIN`].
+/// The flag SYN.
 pub const SYN: u8 = 0x02;
-/// See [`FIN`].
+/// The flag RST.
 pub const RST: u8 = 0x04;
-/// See [`FIN`].
+/// The flag ACK.
 pub const ACK: u8 = 0x10;
 
 const TCP_HEADER: usize = 20;
@@ -32,12 +32,12 @@ pub fn ports(packet: &[u8], header: &Header) -> Option<(u16, u16)> {
     Some((port(at), port(at + 2)))
 }
 
-/// The flags of a TCP segment; `None` where [`ports`] finds none.
+/// The flags of a TCP segment; `None` if [`ports`] returns `None`.
 pub fn tcp_flags(packet: &[u8], header: &Header) -> Option<u8> {
     ports(packet, header).filter(|_| header.protocol == TCP).map(|_| packet[header.transport + 13])
 }
 
-/// Replaces a port. False, with nothing changed, if the packet has no [`ports`].
+/// Replaces a port. Returns false, without a change, if the packet has no [`ports`].
 pub fn set_port(packet: &mut [u8], header: &Header, side: Side, port: u16) -> bool {
     let Some((source, destination)) = ports(packet, header) else { return false };
     let (before, at) = match side {
@@ -45,7 +45,7 @@ pub fn set_port(packet: &mut [u8], header: &Header, side: Side, port: u16) -> bo
         Side::Destination => (destination, header.transport + 2),
     };
     let check = header.transport + if header.protocol == TCP { 16 } else { 6 };
-    // A UDP checksum of zero says that there is none (RFC 768), so a computed zero is sent as ones.
+    // A UDP checksum of zero means that the packet has no checksum (RFC 768), so a computed zero is sent as ones.
     let has_checksum = header.protocol == TCP || packet[check..check + 2] != [0, 0];
     if has_checksum {
         adjust(packet, check, before, port);
@@ -57,8 +57,8 @@ pub fn set_port(packet: &mut [u8], header: &Header, side: Side, port: u16) -> bo
     true
 }
 
-/// The reset that the destination of a TCP segment would answer if nobody listened there (RFC 9293, section 3.5.2).
-/// `None`: the packet is no TCP segment, or is a reset itself.
+/// The reset that the destination of a TCP segment sends if no socket listens there (RFC 9293, section 3.5.2). `None`:
+/// the packet is not a TCP segment, or is a reset itself.
 pub fn tcp_reset(packet: &[u8], header: &Header) -> Option<Vec<u8>> {
     let flags = tcp_flags(packet, header)?;
     if flags & RST != 0 {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A header: version and command, family and protocol, stated length, and what follows.
+/// A header: version and command, family and protocol, length field, and the rest.
 fn header(version_command: u8, family: u8, length: u16, block: &[u8]) -> Vec<u8> {
     let mut bytes = SIGNATURE.to_vec();
     bytes.extend([version_command, family]);
@@ -68,7 +68,7 @@ fn extensions_are_skipped_and_the_connection_goes_on_behind_them() {
 fn local_and_unspecified_leave_the_addresses_of_the_connection() {
     let none = |len| Ok(Parsed::Done { len, source: None });
     assert_eq!(parse(&LOCAL), none(16));
-    // LOCAL: whatever family and addresses follow are discarded.
+    // LOCAL discards any family and addresses.
     assert_eq!(parse(&header(0x20, 0x11, 12, BLOCK_V4)), none(28));
     assert_eq!(parse(&header(0x20, 0xff, 3, b"abc")), none(19));
     assert_eq!(parse(&header(0x21, 0x00, 0, b"")), none(16));
@@ -128,7 +128,7 @@ fn a_cut_header_says_how_much_is_needed() {
         };
         assert_eq!(parse(&bytes[..cut]), Ok(Parsed::Incomplete(needed)), "{cut}");
     }
-    // The parser of a line asks for no byte that could follow the line.
+    // The parser of a line requests no byte after the line.
     for line in [&b"PROXY UNKNOWN\r\n"[..], b"PROXY TCP4 192.0.2.1 198.51.100.2 50000 443\r\n"] {
         for cut in 0..line.len() {
             match parse(&line[..cut]) {
@@ -185,7 +185,7 @@ proptest! {
         prop_assert_eq!(parse(&bytes), Ok(Parsed::Done { len, source }));
     }
 
-    /// More bytes never change a verdict, and `Incomplete` always asks for more than there is.
+    /// More bytes never change a result, and `Incomplete` always requests more bytes than the input has.
     #[test]
     fn any_bytes_behind_any_part_of_the_signature(
         keep in 0..=12_usize,

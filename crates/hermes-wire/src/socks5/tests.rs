@@ -1,4 +1,4 @@
-//! Tables of messages byte by byte, and properties of any.
+//! Tests of SOCKS 5: tables of messages byte by byte, and properties of arbitrary ones.
 
 #![allow(clippy::unwrap_used)]
 

@@ -91,13 +91,13 @@ proptest! {
         prop_assert_eq!(parent.to_string().into_bytes(), parent.render().to_vec());
     }
 
-    /// One wrong character anywhere is noticed, or harmless: what is accepted renders the same.
+    /// A wrong character at any position is an error, or harmless: an accepted value renders the same.
     #[test]
     fn one_character_replaced(at in 0..LEN, byte: u8) {
         let mut value = EXAMPLE.as_bytes().to_vec();
         value[at] = byte;
         if let Ok(parent) = Traceparent::parse(&value) {
-            // Version and flags are rewritten to what we speak.
+            // Version and flags are replaced by those that we support.
             prop_assert_eq!(&parent.render()[3..53], &value[3..53]);
         }
     }

@@ -119,7 +119,7 @@ impl Place {
 impl Run {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let _log = Log::start(&self.log)?;
-        hermes_net::own::raise_descriptor_limit(1 << 20);
+        hermes_net::host::raise_descriptor_limit(1 << 20);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(self.serve())?;
         Ok(ExitCode::SUCCESS)

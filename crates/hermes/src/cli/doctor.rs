@@ -89,7 +89,7 @@ impl Doctor {
 }
 
 fn descriptors(report: &mut Report) {
-    let limit = hermes_net::own::raise_descriptor_limit(1 << 20);
+    let limit = hermes_net::host::raise_descriptor_limit(1 << 20);
     if limit >= 16_000 {
         report.good("open files", &limit.to_string());
     } else {
@@ -157,7 +157,7 @@ fn address(report: &mut Report, what: &str, free: io::Result<()>, running_has_it
     if error.kind() == io::ErrorKind::AddrInUse && running_has_it {
         return report.good(what, "the running node has it");
     }
-    report.bad(what, &error.to_string(), hermes_net::own::bind_remedy(&error));
+    report.bad(what, &error.to_string(), hermes_net::host::bind_remedy(&error));
 }
 
 fn access_log(report: &mut Report, log: &AccessLog) {

@@ -113,7 +113,7 @@ impl Explain {
         let facts = self.facts(&snapshot, listener, packet.as_ref())?;
         let (network, protocol) = (facts.network, facts.protocol);
         let handshake = facts.trust.peer().is_none() && requires_certificate(listener);
-        let own = hermes_net::own::addresses();
+        let own = hermes_net::host::addresses();
         let mut explanation = hermes_model::explain_arrival(facts, listener, &snapshot, &|ip| own.contains(&ip));
         explanation.capture = wanted.and_then(|wanted| captured(&snapshot, listener, wanted));
         if let Some(reason) = explanation.reason.as_mut().filter(|_| handshake) {

@@ -94,7 +94,7 @@ upstreams:
     let mut proxy = std::process::Command::new(hermes());
     let output = proxy.args(["proxy", "--config"]).arg(&path).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("no private key could be read"), "{said}");
+    assert!(!output.status.success() && said.contains("no readable private key"), "{said}");
     assert!(!said.contains("no CA") && !said.contains("listeners[0]"), "{said}");
 }
 

@@ -70,7 +70,7 @@ async fn a_pipe_in_a_documents_place_holds_no_reload_up() {
     let pipe = overlay.dir().join("pipe");
     mkfifo(&pipe, Mode::S_IRWXU).unwrap();
     fs::rename(&pipe, node.config()).unwrap();
-    node.says("it is no regular file").await;
+    node.says("not a regular file").await;
     node.signal(Signal::SIGHUP).unwrap();
     until("it is refused again", || async { refusals(&node).await >= 2.0 }).await;
     says(&node, "first").await;
@@ -123,7 +123,7 @@ async fn a_document_whose_admin_endpoint_cannot_be_bound_is_refused_as_a_whole()
     fs::write(node.config(), &moved[0]).unwrap();
     until("it is refused", || async { refusals(&node).await >= 1.0 }).await;
     node.says(&format!("admin: listening on {taken} over TCP: Address already in use")).await;
-    node.says("Stop whoever uses the address").await;
+    node.says("Stop the process that uses the address").await;
     assert_eq!(get(node.address("apps"), "APP", "/").await.unwrap(), (200, "good".to_owned()));
     assert_eq!((node.generation().await.unwrap(), refusals(&node).await), (1, 1.0));
 

@@ -264,7 +264,7 @@ async fn an_address_that_somebody_has_is_told_with_its_transport() {
          - {{name: dns, bind: '{dns}', protocol: dns, names: [A], addresses: [198.18.0.0/16]}}\n"
     );
     node.replace(DOCUMENT, &bed.values(&listeners)).unwrap();
-    let remedy = "Address already in use (os error 98). Stop whoever uses the address";
+    let remedy = "Address already in use (os error 98). Stop the process that uses the address";
     node.says(&format!("listeners[1].bind: listening on {udp} over UDP: {remedy}")).await;
     node.says(&format!("listeners[2].bind: listening on {dns} over UDP (DNS): {remedy}")).await;
     assert_eq!(node.log().matches("the running configuration stays").count(), 1, "{}", node.log());

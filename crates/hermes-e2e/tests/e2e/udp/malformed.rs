@@ -32,7 +32,7 @@ fn mistakes() -> Vec<(&'static str, Bytes, bool)> {
 
 /// How many sessions ended at this node so, with this word in their reason.
 fn malformed(node: &Node) -> usize {
-    let words = ["capsule", "HTTP Datagram", "UDP payload", "UDP can carry"];
+    let words = ["capsule", "HTTP Datagram", "UDP payload", "exceeds the maximum"];
     let is_malformed = |record: &serde_json::Value| {
         let reason = record["reason"].as_str().unwrap_or_default();
         words.iter().any(|word| reason.contains(word))

@@ -134,7 +134,7 @@ fn another_server_is_asked_once_the_system_names_it() {
         std::fs::write(overlay.dir().join("resolv.conf"), "").unwrap();
         until("it is seen that it cannot be used", || async {
             assert_eq!(ask().await, "one?");
-            node.log().contains("the one before is kept")
+            node.log().contains("keeping the previous one")
         })
         .await;
         dns::resolving_by(servers[1], overlay.dir()).unwrap();

@@ -117,7 +117,7 @@ fn a_device_of_its_own_captures_again_when_its_link_is_up_again() {
         for state in ["down", "up"] {
             bed.line.near().ip(&["link", "set", "hermes7", state]).unwrap();
         }
-        until("it is told", async || bed.log().contains("routes are there again")).await;
+        until("it is told", async || bed.log().contains("restored its addresses and routes")).await;
         bed.line.answers().await;
     });
 }

@@ -230,7 +230,7 @@ fn a_device_without_the_privilege_says_so() {
     let unprivileged =
         ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--reuid", "65534", "--clear-groups", "--"];
     let words = [binary::hermes(), "tun", "--address", OWN, "--to", "10.0.0.0/8=127.0.0.1:1"];
-    for (mode, wanted) in [("666", ["CAP_NET_ADMIN", "setcap"]), ("600", ["/dev/net/tun cannot be opened", "0666"])] {
+    for (mode, wanted) in [("666", ["CAP_NET_ADMIN", "setcap"]), ("600", ["cannot open /dev/net/tun", "0666"])] {
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", OTHER_FILE, mode]).args(unprivileged).args(words);
         let output = command.output().unwrap();

@@ -175,7 +175,7 @@ fn doctor_knows_the_devices_of_a_node_that_runs() {
         let (own, stranger) = (said("gate").await, said("stranger").await);
         for device in ["gw0", "gw1"] {
             assert!(own.contains(&format!("device {device}: the running node has it")), "{own}");
-            assert!(stranger.contains(&format!("device {device}: there is a device {device} already")), "{stranger}");
+            assert!(stranger.contains(&format!("device {device}: device {device} already exists")), "{stranger}");
         }
     });
 }
@@ -266,7 +266,7 @@ fn a_device_that_somebody_deletes_is_made_again() {
         answers(&mut alice, "10.0.0.1").await;
         // By either worker, and told of once.
         assert_eq!(gate.node.log().matches("somebody has deleted a device").count(), 1, "{}", gate.node.log());
-        assert_eq!(gate.node.log().matches("somebody has taken its link down").count(), 0, "{}", gate.node.log());
+        assert_eq!(gate.node.log().matches("link down: captured packets").count(), 0, "{}", gate.node.log());
         // What is deleted, and named no more, is in nobody's way.
         gate.place.ip(&["link", "del", "gw0"]).unwrap();
         gate.node.reload(ONE, &[]).await.unwrap();
@@ -364,7 +364,7 @@ fn tables_of_somebody_else_stay() {
             assert_eq!(found.contains(&format!("inet hermes-{name}\n")), is_there, "{name}: {found}");
         }
         gate.node.replace(HIDING, &device("gw2")).unwrap();
-        let refused = async || gate.node.log().contains("there is a table inet hermes-gw2 already");
+        let refused = async || gate.node.log().contains("table inet hermes-gw2 already exists");
         until("what would replace another's table is refused", refused).await;
         assert_eq!(tables().await, found);
     });
@@ -473,7 +473,7 @@ fn a_nat_that_somebody_flushes_is_there_again_at_once() {
         nft(&["-f", file.to_str().unwrap()]).await;
         let before = nft(&["list", "table", "inet", "hermes-gw0"]).await;
         gate.node.signal(nix::sys::signal::Signal::SIGHUP).unwrap();
-        until("it is refused", async || gate.node.log().contains("there is a table inet hermes-gw0 already")).await;
+        until("it is refused", async || gate.node.log().contains("table inet hermes-gw0 already exists")).await;
         assert_eq!(nft(&["list", "table", "inet", "hermes-gw0"]).await, before);
     });
 }

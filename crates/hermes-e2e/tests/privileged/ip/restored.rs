@@ -54,9 +54,9 @@ fn what_a_device_had_before_its_link_went_down_it_has_when_that_is_up() {
         for (place, device, node) in [(line.near(), "hermes0", near), (line.far(), "gw0", far)] {
             let before = told(place, device).await;
             place.ip(&["link", "set", device, "down"]).unwrap();
-            node.says("somebody has taken its link down").await;
+            node.says("link down: captured packets").await;
             place.ip(&["link", "set", device, "up"]).unwrap();
-            node.says("its addresses and routes are there again").await;
+            node.says("restored its addresses and routes").await;
             assert_eq!(told(place, device).await, before);
             line.answers().await;
         }
@@ -72,7 +72,7 @@ fn a_link_that_came_up_unheard_is_not_forgotten() {
         let (node, place) = (&line.nodes[0], line.near());
         let before = told(place, "hermes0").await;
         place.ip(&["link", "set", "hermes0", "down"]).unwrap();
-        node.says("somebody has taken its link down").await;
+        node.says("link down: captured packets").await;
         node.signal(Signal::SIGSTOP).unwrap();
         make_noise(place).await;
         place.ip(&["link", "set", "hermes0", "up"]).unwrap();
@@ -93,13 +93,13 @@ fn what_cannot_be_put_back_at_once_is_there_as_soon_as_it_can() {
             let family = |is_off| place.sysctl("net/ipv6/conf/hermes0/disable_ipv6", is_off).unwrap();
             if is_link_down {
                 place.ip(&["link", "set", "hermes0", "down"]).unwrap();
-                node.says("somebody has taken its link down").await;
+                node.says("link down: captured packets").await;
                 family("1");
                 place.ip(&["link", "set", "hermes0", "up"]).unwrap();
-                node.says("its link is up, but not all").await;
+                node.says("link up, but cannot restore").await;
             } else {
                 family("1");
-                node.says("not all of them are there again").await;
+                node.says("cannot restore all addresses").await;
             }
             family("0");
             has_again(place, "hermes0", &before, "the family is there again").await;
@@ -129,8 +129,8 @@ fn nobody_is_blamed_for_what_was_not_heard() {
             let (priority, _) = before.lines().find_map(|line| line.split_once(":\t")).unwrap();
             place.ip(&["rule", "del", "priority", priority]).unwrap();
             has_again(place, device, &before, "somebody removes a rule afterwards").await;
-            node.says("they are there again").await;
-            assert_eq!(node.log().matches("they are there again").count(), 1, "{}", node.log());
+            node.says("restored addresses, routes, rules or NAT").await;
+            assert_eq!(node.log().matches("restored addresses, routes, rules or NAT").count(), 1, "{}", node.log());
         }
     });
 }
@@ -181,7 +181,7 @@ fn a_captured_route_that_somebody_replaces_is_there_again() {
             has_again(place, "hermes0", &before, prefix).await;
             line.answers().await;
         }
-        line.nodes[0].says("they are there again").await;
+        line.nodes[0].says("restored addresses, routes, rules or NAT").await;
     });
 }
 

@@ -223,7 +223,7 @@ fn a_successor_that_fails_takes_nothing() {
         let failing = process(&line, 0, "near", &document, hop, "near-1").start();
         let (started, pinged) = tokio::join!(failing, pings(line.near(), &["-i", "0.01"], 100, FAR[0]));
         let words = started.map(|_| ()).unwrap_err().to_string();
-        assert!(words.contains("there is a device lo already"), "{words}");
+        assert!(words.contains("device lo already exists"), "{words}");
         pinged.all_came(&line, "a successor that fails").await;
         let rules = line.near().output(&["ip", "rule"]).await.unwrap();
         assert!(rules.contains("0x4845524d"), "{rules}");

@@ -15,7 +15,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hermes_net::tun::{IdleQueue, Queue, ReceiveBuffer};
-use hermes_wire::ip::{self, Trouble};
+use hermes_wire::ip::{self, IcmpError};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -332,7 +332,7 @@ impl LocalDevice {
         worker.shared.metrics.dropped(reason, 1);
         let error = ip::parse(packet)
             .ok()
-            .and_then(|header| ip::icmp_error(packet, &header, Trouble::NoRoute, header.destination));
+            .and_then(|header| ip::icmp_error(packet, &header, IcmpError::NoRoute, header.destination));
         if let Some(error) = error.filter(|_| worker.takes_answer()) {
             // The report may be lost, like any ICMP error.
             let _ = self.queue.try_send(&[error.into()]);

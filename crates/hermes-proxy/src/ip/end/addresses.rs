@@ -22,7 +22,7 @@ use hermes_ip::owner::Owner;
 /// The limit of addresses in one session.
 const MOST_ADDRESSES: usize = 64;
 /// The limit of unsent refusals; with the addresses, they fit one capsule.
-const MOST_REFUSED: usize = connect_ip::MOST_ENTRIES - MOST_ADDRESSES;
+const MOST_REFUSED: usize = connect_ip::MAX_ENTRIES - MOST_ADDRESSES;
 /// The limit of free addresses to try for one request, if other sessions take them first.
 const MOST_LOOKS: usize = 8;
 

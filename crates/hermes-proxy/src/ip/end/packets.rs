@@ -62,7 +62,7 @@ impl End {
     }
 
     /// An ICMP error for the sender of a packet, at a bounded rate.
-    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::Trouble) -> Option<Bytes> {
+    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::IcmpError) -> Option<Bytes> {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
         // Each session has its own budget: a flood gets few answers, and takes none from others.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_net::udp::{self, UdpSocket};
-use hermes_net::{dial, own};
+use hermes_net::{dial, host};
 use hermes_wire::dns::{Question, is_failure, with_id};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -74,7 +74,7 @@ fn dressed(message: &Bytes) -> (u16, Vec<u8>) {
 async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: SocketAddr) -> std::io::Result<Vec<u8>> {
     // Each query has its own socket: the kernel chooses a random port and accepts datagrams of this server only.
     let socket = udp::connect(server)?;
-    own::spare(&socket)?;
+    host::spare(&socket)?;
     let socket = UdpSocket::from_std(socket)?;
     let (id, message) = dressed(message);
     std::future::poll_fn(|cx| socket.poll_send_ready(cx)).await?;

@@ -23,7 +23,7 @@ use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_net::udp::UdpSocket;
 use hermes_net::{Io, tcp, udp};
-use hermes_wire::ip::{self, Trouble};
+use hermes_wire::ip::{self, IcmpError};
 use hermes_wire::socks5::Reply;
 use http::Method;
 use ipnet::IpNet;
@@ -328,8 +328,8 @@ impl Flows {
         self.worker.shared.metrics.dropped("no-session", 1);
         self.answer(match reply {
             Reply::Refused | Reply::Failed => ip::tcp_reset(syn, &header),
-            Reply::NotAllowed => error(Trouble::Prohibited),
-            _ => error(Trouble::NoRoute),
+            Reply::NotAllowed => error(IcmpError::Prohibited),
+            _ => error(IcmpError::NoRoute),
         });
     }
 

@@ -1,7 +1,7 @@
-//! Many datagrams with one system call, both ways.
+//! Many datagrams with one system call, in both directions.
 //!
-//! In: a socket. Out: [`Sender`] and [`Receiver`] on `sendmmsg` and `recvmmsg`. No segmentation offload: what a
-//! proxy receives is what ordinary programs send.
+//! In: a socket. Out: [`Sender`] and [`Receiver`] on `sendmmsg` and `recvmmsg`. Without segmentation offload, so that a
+//! proxy receives the datagrams of ordinary programs.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -16,7 +16,7 @@ use super::HEADER;
 
 /// Datagrams in one system call.
 const BATCH: usize = 64;
-/// How long the receiver waits before it looks whether it is still wanted.
+/// Interval at which the receiver checks whether it should stop.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Sends numbered datagrams of one flow.

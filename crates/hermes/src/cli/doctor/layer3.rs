@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hermes_model::Snapshot;
 use hermes_model::snapshot::{Action, Listener, ListenerProtocol, Peer};
 use hermes_net::tun::TunError;
-use hermes_net::{nat, tun};
+use hermes_net::tun::{self, nat};
 use ipnet::IpNet;
 
 use super::Report;

@@ -1,7 +1,7 @@
-//! Hashes that no stranger can foresee, and that are the same in every process of a node.
+//! KeyedHash hashes: nobody without the key can predict them, and every process of a node computes the same.
 //!
-//! In: a node's private key, and what the hashes are for. Out: numbers. Without such a key one is made up, and they are
-//! the same in this process alone. Never: the key, nor anything from which it could be found out.
+//! In: a node's private key, and the purpose of the hashes. Out: numbers. Without a private key the key is random, and
+//! the hashes are stable in this process only. Never: the key, or anything that reveals it.
 
 use aws_lc_rs::hmac;
 
@@ -9,16 +9,16 @@ use crate::tls::CertifiedKey;
 
 /// Hashes for one purpose.
 #[derive(Clone)]
-pub struct Keyed(hmac::Key);
+pub struct KeyedHash(hmac::Key);
 
-impl std::fmt::Debug for Keyed {
+impl std::fmt::Debug for KeyedHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keyed")
+        f.write_str("KeyedHash")
     }
 }
 
-impl Keyed {
-    /// Of the holder of this private key, if there is one. Those of two purposes have nothing in common.
+impl KeyedHash {
+    /// Derives the key from a private key, if there is one. Hashes of different purposes are independent.
     pub fn of(own: Option<&CertifiedKey>, purpose: &str) -> Self {
         match own {
             Some(own) => Self::from_secret(own.secret(), purpose),
@@ -26,16 +26,16 @@ impl Keyed {
         }
     }
 
-    /// Of who knows this.
+    /// Derives the key from a shared secret.
     pub fn from_secret(secret: &[u8], purpose: &str) -> Self {
         let whole = hmac::Key::new(hmac::HMAC_SHA256, secret);
         Self(hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&whole, purpose.as_bytes()).as_ref()))
     }
 
-    /// The number of a text.
+    /// The hash of a text.
     pub fn hash(&self, text: &str) -> u64 {
         let tag = hmac::sign(&self.0, text.as_bytes());
-        // It has 32 bytes.
+        // The tag has 32 bytes.
         tag.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
     }
 }

@@ -1,7 +1,8 @@
-//! What becomes of a frame on its way: rate, delay, loss, disorder, and the times in which nothing passes.
+//! The emulated conditions of a link direction: rate, delay, loss, reordering, and outages.
 //!
-//! In: a frame's length, and when it came. Out: when it arrives and how often, or why it does not. Pure: time is given in
-//! durations since an epoch that the links of one lab share, chance is seeded, so that a run can be had once more.
+//! In: a frame's length, and when it was sent. Out: when it arrives and how often, or why it is dropped. Pure: times
+//! are durations since an epoch that the links of one lab share, and random numbers are seeded, so a run can be
+//! repeated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +10,14 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
-/// One direction of a link.
+/// The conditions of one direction of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conditions {
-    /// Bits a second, of whole frames. `None`: as fast as the machine is.
+    /// Bits per second, of whole frames. `None`: unlimited.
     pub rate: Option<u64>,
-    /// So long a frame may wait for the rate; one that would wait longer is dropped, as by a full queue.
+    /// The longest time that a frame may wait for the rate; one that would wait longer is dropped, as by a full queue.
     pub queue: Duration,
-    /// From the moment in which it is sent whole to its arrival.
+    /// Propagation delay, from the end of a frame's transmission to its arrival.
     pub one_way: Duration,
     /// The share of frames that are lost, from 0 to 1.
     pub loss: f64,
@@ -24,9 +25,9 @@ pub struct Conditions {
     pub late: f64,
     /// See `late`.
     pub late_by: Duration,
-    /// The share of frames that arrive twice.
+    /// The share of duplicated frames.
     pub twice: f64,
-    /// When anything passes at all.
+    /// The times at which the link is up.
     pub up: Up,
 }
 
@@ -46,42 +47,42 @@ impl Default for Conditions {
     }
 }
 
-/// When a link passes anything. Where it does not, frames are dropped and nobody is told: the devices stay up.
+/// The times at which a link is up. During an outage frames are dropped, but the devices stay up.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Up {
     /// At all times.
     Always,
-    /// One slot of several, in turns: slot 0 begins with the epoch.
+    /// In one of several slots, in turns: slot 0 begins with the epoch.
     Turns {
-        /// How long one is.
+        /// The length of a slot.
         slot: Duration,
-        /// So many there are before the first comes again.
+        /// The number of slots in a cycle.
         of: u32,
-        /// Which of them it is, from 0.
+        /// The index of the link's slot, from 0.
         turn: u32,
     },
-    /// Each slot by chance, and the same one with the same seed.
+    /// In random slots, which are the same for the same seed.
     Chance {
-        /// How long one is.
+        /// The length of a slot.
         slot: Duration,
-        /// The share of slots in which it passes, from 0 to 1.
+        /// The share of slots in which the link is up, from 0 to 1.
         share: f64,
-        /// Which sequence of them it is.
+        /// The seed of the random sequence.
         seed: u64,
     },
-    /// From here to there, both since the epoch.
+    /// Between these times since the epoch.
     Between(Duration, Duration),
-    /// From each first to its second, in order and since the epoch; when `of` is over, again.
+    /// In each of these intervals, in order and since the epoch; the sequence repeats after `of`.
     Listed {
-        /// One behind the other.
+        /// Start and end of each interval.
         times: Arc<[(Duration, Duration)]>,
-        /// How long it is until they begin anew.
+        /// The time after which the sequence repeats.
         of: Duration,
     },
 }
 
 impl Up {
-    /// Whether anything passes then.
+    /// Whether the link is up at this time.
     pub fn is_up(&self, at: Duration) -> bool {
         match self {
             Up::Always => true,
@@ -100,7 +101,7 @@ impl Up {
     }
 }
 
-/// The slot in which a moment lies.
+/// The slot at this time.
 fn number(at: Duration, slot: Duration) -> u128 {
     at.as_nanos() / slot.as_nanos().max(1)
 }
@@ -109,45 +110,45 @@ fn bounded(share: f64) -> f64 {
     share.clamp(0.0, 1.0)
 }
 
-/// Why a frame does not arrive.
+/// The reason why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dropped {
-    /// The link was dark as it came, or before it was sent whole.
+    /// The link was down when the frame was sent, or before its transmission ended.
     Dark,
-    /// Too many waited before it.
+    /// The queue was full.
     Full,
-    /// By chance.
+    /// Random loss.
     Lost,
 }
 
-/// When a frame arrives.
+/// The arrival of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Since the epoch.
+    /// The time since the epoch.
     pub at: Duration,
-    /// A second one arrives with it.
+    /// A duplicate arrives with it.
     pub is_double: bool,
 }
 
-/// One direction of a link, with what is under way on it.
+/// The emulator of one direction of a link, with its queue.
 #[derive(Debug)]
-pub struct Road {
+pub struct LinkEmulator {
     conditions: Conditions,
-    /// What was taken is sent whole by then.
+    /// The time at which all accepted frames are transmitted.
     busy_until: Duration,
     chance: SmallRng,
 }
 
-impl Road {
-    /// An empty one.
+impl LinkEmulator {
+    /// An idle direction.
     pub fn new(conditions: Conditions, seed: u64) -> Self {
         Self { conditions, busy_until: Duration::ZERO, chance: SmallRng::seed_from_u64(seed) }
     }
 
-    /// A frame comes. Times are never before those of earlier calls.
+    /// Accepts a frame. Times must not decrease between calls.
     ///
     /// # Errors
-    /// It does not arrive.
+    /// The frame is dropped.
     pub fn take(&mut self, at: Duration, length: usize) -> Result<Arrival, Dropped> {
         let conditions = &self.conditions;
         if !conditions.up.is_up(at) {
@@ -160,7 +161,7 @@ impl Road {
         let bits = 8 * length as u128;
         let takes = conditions.rate.map_or(0, |rate| bits * 1_000_000_000 / u128::from(rate.max(1)));
         let sent = begins + Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
-        // It was sent, whatever becomes of it.
+        // The frame uses the link even if it is lost later.
         self.busy_until = sent;
         if !conditions.up.is_up(sent) {
             return Err(Dropped::Dark);
@@ -183,11 +184,11 @@ mod tests {
     #[test]
     fn frames_leave_one_after_the_other_and_a_full_queue_takes_none() {
         let conditions = Conditions { rate: Some(8_000_000), queue: 2 * MS, one_way: 5 * MS, ..Conditions::default() };
-        let mut road = Road::new(conditions, 1);
+        let mut emulator = LinkEmulator::new(conditions, 1);
         // A thousand bytes take a millisecond.
-        let arrivals: Vec<_> = (0..5).map(|_| road.take(Duration::ZERO, 1000).map(|arrival| arrival.at)).collect();
+        let arrivals: Vec<_> = (0..5).map(|_| emulator.take(Duration::ZERO, 1000).map(|arrival| arrival.at)).collect();
         assert_eq!(arrivals, [Ok(6 * MS), Ok(7 * MS), Ok(8 * MS), Err(Dropped::Full), Err(Dropped::Full)]);
-        assert_eq!(road.take(10 * MS, 500).map(|arrival| arrival.at), Ok(15 * MS + MS / 2));
+        assert_eq!(emulator.take(10 * MS, 500).map(|arrival| arrival.at), Ok(15 * MS + MS / 2));
     }
 
     #[test]
@@ -197,11 +198,12 @@ mod tests {
             let at = Duration::from_secs(second) + MS;
             assert_eq!([0, 1, 2].map(|turn| up(turn).is_up(at)), [0, 1, 2].map(|turn| second % 3 == turn));
         }
-        let mut road = Road::new(Conditions { rate: Some(8_000_000), up: up(1), ..Conditions::default() }, 1);
-        assert_eq!(road.take(999 * MS, 1), Err(Dropped::Dark));
-        assert!(road.take(1998 * MS, 1000).is_ok());
-        // Half of it would be sent behind the slot.
-        assert_eq!(road.take(1999 * MS, 1500), Err(Dropped::Dark));
+        let mut emulator =
+            LinkEmulator::new(Conditions { rate: Some(8_000_000), up: up(1), ..Conditions::default() }, 1);
+        assert_eq!(emulator.take(999 * MS, 1), Err(Dropped::Dark));
+        assert!(emulator.take(1998 * MS, 1000).is_ok());
+        // Half of the frame would be sent after the slot.
+        assert_eq!(emulator.take(1999 * MS, 1500), Err(Dropped::Dark));
     }
 
     #[test]
@@ -215,8 +217,8 @@ mod tests {
     fn chance_is_as_often_as_it_is_asked_for_and_the_same_again() {
         let conditions = Conditions { loss: 0.1, late: 0.2, late_by: MS, twice: 0.3, ..Conditions::default() };
         let run = || {
-            let mut road = Road::new(conditions.clone(), 7);
-            (0..10_000).map(|_| road.take(Duration::ZERO, 100)).collect::<Vec<_>>()
+            let mut emulator = LinkEmulator::new(conditions.clone(), 7);
+            (0..10_000).map(|_| emulator.take(Duration::ZERO, 100)).collect::<Vec<_>>()
         };
         let taken = run();
         assert_eq!(taken, run());

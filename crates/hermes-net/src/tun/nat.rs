@@ -1,8 +1,8 @@
-//! Source NAT at a gateway: what leaves a device for the rest of the world carries this machine's address.
+//! Source NAT at a gateway: packets from a device to the rest of the world leave with this machine's address.
 //!
-//! In: a device, and the addresses behind it. Out: a table of nftables of its own, `hermes-DEVICE`, which ends with its
-//! value; what killed processes left behind is removed when the next is made. Forwarding is switched on where it is not,
-//! and stays on. Never: a table of somebody else, or a filter: what may be forwarded is decided elsewhere.
+//! In: a device, and the addresses behind it. Out: an nftables table `hermes-DEVICE` of its own, removed with its
+//! guard; tables of killed processes are removed when the next is created. IP forwarding is switched on if needed, and
+//! stays on. Never: another program's table, or a filter: other modules decide what may be forwarded.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,32 +19,32 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use tokio::sync::watch;
 
+use super::{Device, TunError};
 use crate::handover::{Handed, read_text};
-use crate::tun::{Device, TunError};
 
-/// What our tables' names begin with.
+/// Prefix of the names of our tables.
 const PREFIX: &str = "hermes-";
-/// Whether this process has made any: who has none listens to no changes of tables.
-static MADE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
-/// nft takes milliseconds; but the kernel lets nobody at the tables while somebody changes them.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LATE: &str = "it did not end in time, and was ended";
+/// Whether this process has created a table; only then it listens to table changes.
+static HAS_TABLE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+/// nft takes milliseconds, but the kernel locks the tables while another program changes them.
+const NFT_TIMEOUT: Duration = Duration::from_secs(10);
+const TIMED_OUT: &str = "timed out and was killed";
 const FORWARDING_V4: &str = "net/ipv4/ip_forward";
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
-/// Source NAT of one device. Ends when it is dropped, unless another process has the device.
+/// Source NAT of one device. Ends when the guard is dropped, unless another process owns the device.
 #[derive(Debug)]
 pub struct Masquerade {
     table: String,
     device: Device,
 }
 
-/// Lets `addresses` behind `device` reach what this machine reaches, with its address. Replaces what there is for this
-/// device of another process. Runs a program a few times and waits for it, which takes some milliseconds, and 10 s each
-/// time at most; so does all that changes it, and its end.
+/// Lets `addresses` behind `device` reach what this machine reaches, under its address. Replaces the table that another
+/// process created for this device. Blocks while it runs nft a few times: milliseconds each, at most 10 s. So do later
+/// changes and the guard's drop.
 ///
 /// # Errors
-/// `TunError`: nft is missing or refuses, somebody has a table of that name, or forwarding cannot be switched on.
+/// `TunError`: nft is missing or fails, another program's table has the name, or forwarding cannot be switched on.
 pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, TunError> {
     remove_stale();
     let table = format!("{PREFIX}{}", device.name());
@@ -56,26 +56,26 @@ pub fn masquerade(device: &Device, addresses: &[IpNet]) -> Result<Masquerade, Tu
     device.exempt()?;
     forward_for(addresses)?;
     device.change_nat(Some(addresses), || set_rules(&table, device, addresses))?;
-    MADE.send_replace(true);
+    HAS_TABLE.send_replace(true);
     Ok(Masquerade { table, device: device.clone() })
 }
 
-/// Waits until this process has made one.
-pub(crate) async fn made() {
-    // Its other end is a static.
-    let _ = MADE.subscribe().wait_for(|made| *made).await;
+/// Waits until this process has created a table.
+pub(crate) async fn table_created() {
+    // The sender is a static, so it never closes.
+    let _ = HAS_TABLE.subscribe().wait_for(|created| *created).await;
 }
 
-/// The device whose table this would be.
+/// The device that belongs to a table of this name.
 pub(crate) fn device_of(table: &str) -> Option<&str> {
     table.strip_prefix(PREFIX)
 }
 
-/// Sets a device's rules anew where somebody has removed some. False where none was missing.
+/// Restores a device's rules if another program removed some. Returns false if none was missing.
 ///
 /// # Errors
-/// As of [`masquerade`].
-pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, TunError> {
+/// The errors of [`masquerade`].
+pub(crate) fn restore_rules(device: &Device, addresses: &[IpNet]) -> Result<bool, TunError> {
     let table = format!("{PREFIX}{}", device.name());
     let listing = listing(&table)?;
     forward_for(addresses)?;
@@ -91,11 +91,11 @@ pub(crate) fn put_back(device: &Device, addresses: &[IpNet]) -> Result<bool, Tun
 
 fn set_rules(table: &str, device: &Device, addresses: &[IpNet]) -> Result<(), TunError> {
     let script = rules(table, device.name(), addresses);
-    let said = nft(&["-f", "-"], &script).map_err(|source| TunError::NoNft { source })?;
-    if said.status.success() {
+    let run = nft(&["-f", "-"], &script).map_err(|source| TunError::NoNft { source })?;
+    if run.status.success() {
         return Ok(());
     }
-    let reason = said.complaint.lines().next().unwrap_or_default().to_owned();
+    let reason = run.stderr.lines().next().unwrap_or_default().to_owned();
     Err(TunError::Nft { device: device.name().to_owned(), reason })
 }
 
@@ -111,10 +111,10 @@ fn forward_for(addresses: &[IpNet]) -> Result<(), TunError> {
 }
 
 impl Masquerade {
-    /// From now on it is for these addresses. No packet meets neither the old rules nor the new ones.
+    /// Replaces the addresses. The change is atomic: no packet meets a state without rules.
     ///
     /// # Errors
-    /// As of [`masquerade`]; the old rules stay then.
+    /// The errors of [`masquerade`]; the old rules stay then.
     pub fn replace(&self, addresses: &[IpNet]) -> Result<(), TunError> {
         if listing(&self.table)?.is_some_and(|listing| is_anothers(&listing, self.device.name())) {
             return Err(TunError::TableTaken { table: self.table.clone() });
@@ -123,21 +123,21 @@ impl Masquerade {
         self.device.change_nat(Some(addresses), || set_rules(&self.table, &self.device, addresses))
     }
 
-    /// Sets its rules anew where somebody has removed some. They are for `addresses`.
+    /// Restores the rules for `addresses` if another program removed some.
     ///
     /// # Errors
-    /// As of [`masquerade`].
+    /// The errors of [`masquerade`].
     pub fn restore(&self, addresses: &[IpNet]) -> Result<(), TunError> {
-        self.device.change_nat(Some(addresses), || put_back(&self.device, addresses).map(drop))
+        self.device.change_nat(Some(addresses), || restore_rules(&self.device, addresses).map(drop))
     }
 }
 
-/// Ours was removed, and somebody made one of that name.
+/// Whether our table was replaced by another program's of the same name.
 fn is_anothers(listing: &str, device: &str) -> bool {
     !is_like_ours(listing, device) && sources_in(listing, device).is_empty()
 }
 
-/// Ends source NAT of a device that another process set, and failed.
+/// Removes the source NAT that a failed successor process set up for a device.
 pub fn sweep(device: &Device) {
     let table = format!("{PREFIX}{}", device.name());
     if is_known(&table, |listing| is_like_ours(listing, device.name())) {
@@ -146,10 +146,10 @@ pub fn sweep(device: &Device) {
 }
 
 impl Drop for Masquerade {
-    /// Waits for nft, on whatever thread lets go of it last: a process that ends waits for no other one.
+    /// Waits for nft on the thread that drops the guard last; a process that ends waits for no other process.
     fn drop(&mut self) {
         let is_ours = |listing: &str| !is_anothers(listing, self.device.name());
-        // Cannot fail: what stays is told of.
+        // The closure cannot fail: `remove` logs a table that stays.
         let _ = self.device.change_nat(None, || {
             if self.device.is_ours() && is_known(&self.table, is_ours) {
                 remove(&self.table);
@@ -159,8 +159,8 @@ impl Drop for Masquerade {
     }
 }
 
-/// Only what comes out of the device: this machine may forward others' packets too. All in one transaction. A table is
-/// made before it is deleted, since only what is there can be.
+/// The rules match only packets from the device: this machine may forward others, too. nft applies the script as one
+/// transaction. It creates the table before it deletes it, since deleting a missing table fails.
 fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     let mut script = format!("table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n");
     script.push_str("  chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n");
@@ -174,21 +174,21 @@ fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     script
 }
 
-/// What a table has. `None`: there is no such table.
+/// The contents of a table. `None`: the table does not exist.
 ///
 /// # Errors
-/// `TunError::NoNft`: nft does not say. There may be one.
+/// `TunError::NoNft`: nft cannot be run, so the table may exist.
 fn listing(table: &str) -> Result<Option<String>, TunError> {
-    let said = nft(&["list", "table", "inet", table], "").map_err(|source| TunError::NoNft { source })?;
-    Ok(said.status.success().then_some(said.output))
+    let run = nft(&["list", "table", "inet", table], "").map_err(|source| TunError::NoNft { source })?;
+    Ok(run.status.success().then_some(run.output))
 }
 
-/// Whether there is one, and `is` says so of what it has. What nft does not say is left alone.
+/// Whether the table exists and `is` accepts its contents. False if nft cannot be run.
 fn is_known(table: &str, is: impl FnOnce(&str) -> bool) -> bool {
     listing(table).is_ok_and(|listing| listing.is_some_and(|listing| is(&listing)))
 }
 
-/// Whether a table has what [`rules`] writes, and nothing else: its name anybody may choose.
+/// Whether a table has exactly what [`rules`] writes: other programs may use its name, too.
 fn is_like_ours(listing: &str, device: &str) -> bool {
     let mut lines = listing.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "}");
     lines.next() == Some(&format!("table inet {PREFIX}{device} {{"))
@@ -201,11 +201,11 @@ fn is_rule(line: &str, device: &str) -> bool {
     line.starts_with(&format!("iifname \"{device}\" oifname != \"{device}\" ip")) && line.ends_with(" masquerade")
 }
 
-/// What the rules are for that are as ours.
+/// The source prefixes of the rules that match ours.
 fn sources_in(listing: &str, device: &str) -> BTreeSet<IpNet> {
     let ours = listing.lines().map(str::trim).filter(|line| is_rule(line, device));
     let sources = ours.filter_map(|line| line.split_once(" saddr ")?.1.split(' ').next());
-    // nft leaves out the length of a lone address.
+    // nft omits the prefix length of a single address.
     sources.filter_map(|source| source.parse().ok().or_else(|| Some(source.parse::<IpAddr>().ok()?.into()))).collect()
 }
 
@@ -213,13 +213,13 @@ fn sources(addresses: &[IpNet]) -> BTreeSet<IpNet> {
     addresses.iter().map(IpNet::trunc).collect()
 }
 
-/// Removes tables of devices that are gone, which a killed process of ours has left. Waits for nft.
+/// Removes tables that killed processes left behind, and whose devices no longer exist. Waits for nft.
 pub(crate) fn remove_stale() {
-    let Ok(said) = nft(&["list", "tables", "inet"], "") else { return };
-    for line in said.output.lines() {
+    let Ok(run) = nft(&["list", "tables", "inet"], "") else { return };
+    for line in run.output.lines() {
         let table = line.trim().strip_prefix("table inet ").unwrap_or_default();
         let Some(device) = table.strip_prefix(PREFIX) else { continue };
-        // Any other error, such as that of no descriptor left, says nothing of it.
+        // Any other error, for example a lack of file descriptors, does not mean that the device is missing.
         let is_gone = matches!(nix::net::if_::if_nametoindex(device), Err(Errno::ENXIO | Errno::ENODEV));
         if is_gone && is_known(table, |listing| is_like_ours(listing, device)) {
             remove(table);
@@ -229,71 +229,71 @@ pub(crate) fn remove_stale() {
 
 fn remove(table: &str) {
     match nft(&["-f", "-"], &format!("table inet {table}\ndelete table inet {table}\n")) {
-        Ok(said) if said.status.success() => {}
-        Ok(said) => tracing::warn!(table, reason = %said.complaint, "a table of nftables stays"),
-        Err(error) => tracing::warn!(table, %error, "a table of nftables stays"),
+        Ok(run) if run.status.success() => {}
+        Ok(run) => tracing::warn!(table, reason = %run.stderr, "cannot remove an nftables table"),
+        Err(error) => tracing::warn!(table, %error, "cannot remove an nftables table"),
     }
 }
 
-/// What nft says it is.
+/// The version that nft reports.
 ///
 /// # Errors
 /// `TunError::NoNft`.
 pub fn nft_version() -> Result<String, TunError> {
-    let said = nft(&["--version"], "").map_err(|source| TunError::NoNft { source })?;
-    Ok(said.output.trim().to_owned())
+    let run = nft(&["--version"], "").map_err(|source| TunError::NoNft { source })?;
+    Ok(run.output.trim().to_owned())
 }
 
-/// What came of a run of nft.
-struct Said {
+/// The result of a run of nft.
+struct NftOutput {
     status: ExitStatus,
     output: String,
-    complaint: String,
+    stderr: String,
 }
 
-fn nft(words: &[&str], script: &str) -> io::Result<Said> {
-    run("nft", words, script, PATIENCE)
+fn nft(words: &[&str], script: &str) -> io::Result<NftOutput> {
+    run("nft", words, script, NFT_TIMEOUT)
 }
 
-/// Runs a program to its end, or ends it where it says nothing for as long as `patience`.
-fn run(program: &str, words: &[&str], input: &str, patience: Duration) -> io::Result<Said> {
-    // It waits for nobody who reads or writes these; and its output ends with it, if not before.
+/// Runs a program to its end, or kills it if it writes nothing for `timeout`.
+fn run(program: &str, words: &[&str], input: &str, timeout: Duration) -> io::Result<NftOutput> {
+    // Files never block the child; and its output ends with it at the latest.
     let text = |text: &str| Handed::text(String::new(), text).map(|handed| handed.fd);
-    let (mut input, complaint) = (fs::File::from(text(input)?), text("")?);
+    let (mut input, stderr) = (fs::File::from(text(input)?), text("")?);
     input.rewind()?;
     let (mut ours, theirs) = UnixStream::pair()?;
-    ours.set_read_timeout(Some(patience))?;
+    ours.set_read_timeout(Some(timeout))?;
     let mut command = Command::new(program);
-    command.args(words).stdin(input).stdout(OwnedFd::from(theirs)).stderr(complaint.try_clone()?);
+    command.args(words).stdin(input).stdout(OwnedFd::from(theirs)).stderr(stderr.try_clone()?);
     let mut child = command.spawn()?;
-    // It has the other end.
+    // The child holds the other end.
     drop(command);
     let mut output = Vec::new();
     if let Err(error) = ours.read_to_end(&mut output) {
-        // The kernel may hold it yet.
+        // The kernel may still block the child.
         let _ = child.kill();
-        // Where no thread is to be had it stays in the table of processes.
+        // If no thread can start, the child stays a zombie.
         let _ = std::thread::Builder::new().spawn(move || child.wait());
         let is_late = error.kind() == io::ErrorKind::WouldBlock;
-        return Err(if is_late { io::Error::new(io::ErrorKind::TimedOut, LATE) } else { error });
+        return Err(if is_late { io::Error::new(io::ErrorKind::TimedOut, TIMED_OUT) } else { error });
     }
     let status = child.wait()?;
-    Ok(Said {
+    Ok(NftOutput {
         status,
         output: String::from_utf8_lossy(&output).into_owned(),
-        complaint: read_text(&complaint).unwrap_or_default(),
+        stderr: read_text(&stderr).unwrap_or_default(),
     })
 }
 
-/// Does this machine forward packets: of IPv4, of IPv6?
+/// Whether this machine forwards packets of IPv4 and of IPv6.
 pub fn forwards() -> (bool, bool) {
     (is_on(FORWARDING_V4), is_on(FORWARDING_V6))
 }
 
-/// Says whether this machine forwards packets, where [`masquerade`] could make it.
+/// Reports whether this machine forwards packets, or whether [`masquerade`] could switch it on.
 ///
 /// # Errors
-/// `TunError::Forwarding`: it does not, and this process cannot change that.
+/// `TunError::Forwarding`: forwarding is off, and this process cannot change that.
 pub fn check_forwarding() -> Result<String, TunError> {
     let mut found = Vec::new();
     for (family, setting) in [("IPv4", FORWARDING_V4), ("IPv6", FORWARDING_V6)] {
@@ -301,11 +301,11 @@ pub fn check_forwarding() -> Result<String, TunError> {
         if is_on(setting) {
             found.push(format!("{family} is on"));
         } else if !fs::exists(&path).unwrap_or_default() {
-            found.push(format!("there is no {family}"));
+            found.push(format!("{family} is not available"));
         } else if let Err(source) = fs::OpenOptions::new().write(true).open(&path) {
             return Err(TunError::Forwarding { setting: setting.replace('/', "."), source });
         } else {
-            found.push(format!("{family} is off, and can be switched on"));
+            found.push(format!("{family} is off but can be switched on"));
         }
     }
     Ok(found.join("; "))
@@ -321,11 +321,11 @@ fn forward(setting: &str) -> Result<(), TunError> {
     }
     let fault = |source| TunError::Forwarding { setting: setting.replace('/', "."), source };
     fs::write(format!("/proc/sys/{setting}"), "1").map_err(fault)?;
-    tracing::info!(setting = %setting.replace('/', "."), "this machine forwards packets from now on, for its gateway");
+    tracing::info!(setting = %setting.replace('/', "."), "enabled IP forwarding for the gateway");
     Ok(())
 }
 
-/// A machine that forwards IPv6 ignores router advertisements unless accept_ra is 2, and would lose its routes to the
+/// With forwarding on, Linux ignores IPv6 router advertisements unless accept_ra is 2, and would lose its routes to the
 /// outside. Interfaces without a route from a router keep their setting.
 fn keep_router_advertisements() {
     if is_on(FORWARDING_V6) {
@@ -335,12 +335,13 @@ fn keep_router_advertisements() {
     for interface in advertised(&routes) {
         let setting = format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra");
         if fs::read_to_string(&setting).is_ok_and(|text| text.trim() == "1") && fs::write(&setting, "2").is_ok() {
-            tracing::info!(%interface, "accepts router advertisements although it forwards (accept_ra=2)");
+            tracing::info!(%interface, "set accept_ra=2, so that the interface accepts router advertisements although it forwards");
         }
     }
 }
 
-/// Interfaces that have routes from router advertisements, in the kernel's list of IPv6 routes (`/proc/net/ipv6_route`).
+/// Interfaces that have routes from router advertisements, from the kernel's list of IPv6 routes
+/// (`/proc/net/ipv6_route`).
 fn advertised(routes: &str) -> BTreeSet<&str> {
     // RTF_ADDRCONF: learned from an advertisement. RTF_DEFAULT: the default route among these.
     const LEARNED: u32 = 0x0004_0000 | 0x0001_0000;
@@ -389,17 +390,18 @@ mod tests {
         let addresses = |all: &[&str]| all.iter().map(|one| one.parse().expect("a prefix")).collect::<Vec<IpNet>>();
         let wanted = addresses(&["10.9.0.7/32", "0.0.0.0/0", "fd09::1/63"]);
         assert_eq!(sources_in(listing, "gw0"), sources(&wanted));
-        // As many as there are, but another one.
+        // The same number of addresses, but one differs.
         assert_ne!(sources_in(listing, "gw0"), sources(&addresses(&["10.9.0.8/32", "0.0.0.0/0", "fd09::/63"])));
         assert!(sources_in("table inet hermes-gw0 {\n}\n", "gw0").is_empty());
     }
 
     #[test]
     fn a_program_that_hangs_is_ended() {
-        let said = run("sh", &["-c", "cat; cat /dev/stdin; echo no >&2; exit 3"], "words ", PATIENCE).expect("it runs");
-        assert_eq!((said.status.code(), &*said.output, &*said.complaint), (Some(3), "words words ", "no\n"));
+        let result =
+            run("sh", &["-c", "cat; cat /dev/stdin; echo no >&2; exit 3"], "words ", NFT_TIMEOUT).expect("it runs");
+        assert_eq!((result.status.code(), &*result.output, &*result.stderr), (Some(3), "words words ", "no\n"));
         let error =
-            run("sleep", &["1000"], "", Duration::from_millis(10)).map(|said| said.output).expect_err("it hangs");
+            run("sleep", &["1000"], "", Duration::from_millis(10)).map(|result| result.output).expect_err("it hangs");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let remedy = TunError::NoNft { source: error }.remedy();
         assert!(remedy.contains("nft monitor"), "{remedy}");
@@ -411,7 +413,7 @@ mod tests {
         let script = rules("hermes-gw0", "gw0", &addresses);
         let (_, ours) = script.split_at(script.rfind("table inet").expect("it is made last"));
         assert!(is_like_ours(ours, "gw0") && !is_like_ours(ours, "gw1"));
-        // As nft lists it.
+        // The form in which nft lists it.
         assert!(is_like_ours(&ours.replace("priority 100", "priority srcnat"), "gw0"));
         let others = [
             ours.replace("masquerade\n", "accept\n"),

@@ -1,48 +1,48 @@
-//! How soon something may be done again that is called for time after time: at once the first time, then after pauses
-//! that grow, until it was left alone for a while.
+//! Exponential back-off for repeated actions; resets after a quiet period.
 //!
-//! In: each time that it is done. Out: when it may be done next. Never: what it is.
+//! In: each run of the action. Out: the time at which it may run next. The first run is immediate. Never: the action
+//! itself.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A pace, from a shortest pause to a longest.
+/// A back-off between a minimum and a maximum delay.
 #[derive(Debug)]
-pub struct Pace {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
     pause: Duration,
     next: Option<Instant>,
 }
 
-impl Pace {
-    /// Nothing was done yet.
+impl Backoff {
+    /// A back-off before the first run.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, pause: first, next: None }
     }
 
-    /// Waits until it may be done.
+    /// Waits until the action may run.
     pub async fn due(&self) {
         if let Some(next) = self.next {
             tokio::time::sleep_until(next).await;
         }
     }
 
-    /// When it may be done next; `None`: at once.
+    /// The time at which the action may run next; `None`: now.
     pub const fn next(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Whether it may be done now.
+    /// Whether the action may run now.
     pub fn is_due(&self) -> bool {
         self.next.is_none_or(|next| Instant::now() >= next)
     }
 
-    /// It is being done. Returns how long the next time has to wait.
+    /// Records a run. Returns the delay until the next one.
     pub fn begin(&mut self) -> Duration {
         let now = Instant::now();
-        // Long after the last time it is an occasion of its own.
+        // The first run after a quiet period starts with the minimum again.
         let is_alone = self.next.is_none_or(|next| now > next + self.pause);
         self.pause = if is_alone { self.first } else { (self.pause * 2).min(self.longest) };
         self.next = Some(now + self.pause);
@@ -57,16 +57,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_and_begin_anew_where_it_was_left_alone() {
         let second = Duration::from_secs(1);
-        let mut pace = Pace::new(second, 5 * second);
+        let mut backoff = Backoff::new(second, 5 * second);
         let mut pauses = Vec::new();
         for _ in 0..5 {
             let before = Instant::now();
-            pace.due().await;
+            backoff.due().await;
             pauses.push(before.elapsed().as_secs());
-            pace.begin();
+            backoff.begin();
         }
         assert_eq!(pauses, [0, 1, 2, 4, 5]);
         tokio::time::sleep(11 * second).await;
-        assert_eq!(pace.begin(), second);
+        assert_eq!(backoff.begin(), second);
     }
 }

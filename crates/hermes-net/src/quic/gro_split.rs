@@ -1,15 +1,16 @@
-//! Batches of datagrams, taken apart.
+//! Splits received GRO batches of datagrams into small ones.
 //!
-//! In: messages of a socket. Out: the same, dealt out in small ones once that is asked for. quinn puts each message of
-//! a socket into one allocation, of which every stream that waits for an earlier byte, every frame that is not whole
-//! and every datagram that nobody has read yet keeps a piece: one byte would keep a batch of 64 KiB. No window counts
-//! that; quinn bounds what it keeps by the datagram that a byte was in, so that what is kept is at most as many times
-//! more as there are datagrams of its length in an allocation. It costs a copy, four to ten hundredths of all that is
-//! done for a byte, and is for clients that nobody knows: peers with a certificate, and upstreams, are somebody's
-//! choice. What one of those keeps is not counted: it waits in quinn for an earlier byte, quinn allows a stream 32 KiB
-//! of datagrams beyond what it counts, and tells nobody of it; so that such a peer's streams may keep some 27 batches
-//! each. Only quinn could copy out what stays for long; what has left it our queues copy where it is short
-//! (`hermes-proxy`, `h3/link.rs`) or stays (`stream/h3/inbox.rs`). Never: another order.
+//! In: received messages of a socket. Out: the same datagrams in small batches, once enabled. quinn puts each message
+//! into one allocation. A stream that waits for an earlier byte, an incomplete frame, and an unread datagram each keep
+//! part of it, so a single byte could keep a batch of 64 KiB in memory. No flow-control window counts that. quinn
+//! limits what it keeps by the length of the datagrams, so the overhead is at most the number of datagrams in an
+//! allocation.
+//!
+//! The split costs a copy, 4 to 10 % of the work for a byte. It is used for clients without a certificate; peers with a
+//! certificate and upstreams were chosen by an operator. Their overhead is not counted: quinn allows a stream 32 KiB of
+//! datagrams beyond what it counts, so a stream of such a peer may keep about 27 batches. Only quinn could copy data
+//! that stays for long. Our own queues copy data that is short (`hermes-proxy`, `h3/link.rs`) or stays
+//! (`stream/h3/inbox.rs`). Never: another order.
 
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,55 +20,55 @@ use std::task::{Poll, ready};
 use quinn_udp::{BATCH_SIZE, RecvMeta};
 
 /// Bytes of the longest message: a batch is as long as the longest datagram may be.
-const MESSAGE: usize = 64 << 10;
-/// Datagrams of one length that stay together. A shorter one behind them stands alone.
-const TOGETHER: usize = 4;
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// Datagrams of one length that stay together. A shorter one after them stands alone.
+const MAX_BATCH: usize = 4;
 
-/// Between who reads a socket and quinn.
+/// The splitter between a socket's reader and quinn.
 #[derive(Debug, Default)]
-pub(super) struct Apart {
-    has_begun: AtomicBool,
-    /// One task alone asks for it.
+pub(super) struct GroSplitter {
+    is_enabled: AtomicBool,
+    /// Uncontended: only one task receives.
     batches: Mutex<Batches>,
 }
 
-impl Apart {
-    /// From now on, and to the end: who came before stays.
-    pub(super) fn begin(&self) {
-        self.has_begun.store(true, Ordering::Release);
+impl GroSplitter {
+    /// Enables splitting, for the rest of the socket's life: earlier clients may still be connected.
+    pub(super) fn enable(&self) {
+        self.is_enabled.store(true, Ordering::Release);
     }
 
-    /// What `receive` has, in as small batches as is asked for.
+    /// Receives by `receive`, in small batches if splitting is enabled.
     pub(super) fn poll_recv(
         &self,
         bufs: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
         mut receive: impl FnMut(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        if !self.has_begun.load(Ordering::Acquire) {
+        if !self.is_enabled.load(Ordering::Acquire) {
             return receive(bufs, metas);
         }
         let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let dealt = batches.deal(bufs, metas);
-            if dealt > 0 {
-                return Poll::Ready(Ok(dealt));
+            let filled = batches.split(bufs, metas);
+            if filled > 0 {
+                return Poll::Ready(Ok(filled));
             }
             ready!(batches.fill(&mut receive))?;
         }
     }
 }
 
-/// Messages that were received, and how far they were dealt out.
+/// Received messages, and the position up to which they were passed on.
 #[derive(Debug)]
 struct Batches {
-    /// A piece of [`MESSAGE`] bytes each, from the first time on.
+    /// A slice of [`MAX_MESSAGE_BYTES`] bytes for each message; empty until the first use.
     room: Box<[u8]>,
     metas: [RecvMeta; BATCH_SIZE],
     messages: usize,
-    /// The next one.
+    /// The index of the next message.
     message: usize,
-    /// The next datagram in it.
+    /// The offset of the next datagram in it.
     start: usize,
 }
 
@@ -78,15 +79,15 @@ impl Default for Batches {
 }
 
 impl Batches {
-    /// Receives anew, once all was dealt out.
+    /// Receives new messages, once all were passed on.
     fn fill(
         &mut self,
         receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<()>> {
         if self.room.is_empty() {
-            self.room = vec![0; BATCH_SIZE * MESSAGE].into_boxed_slice();
+            self.room = vec![0; BATCH_SIZE * MAX_MESSAGE_BYTES].into_boxed_slice();
         }
-        let mut pieces = self.room.chunks_exact_mut(MESSAGE);
+        let mut pieces = self.room.chunks_exact_mut(MAX_MESSAGE_BYTES);
         let mut room: [IoSliceMut<'_>; BATCH_SIZE] =
             std::array::from_fn(|_| IoSliceMut::new(pieces.next().unwrap_or_default()));
         self.messages = ready!(receive(&mut room, &mut self.metas))?;
@@ -94,31 +95,31 @@ impl Batches {
         Poll::Ready(Ok(()))
     }
 
-    /// How many messages went there.
-    fn deal(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
-        let mut dealt = 0;
+    /// Returns the number of messages that were passed on.
+    fn split(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
+        let mut filled = 0;
         while self.message < self.messages
-            && let (Some(room), Some(given)) = (room.get_mut(dealt), metas.get_mut(dealt))
+            && let (Some(room), Some(given)) = (room.get_mut(filled), metas.get_mut(filled))
         {
             let meta = self.metas[self.message];
             let left = meta.len - self.start;
             let stride = meta.stride.clamp(1, left.max(1));
-            let together = (left / stride).min(TOGETHER).min(room.len() / stride);
-            // One that finds no room is longer than any that we take.
+            let together = (left / stride).min(MAX_BATCH).min(room.len() / stride);
+            // A datagram that does not fit is longer than any that we receive.
             let length = if together == 0 { stride.min(left) } else { together * stride };
             if together > 0 {
-                let start = self.message * MESSAGE + self.start;
+                let start = self.message * MAX_MESSAGE_BYTES + self.start;
                 room[..length].copy_from_slice(&self.room[start..start + length]);
                 *given = meta;
                 (given.len, given.stride) = (length, stride);
-                dealt += 1;
+                filled += 1;
             }
             self.start += length;
             if self.start == meta.len {
                 (self.message, self.start) = (self.message + 1, 0);
             }
         }
-        dealt
+        filled
     }
 }
 
@@ -132,12 +133,12 @@ mod tests {
 
     const LENGTH: usize = 1000;
 
-    /// A batch of ten datagrams and a shorter one, as it is received: the bytes of each message, and of a datagram in it.
-    async fn received(is_apart: bool) -> Vec<(Vec<u8>, usize)> {
+    /// A received batch of ten datagrams and a shorter one: the bytes of each message, and the length of its datagrams.
+    async fn received(is_split: bool) -> Vec<(Vec<u8>, usize)> {
         let open = || TokioRuntime.wrap_udp_socket(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
-        let (from, to, apart) = (open(), open(), Apart::default());
-        if is_apart {
-            apart.begin();
+        let (from, to, splitter) = (open(), open(), GroSplitter::default());
+        if is_split {
+            splitter.enable();
         }
         let contents: Vec<u8> = (0..10 * LENGTH + 300).map(|place| (place / 7) as u8).collect();
         let destination = to.local_addr().unwrap();
@@ -148,11 +149,11 @@ mod tests {
         from.try_send(&transmit).unwrap();
         let mut messages = Vec::new();
         while messages.iter().map(|(bytes, _): &(Vec<u8>, usize)| bytes.len()).sum::<usize>() < contents.len() {
-            let mut room = [[0; MESSAGE]; 3];
+            let mut room = [[0; MAX_MESSAGE_BYTES]; 3];
             let mut bufs = room.each_mut().map(|room| IoSliceMut::new(room));
             let mut metas = [RecvMeta::default(); 3];
             let received = std::future::poll_fn(|cx| {
-                apart.poll_recv(&mut bufs, &mut metas, |bufs, metas| to.poll_recv(cx, bufs, metas))
+                splitter.poll_recv(&mut bufs, &mut metas, |bufs, metas| to.poll_recv(cx, bufs, metas))
             });
             let count = received.await.unwrap();
             messages
@@ -166,8 +167,8 @@ mod tests {
     async fn one_byte_of_a_stranger_keeps_few_datagrams() {
         let whole = received(false).await;
         assert!(whole.len() < 3, "the kernel hands over no batches: {} messages", whole.len());
-        let apart = received(true).await;
-        let lengths: Vec<_> = apart.iter().map(|(bytes, stride)| (bytes.len(), *stride)).collect();
+        let splitter = received(true).await;
+        let lengths: Vec<_> = splitter.iter().map(|(bytes, stride)| (bytes.len(), *stride)).collect();
         assert_eq!(lengths, [(4 * LENGTH, LENGTH), (4 * LENGTH, LENGTH), (2 * LENGTH, LENGTH), (300, 300)]);
     }
 }

@@ -1,7 +1,7 @@
-//! Links in a row that are up by chance, each by its own, and what physics allows over them.
+//! Links in a row with independent random outages, and the physical limit of a download over them.
 //!
-//! In: how long a link is up and dark in the mean, a seed; how many bytes, and when it begins. Out: the links' times; the
-//! earliest time at which a download can be whole. Pure: the same seed has the same times.
+//! In: the mean duration of an up time, a seed; a number of bytes, a start time. Out: the links' up times; the earliest
+//! time at which a download can be complete. Pure: the same seed gives the same times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use rand::{Rng as _, SeedableRng as _};
 use crate::turns::{RATE, SHARE, STEP, steady};
 use crate::{Conditions, Up};
 
-/// A link is dark for so many times as long as it is up: it is up a tenth of the time.
-const DARK: u32 = 9;
-/// After so long the times begin anew, which nobody waits for.
-const OF: Duration = Duration::from_secs(6 * 3600);
+/// Ratio of the mean outage to the mean up time: a link is up a tenth of the time.
+const OUTAGE_RATIO: u32 = 9;
+/// The time after which the sequence repeats; longer than any run.
+const PERIOD: Duration = Duration::from_secs(6 * 3600);
 
-/// Links at the papers' rate, each up a tenth of the time: for so long in the mean, and then dark for nine times that in the
-/// mean, both exponentially distributed, so that nothing tells when it comes or goes. Each link of a seed has times of its own.
-pub fn seldom(up: Duration, seed: u64) -> impl Fn(usize) -> Conditions + Copy {
+/// Conditions of links at the papers' rate, each up a tenth of the time. Up times and outages are exponentially
+/// distributed, so nothing predicts them. Each link of a seed has its own times.
+pub fn random_outages(up: Duration, seed: u64) -> impl Fn(usize) -> Conditions + Copy {
     move |link| Conditions { up: times(up, seed, link), ..steady() }
 }
 
@@ -28,18 +28,20 @@ fn times(up: Duration, seed: u64, link: usize) -> Up {
     let mut draw = |mean: Duration| mean.mul_f64(-(1.0 - chance.random::<f64>()).ln());
     let mut times = Vec::new();
     let mut now = Duration::ZERO;
-    while now < OF {
-        let from = now + draw(DARK * up);
+    while now < PERIOD {
+        let from = now + draw(OUTAGE_RATIO * up);
         now = from + draw(up);
         times.push((from, now));
     }
     Up::Listed { times: Arc::from(times), of: now }
 }
 
-/// What physics allows a download over these links, the client's first, in seconds, when it begins so long after their epoch:
-/// the request climbs as soon as each link is up, then bytes come down over all that are up at the same time, cut through.
-/// Their round trips and what they lose are not counted. Who has to notice first that a link is up again, by trying now and
-/// then, cannot use so much of each of its times: `unnoticed`. All have to be up at times.
+/// The minimum duration of a download over these links, in seconds. The client's link is first, and the download begins
+/// `from` after the links' epoch. The request moves up as soon as each link is up; then bytes move down over all links
+/// that are up at the same time, cut through. Round-trip times and losses are not counted.
+///
+/// `unnoticed` is the start of each up time that a node cannot use, because it detects by periodic probes that the link
+/// is up. Each link must be up at some time.
 pub fn limit(links: &[Conditions], bytes: u64, from: Duration, unnoticed: Duration) -> f64 {
     let is_up = |link: &Conditions, now: f64| {
         let now = Duration::from_secs_f64(now);
@@ -52,11 +54,11 @@ pub fn limit(links: &[Conditions], bytes: u64, from: Duration, unnoticed: Durati
         now
     };
     let asked = links.iter().fold(from.as_secs_f64(), climb);
-    // What is behind each link, the far end's last.
+    // The bytes that wait before each link, the server's last.
     let mut held = vec![0.0; links.len() + 1];
     held[links.len()] = bytes as f64;
     let mut now = asked;
-    // That it is over has to come down, too.
+    // The end of the stream has to arrive, too.
     let mut whole = vec![false; links.len()];
     while whole.first() == Some(&false) {
         for (link, conditions) in links.iter().enumerate().rev() {
@@ -82,24 +84,24 @@ mod tests {
 
     #[test]
     fn a_link_is_up_a_tenth_of_the_time_and_by_its_own() {
-        let links: Vec<_> = (0..8).map(seldom(UP, 7)).collect();
+        let links: Vec<_> = (0..8).map(random_outages(UP, 7)).collect();
         let looks = 600_000_u64;
         let at = |look: u64| Duration::from_millis(10 * look);
         let mut together = 0;
         for (number, link) in links.iter().enumerate() {
             let up = (0..looks).filter(|look| link.up.is_up(at(*look))).count() as f64;
             assert!((up / looks as f64 - 0.1).abs() < 0.02, "{number}: {up}");
-            assert_eq!(link, &seldom(UP, 7)(number));
-            assert_ne!(link.up, seldom(UP, 8)(number).up);
+            assert_eq!(link, &random_outages(UP, 7)(number));
+            assert_ne!(link.up, random_outages(UP, 8)(number).up);
             together += (0..looks)
                 .filter(|look| number > 0 && link.up.is_up(at(*look)) && links[0].up.is_up(at(*look)))
                 .count();
         }
-        // Two that know nothing of each other are up together in a hundredth of the time.
+        // Two independent links are up together in a hundredth of the time.
         assert!((together as f64 / (7.0 * looks as f64) - 0.01).abs() < 0.004, "{together}");
     }
 
-    /// Links that are up between these seconds.
+    /// A link that is up between these seconds.
     fn up(times: &[(u64, u64)]) -> Conditions {
         let times = times.iter().map(|(from, to)| (SECOND * *from as u32, SECOND * *to as u32)).collect();
         Conditions { up: Up::Listed { times, of: 1000 * SECOND }, ..steady() }
@@ -118,13 +120,13 @@ mod tests {
         let second = (RATE as f64 / 8.0 * SHARE) as u64;
         let always = up(&[(0, 1000)]);
         assert!(is_about(limit(&vec![always; 8], second, SECOND), 1.0), "over all at the same time");
-        // Up by the one at 2 s and by the other at 5 s; down by that at once, and by the first at 9 s.
+        // The request moves up at 2 s and at 5 s; the response moves down at once, and over the first link at 9 s.
         let two = [up(&[(2, 3), (9, 10), (20, 30)]), up(&[(5, 7)])];
         assert!(is_about(limit(&two, 1, Duration::ZERO), 9.0));
         assert!(is_about(limit(&two, second / 2, SECOND), 8.5));
         assert!(is_about(limit(&two, second * 3 / 2, SECOND), 19.5));
         assert!(is_about(limit(&two, 0, SECOND), 8.0), "that there is nothing has to come, too");
-        // Nothing of it comes before it is asked for.
+        // No byte arrives before it is requested.
         assert!(is_about(limit(&[up(&[(0, 1), (4, 5)]), up(&[(3, 10)])], 1, Duration::ZERO), 4.0));
     }
 
@@ -138,7 +140,7 @@ mod tests {
         assert!(is_about(half(&[up(&[(2, 3), (7, 8)])]), 7.7));
     }
 
-    /// By another way of computing it.
+    /// Compared with the other computation.
     #[test]
     fn it_is_that_of_links_in_turns_where_they_are() {
         let links: Vec<_> = (0..3).map(crate::turns::in_turns(3)).collect();

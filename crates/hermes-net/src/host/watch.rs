@@ -1,7 +1,7 @@
-//! What changes about this machine's links, its addresses and its way out, as it happens.
+//! Events for changes of this host's links, addresses and default routes.
 //!
-//! In: the kernel's announcements (rtnetlink). Out: one event each, for whoever connects again at once where the network
-//! is another. Never: polls; or a judgement whether a change matters.
+//! In: notifications of the kernel (rtnetlink). Out: an event for each change, so that dialers can reconnect at once.
+//! Never: polling, or a decision whether a change matters.
 
 use std::io;
 
@@ -9,59 +9,60 @@ use netlink_packet_route::link::LinkFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::netlink::{ADDRESSES, Announcements, LINKS, ROUTES};
+use crate::netlink::{ADDRESSES, LINKS, Notifications, ROUTES};
 
-/// What changed.
+/// A change of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// An interface has an address more or less.
+    /// An interface gained or lost an address.
     Address {
-        /// The kernel's number of the interface: who made a device knows its own.
+        /// The kernel's number of the interface; the creator of a device knows its own.
         interface: u32,
     },
-    /// Somebody has taken the link of an interface up or down, or deleted it. Down takes its routes, and says so of few.
+    /// A link was set up or down, or deleted. The kernel removes the routes of a link that goes down, and reports few
+    /// of them.
     Link {
         /// The interface.
         interface: u32,
-        /// Which of both.
+        /// Whether it is up now.
         is_up: bool,
     },
-    /// There is another way to everywhere else, or none.
+    /// The default route was added, replaced or removed.
     DefaultRoute {
-        /// The interface that it leads or led to; `None`: several.
+        /// The interface of the route; `None`: several.
         interface: Option<u32>,
     },
-    /// So much at once that the kernel lost some: anything may have changed.
+    /// The kernel lost notifications: anything may have changed.
     Much,
 }
 
-/// Hears of changes from when it is made.
+/// A subscription to changes from its creation on.
 #[derive(Debug)]
 pub struct Watch {
-    announcements: Announcements,
-    /// Heard of and not told yet, the next last.
+    notifications: Notifications,
+    /// Received changes that were not returned yet; the next is last.
     heard: Vec<Change>,
 }
 
 impl Watch {
-    /// Begins to listen, in the network namespace and on the runtime of the caller.
+    /// Subscribes in the network namespace and on the runtime of the caller.
     ///
     /// # Errors
-    /// No socket is to be had.
+    /// No socket can be opened.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { announcements: Announcements::of(LINKS | ADDRESSES | ROUTES)?, heard: Vec::new() })
+        Ok(Self { notifications: Notifications::of(LINKS | ADDRESSES | ROUTES)?, heard: Vec::new() })
     }
 
-    /// The next change. Dropping the future loses none.
+    /// Returns the next change. Cancel safe.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket failed.
     pub async fn next(&mut self) -> io::Result<Change> {
         loop {
             if let Some(change) = self.heard.pop() {
                 return Ok(change);
             }
-            match self.announcements.next().await? {
+            match self.notifications.next().await? {
                 Some(messages) => self.heard = messages.iter().rev().filter_map(change).collect(),
                 None => return Ok(Change::Much),
             }
@@ -74,14 +75,14 @@ fn change(message: &RouteNetlinkMessage) -> Option<Change> {
         RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
             Some(Change::Address { interface: address.header.index })
         }
-        // Of an interface that is new the kernel says that all has changed.
+        // For a new interface, the kernel reports that all flags changed.
         RouteNetlinkMessage::NewLink(link)
             if link.header.change_mask.contains(LinkFlags::Up) && link.header.change_mask.bits() != u32::MAX =>
         {
             let is_up = link.header.flags.contains(LinkFlags::Up);
             Some(Change::Link { interface: link.header.index, is_up })
         }
-        // Others tell of bridges.
+        // Other address families report bridge ports.
         RouteNetlinkMessage::DelLink(link) if link.header.interface_family == AddressFamily::Unspec => {
             Some(Change::Link { interface: link.header.index, is_up: false })
         }

@@ -1,8 +1,8 @@
-//! A passage for datagrams that arrived at one socket and are another's: of a sibling in this process, or
-//! of a process that was taken over and finishes its connections.
+//! Forwards datagrams that arrived at the wrong socket to their reader: another worker of this process, or a
+//! predecessor process that still finishes its connections after a takeover.
 //!
-//! In: datagrams with all that a socket says of them. Out: the same at the other end. A pair of Unix
-//! datagram sockets; what finds no room is lost, as on any link, and counted by who sends.
+//! In: datagrams with the metadata of the receiving socket. Out: the same at the other end of a pair of Unix datagram
+//! sockets. The sender drops and counts datagrams for which there is no room.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -13,56 +13,57 @@ use nix::sys::socket::{MsgFlags, recvmsg, sendmsg};
 use quinn_udp::{EcnCodepoint, RecvMeta};
 use socket2::SockRef;
 
-/// Room on the way, where the kernel grants it: a burst outlives a scheduling delay.
+/// Socket buffer, as sender as the kernel grants it, so that a burst survives a scheduling delay.
 const BUFFER: usize = 4 << 20;
-/// Source and destination, 16 bytes each with what they are in front; port, scope; ECN; segment size.
+/// Bytes of the metadata: source and destination with 16 bytes and an address family each; port, scope; ECN; segment
+/// size.
 const HEAD: usize = 17 + 17 + 2 + 4 + 1 + 2;
 
-/// The two ends of a passage.
+/// The two ends of a forwarder.
 #[derive(Debug)]
-pub(super) struct Passage {
-    pub(super) near: UnixDatagram,
-    pub(super) far: UnixDatagram,
+pub(super) struct DatagramForwarder {
+    pub(super) receiver: UnixDatagram,
+    pub(super) sender: UnixDatagram,
 }
 
-impl Passage {
+impl DatagramForwarder {
     pub(super) fn open() -> io::Result<Self> {
-        let (near, far) = UnixDatagram::pair()?;
-        for end in [&near, &far] {
+        let (receiver, sender) = UnixDatagram::pair()?;
+        for end in [&receiver, &sender] {
             end.set_nonblocking(true)?;
-            // The kernel caps it; less still works.
+            // The kernel may grant less, which still works.
             let _ = SockRef::from(end).set_send_buffer_size(BUFFER);
         }
-        Ok(Self { near, far })
+        Ok(Self { receiver, sender })
     }
 }
 
-/// Why a datagram did not get through.
+/// The reason why a datagram was not forwarded.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Lost {
-    /// There is no room just now.
+pub(super) enum ForwardError {
+    /// The socket buffer is full.
     Full,
-    /// Nobody is at the other end any more.
-    Gone,
+    /// The other end is closed.
+    Closed,
 }
 
-/// Sends a message, one datagram or several of one size, with what is known of it.
-pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Result<(), Lost> {
+/// Sends a message, one datagram or several of one size, with its metadata.
+pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Result<(), ForwardError> {
     let head = put(meta);
     let slices = [IoSlice::new(&head), IoSlice::new(contents)];
     match sendmsg::<()>(to.as_raw_fd(), &slices, &[], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL, None) {
         Ok(_) => Ok(()),
         Err(nix::Error::ECONNREFUSED | nix::Error::ECONNRESET | nix::Error::EPIPE | nix::Error::ENOTCONN) => {
-            Err(Lost::Gone)
+            Err(ForwardError::Closed)
         }
-        Err(_) => Err(Lost::Full),
+        Err(_) => Err(ForwardError::Full),
     }
 }
 
-/// Receives such a message. What is none is skipped as one without contents.
+/// Receives such a message. A malformed one is returned without contents and ignored by the caller.
 ///
 /// # Errors
-/// `WouldBlock` where none is there.
+/// `WouldBlock` if no message is waiting.
 pub(super) fn receive(from: &impl AsRawFd, room: &mut IoSliceMut<'_>) -> io::Result<RecvMeta> {
     let mut head = [0; HEAD];
     let mut slices = [IoSliceMut::new(&mut head), IoSliceMut::new(room)];
@@ -73,7 +74,7 @@ pub(super) fn receive(from: &impl AsRawFd, room: &mut IoSliceMut<'_>) -> io::Res
     Ok(meta)
 }
 
-/// An end that came from another process.
+/// An end that another process passed to us.
 pub(super) fn adopt(fd: OwnedFd) -> UnixDatagram {
     fd.into()
 }
@@ -137,16 +138,16 @@ mod tests {
 
     #[test]
     fn a_message_arrives_with_all_that_is_known_of_it() {
-        let passage = Passage::open().unwrap();
+        let forwarder = DatagramForwarder::open().unwrap();
         let all = [
             meta("192.0.2.1:443", Some("192.0.2.9"), Some(EcnCodepoint::Ce), 1200),
             meta("[fe80::1%3]:65535", Some("2001:db8::1"), None, 3),
             meta("[2001:db8::2]:1", None, Some(EcnCodepoint::Ect0), 5),
         ];
         for sent in all {
-            send(&passage.far, &sent, b"there").unwrap();
+            send(&forwarder.sender, &sent, b"there").unwrap();
             let mut room = [0; 64];
-            let got = receive(&passage.near, &mut IoSliceMut::new(&mut room)).unwrap();
+            let got = receive(&forwarder.receiver, &mut IoSliceMut::new(&mut room)).unwrap();
             assert_eq!((got.addr, got.dst_ip, got.ecn), (sent.addr, sent.dst_ip, sent.ecn));
             assert_eq!((got.stride, &room[..got.len]), (sent.stride, &b"there"[..]));
         }
@@ -154,21 +155,21 @@ mod tests {
 
     #[test]
     fn the_largest_message_fits_and_a_flood_is_cut() {
-        let passage = Passage::open().unwrap();
+        let forwarder = DatagramForwarder::open().unwrap();
         let meta = meta("192.0.2.1:443", None, None, 1400);
         let large = vec![7; 65_535];
-        send(&passage.far, &meta, &large).unwrap();
+        send(&forwarder.sender, &meta, &large).unwrap();
         let mut room = vec![0; 1 << 17];
-        let got = receive(&passage.near, &mut IoSliceMut::new(&mut room)).unwrap();
+        let got = receive(&forwarder.receiver, &mut IoSliceMut::new(&mut room)).unwrap();
         assert_eq!(room[..got.len], large);
-        let lost = (0..100_000).map(|_| send(&passage.far, &meta, &large)).find(Result::is_err);
-        assert_eq!(lost, Some(Err(Lost::Full)));
+        let lost = (0..100_000).map(|_| send(&forwarder.sender, &meta, &large)).find(Result::is_err);
+        assert_eq!(lost, Some(Err(ForwardError::Full)));
     }
 
     #[test]
     fn an_end_that_is_gone_is_told() {
-        let Passage { near, far } = Passage::open().unwrap();
-        drop(near);
-        assert_eq!(send(&far, &meta("192.0.2.1:443", None, None, 1), b"x"), Err(Lost::Gone));
+        let DatagramForwarder { receiver, sender } = DatagramForwarder::open().unwrap();
+        drop(receiver);
+        assert_eq!(send(&sender, &meta("192.0.2.1:443", None, None, 1), b"x"), Err(ForwardError::Closed));
     }
 }
