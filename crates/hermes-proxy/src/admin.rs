@@ -1,7 +1,7 @@
 //! The admin endpoint: health, metrics, configuration and sessions over HTTP.
 //!
-//! In: GET requests on its own listener, on the main thread, so that scraping never delays
-//! traffic. Out: text and JSON. Never: a change of anything, or a secret.
+//! In: GET requests on its own listener, on the main thread, so that scraping never delays traffic. Out: text and JSON.
+//! Never: a change of anything, or a secret.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,15 +27,15 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::node::NodeView;
 use crate::seldom::Seldom;
 
-/// Simultaneous connections; a scraper needs one. Beyond this the oldest is closed.
+/// The limit of simultaneous connections; a scraper needs one. Beyond it, the oldest is closed.
 const CONNECTIONS: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between two log lines about connections that could not be accepted.
 const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
-/// For what waits to be sent: who reads nothing must not hold a place for ever.
+/// The timeout for sending a response: a client that reads nothing must not occupy a connection forever.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the node takes traffic: false from the beginning of a drain.
+/// The readiness of the node: false from the start of a drain.
 pub type Readiness = Arc<AtomicBool>;
 
 /// Serves the admin endpoint for as long as it is polled.
@@ -100,7 +100,7 @@ async fn converse(
     });
     let _ = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        // A client that polls now and then must not hold a connection meanwhile.
+        // A client that polls rarely must not hold a connection in between.
         .keep_alive(false)
         .half_close(true)
         .header_read_timeout(HEADER_TIMEOUT)
@@ -108,7 +108,7 @@ async fn converse(
         .await;
 }
 
-/// A connection whose client has to take what is sent within `ANSWER_TIMEOUT`.
+/// A connection whose client must accept responses within `ANSWER_TIMEOUT`.
 struct Hurried<S> {
     stream: S,
     /// Runs from the first write that had to wait until everything is sent.
@@ -133,7 +133,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Hurried<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // hyper flushes once nothing is left of what it had to write.
+        // hyper flushes once it has written everything.
         let this = self.get_mut();
         this.overdue = None;
         Pin::new(&mut this.stream).poll_flush(cx)
@@ -150,7 +150,7 @@ async fn answer(
     ready: &Readiness,
     on_loopback: bool,
 ) -> Response<Full<Bytes>> {
-    // A web page that points its own name at 127.0.0.1 must not read this (DNS rebinding).
+    // A web page that resolves its own name to 127.0.0.1 must not read this (DNS rebinding).
     if on_loopback && !names_loopback(request) {
         return text(
             StatusCode::FORBIDDEN,

@@ -1,9 +1,9 @@
-//! A device without a node: its packets go to nodes in UDP datagrams, one in each, and come back so.
+//! A device without a node: its packets go to nodes as UDP datagrams, one in each, and return the same way.
 //!
-//! In: the device's name and addresses, and for each prefix the `ip` listener of a node, here or on another machine.
-//! Out: packets both ways, judged as at any device of ours: from its addresses, to the prefix of that listener. What
-//! may not pass is counted by its reason. The device, its routes and rules go with it.
-//! Never: HTTP, or a second way for what a prefix captures: where the node is away, packets are lost.
+//! In: the device's name and addresses, and for each prefix the `ip` listener of a node, on this host or another. Out:
+//! packets in both directions, filtered as at any device of Hermes: from its addresses, to the prefix of that listener.
+//! Dropped packets are counted by reason. The device, its routes and rules are removed with it. Never: HTTP, or another
+//! path for a captured prefix: while the node is unreachable, packets are lost.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,25 +23,25 @@ use ipnet::IpNet;
 use crate::datagram::Outgoing;
 use crate::ip::{Rules, Table, Verdict, Way, poll_send_into};
 
-/// So often a node hears that we are here; shorter than NATs forget (RFC 4787, REQ-5) and nodes wait.
+/// The keepalive interval to a node; shorter than NAT mappings (RFC 4787, REQ-5) and the node's timeout.
 const PRESENCE: Duration = Duration::from_secs(25);
-/// Reads of one turn before other work gets its own.
+/// The limit of reads before other work runs.
 const ROUNDS: usize = 16;
-/// Packets for one node that wait for its socket; what is read of the device at once is fewer.
+/// The limit of packets that wait for a node's socket; one read of the device yields fewer.
 const MOST_WAITING: usize = 4096;
-/// Errors about packets that are told in a second.
+/// The limit of ICMP errors in a second.
 const ANSWERS: u32 = 200;
 
-/// Where the packets of a prefix go.
+/// The node for packets to a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The packets' destinations.
+    /// Destination prefix of the packets.
     pub network: IpNet,
     /// The `ip` listener of a node.
     pub node: SocketAddr,
 }
 
-/// A device, and where its packets go. Dropped, it is gone.
+/// A device, and the nodes for its packets. Dropping it removes the device.
 pub struct Assist {
     device: tun::Device,
     queue: IdleQueue,
@@ -49,22 +49,22 @@ pub struct Assist {
     targets: Vec<Target>,
 }
 
-/// What became of the packets.
+/// The packet counters.
 #[derive(Debug, Default)]
 pub struct Carried {
-    /// Packets that went to nodes.
+    /// Packets sent to nodes.
     pub sent: u64,
-    /// Packets that came from nodes.
+    /// Packets received from nodes.
     pub received: u64,
-    /// Packets that were dropped, by the reason: as in the metrics of a node.
+    /// Packets dropped, by reason, as in the metrics of a node.
     pub dropped: BTreeMap<&'static str, u64>,
 }
 
 impl Assist {
-    /// Makes the device with its addresses and captures. Takes the privilege to do so.
+    /// Creates the device with its addresses and captures. Requires the privilege to do so.
     ///
     /// # Errors
-    /// `TunError`: what is missing, with a remedy.
+    /// `TunError`: the missing permission or part, with a remedy.
     pub fn open(name: &str, addresses: Vec<IpAddr>, targets: Vec<Target>) -> Result<Self, TunError> {
         let (device, mut queues) = tun::Device::create(name, 1, LARGEST_MTU)?;
         let Some(queue) = queues.pop() else {
@@ -81,10 +81,10 @@ impl Assist {
         Ok(Self { device, queue, addresses, targets })
     }
 
-    /// Carries packets until `stop`; then the device is gone.
+    /// Carries packets until `stop`; then removes the device.
     ///
     /// # Errors
-    /// No socket is to be had, or the device was taken away.
+    /// No socket can be opened, or the device was deleted.
     pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<Carried> {
         let Self { device, queue, addresses, targets } = self;
         let mut carrier = Carrier::new(queue.start()?, &addresses, &targets)?;
@@ -100,27 +100,27 @@ impl Assist {
                 Err(error) = std::future::poll_fn(|cx| carrier.poll(cx)) => break Err(error),
             }
         };
-        // Its rules go here, while there is still somebody who may remove them.
+        // The drop removes the device and its rules, while this process may still do so.
         drop(device);
         result.map(|()| carrier.ledger.into_inner())
     }
 }
 
-/// The longest packet that reaches a node in one piece. Where the kernel does not say it cuts what is too long.
+/// The longest packet that reaches a node unfragmented. If the kernel does not report it, it fragments longer packets.
 fn payload_to(node: SocketAddr) -> usize {
     udp::whole_payload(node).unwrap_or(udp::MAX_PAYLOAD).max(ip::MIN_MTU_V6)
 }
 
-/// A node, and what waits for it and from it.
+/// A node, and the packets that wait for it and from it.
 struct Link {
     socket: UdpSocket,
     node: SocketAddr,
     rules: Rules,
     capacity: usize,
     up: VecDeque<Bytes>,
-    /// Judged already.
+    /// Packets that passed the filter already.
     down: VecDeque<Bytes>,
-    /// The node does not answer at all (ICMP), and that was said.
+    /// The node is unreachable (ICMP), which was logged.
     is_away: bool,
 }
 
@@ -130,10 +130,10 @@ struct Carrier {
     from_node: udp::ReceiveBuffer,
     run: RefCell<Vec<u8>>,
     links: Vec<Link>,
-    /// Which link a destination has.
+    /// The index of the link for a destination.
     places: Table<usize>,
     ledger: RefCell<Carried>,
-    /// Errors that were told since the time that follows.
+    /// The number of ICMP errors since the time beside it.
     answers: (u32, tokio::time::Instant),
 }
 
@@ -168,7 +168,7 @@ impl Carrier {
         })
     }
 
-    /// An empty datagram to each node: it opens its session, and keeps it.
+    /// Sends an empty datagram to each node, which opens its session and keeps it alive.
     fn show_presence(&self) {
         for link in &self.links {
             if let Err(error) = link.socket.try_send(link.node, &[], 1) {
@@ -177,7 +177,7 @@ impl Carrier {
         }
     }
 
-    /// Never ready but with an error, which is the device's.
+    /// Carries packets. Ready only with an error of the device.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         for _ in 0..ROUNDS {
             let up = self.poll_up(cx)?;
@@ -190,7 +190,7 @@ impl Carrier {
         Poll::Pending
     }
 
-    /// From the device to the nodes. Ready where something moved.
+    /// Moves packets from the device to the nodes. Ready if some moved.
     fn poll_up(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<()>> {
         let mut came = Vec::new();
         let received = self.queue.poll_receive(cx, &mut self.from_device, |packet| came.push(packet));
@@ -201,12 +201,12 @@ impl Carrier {
         for link in &mut self.links {
             let refused = Cell::new(false);
             let dropped = |reason, count| {
-                // An ICMP message about an earlier packet: only one of reading and sending hears of it.
+                // An ICMP error for an earlier packet: either reading or sending reports it, not both.
                 refused.set(refused.get() || reason == "icmp");
                 note(&self.ledger, reason, count);
             };
             let outgoing = Outgoing { run: &self.run, dropped: &dropped };
-            // What cannot be sent is counted; there is nobody to tell.
+            // Unsent packets are counted; no sender is there to notify.
             let _ = outgoing.poll_send(&link.socket, link.node, cx, &mut link.up);
             if refused.get() {
                 link.note_away();
@@ -240,7 +240,7 @@ impl Carrier {
         }
     }
 
-    /// Nobody is answered without end (RFC 1812, 4.3.2.8).
+    /// Limits the rate of ICMP errors (RFC 1812, section 4.3.2.8).
     fn may_answer(&mut self) -> bool {
         let (count, since) = &mut self.answers;
         if since.elapsed() >= Duration::from_secs(1) {
@@ -250,7 +250,7 @@ impl Carrier {
         *count <= ANSWERS
     }
 
-    /// From the nodes to the device. Ready where something moved.
+    /// Moves packets from the nodes to the device. Ready if some moved.
     fn poll_down(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<()>> {
         let dropped = |reason, count| note(&self.ledger, reason, count);
         let mut moved = Poll::Pending;
@@ -277,7 +277,7 @@ impl Carrier {
 }
 
 impl Link {
-    /// Said once, until the node is heard again.
+    /// Logs that the node is unreachable, once until it answers again.
     fn note_away(&mut self) {
         if !std::mem::replace(&mut self.is_away, true) {
             tracing::warn!(node = %self.node, "the node does not listen there; packets are lost until it does");
@@ -286,7 +286,7 @@ impl Link {
 }
 
 /// # Errors
-/// Why a packet of a node may not pass.
+/// The reason why a packet of a node is dropped.
 fn let_in(rules: &Rules, packet: &[u8]) -> Result<(), &'static str> {
     let header = ip::parse(packet).map_err(|_| "malformed-packet")?;
     match rules.judge(Way::In, packet, &header, capsule::MAX_PACKET) {
@@ -304,7 +304,7 @@ fn note(ledger: &RefCell<Carried>, reason: &'static str, count: u64) {
 mod tests {
     use super::*;
 
-    /// Nothing takes what waits.
+    /// Without a reader, cut packets must not exceed the queue.
     #[tokio::test]
     async fn packets_that_are_cut_wait_no_more_than_others() {
         let [own, there] = [[10, 20, 0, 2], [10, 0, 0, 1]].map(IpAddr::from);
@@ -312,7 +312,7 @@ mod tests {
         let (queue, _device) = IdleQueue::pair().unwrap();
         let mut carrier = Carrier::new(queue.start().unwrap(), &[own], &[target]).unwrap();
         carrier.links[0].capacity = 576;
-        // 1,000 bytes of UDP that may be cut in two.
+        // 1,000 bytes of UDP that may be fragmented in two.
         let mut packet = vec![0; 1000];
         packet[..12].copy_from_slice(&[0x45, 0, 0x03, 0xe8, 0, 1, 0, 0, 64, 17, 0x62, 0xee]);
         packet[12..20].copy_from_slice(&[10, 20, 0, 2, 10, 0, 0, 1]);

@@ -1,10 +1,10 @@
-//! A rate limit that all clients of one worker share: a number of events a second.
+//! A rate limit: a number of events in a second, for all clients of one worker or for one session.
 //!
-//! In: somebody wants one more. Out: whether that is within bounds. Never: a wait.
+//! In: requests for one event. Out: whether it is within the limit. Never: a wait.
 
 use std::cell::Cell;
 
-/// So much in each second.
+/// The events of the current second.
 #[derive(Default)]
 pub(crate) struct Budget {
     second: Cell<u64>,
@@ -12,7 +12,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// One more, at this time in milliseconds, of `most` in a second.
+    /// Takes one event at this time in milliseconds. False once `most` have been granted in this second.
     pub(crate) fn takes(&self, now: u64, most: u32) -> bool {
         let second = now / 1000;
         if self.second.replace(second) != second {

@@ -1,9 +1,8 @@
-//! Moves the bytes of a tunnel, both ways, until both ends are done.
+//! Copies the bytes of a tunnel in both directions until both have ended.
 //!
-//! In: two byte streams and the session they belong to. Out: bytes in order, each direction ended
-//! as its source ended it: an orderly end becomes an orderly end (half close), a broken stream
-//! breaks the other. Both directions are polled together, so that a tunnel is one future with one
-//! owner. Holds at most one chunk a direction.
+//! In: two byte streams and their session. Out: bytes in order. Each direction ends as its source did: a clean end is
+//! passed on as a clean end (half-close), and a broken stream resets the other. Both directions are polled together, so
+//! that a tunnel is one future with one owner. It holds at most one chunk in each direction.
 
 use std::future::Future as _;
 use std::io;
@@ -18,7 +17,7 @@ use crate::error::Error;
 use crate::live::{Phase, Session};
 use crate::stream::{ByteStream, has_parted};
 
-/// Chunks that are moved before other tasks of the worker get their turn.
+/// The limit of chunks before other tasks of the worker run.
 const CHUNKS_A_TURN: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,13 +26,13 @@ enum State {
     Writing,
     Flushing,
     Finishing,
-    /// Nobody takes it any more, and that is in order. It is read all the same: a socket that is closed
-    /// while something is unread is reset, and takes back what was still to be sent.
+    /// The sink wants no more, which is no error. The source is still read: closing a socket with unread bytes resets
+    /// it, and discards bytes that it has yet to send.
     Discarding,
     Done,
 }
 
-/// For a client to hear that all is said, and to end its side.
+/// The time for a client to see the end of the response direction and to end its own.
 const LINGER: Duration = Duration::from_secs(30);
 
 struct Direction {
@@ -42,13 +41,13 @@ struct Direction {
     from_client: bool,
 }
 
-/// Which side of a tunnel failed, and how.
+/// The side of a tunnel that failed, and its error.
 enum Failure {
     Client(io::Error),
     Far(io::Error),
 }
 
-/// Relays until both directions are done. The session's record gets what went wrong.
+/// Copies until both directions have ended. Stores a failure for the access log.
 pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session) {
     let entry = &session.entry;
     entry.set_phase(&session.worker, Phase::Open);
@@ -81,7 +80,7 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
                 [Poll::Ready(Err(error)), _] => Poll::Ready(Some(named(Failure::Client(error), session))),
                 [_, Poll::Ready(Err(error))] => Poll::Ready(Some(named(Failure::Far(error), session))),
                 [Poll::Ready(Ok(())), Poll::Ready(Ok(()))] => Poll::Ready(None),
-                // Whoever finished last has still to be sent: it wakes us.
+                // The stream that finished last still sends its rest, and wakes this task.
                 _ => Poll::Pending,
             },
             _ => Poll::Pending,
@@ -90,7 +89,7 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
     .await;
     match failed {
         None => {}
-        // Silence is how most flows end: to nobody is it a failure.
+        // Most UDP flows end by silence, which is no failure for either side.
         Some(Error::Idle(_)) if entry.facts.kind == Kind::Udp => {
             let closed = std::future::poll_fn(|cx| {
                 let open = near.poll_close(cx).is_pending() | far.poll_close(cx).is_pending();
@@ -106,8 +105,9 @@ pub(crate) async fn relay(mut near: ByteStream, mut far: ByteStream, session: &S
     }
 }
 
-/// Who has ended its own direction, or sent more than is taken, is not read any more: that it broke off
-/// the other is asked for. Of the far end only the former, since what it sent may still arrive.
+/// Asks for a reset of the sides that are not being read: those that ended their own direction or sent more than the
+/// sink takes. The upstream side is asked only after its direction ended, because bytes that it sent before may still
+/// arrive.
 fn poll_broken_off(
     cx: &mut Context<'_>,
     near: &mut ByteStream,

@@ -1,11 +1,12 @@
-//! Custody in sessions: requests that a node stores and answers for, until the next node does.
+//! Custody in sessions: a node stores a request or response and is responsible for it until the next node acknowledges
+//! it.
 //!
 //! In: requests of routes with `custody:`, and channels from and to neighbours. Out: the same requests and responses,
-//! byte for byte after their heads, over paths whose links are never up together.
-//! Never: what is stored and for how long; that is `hermes-custody`.
+//! byte for byte after their heads, over paths whose links are never up together. Never: the stored bytes and their
+//! lifetime; that is `hermes-custody`.
 //!
-//! `forward` sends a session's request by custody, `arrived` serves what a neighbour sent, `channel` carries records
-//! between neighbours, `keeper` dials them.
+//! `forward` sends a session's request by custody, `arrived` serves an exchange from a neighbour, `channel` carries
+//! records between neighbours, `keeper` dials them.
 
 mod again;
 mod arrived;

@@ -1,8 +1,8 @@
-//! The datagrams of one flow, and the two ends that they move between.
+//! The datagrams of one flow, and the two ports that they move between.
 //!
-//! In: two ports: a tunnel (RFC 9297), a connected socket, or a flow of a listener. Out: datagrams, in
-//! order, one by one in count though many at a time in system calls. A full tunnel holds back its source:
-//! a socket's kernel buffer, or a queue, where the oldest make room for what comes, and are counted.
+//! In: two ports: a tunnel (RFC 9297), a connected socket, a flow of a listener, or an end at a device. Out: datagrams,
+//! in order; several in one system call if possible. A full tunnel applies backpressure to its source. There the
+//! kernel's socket buffer or a queue drops the oldest datagrams, and counts them.
 
 mod inbox;
 mod outgoing;
@@ -33,29 +33,29 @@ use crate::live::Entry;
 use crate::stream::{ByteStream, Reset};
 use crate::worker::Worker;
 
-/// A capsule that is no datagram.
+/// A capsule other than a datagram.
 #[derive(Debug)]
 pub(crate) enum Other {
-    /// A part of one that is passed on as it came; `ends`: the capsule is whole with it.
+    /// A fragment of a capsule that is forwarded unparsed; `ends`: the capsule is complete with it.
     Piece { bytes: Bytes, ends: bool },
-    /// One that is understood somewhere.
+    /// A complete capsule of a known type.
     Whole { kind: u64, payload: Bytes },
 }
 
-/// What may be done before other tasks of the worker get their turn: a packet is one, a capsule as many as there are
-/// entries of addresses in it, and a request for addresses all of it: each may be one that is given back and another
-/// one's route, and the kernel is waited for.
+/// The limit of work before other tasks of the worker run. A packet counts as one, a capsule as one for each address
+/// entry. A request for addresses counts as the whole limit: each address may release one lease and route another,
+/// and both wait for the kernel.
 pub(crate) const MOST_WORK: usize = 256;
-/// Bytes of the shortest entry of an address.
+/// The shortest entry of an address, in bytes.
 const ENTRY: usize = 7;
 
-/// How much is to be done for a capsule that is understood.
+/// The work that a capsule of a known type causes.
 fn work_of(kind: u64, payload: &[u8]) -> usize {
     if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 1 + payload.len() / ENTRY }
 }
 
 impl Other {
-    /// How much is to be done for it, where a packet is one.
+    /// The work that it causes, in units of one packet.
     pub(crate) fn work(&self) -> usize {
         match self {
             Other::Piece { .. } => 1,
@@ -70,15 +70,16 @@ impl Other {
     }
 }
 
-/// What moves from one port to the other in a turn.
+/// The datagrams and capsules that move from one port to the other in a turn.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) datagrams: VecDeque<Bytes>,
-    /// The datagrams are what the flow carries; else each has its context in front (RFC 9297, 2.1).
+    /// The datagrams are bare payload; otherwise each begins with its context ID (RFC 9297, section 2.1).
     pub(crate) opened: bool,
-    /// A device has judged them already, and could not take them at once.
+    /// A device has already checked them against its rules, and could not accept them at once.
     pub(crate) judged: bool,
-    /// On a stream they came before the datagrams, and go before them; QUIC's own datagrams have no order with it.
+    /// On a stream, they came before the datagrams and are sent before them. QUIC datagrams have no order relative to
+    /// the stream.
     pub(crate) capsules: VecDeque<Other>,
 }
 
@@ -91,7 +92,7 @@ impl Batch {
         self.datagrams.is_empty() && self.capsules.is_empty()
     }
 
-    /// What came for another tunnel, and goes to an end of the flow after a move.
+    /// Removes the context IDs of datagrams that were received for another tunnel, after the flow has moved.
     fn open(&mut self, worker: &Worker) {
         if !std::mem::replace(&mut self.opened, true) {
             let count = self.datagrams.len();
@@ -105,15 +106,15 @@ impl Batch {
     }
 }
 
-/// One end of a flow.
+/// An end of a flow.
 pub(crate) enum Port {
     /// A request's stream.
     Tunnel(Box<Tunnel>),
-    /// A socket of our own towards one peer.
+    /// A socket of this node, connected to one peer.
     Socket { socket: UdpSocket, peer: SocketAddr },
-    /// One source of a listener.
+    /// The flow from one source of a listener.
     Flow(Flow),
-    /// An end of CONNECT-IP at a device.
+    /// The end of a CONNECT-IP tunnel at a device.
     Device(Box<End>),
 }
 
@@ -145,21 +146,21 @@ impl Port {
         Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
     }
 
-    /// A tunnel that we have opened.
+    /// A tunnel that this node opened.
     pub(crate) fn far_tunnel(stream: ByteStream, kind: Kind) -> Self {
         let mut tunnel = Tunnel::new(stream, kind);
         tunnel.has_said_less();
         Port::Tunnel(Box::new(tunnel))
     }
 
-    /// What was read of its stream before comes first.
+    /// Prepends bytes that were already read from its stream.
     fn push(&mut self, ahead: Bytes) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.push(ahead);
         }
     }
 
-    /// With what is known already of the packets that go further.
+    /// Sets the packet length that the other side can forward, if it is already known.
     pub(crate) fn carrying(mut self, told: Option<usize>) -> Self {
         if let (Port::Tunnel(tunnel), Some(told)) = (&mut self, told) {
             tunnel.set_told(told);
@@ -167,14 +168,14 @@ impl Port {
         self
     }
 
-    /// What is received here goes to that port.
+    /// Sets the port that receives from this one.
     fn set_sink(&mut self, sink: &Port) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.set_opens(!matches!(sink, Port::Tunnel(_)));
         }
     }
 
-    /// The device that it was an end at, and that is gone.
+    /// The device of this end, if it was deleted.
     fn lost_device(&self) -> Option<Arc<str>> {
         match self {
             Port::Device(end) => end.lost_device(),
@@ -182,7 +183,7 @@ impl Port {
         }
     }
 
-    /// The longest IP packet that goes through here, and further.
+    /// The longest IP packet that this port and the path after it forward.
     fn capacity(&self) -> usize {
         match self {
             Port::Tunnel(tunnel) => tunnel.capacity(),
@@ -191,7 +192,7 @@ impl Port {
         }
     }
 
-    /// Tells whoever sends IP packets to us how long they may be.
+    /// Tells the sender of IP packets how long they may be.
     fn announce(&mut self, capacity: usize) {
         match self {
             Port::Tunnel(tunnel) => tunnel.announce(capacity),
@@ -200,12 +201,12 @@ impl Port {
         }
     }
 
-    /// What was sent last is a part of a capsule whose rest is to come.
+    /// True if the last sent bytes are a fragment of a capsule.
     fn is_within(&self) -> bool {
         matches!(self, Port::Tunnel(tunnel) if tunnel.is_within())
     }
 
-    /// Sends what is of our own making, and waits for nothing else.
+    /// Sends the capsules of this node itself, without waiting.
     fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_own(cx, worker),
@@ -214,7 +215,7 @@ impl Port {
         }
     }
 
-    /// Receives at least one datagram into the (empty) batch. False where the flow ended.
+    /// Receives at least one datagram into the (empty) batch. False if the flow ended.
     fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
         let Batch { datagrams, opened, .. } = batch;
         *opened = true;
@@ -226,8 +227,8 @@ impl Port {
                 let mut buffer = worker.udp_buffer.borrow_mut();
                 let mut strangers = 0;
                 let received = socket.poll_receive(cx, &mut buffer, |source, datagram| {
-                    // The kernel sees to it once the socket is connected. Its port was open to all for a moment
-                    // before that, and may have been another flow's until then.
+                    // The kernel filters the source once the socket is connected. For a moment before that, its port
+                    // was open to all, and may have belonged to another flow.
                     if (source.ip(), source.port()) == (peer.ip(), peer.port()) {
                         datagrams.push_back(datagram);
                     } else {
@@ -240,7 +241,7 @@ impl Port {
                 match ready!(received) {
                     Ok(_) if datagrams.is_empty() => {}
                     Ok(_) => return Poll::Ready(Ok(true)),
-                    // An ICMP message about an earlier datagram. UDP promises nothing: go on.
+                    // An ICMP error for an earlier datagram. UDP guarantees nothing, so the flow continues.
                     Err(error) if is_icmp(&error) => worker.shared.metrics.dropped("icmp", 1),
                     Err(error) => return Poll::Ready(Err(error)),
                 }
@@ -266,7 +267,7 @@ impl Port {
         }
     }
 
-    /// It took datagrams that it could not send yet.
+    /// True if it accepted datagrams that it could not send yet.
     fn holds_unsent(&self) -> bool {
         match self {
             Port::Tunnel(tunnel) => tunnel.holds_unsent(),
@@ -275,27 +276,26 @@ impl Port {
         }
     }
 
-    /// Tells its peer that this node is about to go.
+    /// Tells the peer that this node shuts down.
     fn say_leaving(&mut self) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.say_leaving();
         }
     }
 
-    /// Its far end is about to go, and another one may be there already.
+    /// True if the peer shuts down, and a replacement may exist already.
     fn is_leaving(&self) -> bool {
         matches!(self, Port::Tunnel(tunnel) if tunnel.is_leaving())
     }
 
-    /// Moves the connection that carries it, if that is ours to do. What goes wrong there, receiving
-    /// and sending tell.
+    /// Drives the underlying connection, if no other task does. Receiving and sending report its errors.
     fn poll_carrier(&mut self, cx: &mut Context<'_>) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.poll_carrier(cx);
         }
     }
 
-    /// Ends it in order.
+    /// Ends the port cleanly.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_finish(cx),
@@ -303,7 +303,7 @@ impl Port {
         }
     }
 
-    /// Ends it in order and hears the other side out, whose datagrams have nowhere to go any more.
+    /// Ends the port cleanly, and discards what the other side still sends until it ends too.
     fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
@@ -312,7 +312,7 @@ impl Port {
                 end.close(worker);
                 Poll::Ready(())
             }
-            // What comes from now on is another flow's.
+            // Later datagrams belong to another flow.
             Port::Flow(flow) => {
                 flow.queue.close_in_order();
                 Poll::Ready(())
@@ -334,7 +334,7 @@ fn is_icmp(error: &io::Error) -> bool {
     )
 }
 
-/// The whole batch becomes one chunk: one DATA frame, one write.
+/// Encodes the whole batch as one chunk: one DATA frame, one write.
 fn capsules(room: &mut BytesMut, batch: &mut VecDeque<Bytes>) -> Bytes {
     room.reserve(batch.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
     for datagram in batch.drain(..) {

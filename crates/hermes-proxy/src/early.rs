@@ -1,10 +1,10 @@
-//! What a client sends before its tunnel is open.
+//! Early payload: bytes that a client sends before its tunnel is open.
 //!
-//! In: the client's side of a tunnel that is being opened. Out: its first bytes, in DATA frames right
-//! behind the request, so that no round trip passes before them (for UDP RFC 9298, section 5, says that
-//! one may; TCP is no different, since the stream is the tunnel's own). What was sent is kept until
-//! the next node has answered: if that refused the stream unseen, another endpoint gets it again.
-//! Only nodes are sent anything early. Never: more than `MOST` bytes and one chunk.
+//! In: the client's side of a tunnel that is being opened. Out: its first bytes, in DATA frames directly after the
+//! request, which saves a round trip. RFC 9298, section 5, permits it for UDP; TCP is no different, because the stream
+//! belongs to the tunnel alone. The bytes are kept until the next node has answered: if it refused the stream
+//! unprocessed, another endpoint gets them again. Only nodes receive early payload. Never: more than `MOST` bytes and
+//! one chunk.
 
 use std::io;
 use std::rc::Rc;
@@ -17,19 +17,20 @@ use crate::error::Error;
 use crate::live::Entry;
 use crate::stream::{self, ByteStream, Receiver, Sender, StreamError};
 
-/// No chunk is read once so many bytes are under way.
+/// The limit of early payload; at or above it no further chunk is read.
 const MOST: usize = 16 << 10;
 
-/// A client's side, as far as it can be read before its tunnel is open.
+/// The client's side, as far as it can be read before its tunnel is open.
 pub(crate) trait Source {
-    /// It is this session's, which ends where too much of it lies unread.
+    /// Binds the source to a session, which ends if too many of its bytes remain unread.
     fn bind(&self, session: &Rc<Entry>);
 
-    /// The next chunk as the tunnel's stream has it, of at most so many bytes where it can be cut, and
-    /// how many bytes of it are payload; `None` is the end, which is said again to whoever relays.
+    /// The next chunk in the encoding of the tunnel's stream, and the number of its payload bytes. It has at most
+    /// `most` bytes if it can be split. `None` is the end, which a later reader finds again.
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>>;
 
-    /// Each chunk ends with a capsule. Else the rest of one may come later, for whoever then reads the source.
+    /// True if each chunk ends with a capsule. Otherwise the rest of one may come later, for the next reader of the
+    /// source.
     fn has_whole_capsules(&self) -> bool {
         false
     }
@@ -55,14 +56,14 @@ impl Source for Receiver {
     }
 }
 
-/// Something that we have to say ourselves, in whole capsules; `None` once it was taken.
+/// Capsules that this node itself sends; `None` once they were taken.
 pub(crate) struct Words(pub(crate) Option<Bytes>);
 
 impl Source for Words {
     fn bind(&self, _: &Rc<Entry>) {}
 
     fn poll_early(&mut self, _: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
-        // There is never more of it: only the answer wakes whoever asks.
+        // No more will come: only the response wakes the caller.
         self.0.take().map_or(Poll::Pending, |words| Poll::Ready(Ok(Some(counted(words)))))
     }
 
@@ -76,31 +77,31 @@ fn counted(chunk: Bytes) -> (Bytes, usize) {
     (chunk, length)
 }
 
-/// The early bytes of one tunnel.
+/// The early payload of one tunnel.
 pub(crate) struct Early<'a> {
     source: &'a mut dyn Source,
     sent: Vec<Bytes>,
     bytes: usize,
     payload: usize,
     ended: bool,
-    /// Where only whole capsules go: the beginning of those that did not.
+    /// If only complete capsules may be sent early: the incomplete or unsent rest.
     held: Option<BytesMut>,
 }
 
-/// What a client sent to a tunnel whose capsules are read, before somebody read them.
+/// The bytes that a client sent before the reader of its capsules was ready.
 #[derive(Debug)]
 pub(crate) struct Ahead {
-    /// Went on already, in whole capsules.
+    /// Already forwarded, in complete capsules.
     pub(crate) sent: Bytes,
-    /// Came behind that, and went nowhere.
+    /// Received after that, and not forwarded.
     pub(crate) held: Bytes,
 }
 
-/// Of CONNECT-IP's capsules these pass every node as they are; what is told from hop to hop does not.
+/// The capsules of CONNECT-IP that pass every node unchanged; all others are hop-by-hop.
 const END_TO_END: [u64; 4] =
     [capsule::DATAGRAM, connect_ip::ADDRESS_ASSIGN, connect_ip::ADDRESS_REQUEST, connect_ip::ROUTE_ADVERTISEMENT];
 
-/// How much of this may go ahead, and whether more may, once it is there.
+/// The length that may be sent early, and whether more may follow.
 fn may_go_ahead(bytes: &[u8]) -> (usize, bool) {
     let mut length = 0;
     while let Some((kind, whole)) = capsule::first(&bytes[length..]) {
@@ -120,36 +121,36 @@ impl<'a> Early<'a> {
         Self { source, sent: Vec::new(), bytes: 0, payload: 0, ended: false, held: None }
     }
 
-    /// It is this session's.
+    /// Binds the source to its session.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         self.source.bind(session);
     }
 
-    /// It may go before a tunnel whose capsules are opened here, as they are where one side has datagrams of QUIC:
-    /// who opens them must not begin in the midst of one.
+    /// True if the early payload consists of complete capsules. A node that parses the capsules, as it does if one side
+    /// has QUIC datagrams, must not start in the middle of one.
     pub(crate) fn has_whole_capsules(&self) -> bool {
         self.held.is_some() || self.source.has_whole_capsules()
     }
 
-    /// From here on only whole capsules of CONNECT-IP go ahead.
+    /// Restricts early payload to complete capsules of CONNECT-IP.
     pub(crate) fn by_capsules(&mut self) {
         if !self.has_whole_capsules() && !self.has_sent() {
             self.held = Some(BytesMut::new());
         }
     }
 
-    /// What whoever reads the capsules from now on has to know; `None` where they went as they came.
+    /// Returns the state for the reader of the capsules; `None` if the bytes were sent unparsed.
     pub(crate) fn into_ahead(self) -> Option<Ahead> {
         let held = self.held?.freeze();
         Some(Ahead { sent: self.sent.concat().into(), held })
     }
 
-    /// Some of it was sent: whoever gets the tunnel now must be sent that first.
+    /// True if bytes were sent: another endpoint must receive them first.
     pub(crate) fn has_sent(&self) -> bool {
         !self.sent.is_empty()
     }
 
-    /// Sends again what an earlier endpoint was sent for nothing.
+    /// Sends the early payload again, to another endpoint.
     ///
     /// # Errors
     /// The stream is broken.
@@ -157,10 +158,10 @@ impl<'a> Early<'a> {
         sink.send(self.sent.concat().into(), false)
     }
 
-    /// Sends what there is. The window is not waited for: the sink holds the little that this can be.
+    /// Sends what is available, without waiting for the window: the sink buffers up to the limit of early payload.
     ///
     /// # Errors
-    /// The client is gone. A broken sink is none: the response says why.
+    /// The client failed. A broken sink is not an error of this call: the response tells the reason.
     pub(crate) fn send(&mut self, cx: &mut Context<'_>, sink: &mut Sender) -> Result<(), Error> {
         while !self.ended && self.bytes < MOST && sink.poll_backlog(cx).is_ready() {
             match self.source.poll_early(cx, MOST - self.bytes) {
@@ -192,7 +193,7 @@ impl<'a> Early<'a> {
         Ok(())
     }
 
-    /// Bytes of payload since this was asked last.
+    /// Payload bytes since the last call.
     pub(crate) fn take_received(&mut self) -> usize {
         std::mem::take(&mut self.payload)
     }
@@ -210,11 +211,11 @@ mod tests {
         assert_eq!(may_go_ahead(&bytes), (request, true));
         capsule::put(&mut bytes, capsule::DATAGRAM, b"packet");
         let both = bytes.len();
-        // The second is not whole, then whole.
+        // The second capsule is incomplete at first, then complete.
         assert_eq!(may_go_ahead(&bytes[..both - 1]), (request, true));
         assert_eq!(may_go_ahead(&bytes[..=request]), (request, true));
         assert_eq!(may_go_ahead(&bytes), (both, true));
-        // What is told to this hop stays here, and all that comes behind it.
+        // A hop-by-hop capsule stays here, and so does everything after it.
         capsule::put(&mut bytes, connect_ip::MTU, b"12");
         capsule::put(&mut bytes, capsule::DATAGRAM, b"packet");
         assert_eq!(may_go_ahead(&bytes), (both, false));

@@ -1,11 +1,11 @@
-//! A node within another program: the entry for those who link the data plane as a library.
+//! A node inside another program: the entry for programs that link the data plane as a library.
 //!
-//! In: the text of a node document, and later ones. Out: a running node with threads of its own, its addresses, and an
-//! end in order. The program's own connections go to its listeners as those of any other program.
-//! Never: signals, descriptor limits, files that change, takeovers, or an admin endpoint: those are the program's
-//! affair, as in the `hermes` binary.
+//! In: the text of a node document, and later ones. Out: a running node with its own threads, its addresses, and a
+//! clean shutdown. The program connects to its listeners like any other program. Never: signals, file descriptor
+//! limits, watched files, takeovers or an admin endpoint. Those are the program's responsibility, as in the `hermes`
+//! binary.
 //!
-//! `crates/hermes-proxy/examples/embedded.rs` is a whole program.
+//! `crates/hermes-proxy/examples/embedded.rs` is a complete program.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,20 +17,20 @@ use hermes_model::{Checked, Problem};
 use crate::generation::Unready;
 use crate::node::{Bound, Node, NodeView};
 
-/// A node that runs within this program. Dropped without [`Embedded::drain`] or [`Embedded::stop`], its threads end by
-/// themselves, and its sessions are broken off.
+/// A node that runs inside this program. Dropping it without [`Embedded::drain`] or [`Embedded::stop`] ends its threads
+/// and breaks its sessions off.
 pub struct Embedded {
     node: Node,
     base: PathBuf,
     warnings: Vec<String>,
 }
 
-/// Why a document does not run: every reason, each with its place in the document and what to do.
+/// The reasons why a document cannot run, each with its path in the document and a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Refused(Vec<String>);
 
 impl Refused {
-    /// One sentence for each reason.
+    /// Returns one sentence for each reason.
     pub fn reasons(&self) -> &[String] {
         &self.0
     }
@@ -55,8 +55,8 @@ impl From<Vec<Unready>> for Refused {
 }
 
 impl Embedded {
-    /// Runs a node by the text of a document; files that it names are relative to `base`. Called on a runtime of tokio
-    /// with time and I/O; the node's workers have runtimes of their own. Records of sessions go where `access-log` says:
+    /// Runs a node from the text of a document; files that it names are relative to `base`. Called on a tokio runtime
+    /// with time and I/O; the node's workers have runtimes of their own. The access log goes where `access-log` says:
     /// by default to standard output.
     ///
     /// # Errors
@@ -68,10 +68,10 @@ impl Embedded {
         Ok(Self { node, base: base.to_owned(), warnings })
     }
 
-    /// Applies another document, whole or not at all. Sessions that it allows live on.
+    /// Applies another document, completely or not at all. Sessions that it permits continue.
     ///
     /// # Errors
-    /// As [`Embedded::run`]; the node goes on with the document that it has.
+    /// Errors of [`Embedded::run`]; the node continues with its current document.
     pub async fn reload(&mut self, document: &str) -> Result<(), Refused> {
         let checked = hermes_model::check(document, &self.base).inspect_err(|_| self.node.refused())?;
         let warnings = warnings(&checked);
@@ -80,37 +80,38 @@ impl Embedded {
         Ok(())
     }
 
-    /// What of the running document is legal, and probably not meant.
+    /// Warnings about the running document: parts that are legal, but probably unintended.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Where the listeners really listen.
+    /// The actual addresses of the listeners.
     pub fn addresses(&self) -> Vec<Bound> {
         self.node.addresses()
     }
 
-    /// Where a listener really listens, with the port that the system chose; `None`: it has no address.
+    /// The actual address of a listener, with the port that the system chose; `None` if it has no address.
     pub fn address(&self, listener: &str) -> Option<SocketAddr> {
         self.addresses().into_iter().find(|bound| &*bound.listener == listener).map(|bound| bound.address)
     }
 
-    /// Sessions, metrics and the document of the node, for the program's own eyes, or for
+    /// A view of sessions, metrics and the document, for the program itself or for
     /// [`admin::serve`](crate::admin::serve).
     pub fn view(&self) -> NodeView {
         self.node.view()
     }
 
-    /// Accepts no more, and lets sessions finish within the document's `drain`. Returns how many were broken off then.
+    /// Stops accepting, and lets sessions finish within the document's `drain`. Returns the number of sessions that
+    /// were broken off then.
     pub async fn drain(mut self) -> usize {
         let within = self.node.generation().snapshot.drain;
         self.node.close(false).await;
-        // What is left after that time is what `end` counts.
+        // `end` counts the sessions that remain after that time.
         let _ = tokio::time::timeout(within, self.node.emptied()).await;
         self.node.end().await
     }
 
-    /// Ends at once. Returns how many sessions were broken off.
+    /// Ends at once. Returns the number of sessions that were broken off.
     pub async fn stop(mut self) -> usize {
         self.node.close(false).await;
         self.node.end().await

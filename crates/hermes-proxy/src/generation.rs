@@ -1,8 +1,8 @@
 //! A generation: one snapshot made ready to run.
 //!
-//! In: a checked snapshot, and the generation before. Out: TLS configurations loaded from files,
-//! upstreams with their state (kept where nothing about them changed), numbers for pools.
-//! Everything that can fail fails here, before anything running was touched.
+//! In: a checked snapshot, and the previous generation. Out: TLS configurations loaded from files, upstreams with their
+//! state (kept if nothing about them changed), IDs for pools. All steps that can fail are here, before anything running
+//! changes.
 
 mod builder;
 
@@ -31,49 +31,50 @@ use crate::reverse::Presence;
 use crate::shares::Shares;
 use crate::upstream::{ClientTls, UpstreamState};
 
-/// What the document names. Requests look names up, and no client chooses them: a hash that is quick does.
+/// A map by name in the document. Requests look names up but do not choose them, so a fast hash without DoS protection
+/// is enough.
 type ByName<T> = HashMap<Arc<str>, T, foldhash::fast::RandomState>;
 
-/// One snapshot, ready to run.
+/// A snapshot, ready to run.
 pub struct Generation {
-    /// Counts up from 1 in this process.
+    /// Counter from 1 in this process.
     pub number: u64,
-    /// What was decided about this node.
+    /// Snapshot of the node's document.
     pub snapshot: Arc<Snapshot>,
-    /// Our overlay's name; empty without an identity.
+    /// The overlay's name; empty without an identity.
     pub(crate) overlay: Arc<str>,
     pub(crate) via: Via,
     listeners: ByName<ListenerState>,
     upstreams: ByName<Arc<UpstreamState>>,
-    /// Nodes that may keep connections to this one, by name: those that an upstream names.
+    /// Nodes that may dial this one, by name: those that an upstream names.
     nodes: HashMap<Arc<str>, Arc<Presence>>,
     route_owners: HashMap<Arc<str>, u64>,
     origins: Origins,
-    /// Of the DNS listeners' prefixes, each with its names. They outlive generations.
+    /// The name tables of the DNS listeners' prefixes. They outlive generations.
     names: Vec<Arc<NameTable>>,
     /// The node's own certificates.
     certificates: Vec<Certificate>,
-    /// The bytes of all files that went into it: the same bytes need no new connections.
+    /// The content of all files that were loaded: unchanged files need no new connections.
     files: HashMap<PathBuf, Vec<u8>>,
 }
 
-/// A certificate that this node shows.
+/// A certificate that this node presents.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// Where in the document: `identity.cert`, `listeners[0].tls.cert`.
+    /// Path in the document: `identity.cert`, `listeners[0].tls.cert`.
     pub path: String,
-    /// When it, or one of its chain, is over, in seconds since 1970.
+    /// Expiry of the certificate or its chain, whichever is first, in Unix time.
     pub not_after: i64,
-    /// How long it lives.
+    /// The lifetime.
     pub(crate) life: Duration,
 }
 
-/// An operator should hear of a certificate from this long before it is over; of one that lives for days, when it should have been
-/// renewed, with a third of its life left.
+/// The time before expiry at which a warning starts. For short-lived certificates, it is a third of their lifetime, at
+/// which they should have been renewed.
 const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Certificate {
-    /// What an operator should hear of it at this time, if anything.
+    /// A warning for the operator, if one is due.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         match self.left(now) {
             Ok(left) if left >= SOON.min(self.life / 3) => None,
@@ -85,25 +86,24 @@ impl Certificate {
         }
     }
 
-    /// How long it is good.
+    /// The remaining lifetime.
     ///
     /// # Errors
-    /// It is over, for so long.
+    /// The time since expiry.
     pub fn left(&self, now: SystemTime) -> Result<Duration, Duration> {
         let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(self.not_after).unwrap_or_default());
         end.duration_since(now).map_err(|past| past.duration())
     }
 }
 
-/// A listener, ready to run. Listener and TLS stay together: a listener that is gone must not seem
-/// to be one without TLS.
+/// A listener, ready to run. Listener and TLS stay together: a removed listener must not look like one without TLS.
 #[derive(Clone)]
 pub(crate) struct ListenerState {
     pub(crate) listener: Arc<Listener>,
     pub(crate) tls: Option<Arc<RustlsServerConfig>>,
-    /// Where HTTP/3 is spoken as well.
+    /// The QUIC configuration, if the listener has HTTP/3.
     pub(crate) quic: Option<QuicState>,
-    /// Live flows of a UDP or SOCKS listener, questions under way of a DNS listener; on all workers.
+    /// Live flows of a UDP or SOCKS listener, or pending queries of a DNS listener, on all workers.
     pub(crate) flows: Arc<Shares>,
 }
 
@@ -112,37 +112,37 @@ pub(crate) struct ListenerState {
 pub(crate) struct QuicState {
     pub(crate) config: quic::ServerConfig,
     pub(crate) bounds: quic::Bounds,
-    /// By which it ends connections of a process before it that died.
+    /// The key of stateless resets, which end connections of a predecessor that crashed.
     pub(crate) reset: quic::ResetKey,
 }
 
-/// Why a snapshot cannot run here.
+/// The reason why a snapshot cannot run on this host.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct Unready {
-    /// Where in the document.
+    /// Path in the document.
     pub path: String,
-    /// What is wrong, and with which file.
+    /// The problem, and the file that has it.
     pub reason: String,
 }
 
-/// Numbers of upstream states, unique in this process.
+/// The next ID of an upstream state, unique in this process.
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(1);
 
 fn next_owner() -> u64 {
     NEXT_OWNER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Bytes of datagrams that wait in a QUIC connection, each way.
+/// The limit of queued datagrams in a QUIC connection, in bytes for each direction.
 const DATAGRAMS: usize = 1 << 20;
-/// Between neighbours, until a round trip is measured: a first packet that is lost is missed in 300 ms and not in a second.
+/// The initial RTT between neighbours: a lost first packet is retransmitted after 300 ms rather than a second.
 const FIRST_RTT: Duration = Duration::from_millis(100);
 
 impl Generation {
-    /// Makes a snapshot ready.
+    /// Makes a snapshot ready to run.
     ///
     /// # Errors
-    /// Every file that cannot be used, with its place in the document.
+    /// Every file that cannot be used, with its path in the document.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<Unready>> {
         let built = Builder::new(&snapshot, previous).build()?;
         let route_owners = route_owners(&snapshot, previous, &built.origins);
@@ -162,12 +162,12 @@ impl Generation {
         })
     }
 
-    /// The names that have addresses of this prefix.
+    /// The name table of this prefix.
     pub(crate) fn name_table(&self, reserved: &Reserved) -> Option<&Arc<NameTable>> {
         self.names.iter().find(|table| table.reserved() == reserved)
     }
 
-    /// The tables of all prefixes whose addresses stand for names.
+    /// The name tables of all prefixes.
     pub(crate) fn name_tables(&self) -> &[Arc<NameTable>] {
         &self.names
     }
@@ -176,7 +176,7 @@ impl Generation {
         self.listeners.get(name).map(|state| &state.listener)
     }
 
-    /// The shared tables of its listeners.
+    /// The tables of flows of its listeners.
     pub(crate) fn listener_shares(&self) -> impl Iterator<Item = &Arc<Shares>> {
         self.listeners.values().map(|state| &state.flows)
     }
@@ -191,7 +191,7 @@ impl Generation {
         self.listeners.get(name)
     }
 
-    /// The CA certificates that clients of a listener are verified with, as they were read.
+    /// The CA certificates for the clients of a listener, as bytes of the file.
     pub(crate) fn client_roots(&self, listener: &Listener) -> Option<&[u8]> {
         let tls = listener.tls.as_ref()?;
         let own = self.snapshot.identity.as_ref().map(|identity| &identity.ca);
@@ -206,7 +206,7 @@ impl Generation {
     /// The state of a route's upstream.
     ///
     /// # Errors
-    /// It has none, which is a fault of ours: the route is of another document.
+    /// An internal error: the route belongs to another document.
     pub(crate) fn state_of(&self, upstream: &Upstream) -> Result<&Arc<UpstreamState>, Error> {
         self.upstream(&upstream.name).ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))
     }
@@ -215,31 +215,31 @@ impl Generation {
         self.upstreams.values()
     }
 
-    /// A node that may keep connections to this one.
+    /// A node that may dial this one.
     pub(crate) fn node(&self, name: &str) -> Option<&Arc<Presence>> {
         self.nodes.get(name)
     }
 
-    /// The pool number of a terminating route.
+    /// The pool ID of a terminating route.
     pub(crate) fn route_owner(&self, route: &Route) -> u64 {
         self.route_owners.get(&route.name).copied().unwrap_or_default()
     }
 
-    /// The TLS configuration for the origin that a request for `https` names.
+    /// The TLS configuration for the origin of an `https` request.
     ///
     /// # Errors
-    /// This machine has no CA certificates to verify the origin by.
+    /// The host has no CA certificates to verify the origin with.
     pub(crate) fn origin_tls(&self, terminate: &Terminate, host: &Arc<str>) -> Result<ClientTls, String> {
         let config = self.origins.get(&terminate.origin_ca).ok_or("the route is of another document")?;
         Ok(ClientTls { config: config.as_ref()?.config.clone(), quic: None, name: host.clone(), proves_node: false })
     }
 
-    /// The pool numbers in use.
+    /// The pool IDs in use.
     pub(crate) fn owners(&self) -> HashSet<u64> {
         self.upstreams.values().map(|state| state.id).chain(self.route_owners.values().copied()).collect()
     }
 
-    /// Files whose change calls for a reload.
+    /// Files whose change requires a reload.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.keys().map(PathBuf::as_path)
     }
@@ -252,14 +252,14 @@ impl Generation {
     /// The identity that a certificate's URIs prove in this overlay.
     ///
     /// # Errors
-    /// The certificate is of another overlay, or names nobody.
+    /// The certificate belongs to another overlay, or names no identity.
     pub(crate) fn identify(&self, uris: &[String]) -> Result<Peer, String> {
         let peer = trust::peer(uris.iter().map(String::as_str), &self.overlay)?;
         if trust::is_revoked(&peer, &self.snapshot) { Err(trust::REVOKED.to_owned()) } else { Ok(peer) }
     }
 }
 
-/// A table a prefix: the one that there was, so that names keep their addresses, or a new one.
+/// The name table of each prefix: the existing one, so that names keep their addresses, or a new one.
 fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>, own: Option<&CertifiedKey>) -> Vec<Arc<NameTable>> {
     let mut tables: Vec<Arc<NameTable>> = Vec::new();
     let dns = || {
@@ -286,7 +286,7 @@ fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>, own: Option<&
     tables
 }
 
-/// What a QUIC connection may hold.
+/// The limits of a QUIC connection.
 pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
     quic::Bounds {
         streams: limits.streams,
@@ -300,13 +300,13 @@ pub(crate) fn quic_bounds(limits: &Limits) -> quic::Bounds {
     }
 }
 
-/// As [`quic_bounds`], of a connection that this node keeps to a neighbour, in use or not.
+/// As [`quic_bounds`], for a long-lived connection to a neighbour.
 pub(crate) fn kept_bounds(limits: &Limits, idle: Duration, keep_alive: Option<Duration>) -> quic::Bounds {
     quic::Bounds { idle, keep_alive, first_rtt: Some(FIRST_RTT), ..quic_bounds(limits) }
 }
 
-/// Who cannot show who it is has an anonymous client's windows. Where it may, that of the connection is
-/// narrowed once it is known that it has not.
+/// The limits for a listener. A client that cannot authenticate gets the windows for anonymous clients. If it could,
+/// its connection window shrinks once it has not.
 pub(crate) fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
     let bounds = quic_bounds(limits);
     let believes =
@@ -321,15 +321,15 @@ pub(crate) fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bound
     }
 }
 
-/// The nodes that upstreams name. What is known of a node stays, whichever upstream names it.
+/// The nodes that upstreams name. The state of a node stays, whichever upstream names it.
 fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, Arc<Presence>> {
     let named = snapshot.upstreams.iter().flat_map(|upstream| upstream.all()).filter_map(Endpoint::node);
     let known = |name: &Arc<str>| previous.and_then(|previous| previous.nodes.get(name)).cloned();
     named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(Presence::new(name))))).collect()
 }
 
-/// TLS configurations for origins that requests name, by the file of CA certificates; `None`: the system's. A system
-/// without CA certificates is an error here, not of the document: only `https` requests need them.
+/// TLS configurations for origins, by the file of CA certificates; `None`: the host's. A host without CA certificates
+/// is not an error of the document, because only `https` requests need them.
 type Origins = HashMap<Option<PathBuf>, Result<OriginTls, String>>;
 
 /// TLS to origins.
@@ -339,9 +339,8 @@ struct OriginTls {
     config: Arc<RustlsClientConfig>,
 }
 
-/// A route that does what it did keeps its number, and its connections with that. Where it may go, or
-/// with what in front, is its action: a connection of before must not outlive a change there, nor one of the CA
-/// certificates that it was verified by.
+/// The pool IDs of routes. An unchanged route keeps its ID and thereby its connections. A change of its action or of
+/// the CA certificates needs a new ID, because an old connection must not outlive it.
 fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>, origins: &Origins) -> HashMap<Arc<str>, u64> {
     let before: HashMap<&str, (&Route, u64)> = previous
         .into_iter()

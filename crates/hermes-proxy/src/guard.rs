@@ -1,7 +1,7 @@
 //! Addresses that guarded routes must not dial: this node's own listeners, its controllers, metadata services.
 //!
-//! In: the addresses of listeners, of the admin endpoint and of controllers. Out: why an address is refused.
-//! Never: trust in a name. Addresses are checked after resolution, right before they are dialled.
+//! In: the addresses of listeners, of the admin endpoint and of controllers. Out: the reason why an address is refused.
+//! Never: trust in a name. Addresses are checked after resolution, right before the dial.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -27,21 +27,21 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Sets where the node listens, or is about to.
+    /// Sets the addresses on which the node listens or will listen.
     pub(crate) fn listen(&self, snapshot: &Snapshot, bound: impl Iterator<Item = SocketAddr>) {
         let named = snapshot.listeners.iter().filter_map(|listener| listener.bind);
         let all = named.chain(bound).map(|address| (address, LISTENER));
         self.listening.store(Arc::new(all.chain(snapshot.admin.map(|address| (address, ADMIN))).collect()));
     }
 
-    /// Sets where the admin endpoint listens.
+    /// Sets the address of the admin endpoint.
     pub(crate) fn admin(&self, address: Option<SocketAddr>) {
         self.admin.store(Arc::new(address));
     }
 
     /// Sets the node's controllers.
     pub(crate) fn controlled_by(&self, controllers: Vec<(String, u16)>) {
-        // Only once in a process: controllers are options of the command line.
+        // Set once in a process: controllers are options of the command line.
         let _ = self.controllers.set(controllers);
     }
 
@@ -58,7 +58,7 @@ impl Guard {
         all
     }
 
-    /// Why a guarded route may not dial this.
+    /// The reason why a guarded route must not dial this address.
     pub(crate) fn forbids(
         &self,
         to: SocketAddr,
@@ -67,7 +67,7 @@ impl Guard {
     ) -> Option<&'static str> {
         let listening = self.listening.load();
         let admin = (**self.admin.load()).map(|address| (address, ADMIN));
-        // A controller on this machine may listen on all addresses.
+        // A controller on this host may listen on all addresses.
         let everywhere = |address: SocketAddr| {
             let is_here = address.ip().is_loopback() || own(address.ip());
             if is_here { SocketAddr::from(([0; 8], address.port())) } else { address }

@@ -1,7 +1,7 @@
-//! HTTP/3 of one connection, of either side (RFC 9114): what its streams share.
+//! The state of one HTTP/3 connection (RFC 9114), as client or server, that its streams share.
 //!
-//! In: a QUIC connection. Out: its control streams, the peer's settings, GOAWAY in both directions,
-//! HTTP Datagrams, and field sections read and written. Never: a request; those are `listener::h3`'s and the pool's.
+//! In: a QUIC connection. Out: its control streams, the peer's settings, GOAWAY in both directions, HTTP datagrams, and
+//! field sections, decoded and encoded. Never: a request; `listener::h3` and the pool handle those.
 
 pub(crate) mod datagrams;
 pub(crate) mod fields;

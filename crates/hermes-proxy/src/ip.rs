@@ -1,8 +1,8 @@
-//! Layer 3: devices of this machine, and the ends of CONNECT-IP tunnels at them (RFC 9484).
+//! Layer 3: the TUN devices of this host, and the ends of CONNECT-IP tunnels at them (RFC 9484).
 //!
-//! In: packets of a device, and of tunnels. Out: the same, each judged by what its session may send. What
-//! may not pass is counted, and its sender told where the RFCs ask for that.
-//! Never: a packet of somebody else's address.
+//! In: packets of a device and of tunnels. Out: the same packets, filtered by what their session may send. A dropped
+//! packet is counted, and its sender is notified if the RFCs require that. Never: a packet with another session's
+//! address.
 
 mod device;
 mod end;

@@ -1,10 +1,9 @@
 //! The data plane: listeners, sessions, services, upstreams.
 //!
-//! In: checked snapshots and the traffic of applications and nodes. Out: the same traffic, where
-//! the snapshot's routes send it. The way of the data is `listener` -> `request` -> `session` ->
-//! `service` -> `upstream` or `stream` and `copy` -> `record`.
-//! Programs that want a node within themselves begin at [`embed::Embedded`].
-//! Never: reads files of documents, or runs as root for anything but ports and devices that ask for it.
+//! In: checked snapshots, and the traffic of applications and nodes. Out: the same traffic, forwarded by the snapshot's
+//! routes. Data flows through `listener` -> `request` -> `session` -> `service` -> `upstream` or `stream` and `copy` ->
+//! `record`. Programs that embed a node start at [`embed::Embedded`]. Never: reading document files; running as root,
+//! except for ports and devices that require it.
 
 pub mod admin;
 pub mod assist;

@@ -1,8 +1,8 @@
-//! What lives on a worker: its sessions and its client connections.
+//! The live sessions and client connections of a worker.
 //!
-//! In: a session or connection that begins. Out: `/sessions`, the end-of-session record, and the
-//! sweep, the one place where idle, stuck and unfinished things are noticed: one tick a worker
-//! instead of a timer a request. A session holds its facts and its route, never the snapshot.
+//! In: a session or connection that begins. Out: `/sessions`, the access-log entry of an ended session, and the sweep.
+//! The sweep is the only place that ends idle, stuck and unfinished sessions: one tick a worker instead of a timer a
+//! request. A session holds its facts and its route, never the snapshot.
 
 mod connection;
 mod held_heads;
@@ -34,47 +34,47 @@ use crate::signal::Signal;
 use crate::stream::unread::{self, Inboxes};
 use crate::worker::Worker;
 
-/// Where a session stands; decides which time limit holds.
+/// The state of a session; decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Decided, connecting, or waiting for the response's head: progress is owed.
+    /// Decided, connecting, or waiting for the response head: the progress timeout applies.
     Opening,
-    /// Bytes may come and go at leisure: only silence ends it.
+    /// Open in both directions: the idle timeout applies.
     Open,
-    /// Bytes wait for a reader that takes none: progress is owed.
+    /// Bytes wait for a reader that takes none: the progress timeout applies.
     Blocked,
 }
 
-/// One session, from acceptance to its record.
+/// A session, from acceptance to its access-log entry.
 pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) facts: Rc<Facts>,
     pub(crate) route: RefCell<Option<Arc<Route>>>,
     pub(crate) status: Cell<u16>,
     pub(crate) tries: Cell<u32>,
-    /// Endpoint, as people know it.
+    /// The endpoint, as shown to operators.
     pub(crate) peer: RefCell<Option<Arc<str>>>,
-    /// Set by the sweep or a reload; whoever works for the session sees it and stops.
+    /// Set by the sweep or a reload; the task that works for the session sees it and stops.
     pub(crate) end: Signal<Error>,
-    /// A changed route that this session shall follow; `None` again where it has, or shall not any more.
+    /// A changed route that this session should move to; `None` again once it has moved, or must not move.
     pub(crate) moved: RefCell<Option<Arc<Route>>>,
-    /// What the client sent before its capsules were read.
+    /// Bytes that the client sent before its capsules were read.
     pub(crate) ahead: Cell<Option<Ahead>>,
     pub(crate) trace: Traceparent,
     connection: Option<Rc<Connection>>,
-    /// Its entry among the node's tunnels.
+    /// The share of the node's limit of tunnels.
     tunnel: Cell<Option<Share>>,
-    /// It waits for others who have its bytes in custody: their deadline is its own.
+    /// The session waits for nodes that hold its bytes in custody: the custody deadline applies instead of a timeout.
     is_held: Cell<bool>,
-    /// Whoever asks for it has a patience of its own.
+    /// The requester has a timeout of its own.
     is_watched: Cell<bool>,
-    /// Its origin may have had something of its request.
+    /// Bytes of the request may have reached the origin.
     pub(crate) was_sent: Cell<bool>,
-    /// It failed further on, before anything of it was sent to whom it was for: a node behind this one says so.
+    /// A later node reported that the request failed before any byte of it reached the origin.
     pub(crate) is_unsent: Cell<bool>,
-    /// What it waited for at an endpoint is given up for its silence.
+    /// The attempt at an endpoint was abandoned because the endpoint was silent.
     pub(crate) is_starved: Cell<bool>,
-    /// How long it may be silent, where its route does not say.
+    /// The idle timeout, if the route sets none.
     idle: Cell<Option<Duration>>,
     key: Cell<usize>,
     started: Instant,
@@ -120,29 +120,29 @@ impl Entry {
         }
     }
 
-    /// For work that goes on whatever becomes of this session, which began it: it is in no table, has no record, and ends
-    /// where too much of it lies unread.
+    /// An entry for work that outlives the session which began it. The entry is in no table, writes no access-log
+    /// entry, and ends if too many bytes of it remain unread.
     pub(crate) fn apart(&self, worker: &Worker) -> Rc<Self> {
         Rc::new(Self::new(worker, self.facts.clone(), None, self.trace))
     }
 
-    /// The address that really connected, whatever a PROXY header says. A flow has but one.
+    /// The address that connected, whatever a PROXY header says. For a flow, both are the same.
     pub(crate) fn accepted_from(&self) -> SocketAddr {
         self.connection.as_ref().map_or(self.facts.source, |connection| connection.source.get())
     }
 
-    /// The connection that it came by was told to finish.
+    /// True if the client's connection was told to drain.
     pub(crate) fn is_told_to_go(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_told_to_go())
     }
 
-    /// Bytes from the client, of its body or tunnel.
+    /// Counts bytes from the client, of its body or tunnel.
     pub(crate) fn add_received(&self, worker: &Worker, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
         self.touched.set(worker.now());
     }
 
-    /// Bytes to the client.
+    /// Counts bytes to the client.
     pub(crate) fn add_sent(&self, worker: &Worker, bytes: usize) {
         self.sent.set(self.sent.get() + bytes as u64);
         self.touched.set(worker.now());
@@ -159,12 +159,12 @@ impl Entry {
         }
     }
 
-    /// It may be silent for so long, if its route does not say.
+    /// Sets the idle timeout for a route that sets none.
     pub(crate) fn set_idle(&self, idle: Duration) {
         self.idle.set(Some(idle));
     }
 
-    /// It waits for bytes that are in custody, or for room there; or no more.
+    /// Sets whether the session waits for bytes in custody, or for room there.
     pub(crate) fn set_held(&self, is_held: bool) {
         self.is_held.set(is_held);
     }
@@ -181,7 +181,7 @@ impl Entry {
     }
 
     /// The same, if upstream connections are bound to it. If they are bound for another client than the request names,
-    /// a proxy pools the connection: from then on they serve nobody.
+    /// a proxy pools the connection: from then on the bound connections serve no request.
     pub(crate) fn binding_connection(&self) -> Option<&Rc<Connection>> {
         let connection = self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
         if !connection.is_shared.get() && connection.bound_for.get() != self.named_client(connection) {
@@ -190,7 +190,7 @@ impl Entry {
         self.client_connection()
     }
 
-    /// The client's connection, to bind an upstream connection to it.
+    /// Marks the client's connection as one to which an upstream connection is bound.
     pub(crate) fn bind_to_client(&self) -> Option<&Rc<Connection>> {
         let connection = self.client_connection()?;
         connection.has_bound.set(true);
@@ -202,14 +202,14 @@ impl Entry {
         headers::named_client(self.facts.user.as_deref(), &self.facts.headers) ^ connection.claimed.get()
     }
 
-    /// Closes the connection that it came by, and all that is on it.
+    /// Closes the client's connection and all sessions on it.
     pub(crate) fn close_connection(&self, reason: &'static str) {
         if let Some(connection) = &self.connection {
             connection.kill.set(reason);
         }
     }
 
-    /// How long it waits for a far end to be there.
+    /// The connect timeout of the route.
     pub(crate) fn connect_within(&self) -> Duration {
         self.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().connect
     }
@@ -241,18 +241,19 @@ impl Entry {
         }
     }
 
-    /// Notes why the session failed, for its record. The first reason is the true one.
+    /// Stores the reason of a failure for the access log. The first reason is the cause; later ones are its
+    /// consequences.
     pub(crate) fn fail(&self, error: &Error) {
         self.error.borrow_mut().get_or_insert_with(|| error.clone());
     }
 
-    /// Why it failed, as far as it is known.
+    /// The stored reason of the failure.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.error.borrow().clone()
     }
 
-    /// Ends it though nobody acts for it: it hangs in the client's connection, which reads nothing. A
-    /// stream of HTTP/2 or HTTP/3 acts for itself, and takes no other with it.
+    /// Ends the session even if no task acts for it, because it hangs in a client connection that reads nothing. A
+    /// stream of HTTP/2 or HTTP/3 has a task of its own, so its connection stays open for the others.
     pub(crate) fn end_for_good(&self, error: Error) {
         self.end.set(error);
         if let Some(connection) = self.connection.as_ref().filter(|connection| !connection.is_shared.get()) {
@@ -260,10 +261,10 @@ impl Entry {
         }
     }
 
-    /// True if the client cannot get a response any more, or has half-closed and was silent for as long as any peer
-    /// that owes a byte may be. Over HTTP/1.1 a half-close cannot be told from a client that has left. With a request
-    /// in custody, a half-close counts as departure at once: the client finds its response when it comes back. The same
-    /// holds once a request is being retried.
+    /// True if the client can no longer receive a response, or has half-closed and was then silent for the progress
+    /// timeout. Over HTTP/1.1, a half-close looks the same as a departure. For a request in custody, a half-close
+    /// counts as a departure at once: the client finds its response when it returns. The same holds once a request is
+    /// being retried.
     fn is_left(&self, silent: Duration) -> bool {
         // An open tunnel ends by its own rules.
         let is_asked = self.facts.kind == Kind::Http || self.phase() == Phase::Opening;
@@ -283,7 +284,8 @@ impl Entry {
         self.route.borrow().as_ref().map_or(Duration::from_secs(60), |route| route.timeout.progress)
     }
 
-    /// A body over HTTP/1.1 is not asked for while its client takes nothing: the connection knows.
+    /// The phase, with the state of the connection. A body over HTTP/1.1 is not polled while its client takes nothing;
+    /// only the connection knows that.
     fn phase(&self) -> Phase {
         let held_up = |connection: &Rc<Connection>| !connection.is_shared.get() && connection.is_blocked.get();
         match self.phase.get() {
@@ -293,7 +295,7 @@ impl Entry {
     }
 
     fn limit(&self) -> Duration {
-        // A client that takes nothing of an answer is waited for as any.
+        // A client that takes nothing of a response is subject to the progress timeout even then.
         let is_reader_s = self.facts.kind == Kind::Http && self.phase() == Phase::Blocked;
         if (self.is_held.get() || self.is_watched.get()) && !is_reader_s {
             return Duration::MAX;
@@ -327,10 +329,10 @@ impl Holder for Entry {
     }
 }
 
-/// A session that waits for something other than its peer, however that ends.
+/// Marks a session as waiting for something other than its peer, until dropped.
 pub(crate) struct Held<'e> {
     entry: &'e Entry,
-    /// As it was before.
+    /// The mark before.
     was: bool,
 }
 
@@ -346,7 +348,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A session whose silence somebody else looks at than the sweep.
+/// Marks a session whose silence another part than the sweep checks, until dropped.
 pub(crate) struct Watched<'e>(&'e Entry);
 
 impl<'e> Watched<'e> {
@@ -362,14 +364,14 @@ impl Drop for Watched<'_> {
     }
 }
 
-/// A session's guard: its drop is its end.
+/// A session's guard: dropping it ends the session.
 pub(crate) struct Session {
     pub(crate) worker: Rc<Worker>,
     pub(crate) entry: Rc<Entry>,
 }
 
 impl Session {
-    /// Begins a session. `connection` is the client's, to be closed should the session hang in it.
+    /// Begins a session. `connection` is the client's; the sweep closes it if the session hangs in it.
     pub(crate) fn begin(
         worker: &Rc<Worker>,
         facts: Rc<Facts>,
@@ -387,7 +389,7 @@ impl Session {
         Self { worker: worker.clone(), entry }
     }
 
-    /// Takes a place among the node's tunnels, for as long as the session lasts; false where none is left.
+    /// Takes a share of the node's limit of tunnels, for as long as the session lasts; false if none is left.
     pub(crate) fn take_tunnel(&self, limit: usize) -> bool {
         let bound = Bound { name: "tunnels", limit, reserve: 0 };
         let owner = Owner::of_session(&self.entry.facts);
@@ -408,7 +410,7 @@ impl Drop for Session {
             connection.leave(&self.worker);
         }
         drop(entry.tunnel.take());
-        // A session that was told to end ended for that reason, whatever broke in consequence.
+        // A session that was told to end has that reason, whatever broke in consequence.
         if let Some(error) = entry.end.get() {
             entry.error.borrow_mut().get_or_insert(error);
         }
@@ -437,7 +439,7 @@ impl Drop for Session {
     }
 }
 
-/// What is known of a session at its end.
+/// The data of an access-log entry.
 pub(crate) struct Record<'a> {
     pub(crate) time: SystemTime,
     pub(crate) id: u64,
@@ -463,17 +465,17 @@ pub(crate) struct Live {
     request_memory: Cell<u64>,
     /// The limit of these bytes; 0 until it is read from the running document.
     request_limit: Cell<u64>,
-    /// When QUIC's paths were looked at last.
+    /// The time of the last look at the QUIC paths.
     watched: Cell<u64>,
 }
 
-/// They are looked at so often (milliseconds).
+/// The interval between two looks at the QUIC paths, in milliseconds.
 const WATCH: u64 = 1000;
 /// The sweep checks whether the client has left once a session was silent for this long.
 const LEAVING: Duration = Duration::from_millis(300);
 
 impl Live {
-    /// Ends what is over its time. Called a few times a second.
+    /// Ends sessions and connections that exceeded a timeout. Called a few times a second.
     pub(crate) fn sweep(&self, worker: &Worker) {
         unread::sweep(worker);
         self.request_limit.set(0);
@@ -512,7 +514,7 @@ impl Live {
         }
     }
 
-    /// Tells every connection to finish what it has.
+    /// Drains every connection.
     pub(crate) fn drain(&self, worker: &Worker) {
         for (_, connection) in self.connections.borrow().iter() {
             connection.part(worker);
@@ -520,7 +522,7 @@ impl Live {
         self.nudge_flows();
     }
 
-    /// Tells the connections of one listener to finish what they have.
+    /// Drains the connections of one listener.
     pub(crate) fn drain_listener(&self, worker: &Worker, name: &str) {
         for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
             connection.part(worker);
@@ -528,21 +530,21 @@ impl Live {
         self.nudge_flows();
     }
 
-    /// Ends the sessions of a listener that asks for them in another way now.
+    /// Ends the sessions of a listener that now opens its sessions differently.
     pub(crate) fn end_sessions_of(&self, listener: &str) {
         for (_, entry) in self.sessions.borrow().iter().filter(|(_, entry)| &*entry.facts.listener == listener) {
             entry.end.set(Error::Reconfigured("its listener is another one now".to_owned()));
         }
     }
 
-    /// Something changed that flows look at.
+    /// Wakes all flows after a change that they check.
     pub(crate) fn nudge_flows(&self) {
         let sessions = self.sessions.borrow();
         let flows = sessions.iter().filter(|(_, entry)| entry.facts.kind.is_datagrams());
         flows.for_each(|(_, entry)| entry.end.nudge());
     }
 
-    /// Ends every session: the node stops.
+    /// Ends every session because the node stops.
     pub(crate) fn end_all(&self) {
         for (_, entry) in self.sessions.borrow().iter() {
             entry.end.set(Error::Draining);

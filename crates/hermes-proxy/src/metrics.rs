@@ -1,8 +1,8 @@
-//! What is counted, under which names.
+//! All metrics and their names.
 //!
-//! In: ends of sessions, limits that were hit, connections, reloads. Out: Prometheus text.
-//! Labels come from the document (listener, route, upstream) and from fixed sets, never from
-//! what a client sent: a stranger cannot make the table grow.
+//! In: ends of sessions, limits that were reached, connections, reloads. Out: Prometheus text. Labels come from the
+//! document (listener, route, upstream) and from fixed sets, never from client input, so that clients cannot create
+//! series.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -29,7 +29,7 @@ pub(crate) struct ListenerLabels {
     pub(crate) listener: Arc<str>,
 }
 
-/// What became of requests that are not passed on at once, or once.
+/// The event of a request that was delayed or sent more than once.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct EventLabels {
     pub(crate) route: Arc<str>,
@@ -41,7 +41,7 @@ pub(crate) struct RouteLabels {
     pub(crate) route: Arc<str>,
 }
 
-/// What became of a question to a DNS listener.
+/// The outcome of a query to a DNS listener.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct QuestionLabels {
     pub(crate) listener: Arc<str>,
@@ -63,7 +63,7 @@ pub(crate) struct ReasonLabels {
     pub(crate) reason: &'static str,
 }
 
-/// Where bytes in custody are.
+/// The storage tier of bytes in custody.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct HeldLabels {
     pub(crate) tier: &'static str,
@@ -80,7 +80,7 @@ pub(crate) struct UpstreamLabels {
     pub(crate) upstream: Arc<str>,
 }
 
-/// A place in the document.
+/// A path in the document.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct PathLabels {
     pub(crate) path: String,
@@ -91,21 +91,22 @@ pub(crate) struct ResultLabels {
     pub(crate) result: &'static str,
 }
 
-/// What became of a request at the cache of a route.
+/// The outcome of a request at the cache of a route.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct CacheLabels {
     pub(crate) route: Arc<str>,
     pub(crate) outcome: &'static str,
 }
 
-/// Where a cache keeps something.
+/// The storage tier of a cache.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct TierLabels {
     pub(crate) route: Arc<str>,
     pub(crate) tier: &'static str,
 }
 
-/// What one (listener, route, kind, outcome) counts. Handles are cached a worker: no lock a session.
+/// The counters of one combination of listener, route, kind and outcome. Each worker caches its handles, so that a
+/// session takes no lock.
 #[derive(Clone)]
 pub(crate) struct SessionMetrics {
     pub(crate) total: Counter,
@@ -126,7 +127,7 @@ pub(crate) struct Metrics {
     pub(crate) connections_open: Gauge,
     pub(crate) reverse_connections: Family<ListenerLabels, Gauge>,
     pub(crate) sessions_open: Gauge,
-    /// Sessions that ended, of all kinds, and those of them that failed for a server's or this node's fault.
+    /// Sessions that ended, of all kinds. `failed` counts those that failed through a server or this node.
     pub(crate) ended: Counter,
     pub(crate) failed: Counter,
     pub(crate) handshake_failures: Family<ListenerLabels, Counter>,
@@ -162,7 +163,7 @@ pub(crate) struct Metrics {
     pub(crate) lines_lost: Counter,
 }
 
-/// Bounds of durations, in seconds: from a loopback hop to an hour's tunnel.
+/// Bucket bounds of durations, in seconds: from a loopback hop to a tunnel of an hour.
 const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0, 3600.0];
 
 impl Default for Metrics {
@@ -220,7 +221,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// What custody, caches and kept rates count.
+    /// Registers the metrics of custody, caches, rate limits and resumption.
     fn register_treatments(&self, registry: &mut Registry) {
         registry.register("custody_exchanges", "Exchanges in custody of this node", self.custody_exchanges.clone());
         registry.register_with_unit(
@@ -331,7 +332,7 @@ impl Metrics {
         registry.register("log_lines_lost", "Lines of the log lost because stderr was slow", self.lines_lost.clone());
     }
 
-    /// Handles for one kind of session end.
+    /// Handles for one combination of labels.
     pub(crate) fn session(&self, labels: &SessionLabels) -> SessionMetrics {
         SessionMetrics {
             total: self.sessions.get_or_create(labels).clone(),
@@ -341,19 +342,19 @@ impl Metrics {
         }
     }
 
-    /// Counts a bound that was hit.
+    /// Counts a limit that was reached.
     pub(crate) fn limit(&self, limit: &'static str) {
         self.limit_by(limit, 1);
     }
 
-    /// Counts a bound that was hit several times.
+    /// Counts a limit that was reached several times.
     pub(crate) fn limit_by(&self, limit: &'static str, times: u64) {
         if times > 0 {
             self.limits.get_or_create(&LimitLabels { limit }).inc_by(times);
         }
     }
 
-    /// What is in custody: exchanges, and their bytes in memory and on disk.
+    /// Sets the gauges of custody: exchanges, and their bytes in memory and on disk.
     pub(crate) fn set_custody(&self, (exchanges, memory, disk): (usize, u64, u64)) {
         self.custody_exchanges.set(i64::try_from(exchanges).unwrap_or(i64::MAX));
         for (tier, bytes) in [("memory", memory), ("disk", disk)] {
@@ -365,7 +366,7 @@ impl Metrics {
     pub(crate) fn cache(&self, route: &Arc<str>) -> CacheMetrics {
         let requests =
             |outcome| self.cache_requests.get_or_create(&CacheLabels { route: route.clone(), outcome }).clone();
-        // Each handle in a statement of its own: the table stays locked while one is being taken.
+        // Each handle in a statement of its own: the table stays locked while one is fetched.
         let bytes = |tier| self.cache_bytes.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
         let evictions = |tier| self.cache_evictions.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
         CacheMetrics {
@@ -388,12 +389,12 @@ impl Metrics {
         }
     }
 
-    /// Counts what becomes of a request within the rate of a route's service.
+    /// Counts an event of a request at a route's rate limit.
     pub(crate) fn paced(&self, route: &Arc<str>, event: &'static str) {
         self.paced.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
 
-    /// Counts what becomes of a request whose route retrieves.
+    /// Counts an event of a request whose route resumes responses.
     pub(crate) fn retrieved(&self, route: &Arc<str>, event: &'static str) {
         self.retrieved.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
@@ -403,7 +404,7 @@ impl Metrics {
         self.datagrams_dropped.get_or_create(&ReasonLabels { reason }).inc_by(count);
     }
 
-    /// Everything, as Prometheus (OpenMetrics) text.
+    /// Renders everything as Prometheus (OpenMetrics) text.
     pub(crate) fn render(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.

@@ -1,13 +1,14 @@
-//! Addresses that stand for names: what a DNS listener answers, and the way back.
+//! Virtual addresses of names ("fake IP"): the answers of a DNS listener, and the reverse lookup.
 //!
-//! In: names of the overlay, from whoever asks DNS for them. Out: an address of a reserved prefix for
-//! each, the same for as long as it is used; and the name of an address, for sessions to it. A name's
-//! place follows from the name and a secret of the node's, so that it has the same address after a restart, where no
-//! other name has it by then, and nobody can look for a name that gets the address of another. Bounded: the least
-//! recently used go first, but never one that was asked for a moment ago, or that a live session is for (whoever holds
-//! the name that `name_of` gave holds its place), or that the document spells out. An address that was given up is
-//! the last to be another name's: programs may remember it for longer than they were told.
-//! Of the whole node: the lock is held for a look into a table, by those alone who use such addresses.
+//! In: names of the overlay, from DNS queries. Out: an address of a reserved prefix for each name, the same while it is
+//! used; and the name of an address, for sessions to it. A name's slot is a keyed hash of the name under a secret of
+//! the node. So a name has the same address after a restart unless another name took it, and no attacker can search for
+//! a name that gets the address of another.
+//!
+//! Bounded: the least recently used names are evicted. Never evicted are names that were queried within the grace
+//! period, names of live sessions (which hold the `Arc` from `name_of`), and names that the document spells out. A
+//! released address is assigned to another name as late as possible, because programs may cache it beyond its TTL. One
+//! table serves the whole node: its lock is held for a lookup, and taken only for such addresses.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,19 +17,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hermes_model::snapshot::Reserved;
 use hermes_net::keyed_hash::KeyedHash;
 
-/// Seconds that an answer may be kept.
+/// The TTL of an answer, in seconds.
 pub(crate) const TTL: u32 = 10;
-/// A name keeps its address for so long after it was used last (milliseconds): an answer's time, and
-/// as much again for whoever asked and has not begun yet.
+/// The time that a name keeps its address after the last use, in milliseconds: the TTL, and the same again for a client
+/// that has not connected yet.
 pub(crate) const GRACE: u64 = 2 * TTL as u64 * 1000;
-/// References that the table itself has to a name.
+/// The number of references to a name that the table itself holds.
 const OWN: usize = 2;
-/// No more places than this are used of a prefix.
+/// The limit of slots that are used in a prefix.
 const MOST_PLACES: u32 = 1 << 24;
-/// Places that were given up and are not given to others yet.
+/// The limit of released slots that are not reused yet.
 const MOST_RESTING: usize = 1 << 16;
 
-/// The addresses of one name.
+/// The virtual addresses of one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Addresses {
     pub(crate) v4: Option<Ipv4Addr>,
@@ -39,7 +40,7 @@ pub(crate) struct Addresses {
 #[derive(Debug)]
 pub(crate) struct NameTable {
     reserved: Reserved,
-    /// Places are 1 to this: the first and the last address of an IPv4 network are not a host's.
+    /// The number of slots, from 1: the first and the last address of an IPv4 network are no host addresses.
     places: u32,
     keyed: KeyedHash,
     table: Mutex<Table>,
@@ -49,12 +50,12 @@ pub(crate) struct NameTable {
 struct Table {
     by_name: HashMap<Arc<str>, u32>,
     by_place: HashMap<u32, Slot>,
-    /// Places by their last use, oldest first.
+    /// Slots by last use, oldest first.
     by_use: BTreeMap<u64, u32>,
     uses: u64,
-    /// Names of the document: they keep their places, beside those of all others.
+    /// Names of the document: they keep their slots, in addition to the limit for others.
     fixed: HashSet<Arc<str>>,
-    /// Places whose names were let go, the first of them first, and which these were.
+    /// Released slots with their old names, and the order of their release.
     resting: HashMap<u32, Arc<str>>,
     let_go: VecDeque<u32>,
 }
@@ -62,7 +63,7 @@ struct Table {
 #[derive(Debug)]
 struct Slot {
     name: Arc<str>,
-    /// Its key in `by_use`.
+    /// The key in `by_use`.
     turn: u64,
     used_at: u64,
 }
@@ -79,8 +80,7 @@ impl NameTable {
         &self.reserved
     }
 
-    /// From now on these names, and no others, keep their places whatever is asked for. One that finds none gets it when
-    /// it is asked for, as any other.
+    /// Sets the names that keep their slots. A name without a free slot gets one on its first query, like any other.
     pub(crate) fn fix(&self, names: HashSet<Arc<str>>) {
         let mut sorted: Vec<_> = names.iter().cloned().collect();
         sorted.sort_unstable();
@@ -95,8 +95,8 @@ impl NameTable {
         }
     }
 
-    /// The addresses of a name, which is in its one spelling. `None` where all of `most` places, beside those of the
-    /// document's names, are taken by names that are in use.
+    /// The virtual addresses of a name in canonical spelling. `None` if names in use occupy all of the `most` slots
+    /// beside those of the document's names.
     pub(crate) fn addresses_of(&self, name: &str, most: usize, now: u64) -> Option<Addresses> {
         let mut table = self.lock();
         let place = match table.by_name.get(name) {
@@ -113,7 +113,7 @@ impl NameTable {
         Some(self.addresses(place))
     }
 
-    /// The name that an address stands for. Holding it keeps it there.
+    /// The name behind a virtual address. Holding it reserves the address.
     pub(crate) fn name_of(&self, address: IpAddr, now: u64) -> Option<Arc<str>> {
         let place = self.place(address)?;
         let mut table = self.lock();
@@ -123,11 +123,11 @@ impl NameTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Whoever panicked with it left a table that is whole at each step but the last.
+        // A panic under the lock leaves a table that is consistent except for the interrupted step.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a name is looked for first.
+    /// The preferred slot of a name.
     fn first_place(&self, name: &str) -> u32 {
         1 + (self.keyed.hash(name) % u64::from(self.places)) as u32
     }
@@ -153,9 +153,9 @@ impl NameTable {
 }
 
 impl Table {
-    /// Lets the name go that was used least recently, where there are as many as there may be.
+    /// Evicts the least recently used name, if the table is full.
     fn make_room(&mut self, most: usize, places: u32, now: u64) -> Option<()> {
-        // Those that are in use move to the end, so that each is looked at once a round.
+        // Names in use move to the end, so that each is checked once.
         for _ in 0..=self.by_place.len() {
             if self.by_place.len() < most {
                 return Some(());
@@ -182,7 +182,7 @@ impl Table {
         None
     }
 
-    /// Nobody else gets the place, as long as fewer than so many were given up after it: there are enough others.
+    /// Keeps a released slot from other names, until `most` more slots were released: enough others are free.
     fn rest(&mut self, place: u32, name: Arc<str>, most: usize) {
         self.resting.insert(place, name);
         self.let_go.push_back(place);
@@ -193,8 +193,8 @@ impl Table {
         }
     }
 
-    /// The next place from this one on that nobody has and that was no other name's a while ago. There is one that
-    /// nobody has.
+    /// The first slot from this one on that is free and did not belong to another name recently. The caller ensures
+    /// that a free one exists.
     fn free_place(&mut self, name: &str, from: u32, places: u32) -> u32 {
         let mut place = from;
         for _ in 0..places {
@@ -208,7 +208,7 @@ impl Table {
         self.let_go.front().copied().inspect(|first| self.wake(*first)).unwrap_or(from)
     }
 
-    /// A place is in use again.
+    /// Marks a released slot as used.
     fn wake(&mut self, place: u32) {
         if self.resting.remove(&place).is_some() {
             self.let_go.retain(|other| *other != place);
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_and_never_one_in_use() {
-        // Two places, since the other two are no host's.
+        // Two slots: the other two addresses are no host addresses.
         let table = table("198.18.0.0/30", None);
         let (first, second) = (v4(&table, "first", 0), v4(&table, "second", 1));
         assert!(first.is_some() && second.is_some() && first != second);
@@ -310,7 +310,7 @@ mod tests {
             assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
         }
         assert_eq!((v4(&table, "video", 500 * GRACE), table.lock().by_place.len()), (before, 12));
-        // A document that has it no more lets it go in its turn.
+        // Once no document spells it out, the name is evicted like any other.
         table.fix(HashSet::new());
         for number in 600..700u64 {
             assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());

@@ -1,8 +1,7 @@
 //! A node: its workers, its sockets, its generations. The entry of this crate.
 //!
-//! In: checked snapshots, one after the other. Out: a running data plane. A snapshot is applied
-//! whole or not at all: certificates are loaded, addresses bound and the log opened before the
-//! first worker hears of it.
+//! In: checked snapshots, one after the other. Out: a running data plane. A snapshot is applied completely or not at
+//! all: certificates are loaded, addresses bound and the log opened before the first worker sees it.
 
 mod background;
 mod devices;
@@ -37,11 +36,11 @@ use crate::metrics::ResultLabels;
 use crate::record::{self, LogWriter};
 use crate::worker::{self, Command, Shared};
 
-/// Commands that wait for a worker.
+/// The capacity of a worker's command channel.
 const COMMANDS: usize = 64;
-/// Where nothing tells of a change it is looked for so often.
+/// The poll interval for changes that no event signals.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// What addresses of clients wait for their owners, in a handover.
+/// The handover label of address leases without a session.
 const RESTING: &str = "resting addresses";
 
 struct WorkerHandle {
@@ -49,11 +48,11 @@ struct WorkerHandle {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What a generation needs to run.
+/// Everything that a generation needs to run.
 struct Prepared {
     opened: HashMap<SocketKey, Vec<Socket>>,
     made: HashMap<Arc<str>, HeldDevice>,
-    /// Of each worker.
+    /// The queues for each worker.
     queues: Vec<Vec<Share>>,
     for_worker: Vec<Vec<ListeningSocket>>,
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
@@ -63,55 +62,55 @@ struct Prepared {
 pub struct Node {
     shared: Arc<Shared>,
     workers: Vec<WorkerHandle>,
-    /// Behind the workers, who end where they are dropped: until then it waits for what they may have to write.
+    /// The log writer. Dropped after the workers: it then waits for the entries that they still write.
     log: LogWriter,
     current: Arc<ArcSwap<Generation>>,
-    /// Every listening socket, held here as well, so that it can be handed to another process.
+    /// All listening sockets, kept here too so that they can be handed to another process.
     sockets: HashMap<SocketKey, Vec<Socket>>,
-    /// Which socket each listener of the running generation has.
+    /// The socket of each listener in the running generation.
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
     devices: HashMap<Arc<str>, HeldDevice>,
-    /// Those of before.
+    /// Devices that the document no longer names.
     former: HashMap<Arc<str>, Former>,
-    /// Devices of a node that goes.
+    /// References to the devices of a node that shuts down.
     held: Vec<Arc<Hold>>,
     background: JoinSet<()>,
-    /// Health checks in the background, by the upstream's number.
+    /// Health checks in the background, by the upstream's ID.
     probers: HashMap<u64, Probers>,
     inherited: HashMap<String, Vec<OwnedFd>>,
-    /// Listeners on UDP sockets that another process still reads.
+    /// Listeners on UDP sockets that the predecessor still reads.
     held_back: HashSet<SocketKey>,
-    /// Addresses that were ours: live flows of a closed listener may still hold them.
+    /// Addresses of closed listeners, which live flows may still use.
     parted: HashSet<SocketKey>,
-    /// What addresses wait for their owners, as the process before us says when it has parted, and as we say it then.
+    /// The leases without a session: the predecessor's list, written at its handover, and this node's own for a
+    /// successor.
     resting_before: Option<OwnedFd>,
     resting_here: Mutex<Option<OwnedFd>>,
-    /// Where closed listeners spoke QUIC, for as long as connections of theirs live.
+    /// QUIC sockets of closed listeners, while connections on them live.
     lingering: Vec<(SocketKey, Weak<Group>)>,
-    /// Where processes before this one spoke QUIC and this one has no listener.
+    /// QUIC sockets of predecessors that have no listener here.
     orphans: Vec<Orphan>,
-    /// It listens no more, whatever a document says.
+    /// The node no longer listens, whatever a document says.
     closed: bool,
 }
 
-/// An address where a listener really listens.
+/// The actual address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The listener's name.
     pub listener: Arc<str>,
-    /// What is spoken there, as in the document: `http`, `tcp` or `udp`.
+    /// Protocol of the listener in the document: `http`, `tcp` or `udp`.
     pub protocol: &'static str,
-    /// With the port that the system chose.
+    /// Address, with the port that the system chose.
     pub address: SocketAddr,
 }
 
 impl Node {
-    /// Starts a node. `inherited` are listening sockets of the process that it takes over from;
-    /// those for UDP wait for `read_inherited`.
+    /// Starts a node. `inherited` are the listening sockets of the predecessor; UDP sockets are not read before
+    /// `read_inherited`.
     ///
     /// # Errors
-    /// Every certificate that cannot be loaded and address that cannot be bound, with its place in
-    /// the document.
+    /// Every certificate that cannot be loaded and address that cannot be bound, with its path in the document.
     pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<Unready>> {
         let fault =
             |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
@@ -168,17 +167,17 @@ impl Node {
         self.shared.guard.controlled_by(controllers);
     }
 
-    /// Who knows how many lines of the program's log were lost, for the metrics.
+    /// Sets the source of the count of lost log lines, for the metrics.
     pub fn count_lost_lines(&self, lost: impl Fn() -> usize + Send + Sync + 'static) {
-        // Once a process: there is one log.
+        // Set once: a process has one log.
         let _ = self.shared.lost_lines.set(Box::new(lost));
     }
 
-    /// The process before us reads nothing any more: from now on we read its UDP sockets. Sooner we
-    /// would have read datagrams of its live flows. (A connection is whole, whoever accepts it.)
+    /// Starts to read the UDP sockets of the predecessor, which has stopped reading. Earlier, this node would have
+    /// taken datagrams of its live flows. TCP needs no such wait: either process may accept a connection.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No file descriptor is left.
     pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
         self.read_orphans();
         if let Some(resting) = self.resting_before.take().and_then(|fd| read_text(&fd).ok()) {
@@ -195,24 +194,24 @@ impl Node {
         self.run(self.current.load_full()).await
     }
 
-    /// Somebody has deleted a device of this node: see [`Node::restore_devices`].
+    /// Waits until a device of this node was deleted: see [`Node::restore_devices`].
     pub async fn device_lost(&self) {
         self.shared.device_lost.notified().await;
     }
 
-    /// Makes devices again that are gone.
+    /// Creates deleted devices again.
     ///
     /// # Errors
-    /// What stands in the way. All else goes on.
+    /// The devices that could not be created. Everything else continues.
     pub async fn restore_devices(&mut self) -> Result<(), Vec<Unready>> {
         self.run(self.current.load_full()).await
     }
 
-    /// Applies another snapshot. Live sessions that it allows live on. A node that was closed opens
-    /// no listener for it: it is followed for the sessions that are left.
+    /// Applies another snapshot. Live sessions that it permits continue. A closed node opens no listener for it, and
+    /// only applies it to its remaining sessions.
     ///
     /// # Errors
-    /// What cannot be loaded or bound. Nothing has changed then.
+    /// The files that cannot be loaded and addresses that cannot be bound. Nothing has changed then.
     pub async fn apply(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
         let result = self.apply_or_refuse(snapshot).await;
         let label = if result.is_ok() { "applied" } else { "refused" };
@@ -220,12 +219,12 @@ impl Node {
         result
     }
 
-    /// Reopens the access log: its file may have been rotated.
+    /// Reopens the access log, because its file may have been rotated.
     pub fn reopen_log(&self) {
         self.log.reopen(self.generation().snapshot.access_log.clone());
     }
 
-    /// Counts a document that did not even pass `check`.
+    /// Counts a document that failed `check`.
     pub fn refused(&self) {
         self.shared.metrics.reloads.get_or_create(&ResultLabels { result: "refused" }).inc();
     }
@@ -249,14 +248,14 @@ impl Node {
         Ok(number)
     }
 
-    /// Binds what is new, tells the workers, forgets what is old.
+    /// Binds new sockets, tells the workers, and closes old sockets.
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
-        // Set before new listeners bind, and again with their exact addresses.
+        // Set before new listeners bind, and again with their actual addresses.
         self.shared.guard.listen(&generation.snapshot, self.addresses().into_iter().map(|bound| bound.address));
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
-        // Nothing can fail from here on.
+        // No step after this can fail.
         self.shared.custody.follow(&generation.snapshot);
         self.shared.caches.follow(&generation.snapshot, &|route| self.shared.metrics.cache(route));
         let former = self.keep_devices(made, &generation.snapshot);
@@ -279,7 +278,7 @@ impl Node {
         Ok(())
     }
 
-    /// Everything that can fail.
+    /// Performs every step that can fail.
     fn prepare(&mut self, generation: &Generation) -> Result<Prepared, Vec<Unready>> {
         let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
         udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
@@ -303,12 +302,12 @@ impl Node {
             }
             bound.insert(place, key);
         }
-        // At last: what fails here undoes what it has done, and knows of nothing behind it.
+        // Devices come last: this step undoes its own changes on failure, and no later one could undo them.
         let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
         Ok(Prepared { opened, made, queues, for_worker, bound })
     }
 
-    /// Where the listeners really listen.
+    /// The actual addresses of the listeners.
     pub fn addresses(&self) -> Vec<Bound> {
         let generation = self.current.load();
         let mut all: Vec<Bound> = self
@@ -325,7 +324,7 @@ impl Node {
         all
     }
 
-    /// Waits until every worker has done what it is told.
+    /// Waits until every worker has executed a command.
     async fn all_do(&self, mut told: impl FnMut(oneshot::Sender<()>) -> Command) {
         let mut waits = Vec::new();
         for worker in &self.workers {
@@ -339,7 +338,7 @@ impl Node {
         }
     }
 
-    /// What the admin endpoint sees.
+    /// The view for the admin endpoint.
     pub fn view(&self) -> NodeView {
         NodeView {
             shared: self.shared.clone(),

@@ -1,8 +1,8 @@
-//! A body into a multiplexed stream, at the pace of the stream's window.
+//! Writes a body into a multiplexed stream, within the stream's flow-control window.
 //!
-//! In: a body. Out: DATA frames, trailers, END_STREAM. Small chunks that are there together go in one
-//! frame. Holds at most one frame of the body beyond the window. Both directions use it: requests
-//! to an upstream, responses to a client.
+//! In: a body. Out: DATA frames, trailers, END_STREAM. Small chunks that are available together share one frame. It
+//! holds at most one frame of the body beyond the window. Both directions use it: requests to an upstream, responses to
+//! a client.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -19,30 +19,30 @@ use crate::live::Phase;
 use crate::stream::h2::{GATHER, SMALL, Whole};
 use crate::stream::{Reset, Sender, StreamError};
 
-/// Frames that are sent before other tasks of the worker get their turn.
+/// The limit of frames before other tasks of the worker run.
 const FRAMES_A_TURN: usize = 64;
 
-/// A body on its way into a stream.
+/// A body that is written into a stream.
 pub(crate) struct Pipe<B> {
     body: B,
     stream: Sender,
-    /// What the window did not take yet.
+    /// The rest of a chunk that the window has not taken yet.
     chunk: Bytes,
-    /// What came behind small chunks and is none.
+    /// The frame, error or end that followed small chunks.
     next: Option<Option<Result<Frame<Bytes>, Error>>>,
-    /// The body is over; `chunk` is its last.
+    /// The body has ended; `chunk` is its last.
     ended: bool,
-    /// All of it is in the stream, or never will be.
+    /// The whole body is in the stream, or the body failed.
     done: bool,
     blocked: bool,
 }
 
-/// How a pipe failed.
+/// The failure of a pipe.
 #[derive(Debug)]
 pub(crate) enum PipeError {
-    /// The body broke: its source is at fault. The stream was reset.
+    /// The body failed: its source is at fault. The stream was reset.
     Source(Error),
-    /// The stream broke: its reader is at fault.
+    /// The stream failed: its reader is at fault.
     Sink(StreamError),
 }
 
@@ -51,12 +51,12 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
         Self { body, stream, chunk: Bytes::new(), next: None, ended: false, done: false, blocked: false }
     }
 
-    /// The reader takes nothing: progress is up to it.
+    /// True if the reader takes nothing: it owes progress.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Moves what can be moved. Ready when the whole body is in the stream, or cannot be.
+    /// Writes as much as possible. Ready when the whole body is in the stream, or the stream failed.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PipeError>> {
         for _ in 0..FRAMES_A_TURN {
             if self.done {
@@ -94,7 +94,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
         Poll::Pending
     }
 
-    /// The body's next frame: several small ones as one.
+    /// The next frame of the body, with small chunks coalesced.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         if let Some(next) = self.next.take() {
             return Poll::Ready(next);
@@ -151,27 +151,27 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
 impl<B> Drop for Pipe<B> {
     fn drop(&mut self) {
         if !self.done {
-            // Said aloud: h2 would send CANCEL too, but only where the other half is dropped as well.
+            // An explicit reset: h2 itself sends CANCEL only once the other half is dropped too.
             self.stream.reset(Reset::Cancel);
         }
     }
 }
 
-/// A client may take so long to read that its session was ended.
+/// The time for a client to read the response of a session that was already ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Sends a response's body to a client, until it is whole or the session is ended.
+/// Sends the body of a response to a client, until it is complete or the session ends.
 pub(crate) async fn pass(body: ResponseBody, stream: Sender) {
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
-    // If the session was ended already, this is the response that says so. It gets less time, and none if the session
-    // was ended for the memory that it holds.
+    // If the session was already ended, this response reports that. It gets less time, and none if the session was
+    // ended for the memory that it holds.
     let mut last_words = entry.end.get().map(|error| {
         let patience = if matches!(error, Error::Limit(_)) { Duration::ZERO } else { LAST_WORDS };
         (error, Box::pin(tokio::time::sleep(patience)))
     });
     let mut pipe = Pipe::new(body, stream);
     let result = std::future::poll_fn(|cx| {
-        // A client that reads nothing keeps the body from being polled: the sweep is heard here.
+        // A body whose client reads nothing is not polled, so the signal of the sweep is checked here.
         if last_words.is_none()
             && let Poll::Ready(error) = entry.end.poll(cx)
         {

@@ -1,9 +1,8 @@
-//! The access log: one JSON object a session, written off the workers.
+//! The access log: one JSON object for each session, written outside the workers.
 //!
-//! In: ends of sessions. Out: lines on standard output or in a file. A worker collects lines and
-//! hands whole buffers to one writer thread; where that thread is behind (a full disk, a stuck
-//! pipe) buffers are dropped and counted: traffic never waits for its log.
-//! Never: header values, query strings, bodies: they may hold secrets.
+//! In: ends of sessions. Out: lines on standard output or in a file. A worker collects lines, and passes whole buffers
+//! to one writer thread. If that thread lags (a full disk, a blocked pipe), buffers are dropped and counted: traffic
+//! never waits for its log. Never: header values, query strings or bodies, which may hold secrets.
 
 mod line;
 
@@ -26,25 +25,25 @@ use crate::live::Record;
 use crate::metrics::{ErrorLabels, SessionLabels, SessionMetrics};
 use crate::worker::Worker;
 
-/// A buffer is handed over when it holds so much, or at the next tick.
+/// The size at which a buffer is passed on; smaller ones are passed on at the next tick.
 const FLUSH_BYTES: usize = 32 << 10;
-/// Buffers that may wait for the writer: 16 MiB at most.
+/// The limit of buffers in the writer's queue: 16 MiB at most.
 const QUEUE: usize = 512;
 
-/// At the end a log that takes nothing is waited for so long.
+/// The time that shutdown waits for a log that accepts no writes.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 enum Message {
     Lines(Vec<u8>),
-    /// Look for another target.
+    /// Opens the target again.
     Look,
 }
 
-/// What the writer shall write to next.
+/// The next target of the writer.
 #[derive(Default)]
 struct Next {
     log: Mutex<Option<AccessLog>>,
-    /// The queue had no room for the word that there is one.
+    /// The queue had no room for the message that there is one.
     overdue: AtomicBool,
 }
 
@@ -54,15 +53,15 @@ impl Next {
     }
 }
 
-/// The writer's end that workers and the node hold.
+/// The sending end of the writer's queue, for workers and the node.
 #[derive(Clone)]
 pub(crate) struct LogSender(SyncSender<Message>);
 
-/// The writer thread. Its drop waits until everything is written, if it can be.
+/// The writer thread. Dropping this waits until everything is written, if that is possible.
 pub(crate) struct LogWriter {
     sender: LogSender,
     next: Arc<Next>,
-    /// Never sent to: it closes when the thread ends.
+    /// A channel without messages, which closes when the thread ends.
     ended: Receiver<()>,
 }
 
@@ -88,8 +87,8 @@ impl LogWriter {
         self.sender.clone()
     }
 
-    /// Opens the target again: the file may have been rotated, or the document names another.
-    /// Waits for nothing: where the writer is stuck it opens it when it gets on.
+    /// Opens the target again: the file may have been rotated, or the document names another. Does not wait: a blocked
+    /// writer opens it once it continues.
     pub(crate) fn reopen(&self, log: AccessLog) {
         *self.next.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
         if self.sender.0.try_send(Message::Look).is_err() {
@@ -100,7 +99,7 @@ impl LogWriter {
 
 impl Drop for LogWriter {
     fn drop(&mut self) {
-        // Without senders (the workers have ended) the thread writes what is left and ends.
+        // Without senders (the workers have ended), the thread writes the rest and ends.
         self.sender = LogSender(sync_channel(0).0);
         if self.ended.recv_timeout(LAST_WORDS) == Err(RecvTimeoutError::Timeout) {
             tracing::error!("the access log takes nothing; its last records are lost");
@@ -111,7 +110,7 @@ impl Drop for LogWriter {
 /// A file that lines are appended to.
 struct Lines {
     file: File,
-    /// The last line was written in part: the next write ends it first.
+    /// The last line was written in part; the next write ends it first.
     is_torn: bool,
 }
 
@@ -134,7 +133,7 @@ impl Lines {
         })
     }
 
-    /// The error has the number of bytes that were written before the failure.
+    /// Writes bytes. The error has the number of bytes written before the failure.
     fn write_some(&mut self, bytes: &[u8]) -> Result<(), (usize, std::io::Error)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -154,11 +153,11 @@ type Target = Option<Lines>;
 fn open(log: &AccessLog) -> std::io::Result<Target> {
     Ok(match log {
         AccessLog::Off => None,
-        // Not through the standard library's buffer, which does not tell how much was written before an error.
+        // Not through the buffer of the standard library, which does not tell how much was written before an error.
         AccessLog::Stdout => Some(Lines::new(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))),
         AccessLog::Stderr => Some(Lines::new(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))),
         AccessLog::File(path) => {
-            // Who asked whom for what is nobody's but the owner's and its group's.
+            // The log shows which clients requested what, so only the owner and its group may read it.
             let file = hermes_net::file::append(path, 0o640);
             let named = |error: std::io::Error| {
                 std::io::Error::new(error.kind(), format!("{} cannot be written: {error}", path.display()))
@@ -168,18 +167,18 @@ fn open(log: &AccessLog) -> std::io::Result<Target> {
     })
 }
 
-/// Can this log be written? Asked before a document is applied.
+/// Checks that this log can be written, before a document is applied.
 pub(crate) fn probe(log: &AccessLog) -> std::io::Result<()> {
     open(log).map(drop)
 }
 
 fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, lost: &Counter) {
-    // Said once, until it works again: the log of the program may be on the same full disk.
+    // Logged once until it works again: the program's own log may be on the same full disk.
     let mut fails = false;
     while let Ok(message) = receiver.recv() {
         let look = matches!(message, Message::Look) || next.overdue.swap(false, Ordering::AcqRel);
         if let (Message::Lines(lines), Some(writer)) = (message, &mut *target) {
-            // A log that cannot be written must not stop traffic; the next reload may mend it.
+            // A failure of the log must not stop traffic; the next reload may fix it.
             let written = writer.write(&lines);
             if let Err((count, _)) = &written {
                 lost.inc_by(*count as u64);
@@ -201,7 +200,7 @@ fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, los
     }
 }
 
-/// A worker's part: its buffer and its cached metric handles.
+/// A worker's buffer, and its cached metric handles.
 pub(crate) struct Records {
     node: Arc<str>,
     sender: LogSender,
@@ -228,12 +227,12 @@ impl Records {
         self.enabled.set(enabled);
     }
 
-    /// Forgets handles of routes that may be gone.
+    /// Drops cached handles, because routes may have been removed.
     pub(crate) fn forget_handles(&self) {
         self.handles.borrow_mut().clear();
     }
 
-    /// A session ended.
+    /// Counts a session that ended, and writes its entry.
     pub(crate) fn end(&self, worker: &Worker, record: &Record<'_>) {
         self.count(worker, record);
         if !self.enabled.get() {
@@ -247,7 +246,7 @@ impl Records {
         }
     }
 
-    /// Hands what is collected to the writer.
+    /// Passes the collected lines to the writer.
     pub(crate) fn flush(&self, worker: &Worker) {
         let mut buffer = self.buffer.borrow_mut();
         if buffer.is_empty() {

@@ -1,10 +1,10 @@
-//! Connections that a node keeps to another one which cannot dial it.
+//! Reverse connections: connections that a node behind NAT dials, and on which its neighbour then sends requests.
 //!
-//! In: a node behind NAT that dials (`uplink`), and its neighbour that accepts (`arrival`). Both have
-//! shown their certificates; from then on the roles are reversed: who dialled serves HTTP as its
-//! listeners do, and who accepted opens requests, from the pool of the node's name. Its first request
-//! on each connection is a call: it says how many connections its workers need, and later that it
-//! leaves; the answer says which connections of before are dead. Never: a name that a certificate does not prove.
+//! In: a node that dials (`uplink`), and its neighbour that accepts (`arrival`). Both have shown certificates. From
+//! then on the roles are reversed: the node that dialled serves HTTP as its listeners do, and the node that accepted
+//! sends requests, from a pool under the node's name. Its first request on each connection is a call. It gives the
+//! number of connections that its workers need, and later announces that it leaves. The answer lists earlier
+//! connections that are dead. Never: a name that a certificate does not prove.
 
 pub(crate) mod arrival;
 mod dealt;
@@ -32,46 +32,47 @@ pub(crate) use self::pulse::{Beat, FAR_END, Probe, Pulse};
 use self::pulse::{UNUSED, USED};
 use crate::signal::Signal;
 
-/// What such a connection over TCP is called in ALPN.
+/// The ALPN of a reverse connection over TCP.
 pub(crate) const ALPN: &[u8] = b"hermes-reverse";
-/// And over QUIC.
+/// The ALPN over QUIC.
 pub(crate) const ALPN_H3: &[u8] = b"hermes-reverse-h3";
-/// The header of a call and of its answer. No client's request has it: it is taken off.
+/// The header of a call and of its answer. It is removed from every client's request.
 pub(crate) const CALL: HeaderName = HeaderName::from_static("hermes-reverse");
-/// Connections that are kept to one endpoint at most: no node has more workers.
+/// The limit of connections to one endpoint: no node has more workers.
 const MOST_WANTED: usize = 1024;
-/// A node that lost its last connection is waited for so long: it is dialling.
+/// The time that requests wait for a node that lost its last connection, because it is dialling.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// A connection after its handshake.
 pub(crate) enum Carrier {
-    /// For HTTP/2.
+    /// HTTP/2 follows.
     Tcp(Io),
-    /// For HTTP/3.
+    /// HTTP/3 follows.
     Quic(quic::Connection),
 }
 
-/// What all workers know of a node that dials us.
+/// The state of a node that dials this one, shared by all workers.
 pub(crate) struct Presence {
     pub(crate) node: Arc<str>,
-    /// Connections of it that take requests.
+    /// Connections of the node that take requests.
     usable: AtomicUsize,
-    /// When the last of them went, in milliseconds of the node's clock; 0: none ever did.
+    /// The time at which the last of them closed, in milliseconds of the node's clock; 0 if none ever did.
     went_at: AtomicU64,
     dealt: Mutex<Dealt>,
-    /// The number of the newest that is here, and the address that it came from.
+    /// The number of its newest connection, and the address of its peer.
     newest: watch::Sender<(u64, Option<IpAddr>)>,
-    /// Those that it has given up.
+    /// Connections that the node has given up.
     gone: Told,
-    /// Those that are to leave the worker where they are: another one has none.
+    /// Connections that should leave their worker, because another worker has none.
     leaving: Told,
 }
 
-/// Numbers of connections that are told something: the latest ones. Each is looked at by the one that has it, at once.
+/// Numbers of connections that receive a signal. Bounded to the latest ones; the owner of each one checks the list at
+/// once.
 #[derive(Default)]
 struct Told(watch::Sender<VecDeque<u64>>);
 
-/// So many are remembered.
+/// The limit of remembered numbers.
 const MOST_TOLD: usize = 64;
 
 impl Told {
@@ -82,23 +83,23 @@ impl Told {
         });
     }
 
-    /// Waits until the one with this number is told.
+    /// Waits until this number is signalled.
     async fn has_told(&self, number: u64) {
-        // Its sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.0.subscribe().wait_for(|told| told.contains(&number)).await;
     }
 }
 
-/// A connection's place on the worker that it was dealt to. It goes with it.
+/// A connection's assignment to a worker; dropping it releases the assignment.
 pub(crate) struct Place {
     pub(crate) presence: Arc<Presence>,
     worker: usize,
-    /// Its number, of all that the node has kept.
+    /// The connection's number among all that the node has dialled.
     number: u64,
 }
 
 impl Place {
-    /// It takes no further request, and another one is to take its place.
+    /// Releases the assignment: the connection takes no further request, and another one should replace it.
     pub(crate) fn give_way(&self) {
         self.presence.undeal(self.worker, self.number);
     }
@@ -111,8 +112,8 @@ impl Drop for Place {
 }
 
 impl Presence {
-    /// Numbers of its connections begin with the time, in microseconds: a node may give up one that the process before us
-    /// had, or a presence before this one, which is none of ours.
+    /// Connection numbers start at the current time in microseconds. A node may give up a connection of an earlier
+    /// process, or of an earlier `Presence`; its number must match none of these.
     pub(crate) fn new(node: &Arc<str>) -> Self {
         Self::numbering_from(node, SystemTime::now())
     }
@@ -130,7 +131,7 @@ impl Presence {
         }
     }
 
-    /// It has a connection that takes requests.
+    /// True if it has a connection that takes requests.
     pub(crate) fn is_here(&self) -> bool {
         self.usable.load(Ordering::Relaxed) > 0
     }
@@ -145,7 +146,8 @@ impl Presence {
         }
     }
 
-    /// How long a request may wait for it: it is on another worker, or has just gone. `None`: it is not there.
+    /// The time that a request may wait for it: a connection is on another worker, or was lost a moment ago. `None`: it
+    /// is not connected.
     pub(crate) fn patience(&self, now: u64) -> Option<Duration> {
         if self.is_here() {
             return Some(Duration::MAX);
@@ -161,7 +163,7 @@ impl Presence {
         self.dealt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection that was accepted `here`, of so many workers.
+    /// Assigns a connection that worker `here` accepted, among `workers` workers.
     fn deal(self: &Arc<Self>, here: usize, workers: usize) -> Place {
         let (worker, number) = self.dealt().deal(here, workers);
         Place { presence: self.clone(), worker, number }
@@ -174,12 +176,12 @@ impl Presence {
         }
     }
 
-    /// The worker that was given a connection last, of those that still have it.
+    /// The worker that received the newest connection that is still assigned.
     pub(crate) fn latest(&self) -> Option<usize> {
         self.dealt().latest()
     }
 
-    /// The connection with this number is here: those before it may be dead, and are asked.
+    /// Announces the connection with this number, if it is the newest. Earlier ones may be dead and are probed.
     pub(crate) fn is_newest(&self, number: u64, source: IpAddr) {
         self.newest.send_if_modified(|newest| {
             let is_newer = number > newest.0;
@@ -190,26 +192,26 @@ impl Presence {
         });
     }
 
-    /// Hears of those that come.
+    /// Subscribes to new connections.
     pub(crate) fn newer(&self) -> watch::Receiver<(u64, Option<IpAddr>)> {
         self.newest.subscribe()
     }
 }
 
-/// The connections that are kept to one endpoint, on all workers.
+/// The reverse connections to one endpoint, on all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct Bundle(Arc<Strands>);
 
 #[derive(Debug)]
 struct Strands {
-    /// How many there are to be, as the endpoint said last.
+    /// The number of connections that the endpoint last asked for.
     wanted: watch::Sender<usize>,
-    /// One of them has doubts whether the way is still there: all ask at once.
+    /// Signals that one of them suspects its path: all probe at once.
     doubts: watch::Sender<()>,
-    /// Sessions on them.
+    /// Open sessions on them.
     sessions: AtomicUsize,
     since: Instant,
-    /// Milliseconds of that time at which the last session that is over ended.
+    /// The end of the last session, in milliseconds since `since`.
     used_at: AtomicU64,
 }
 
@@ -225,7 +227,7 @@ impl Default for Bundle {
     }
 }
 
-/// Whoever used a service once is likely to use it again within this.
+/// A service that was used within this time is likely to be used again.
 const IN_USE: Duration = Duration::from_secs(60);
 
 impl Bundle {
@@ -243,7 +245,7 @@ impl Bundle {
         Use(self.clone())
     }
 
-    /// There is a session, or was one lately. As if there had been one when it began.
+    /// True if there is a session or was one lately. The start counts as a use.
     fn is_in_use(&self) -> bool {
         let used_at = || Duration::from_millis(self.0.used_at.load(Ordering::Relaxed));
         self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + IN_USE
@@ -258,7 +260,7 @@ impl Bundle {
     }
 }
 
-/// One session, as long as it lasts.
+/// A guard for the duration of one session.
 pub(crate) struct Use(Bundle);
 
 impl Drop for Use {
@@ -269,36 +271,36 @@ impl Drop for Use {
     }
 }
 
-/// Why another connection is dialled.
+/// The reason for dialling a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MovesOn {
-    /// It is over.
+    /// The connection closed.
     Over,
-    /// The far end takes it for no further request.
+    /// The peer sends no further request on it.
     Leaving,
-    /// Nothing is heard on it.
+    /// The connection receives nothing.
     Silent,
-    /// Packets to the far end would leave from another address now.
+    /// Packets to the peer would now leave from another address.
     Moved,
 }
 
-/// One connection that we dialled and serve on.
+/// A connection that this node dialled and serves on.
 pub(crate) struct Line {
     pulse: RefCell<Pulse>,
-    /// What its pulse is to have once HTTP has begun: over TCP a look at what is acknowledged.
+    /// The acknowledgement counters for the keepalive over TCP, taken once HTTP begins.
     acks: Cell<Option<Acks>>,
     bundle: Bundle,
-    /// The one of the bundle that asks for all.
+    /// True for the connection that probes on behalf of the whole bundle.
     is_first: bool,
     moves_on: Signal<MovesOn>,
     is_over: Cell<bool>,
-    /// It has doubts, and the others know.
+    /// The connection suspects its path, and the others were told.
     doubts: Cell<bool>,
-    /// How often the far end asked whether we are where we seem to be.
+    /// The number of PATH_CHALLENGE frames from the peer.
     challenges: Cell<u64>,
-    /// Its number at the far end. Set where that has taken it.
+    /// The connection's number at the peer. Set once the peer has accepted it.
     number: Signal<u64>,
-    /// Those before it that are dead, by their numbers.
+    /// Numbers of earlier connections that are dead.
     given_up: Vec<u64>,
 }
 
@@ -318,20 +320,20 @@ impl Line {
         }
     }
 
-    /// HTTP has begun on it.
+    /// Starts the keepalive once HTTP has begun.
     pub(crate) fn begin(&self, probe: Option<Probe>) {
         self.pulse.replace(Pulse::new(probe, self.acks.take(), UNUSED));
     }
 
-    /// `challenges` counts up with PATH_CHALLENGE: the far end of QUIC has heard us from another address, which nothing
-    /// else tells us of. It knows where this connection is now; the others have to be heard as well.
+    /// Handles a change of the PATH_CHALLENGE count. The peer's QUIC stack saw this node at another address, which no
+    /// other signal reports. The peer knows the new address of this connection; the others must send too.
     pub(crate) fn note_challenges(&self, challenges: u64) {
         if self.challenges.replace(challenges) != challenges {
             self.bundle.doubt();
         }
     }
 
-    /// It is over, and what was on it.
+    /// Marks the connection as closed, with all streams on it.
     fn end(&self) {
         self.acks.take();
         self.pulse.borrow_mut().end();
@@ -340,12 +342,12 @@ impl Line {
         self.bundle.doubt();
     }
 
-    /// Asks whether its far end is there.
+    /// Probes the peer.
     fn ask(&self) {
         self.pulse.borrow_mut().ask();
     }
 
-    /// Ready where it has been silent for so long that it is dead. `heard` counts up with what is heard.
+    /// Ready when the connection was silent for so long that it counts as dead. `heard` counts all reads.
     pub(crate) fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
         let mut pulse = self.pulse.borrow_mut();
         pulse.ask_after(if self.is_first && self.bundle.is_in_use() { USED } else { UNUSED });
@@ -364,18 +366,18 @@ impl Line {
         }
     }
 
-    /// Nothing comes over it any more.
+    /// True if no byte can arrive on it.
     fn is_dead(&self) -> bool {
         self.is_over.get() || self.pulse.borrow().is_silent()
     }
 
-    /// To be held as long as the session of this request lasts. What came by no proxy is the far end's own question,
-    /// after our health: that alone is no use.
+    /// A guard for the session of this request. A request without `via` is the peer's own health check, which alone
+    /// does not count as use.
     pub(crate) fn used_for(&self, head: &Parts) -> Option<Use> {
         head.headers.contains_key(VIA).then(|| self.bundle.use_it())
     }
 
-    /// The answer to a request that is a call, and is for nobody else.
+    /// The answer to a request that is a call; `None` for any other request.
     pub(crate) fn answer(&self, head: &Parts) -> Option<Response<()>> {
         let call = head.headers.get(CALL)?.to_str().unwrap_or_default();
         match parse(call) {
@@ -401,17 +403,17 @@ impl Line {
     }
 }
 
-/// What a call says.
+/// The content of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
-    /// `id=17, connections=4`: the connection's number, and how many are wanted.
+    /// `id=17, connections=4`: the connection's number, and the number of connections that are wanted.
     Begins { number: Option<u64>, wanted: Option<usize> },
-    /// `leaving`: no further session on this one.
+    /// `leaving`: no further session on this connection.
     Leaving,
 }
 
 impl Call {
-    /// The request, for a node.
+    /// The request that carries the call.
     fn request(self, node: &str) -> Option<Request<()>> {
         let words = match self {
             Call::Leaving => "leaving".to_owned(),
@@ -424,7 +426,7 @@ impl Call {
     }
 }
 
-/// What is not known says nothing: a later version may say more.
+/// Parses a call. Unknown words are ignored, because a later version may add some.
 fn parse(words: &str) -> Call {
     let mut begins = (None, None);
     for word in words.split(',').map(str::trim) {
@@ -494,7 +496,7 @@ mod tests {
         assert!(line.answer(&other).is_none(), "whatever else comes is a session");
     }
 
-    /// Else the far end would find out for itself, while its flows wait.
+    /// Otherwise the peer would notice only after a timeout, while its flows wait.
     #[tokio::test]
     async fn a_connection_that_is_over_is_dead_whatever_was_found_before_and_makes_the_others_ask() {
         for before in [None, Some(MovesOn::Silent)] {
@@ -507,7 +509,7 @@ mod tests {
         }
     }
 
-    /// Whichever of them the session is on.
+    /// A session on any of the connections counts.
     #[tokio::test(start_paused = true)]
     async fn they_are_in_use_while_there_are_sessions_and_for_a_while_after() {
         let bundle = Bundle::default();
@@ -531,7 +533,7 @@ mod tests {
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let presence = presence();
         presence.gone.tell([1, 7].into_iter());
-        // As many as are remembered: those before them are forgotten.
+        // This fills the memory, so that earlier numbers are forgotten.
         presence.gone.tell(100..100 + MOST_TOLD as u64);
         presence.gone.has_told(100).await;
         assert!(tokio::time::timeout(Duration::from_millis(10), presence.gone.has_told(7)).await.is_err());

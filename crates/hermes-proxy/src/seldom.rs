@@ -1,19 +1,19 @@
-//! Something that strangers can cause, or that lasts, said once in a while.
+//! Rate-limited logging, for events that a remote peer can trigger, or that last.
 //!
-//! In: each time it happens. Out: whether to say it now, and how often it was kept quiet since. So an
-//! operator hears of it, and nobody fills the disk with it.
+//! In: each event. Out: whether to log it now, and the number of suppressed ones since the last log line. So an
+//! operator sees the event, and a flood does not fill the disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Between two times that it is said, if nothing else is asked for.
+/// The default interval between two log lines.
 const APART: Duration = Duration::from_secs(1);
 
-/// Of the whole node, for all workers.
+/// The throttle of one log line, for all workers of the node.
 pub(crate) struct Seldom {
-    /// Milliseconds between two times that it is said.
+    /// The interval in milliseconds.
     apart: u64,
-    /// Not before this time, in milliseconds of the node's clock.
+    /// The time of the next allowed line, in milliseconds of the node's clock.
     next: AtomicU64,
     quiet: AtomicU64,
 }
@@ -25,12 +25,12 @@ impl Default for Seldom {
 }
 
 impl Seldom {
-    /// Said as often at most.
+    /// A throttle with this interval.
     pub(crate) fn every(apart: Duration) -> Self {
         Self { apart: apart.as_millis() as u64, next: AtomicU64::new(0), quiet: AtomicU64::new(0) }
     }
 
-    /// It happened. To be said now, where there is a number: how often it was not said since.
+    /// Notes an event. `Some`: log it now, with the number of suppressed events.
     pub(crate) fn happened(&self, now: u64) -> Option<u64> {
         let due = |next| (now >= next).then_some(now + self.apart);
         if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_err() {

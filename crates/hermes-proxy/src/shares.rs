@@ -1,4 +1,4 @@
-//! Shares of bounded tables: one mechanism for connections, tunnels, flows and questions.
+//! Shares of bounded tables: one mechanism for connections, tunnels, flows and DNS queries.
 //!
 //! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more.
 //! A full table displaces entries of the owner that has most, the longest idle first (`shares/ledger.rs` decides, for
@@ -91,11 +91,11 @@ struct Candidate {
 
 /// Idle entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
 const BATCH: usize = 128;
-/// One in this many of a worker's entries in a table is for clients whose address may be forged. Beyond that,
+/// The share of a worker's entries in a table, one in this many, for clients whose address may be forged. Beyond it,
 /// these displace one another and not the idle entries of clients that were answered.
 const UNANSWERED: usize = 8;
-/// The maximum of `unyielding`, of strangers and of peers each, so that a flood of strangers leaves peers their
-/// searches. Beyond it, nothing is searched for more of them until the next tick.
+/// The limit of `unyielding`, for unauthenticated clients and for peers each, so that a flood of the former leaves
+/// peers their searches. Beyond it, no search runs for more of them until the next tick.
 const MAX_UNYIELDING: usize = 16;
 
 /// An entry of a table. Dropping it returns the entry.
@@ -123,7 +123,7 @@ impl Share {
         }
     }
 
-    /// For [`Entries::pass_to`].
+    /// The key for [`Entries::pass_to`].
     pub(crate) fn key(&self) -> usize {
         self.key
     }
@@ -149,10 +149,10 @@ impl Entries {
             return true;
         }
         shares.ledger().give_back(&former);
-        // Without its holder it is nobody's to displace: it is neither the former owner's any more nor the new one's yet.
+        // Without a holder, no worker can displace it while it belongs to neither owner.
         let holder = self.all.borrow_mut().get_mut(key).and_then(|entry| entry.holder.take());
         if !self.make_room(worker, &shares, &owner, bound) {
-            // Its drop must return nothing.
+            // Dropping the entry must return nothing.
             self.all.borrow_mut().remove(key);
             return false;
         }
@@ -188,7 +188,7 @@ impl Entries {
             return;
         }
         let debtors = shares.ledger().debtors();
-        // All entries are looked at once, however many debtors there are.
+        // A single pass over all entries, however many debtors there are.
         let mut of_debtors: HashMap<Owner, Vec<Candidate>> = debtors.into_iter().map(|owner| (owner, vec![])).collect();
         for candidate in self.candidates(now, shares, |owner| of_debtors.contains_key(owner)) {
             let all = self.all.borrow();

@@ -1,12 +1,12 @@
-//! A value that one task sets and one other awaits, on the same worker.
+//! A value that one task sets and one other task awaits, on the same worker.
 //!
-//! The sweeper tells a session or a connection to end this way. One waker is enough: at any
-//! moment one future acts for a session. Never crosses threads.
+//! The sweep tells a session or a connection to end this way. One waker is enough, because at any moment one future
+//! acts for a session. Never crosses threads.
 
 use std::cell::{Cell, RefCell};
 use std::task::{Context, Poll, Waker};
 
-/// Set once, seen by whoever polls last. Where it is only nudged, there is something else to look at.
+/// A value that is set once and wakes the last poller. A nudge wakes it without a value.
 pub(crate) struct Signal<T> {
     value: RefCell<Option<T>>,
     is_set: Cell<bool>,
@@ -20,7 +20,7 @@ impl<T> Default for Signal<T> {
 }
 
 impl<T: Clone> Signal<T> {
-    /// Sets the value, unless one is set already (the first reason is the true one), and wakes.
+    /// Sets the value unless one is set, because the first reason is the cause, and wakes the task.
     pub(crate) fn set(&self, value: T) {
         if !self.is_set.replace(true) {
             *self.value.borrow_mut() = Some(value);
@@ -28,7 +28,7 @@ impl<T: Clone> Signal<T> {
         self.nudge();
     }
 
-    /// Wakes whoever waits, without a value: something else changed that it looks at.
+    /// Wakes the waiting task without a value, because other state that it checks has changed.
     pub(crate) fn nudge(&self) {
         let waker = self.waker.borrow_mut().take();
         if let Some(waker) = waker {

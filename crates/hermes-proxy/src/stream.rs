@@ -1,9 +1,8 @@
-//! A byte stream, whatever carries it: a socket, an h1 connection after its upgrade, an h2
-//! stream, or two bodies of a POST.
+//! A byte stream over any transport: a socket, an HTTP/1.1 connection after its upgrade, an HTTP/2 or HTTP/3 stream,
+//! the two bodies of a POST, or custody.
 //!
-//! In: one of those. Out: chunks in, chunks out, each direction with an end of its own (half
-//! close). A chunk is handed on, not copied, where its carrier allows that.
-//! Never: what the bytes mean.
+//! In: one of those. Out: chunks in and out; each direction ends on its own (half-close). Chunks are passed on without
+//! a copy if the transport allows it. Never: the meaning of the bytes.
 
 pub(crate) mod asked;
 pub(crate) mod h2;
@@ -31,19 +30,19 @@ use crate::live::Entry;
 use crate::upstream::pool::{H1Connection, Lease};
 use crate::upstream::{InFlight, Seat};
 
-/// What is read from a socket at first: most tunnels carry little.
+/// The first read from a socket: most tunnels carry little.
 const FIRST_CHUNK: usize = 4 << 10;
-/// What is read at once from one that has more. Also the largest chunk that waits for a slow reader.
+/// The largest read from a socket. Also the largest chunk that waits for a slow reader.
 const CHUNK: usize = 64 << 10;
-/// TLS records hold no more.
+/// The largest TLS record.
 const TLS_CHUNK: usize = 16 << 10;
 
 /// A byte stream.
 pub(crate) enum ByteStream {
-    /// A socket; `ahead` was read from it already. `_seat` is its place at an endpoint, if it has one.
+    /// A socket; `ahead` was already read from it. `_seat` is its share of an endpoint's limit, if it has one.
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
-    /// A multiplexed stream, of h2 or h3.
-    /// `datagrams` are those of its request beside it, until they are taken.
+    /// A multiplexed stream of HTTP/2 or HTTP/3. `datagrams` are the HTTP datagrams of its request, until they are
+    /// taken.
     Multiplexed {
         recv: Receiver,
         send: Sender,
@@ -52,15 +51,14 @@ pub(crate) enum ByteStream {
         lease: Option<Lease>,
         _in_flight: Option<InFlight>,
     },
-    /// The bodies of a request and its response. `carrier` is the connection that both are on,
-    /// where nobody else moves it.
+    /// The bodies of a request and its response. `carrier` is the connection of both, if no other task drives it.
     Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
     /// Bytes in custody.
     Custody(Box<CustodyStream>),
 }
 
 impl ByteStream {
-    /// A socket to an endpoint.
+    /// A socket to an endpoint, with its share of the endpoint's limit.
     pub(crate) fn seated(io: Io, ahead: Bytes, seat: Seat) -> Self {
         ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: Some(seat) }
     }
@@ -73,7 +71,7 @@ impl ByteStream {
         ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, lease, _in_flight: in_flight }
     }
 
-    /// With the datagrams of its request beside it.
+    /// Attaches the HTTP datagrams of its request.
     pub(crate) fn with_datagrams(mut self, of_request: Option<Datagrams>) -> Self {
         if let ByteStream::Multiplexed { datagrams, .. } = &mut self {
             *datagrams = of_request;
@@ -81,7 +79,7 @@ impl ByteStream {
         self
     }
 
-    /// Its link may be dark at times, where it is QUIC's. What is known of that.
+    /// Marks the link as intermittent, if it is QUIC, and returns the monitor of its path.
     pub(crate) fn is_dark_at_times(&self) -> Option<Arc<PathMonitor>> {
         let ByteStream::Multiplexed { send: Sender::H3(send), .. } = self else { return None };
         let narrow = quic::path_monitor::of(&send.link().connection);
@@ -89,22 +87,22 @@ impl ByteStream {
         Some(narrow)
     }
 
-    /// Its request may have datagrams beside it.
+    /// True if its request may have HTTP datagrams.
     pub(crate) fn has_datagrams(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { datagrams: Some(_), .. })
     }
 
-    /// Others are on its connection.
+    /// True if other streams may share its connection.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { .. })
     }
 
-    /// Its connection takes no further streams, since the peer goes, or there is a better one.
+    /// True if its connection takes no further streams, because the peer drains it or a better one exists.
     pub(crate) fn is_leaving(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.connection.is_going())
     }
 
-    /// The datagrams of its request, once.
+    /// Takes the HTTP datagrams of its request.
     pub(crate) fn take_datagrams(&mut self) -> Option<Datagrams> {
         match self {
             ByteStream::Multiplexed { datagrams, .. } => datagrams.take(),
@@ -116,7 +114,7 @@ impl ByteStream {
         ByteStream::Bodies { recv: Box::new(recv), send: Some(send), carrier }
     }
 
-    /// It is this session's, which ends where too much of it lies unread.
+    /// Binds the stream to a session, which ends if too many of its bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
             ByteStream::Multiplexed { recv, .. } => recv.bind(session),
@@ -126,19 +124,18 @@ impl ByteStream {
         }
     }
 
-    /// Moves the connection that carries the bodies, if that is ours to do. Ready when all that was
-    /// given to it is sent.
+    /// Drives the connection of the bodies, if no other task does. Ready when all bytes that were given to it are sent.
     pub(crate) fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let ByteStream::Custody(stream) = self {
             return stream.poll_pending(cx);
         }
         let ByteStream::Bodies { carrier: Some(carrier), .. } = self else { return Poll::Ready(Ok(())) };
         carrier.poll(cx).map_err(io::Error::other)?;
-        // Both messages are through: the connection is over, or takes another request.
+        // Both messages are complete: the connection has ended, or takes another request.
         if carrier.finished || carrier.is_reusable() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    /// The next chunk; `None` is the orderly end of this direction.
+    /// The next chunk; `None` is the clean end of this direction.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
             ByteStream::Io { io, ahead, buffer, most, .. } => {
@@ -152,7 +149,7 @@ impl ByteStream {
             ByteStream::Bodies { recv, .. } => loop {
                 match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
                     Some(Ok(frame)) => {
-                        // Trailers of a tunnel mean nothing.
+                        // Trailers of a tunnel have no meaning.
                         if let Ok(chunk) = frame.into_data() {
                             return Poll::Ready(Ok(Some(chunk)));
                         }
@@ -164,7 +161,7 @@ impl ByteStream {
         }
     }
 
-    /// Takes what it can of the chunk. Ready when all of it is taken.
+    /// Writes the chunk, and leaves the unwritten rest in it. Ready when nothing is left.
     pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Io { io, .. } => {
@@ -188,7 +185,7 @@ impl ByteStream {
         }
     }
 
-    /// Sends on what TLS may hold back.
+    /// Flushes bytes that TLS may hold back.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Io { io, .. } => Pin::new(io).poll_flush(cx),
@@ -196,11 +193,11 @@ impl ByteStream {
         }
     }
 
-    /// Ends this direction in order; the other may go on.
+    /// Ends the sending direction cleanly; the other may continue.
     pub(crate) fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Io { io, .. } => match ready!(Pin::new(io).poll_shutdown(cx)) {
-                // The peer closed both directions meanwhile: it is as finished as can be.
+                // The peer closed both directions meanwhile, so nothing is left to shut down.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
                 other => Poll::Ready(other),
             },
@@ -220,14 +217,14 @@ impl ByteStream {
         }
     }
 
-    /// To drop it is to end it, where both directions are at their end: a plain socket's `close`
-    /// says what `shutdown` says.
+    /// True if dropping the stream ends it cleanly once both directions have ended: `close` of a plain socket sends
+    /// what `shutdown` sends.
     pub(crate) fn ends_by_drop(&self) -> bool {
         matches!(self, ByteStream::Io { io: Io::Plain(_), .. })
     }
 
-    /// Ends this direction in order and hears the other one out, whatever it still says. Ready when
-    /// both are over.
+    /// Ends the sending direction cleanly and discards what the peer still sends. Ready when both directions have
+    /// ended.
     pub(crate) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let finished = self.poll_finish(cx);
         let carried = self.poll_carrier(cx);
@@ -244,7 +241,7 @@ impl ByteStream {
         }
     }
 
-    /// The peer broke it off, though it had ended its own direction in order. Over TCP writing tells.
+    /// Ready if the peer reset the stream after it had ended its own direction cleanly. Over TCP, a write reports that.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         match self {
             ByteStream::Multiplexed { send, sent_end: false, .. } => send.poll_reset(cx).map(io::Error::from),
@@ -252,12 +249,12 @@ impl ByteStream {
         }
     }
 
-    /// Breaks it off, so that the peer knows that bytes may be missing.
+    /// Resets the stream, so that the peer knows that bytes may be missing.
     pub(crate) fn abort(&mut self) {
         self.abort_as(Reset::Connect);
     }
 
-    /// Breaks it off for this reason, where its version has a word for it.
+    /// Resets the stream with this reason, if its protocol has a code for it.
     pub(crate) fn abort_as(&mut self, reset: Reset) {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
@@ -296,7 +293,7 @@ fn poll_read_io(
     }
 }
 
-/// Nothing is broken: the peer needs no more.
+/// True if nothing is broken: the peer wants no further bytes.
 pub(crate) fn has_parted(error: &io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>());
     inner.is_some_and(StreamError::has_parted)

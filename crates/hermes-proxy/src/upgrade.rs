@@ -1,8 +1,8 @@
-//! The heads that open a tunnel, in the way of each version.
+//! The response heads that open a tunnel, for each HTTP version.
 //!
-//! In: how the client asked, and what the next proxy answered. Out: 200 or 101 with the fields that
-//! belong to it. WebSocket crosses versions here: h1 has a key and its proof (RFC 6455, 4.2.2), h2
-//! needs neither (RFC 8441, 5).
+//! In: the client's request, and the response of the next proxy. Out: 200 or 101 with its fields. WebSocket is
+//! translated between versions here: HTTP/1.1 has a key and its proof (RFC 6455, section 4.2.2), HTTP/2 needs neither
+//! (RFC 8441, section 5).
 
 use base64::Engine as _;
 use hermes_model::facts::Facts;
@@ -18,8 +18,8 @@ pub(crate) const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec
 /// RFC 6455, section 1.3.
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// The head that tells a client that its tunnel is open; also what is on record of it. A flow that came without HTTP
-/// is an extended CONNECT like any.
+/// The response head for a client whose tunnel is open; also the head in the access log. A flow that came without HTTP
+/// is handled as an extended CONNECT.
 pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Option<Parts>) -> Response<()> {
     let mut response = Response::new(());
     let mut fields = upstream.map(|parts| parts.headers).unwrap_or_default();
@@ -38,8 +38,8 @@ pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Opt
             fields.insert(UPGRADE, value);
         }
     }
-    // Over h2 as well, where the client has sent a key although it need not: Envoy does so for its own
-    // client over h1, and has no proof for it but ours.
+    // The proof also goes over HTTP/2, if the client sent a key although it need not. Envoy does so for its own
+    // HTTP/1.1 client, and has no other proof for it.
     if let Some(proof) = facts.headers.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
         fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
     }
@@ -50,7 +50,7 @@ pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Opt
     response
 }
 
-/// The proof that a key was understood.
+/// The proof that the server understood the key.
 pub(crate) fn websocket_accept(key: &HeaderValue) -> Option<HeaderValue> {
     let mut hash = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY);
     hash.update(key.as_bytes());

@@ -1,8 +1,8 @@
-//! One worker: a thread with a runtime, listeners, sessions and connections of its own.
+//! A worker: a thread with a runtime, listeners, sessions and connections of its own.
 //!
-//! In: commands of the node (apply, drain, list). Out: served sessions. Nothing of a worker is
-//! shared with another, but for counters, health, the log and devices (`ip/`): nothing else here takes a lock
-//! for traffic. Every task is in the worker's set and ends with it.
+//! In: commands of the node (apply, drain, list). Out: served sessions. Workers share only counters, health, the log
+//! and devices (`ip/`), so only devices take a lock for traffic. Every task belongs to the worker's set, and ends with
+//! it.
 
 mod redecide;
 mod shared;
@@ -45,32 +45,32 @@ use crate::shares::{Entries, Shares};
 use crate::upstream::pool::idle::{self, Idle};
 use crate::upstream::pool::{Pool, PoolKey};
 
-/// The sweep and the coarse clock tick so often.
+/// The interval of the sweep and of the coarse clock.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What the node tells a worker.
+/// A command of the node to a worker.
 pub(crate) enum Command {
-    /// Run this generation, with these sockets for its new listeners.
+    /// Runs this generation, with these sockets for its new listeners.
     Apply { generation: Arc<Generation>, sockets: Vec<ListeningSocket>, devices: Vec<Share>, done: oneshot::Sender<()> },
-    /// Have this connection, which a node keeps to us and another worker accepted.
+    /// Takes over a reverse connection that another worker accepted.
     Adopt(Box<Arrived>),
-    /// Ask a node whose connection this worker has.
+    /// Queries a node through its reverse connection on this worker.
     Ask(Box<Question>),
-    /// Displace entries that clients of this worker owe to those of others.
+    /// Displaces entries that clients of this worker owe to those of others.
     Displace,
-    /// List sessions, at most so many.
+    /// Lists sessions, up to `most`.
     Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
-    /// Accept no more. `handed` listeners live on in another process, and devices, whose packets for sessions here come
-    /// by passages.
+    /// Stops accepting. With `handed`, listeners and devices continue in a successor process, and packets for sessions
+    /// here come through `passages`.
     Close { handed: bool, passages: Vec<(Arc<str>, IdleQueue)>, done: oneshot::Sender<()> },
-    /// Let what runs finish: its clients hear that they should go elsewhere.
+    /// Drains: clients are told to go elsewhere.
     Drain { done: oneshot::Sender<()> },
-    /// End now.
+    /// Ends now.
     Stop,
 }
 
-/// The generation, counted by this worker alone: requests of two workers would fight for the
-/// cache line of one atomic count.
+/// The generation, with a reference count of this worker alone. Requests on two workers would contend for the cache
+/// line of a shared atomic count.
 #[allow(clippy::redundant_allocation)] // See above.
 pub(crate) type Current = Rc<Arc<Generation>>;
 
@@ -81,46 +81,47 @@ pub(crate) struct Worker {
     pub(crate) records: Records,
     pub(crate) resolver: Resolver,
     pub(crate) udp_buffer: RefCell<ReceiveBuffer>,
-    /// Where a run of datagrams is put together for one send.
+    /// The buffer in which a run of datagrams is assembled for one send.
     pub(crate) udp_run: RefCell<Vec<u8>>,
     generation: RefCell<Current>,
     pools: RefCell<HashMap<PoolKey, Rc<Pool>, foldhash::fast::RandomState>>,
-    /// Of all pools.
+    /// Idle connections of all pools.
     pub(crate) idle: Idle,
     tasks: RefCell<JoinSet<()>>,
-    /// QUIC's own.
+    /// The tasks of QUIC.
     pub(crate) quic: Tasks,
     pub(crate) quic_doors: RefCell<Doors>,
-    /// Handshakes of clients that are under way.
+    /// Pending handshakes of clients.
     pub(crate) quic_handshakes: Cell<usize>,
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
-    /// When they were told that the network changed.
+    /// The time at which they were last told of a network change.
     moved_at: Cell<u64>,
-    /// Which of the node's workers it is.
+    /// The worker's number in the node.
     pub(crate) number: usize,
     pub(crate) devices: Devices,
-    /// Answers to packets.
+    /// The rate limit of ICMP errors.
     answers: Budget,
-    /// Its entries in tables that are shared among clients.
+    /// The worker's entries in tables that are shared among clients.
     pub(crate) entries: Entries,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
-    /// Requests of routes with `retrieve` that wait for another try.
+    /// Requests of routes with `retrieve` that wait for a retry.
     pub(crate) retrievals: Arc<Shares>,
-    /// Connections that this node keeps to others.
+    /// Reverse connections that this node dials.
     pub(crate) uplinks: Uplinks,
-    /// Channels of custody to others.
+    /// Custody channels that this node dials.
     pub(crate) keepers: Keepers,
-    /// The next of a block of ids: workers take them in blocks.
+    /// The next session ID and the end of the worker's block.
     ids: Cell<(u64, u64)>,
 }
 
-/// Errors about packets that a worker answers with in a second; each of its sessions has far fewer.
+/// The limit of ICMP errors of a worker in a second; each session has a much lower one.
 const ANSWERS: u32 = 2000;
-/// Several of our connections notice one change of the network: milliseconds within which it is the same.
+/// The time within which notices of a network change count as one, in milliseconds. Several connections notice each
+/// change.
 const MOVES_APART: u64 = 20;
-/// Ids that a worker takes at once.
+/// The size of a block of session IDs.
 const ID_BLOCK: u64 = 1024;
 
 impl Worker {
@@ -157,12 +158,12 @@ impl Worker {
         }
     }
 
-    /// Milliseconds of the node's clock, as of the last tick: for what is compared with seconds.
+    /// Milliseconds of the node's clock at the last tick; precise enough for timeouts of seconds.
     pub(crate) fn now(&self) -> u64 {
         self.clock.get()
     }
 
-    /// What runs now. Hold it for one decision, not for a session.
+    /// The running generation. Hold it for one decision, not for a session.
     pub(crate) fn generation(&self) -> Current {
         self.generation.borrow().clone()
     }
@@ -171,8 +172,8 @@ impl Worker {
         self.draining.get()
     }
 
-    /// The name that an address stands for, where a DNS listener gave it to one. Whoever holds it keeps
-    /// that address from any other name: a session does, in its authority.
+    /// The name behind a virtual address, if a DNS listener assigned it. Holding the name reserves the address for it;
+    /// a session does so in its authority.
     pub(crate) fn name_of(&self, address: IpAddr) -> Option<Arc<str>> {
         self.generation().name_tables().iter().find_map(|table| table.name_of(address, self.now()))
     }
@@ -183,7 +184,7 @@ impl Worker {
         (rng.random(), rng.random())
     }
 
-    /// A number for a session, unique in the process.
+    /// A session ID, unique in the process.
     pub(crate) fn next_id(&self) -> u64 {
         let (mut next, mut end) = self.ids.get();
         if next == end {
@@ -194,10 +195,10 @@ impl Worker {
         next
     }
 
-    /// The endpoint for HTTP/3 connections of our own.
+    /// The endpoint for outgoing HTTP/3 connections.
     ///
     /// # Errors
-    /// No socket is to be had.
+    /// No socket can be opened.
     pub(crate) fn quic_client(&self, is_v4: bool) -> std::io::Result<Endpoint> {
         let mut clients = self.quic_clients.borrow_mut();
         let client = &mut clients[usize::from(is_v4)];
@@ -210,12 +211,12 @@ impl Worker {
         }
     }
 
-    /// Whether a packet may be answered with an error now; nobody is answered without end (RFC 1812, 4.3.2.8).
+    /// True if an ICMP error may be sent now; their rate is limited (RFC 1812, section 4.3.2.8).
     pub(crate) fn takes_answer(&self) -> bool {
         self.answers.takes(self.now(), ANSWERS)
     }
 
-    /// The machine's network has changed: connections of ours over QUIC say so to their peers, once for all of them.
+    /// Migrates outgoing QUIC connections after a network change, once for all of them.
     pub(crate) fn move_quic_clients(&self) {
         let now = self.shared.now();
         if now < self.moved_at.replace(now) + MOVES_APART {
@@ -238,7 +239,7 @@ impl Worker {
         self.pools.borrow_mut().entry(key).or_insert_with(|| Rc::new(Pool::new())).clone()
     }
 
-    /// Closes the connections to upstreams that were idle for longest, where one more would be too many.
+    /// Closes the upstream connections that were idle for longest, if the limit is reached.
     pub(crate) fn make_room_for_idle(&self) {
         let limit = self.generation().snapshot.limits.upstream_idle_connections;
         if !self.idle.is_full(limit) {
@@ -287,15 +288,16 @@ impl Worker {
     }
 }
 
-/// What runs on a worker for each listener.
+/// The acceptors of each listener on a worker.
 type Acceptors = HashMap<(Arc<str>, Transport), Vec<Acceptor>>;
 
-/// Tasks that are polled before what came over the network meanwhile is heard. A turn of a busy tunnel is a millisecond.
+/// The number of tasks polled before network events are read. A turn of a busy tunnel takes a millisecond.
 const TASKS: u32 = 16;
 
-/// Has the task polled again after that, and after the other tasks: `wake_by_ref` would have it polled before.
+/// Schedules another poll of the task after network events and all other tasks; `wake_by_ref` would poll it before
+/// them.
 pub(crate) fn go_on_later(cx: &mut Context<'_>) {
-    // Its first poll is what does so, and it holds nothing.
+    // The first poll of `yield_now` schedules that; dropping the future undoes nothing.
     let _ = pin!(tokio::task::yield_now()).poll(cx);
 }
 
@@ -313,11 +315,11 @@ pub(crate) fn run(
         let worker = Rc::new(Worker::new(number, shared, generation, log));
         serve_commands(&worker, commands).await;
         worker.live.end_all();
-        // Ends every task; sessions write their records as they go.
+        // Ends every task; sessions write their access-log entries when dropped.
         let mut tasks = std::mem::take(&mut *worker.tasks.borrow_mut());
         tasks.shutdown().await;
         worker.records.flush(&worker);
-        // Handles are gone, or go now, and with them the connections: peers hear of it, and need not wait for silence.
+        // Dropping the handles closes the connections, so that peers need not wait for an idle timeout.
         worker.pools.borrow_mut().clear();
         worker.quic_clients.take();
         worker.quic.finish().await;
@@ -384,14 +386,14 @@ async fn apply(
     worker.records.forget_handles();
     let previous = worker.generation.replace(Rc::new(generation.clone()));
     for listener in &generation.snapshot.listeners {
-        // What a connection was believed for when it was accepted may not hold any more.
+        // The trust of a connection at its acceptance may be outdated.
         let differs = |old: &Arc<Listener>| {
             !old.admits_like(listener) || previous.client_roots(old) != generation.client_roots(listener)
         };
         if previous.listener(&listener.name).is_some_and(differs) {
             worker.live.drain_listener(worker, &listener.name);
         }
-        // A peer's session is the listener's own, and would be asked for in another way now.
+        // A peer's session is opened by the listener itself, and would be opened differently now.
         let is_other =
             |old: &Arc<Listener>| old.protocol != listener.protocol || old.set_headers != listener.set_headers;
         let carries = |old: &Arc<Listener>| matches!(old.protocol, ListenerProtocol::Ip(_));
@@ -399,7 +401,7 @@ async fn apply(
             worker.live.end_sessions_of(&listener.name);
         }
     }
-    // New ones first: a listener that moves serves at both places for a moment, never at none.
+    // New acceptors first: a listener that moves serves both addresses for a moment, never none.
     let mut replaced = Vec::new();
     let named: HashSet<_> = sockets.iter().map(ListeningSocket::place).collect();
     for place in named {

@@ -1,7 +1,7 @@
-//! A body that a tunnel writes and an exchange sends: one chunk at a time.
+//! A channel from a tunnel to a body: one chunk at a time.
 //!
-//! In: chunks of a tunnel that is carried in bodies (POST). Out: a body. Bounded by its reader: the
-//! writer waits until the chunk before is taken.
+//! In: chunks of a tunnel by POST. Out: a body. Bounded by its reader: the writer waits until the previous chunk is
+//! taken.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,12 +12,12 @@ use http_body::Frame;
 
 use crate::error::Error;
 
-/// A body that a tunnel writes: one chunk at a time, so that it is bounded by its reader.
+/// The shared state of a channel.
 #[derive(Default)]
 struct Channel {
     chunk: Option<Bytes>,
     ended: bool,
-    /// The writer gave up: what was sent is not the whole.
+    /// The writer was dropped without an end: the body is incomplete.
     broken: bool,
     reader_gone: bool,
     reader: Option<std::task::Waker>,
@@ -30,7 +30,7 @@ pub(crate) struct ChannelBody(Rc<RefCell<Channel>>);
 /// The writing end.
 pub(crate) struct ChannelSender(Rc<RefCell<Channel>>);
 
-/// A body and its writer.
+/// Creates a channel.
 pub(crate) fn channel() -> (ChannelSender, ChannelBody) {
     let shared = Rc::new(RefCell::new(Channel::default()));
     (ChannelSender(shared.clone()), ChannelBody(shared))
@@ -67,7 +67,7 @@ impl Drop for ChannelBody {
 }
 
 impl ChannelSender {
-    /// Ready where a chunk may be sent; an error where nobody reads any more.
+    /// Ready when a chunk may be sent; an error if the reader was dropped.
     pub(crate) fn poll_ready(&self, cx: &Context<'_>) -> Poll<std::io::Result<()>> {
         let mut channel = self.0.borrow_mut();
         if channel.reader_gone {
@@ -80,7 +80,7 @@ impl ChannelSender {
         Poll::Pending
     }
 
-    /// Sends a chunk. Only after `poll_ready` said so.
+    /// Sends a chunk. Only after `poll_ready` was ready.
     pub(crate) fn send(&self, chunk: Bytes) {
         let mut channel = self.0.borrow_mut();
         channel.chunk = Some(chunk);
@@ -91,14 +91,14 @@ impl ChannelSender {
 }
 
 impl ChannelSender {
-    /// An orderly end.
+    /// Ends the body cleanly.
     pub(crate) fn finish(self) {
         self.0.borrow_mut().ended = true;
     }
 }
 
 impl Drop for ChannelSender {
-    /// Without an orderly end the reader must not take what it has for the whole.
+    /// Marks the body as broken unless it was ended, so that its reader does not take it for complete.
     fn drop(&mut self) {
         let mut channel = self.0.borrow_mut();
         channel.broken = !channel.ended;

@@ -1,7 +1,7 @@
-//! Responses before the final one (RFC 9110, 15.2), on their way from an upstream to the client.
+//! Interim responses (RFC 9110, section 15.2), on their way from an upstream to the client.
 //!
-//! In: what came from upstream. Out: the same, for whoever answers the client; and the permission to
-//! send a body that waits for `100 Continue`. Bounded: hints that find no room are dropped.
+//! In: interim responses of an upstream. Out: the same, for the client's listener; and the permission to send a body
+//! that waits for `100 Continue`. Bounded: beyond the limit they are dropped, because they are only hints.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use http::Response;
 
-/// Responses before the final one, and the permission to send a body that waits for `100 Continue`.
-/// Shared with a callback of hyper's, hence atomics though one worker uses it.
+/// Interim responses, and the permission to send a body that waits for `100 Continue`. Atomics, although only one
+/// worker uses it: a callback of hyper shares it.
 #[derive(Default)]
 pub(crate) struct Interim {
     responses: std::sync::Mutex<Vec<Response<()>>>,
@@ -18,17 +18,17 @@ pub(crate) struct Interim {
     waker: AtomicWaker,
 }
 
-/// Interim responses that wait for a slow client; more are dropped, they are only hints.
+/// The limit of interim responses that wait for a slow client.
 const MAX_INTERIM: usize = 16;
 
 impl Interim {
-    /// An interim response came from upstream.
+    /// Queues an interim response of the upstream.
     pub(crate) fn push(&self, mut response: Response<()>) {
         if response.status() == http::StatusCode::CONTINUE {
             self.allow_body();
             return;
         }
-        // It has none (RFC 9110, 8.6), and HTTP/2 peers refuse the stream for it.
+        // Interim responses have no content (RFC 9110, section 8.6), and HTTP/2 peers reset the stream for this field.
         response.headers_mut().remove(http::header::CONTENT_LENGTH);
         if let Ok(mut responses) = self.responses.lock()
             && responses.len() < MAX_INTERIM
@@ -38,13 +38,13 @@ impl Interim {
         self.waker.wake();
     }
 
-    /// The body may be sent: 100, or a final status.
+    /// Permits the body: 100 or a final status came.
     pub(crate) fn allow_body(&self) {
         self.continued.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Takes what has come.
+    /// Takes the queued responses.
     pub(crate) fn take(&self) -> Vec<Response<()>> {
         self.responses.lock().map(|mut responses| std::mem::take(&mut *responses)).unwrap_or_default()
     }

@@ -1,9 +1,8 @@
-//! A request's body, of which several attempts may be made.
+//! A request body that may be sent in several attempts.
 //!
-//! In: a body, taken from its source once. Out: attempts to send it; another one gets again what the
-//! first had, as long as all of that is still held. It is not touched before somebody upstream asks
-//! for it: the first touch tells a client that waits for `100 Continue` to go on.
-//! Never: more of it in memory than the bound for replay.
+//! In: a body, read from its source once. Out: attempts to send it. A further attempt replays the bytes of the first,
+//! while all of them are still buffered. The body is not polled before an upstream wants it: the first poll makes the
+//! server send `100 Continue` to a client that waits for it. Never: more of it in memory than the replay limit.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -21,18 +20,18 @@ use crate::error::Error;
 use crate::live::Entry;
 use crate::worker::Worker;
 
-/// A body is sent without upstream's 100 after so long.
+/// A body is sent after this time even if the upstream sent no 100.
 const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
 
 /// An unwanted body of at most this many bytes is read and discarded, so that its connection can be reused.
 const SHORT_BODY: u64 = 4 << 10;
 
-/// A request's body, of which several attempts may be made.
+/// A request body that may be sent in several attempts.
 #[derive(Clone)]
 pub(crate) enum RequestBody {
-    /// Nothing to send: any number of attempts.
+    /// No body: any number of attempts.
     Empty,
-    /// A body that is taken from its source once.
+    /// A body that can be read from its source once.
     Once(Rc<RefCell<Source>>),
 }
 
@@ -40,29 +39,29 @@ pub(crate) struct Source {
     body: Body,
     worker: Rc<Worker>,
     entry: Option<Rc<Entry>>,
-    /// Frames that were taken, for another attempt.
+    /// Bytes that were read, for another attempt.
     kept: Vec<Bytes>,
     trailers: Option<HeaderMap>,
     kept_bytes: usize,
     /// Bytes of `kept` that are charged to the session.
     charged: u64,
     keep_at_most: usize,
-    /// The kept bytes are of use only until the response.
+    /// The buffered bytes are needed only until the response.
     until_answered: bool,
-    /// An attempt may still have to send some of the kept bytes.
+    /// An attempt may still have to send some of the buffered bytes.
     is_replayed: bool,
-    /// Something was taken that is not kept: there is no other attempt.
+    /// Bytes were read that are not buffered: no further attempt is possible.
     lost: bool,
     ended: bool,
     /// The client waits for 100 before it sends.
     gate: Option<Arc<Interim>>,
-    /// No longer than this: an upstream need not send any (RFC 9110, 10.1.1).
+    /// The timer after which the body is sent anyway: an upstream need not send a 100 (RFC 9110, section 10.1.1).
     patience: Option<Pin<Box<tokio::time::Sleep>>>,
-    /// More was wanted than the client has sent.
+    /// The last poll found no bytes: the client has sent none.
     waits: bool,
-    /// How the client's side of it failed.
+    /// The failure on the client's side.
     failed: Option<Error>,
-    /// Set when the body is first wanted, so that the h2 server sends 100.
+    /// Set when the body is first polled, so that the HTTP/2 server sends 100.
     pub(crate) wanted: bool,
 }
 
@@ -92,15 +91,14 @@ impl RequestBody {
         })))
     }
 
-    /// It is this session's, which ends where too much of it lies unread.
+    /// Binds the body to a session, which ends if too many of its bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         if let RequestBody::Once(source) = self {
             source.borrow().body.bind(session);
         }
     }
 
-    /// Binds the body to its session, says how much of it is kept for another attempt, and
-    /// whether it waits for a 100 from upstream.
+    /// Sets the session of the body, the replay limit, and the gate if the body waits for a 100 from upstream.
     pub(crate) fn prepare(&self, entry: &Rc<Entry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -110,8 +108,8 @@ impl RequestBody {
         }
     }
 
-    /// Keeps this much of the body in case the peer refuses the stream, which may be opened again whatever the method.
-    /// Changes nothing if the body already keeps more, or for longer.
+    /// Buffers this much of the body in case the peer refuses the stream: a refused request may be sent again whatever
+    /// its method. Changes nothing if the body is already buffered under a larger limit or for longer.
     pub(crate) fn keep_until_answered(&self, keep_at_most: usize) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -121,7 +119,7 @@ impl RequestBody {
         }
     }
 
-    /// Releases what was kept for a refusal: there is a response.
+    /// Releases the bytes that were buffered for a refusal, because a response came.
     pub(crate) fn answered(&self) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -133,7 +131,7 @@ impl RequestBody {
         }
     }
 
-    /// Can the whole body be sent (again)?
+    /// True if the whole body can be sent, or sent again.
     pub(crate) fn can_be_sent(&self) -> bool {
         match self {
             RequestBody::Empty => true,
@@ -141,7 +139,7 @@ impl RequestBody {
         }
     }
 
-    /// How the client's side of it failed, if it did.
+    /// The failure on the client's side.
     pub(crate) fn failure(&self) -> Option<Error> {
         match self {
             RequestBody::Empty => None,
@@ -149,7 +147,7 @@ impl RequestBody {
         }
     }
 
-    /// Was all of it taken from its source?
+    /// True if the whole body was read from its source.
     pub(crate) fn is_taken(&self) -> bool {
         match self {
             RequestBody::Empty => true,
@@ -168,7 +166,7 @@ impl RequestBody {
         Rc::strong_count(source) == 1 && !self.is_taken() && is_long()
     }
 
-    /// Is it the client that owes more of it?
+    /// True if the client owes more of the body.
     pub(crate) fn waits_for_client(&self) -> bool {
         match self {
             RequestBody::Empty => false,
@@ -176,7 +174,7 @@ impl RequestBody {
         }
     }
 
-    /// Did upstream ask for it? (The h2 server then sends 100.)
+    /// True if an upstream wants the body. The HTTP/2 server then sends 100.
     pub(crate) fn is_wanted(&self) -> bool {
         match self {
             RequestBody::Empty => false,
@@ -184,7 +182,7 @@ impl RequestBody {
         }
     }
 
-    /// One attempt, from the beginning.
+    /// Begins an attempt, from the first byte.
     pub(crate) fn attempt(&self) -> Attempt {
         match self {
             RequestBody::Empty => Attempt { source: None, position: 0, done: false, trailers: None },
@@ -196,7 +194,7 @@ impl RequestBody {
         }
     }
 
-    /// The bare body, for a tunnel by POST. `None` once it was touched.
+    /// Unwraps the body, for a tunnel by POST. `None` once it was polled or shared.
     pub(crate) fn into_body(self) -> Option<Body> {
         match self {
             RequestBody::Empty => Some(Body::Empty),
@@ -205,7 +203,7 @@ impl RequestBody {
     }
 }
 
-/// One attempt to send a request's body.
+/// An attempt to send a request's body.
 pub(crate) struct Attempt {
     source: Option<Rc<RefCell<Source>>>,
     position: usize,
@@ -215,7 +213,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// What it is an attempt of.
+    /// The body that this attempt sends.
     pub(crate) fn request(&self) -> RequestBody {
         self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
     }
@@ -350,7 +348,7 @@ impl Source {
         }
     }
 
-    /// Drops the kept chunks and their charge to the session.
+    /// Drops the buffered chunks and releases their charge to the session.
     fn forget(&mut self) {
         self.kept = Vec::new();
         let charged = std::mem::take(&mut self.charged);

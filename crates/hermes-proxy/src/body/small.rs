@@ -1,7 +1,7 @@
-//! A response that was read off its connection, which others need.
+//! Short responses that are detached from their connection, so that the connection is free for others.
 //!
-//! In: a response that may be wanted later. Out: the same one, with its content where that is small, and without where not:
-//! then nothing is said of a content either.
+//! In: a response that may be needed later. Out: the same response, with its content if that is short. Otherwise the
+//! content is dropped, together with all fields that describe it.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use http_body_util::{BodyExt as _, Limited};
 
 use super::Body;
 
-/// What is kept of a content; of what is larger the head.
+/// The longest content that is kept; otherwise only the head is kept.
 const KEPT: usize = 16 << 10;
-/// How long that may take: the connection is held up by it.
+/// The timeout for reading the content: meanwhile the connection is not free.
 const READ_WITHIN: Duration = Duration::from_secs(2);
 
-/// What is said of a content that is not there.
+/// Fields that describe the content.
 const OF_CONTENT: [HeaderName; 12] = [
     CONTENT_ENCODING,
     CONTENT_LANGUAGE,
@@ -36,7 +36,7 @@ const OF_CONTENT: [HeaderName; 12] = [
 ];
 
 impl Body {
-    /// The same response, off its connection.
+    /// Detaches a response from its connection.
     pub(crate) async fn small(response: Response<Self>) -> Response<Self> {
         let (mut head, body) = response.into_parts();
         let collected = tokio::time::timeout(READ_WITHIN, Limited::new(body, KEPT).collect()).await;

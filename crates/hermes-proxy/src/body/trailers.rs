@@ -2,8 +2,8 @@
 //!
 //! In: the trailers that end a body. Out: its last chunk with all trailers that may be sent. hyper sends only those
 //! that the head names in `Trailer`, which senders over HTTP/2 and HTTP/3 rarely write. So a body withholds its
-//! trailers from hyper, which then writes a bare last chunk, and the connection below writes the trailer section in its
-//! place. Never: a field that framing, routing or trust depend on (RFC 9110, section 6.5.1).
+//! trailers from hyper, which then writes a bare last chunk, and the connection below writes the trailer section
+//! instead. Never: a field that framing, routing or trust depend on (RFC 9110, section 6.5.1).
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};

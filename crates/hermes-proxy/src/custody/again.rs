@@ -1,7 +1,7 @@
-//! An origin that is asked for the same once more: whether it answers the same.
+//! Checks that an origin repeats its response when a request is sent to it again.
 //!
-//! In: what was kept of the answer before, and the answer now. Out: what comes behind the former. What the next ones have of
-//! an answer already must be its beginning, byte for byte.
+//! In: the stored part of the earlier response, and the new response. Out: the part of the new response that follows.
+//! The part that later nodes already hold must be its beginning, byte for byte.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,21 +19,21 @@ use crate::body::ResponseBody;
 use crate::error::Error;
 use crate::worker::Worker;
 
-/// Bytes of the former answer that are read at once.
+/// The read size for the stored response.
 const READ: u64 = 256 << 10;
-/// What may not differ.
+/// The header fields that must be equal.
 const SAME: [HeaderName; 6] = [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, CONTENT_RANGE, ETAG, LAST_MODIFIED];
 
-/// Why it is not the same.
+/// The reason why the responses do not match.
 pub(super) enum Unproven {
-    /// In this.
+    /// A part differs.
     Differs(&'static str),
-    /// It broke before it had come so far.
+    /// The new response broke off before that point.
     Broken(Error),
 }
 
-/// Reads as much of the answer as was kept before, so many bytes of its string, and compares. What of it came behind that,
-/// in its frame; and whether that is the end.
+/// Reads the new response up to `kept`, the length of the stored part, and compares. Returns the content that follows,
+/// framed, and whether it is the end.
 pub(super) async fn prove(
     worker: &Rc<Worker>,
     id: ExchangeId,
@@ -69,7 +69,7 @@ pub(super) async fn prove(
                     before = &before[both..];
                 }
             }
-            // It was whole, and nobody asks for it then.
+            // A complete response is never requested again.
             Some(Piece::End(_)) => return Err(Unproven::Differs("it was over")),
             None if at < kept => {
                 let length = (kept - at).min(READ);
@@ -83,14 +83,14 @@ pub(super) async fn prove(
     if !now.is_empty() {
         return Ok((chunk(&now), false));
     }
-    // Something has to come next, or nothing more does.
+    // Either the next chunk follows or the end.
     match next(body).await? {
         Some(data) => Ok((chunk(&data), false)),
         None => Ok((end(None), true)),
     }
 }
 
-/// The next data of a body. What trails behind it is left out: the head before may not have announced it.
+/// The next chunk of a body. Trailers are dropped: the earlier head may not have announced them.
 async fn next(body: &mut ResponseBody) -> Result<Option<Bytes>, Unproven> {
     loop {
         match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {

@@ -1,7 +1,8 @@
-//! An exchange that a neighbour brought: a session like any, whose request and response are in custody.
+//! An exchange that a neighbour sent: a session like any other, whose request and response are in custody.
 //!
-//! In: the head of its request. Out: its response, into custody; or where it goes on. One that was there before this process
-//! is looked at again: what its origin may have twice is asked for once more, and goes on where its response had come to.
+//! In: the head of its request. Out: its response, into custody; or its forwarding to the next node. An exchange of an
+//! earlier process is resumed. If its request may be repeated, it is sent to the origin again, and the response
+//! continues where it broke off.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -30,7 +31,7 @@ use crate::worker::Worker;
 use hermes_custody::Intent;
 use hermes_custody::service::{Office, Resumed};
 
-/// Nobody of this process looks after it any more.
+/// A guard: when dropped, no task of this process serves the exchange any more.
 struct Parting<'a>(&'a Office, ExchangeId);
 
 impl Drop for Parting<'_> {
@@ -39,14 +40,14 @@ impl Drop for Parting<'_> {
     }
 }
 
-/// Serves it.
+/// Serves an exchange.
 pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: bool) {
     let office = &worker.shared.custody;
     let _parting = Parting(office, id);
     let resumed = if is_resumed { office.resumed(id) } else { None };
     match &resumed {
         Some(resumed) if resumed.awaits_head => return Box::pin(lead_on(worker, way, id)).await,
-        // All that is left goes by itself.
+        // The rest continues inside the engine.
         Some(resumed) if !resumed.is_for_here || resumed.response.is_whole => return,
         None if is_resumed => return,
         _ => {}
@@ -77,7 +78,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     let (parts, mut body) = response.into_parts();
     let entry = body.entry().clone();
     if !matches!(body.body, Body::Led { .. }) && office.is_led(id) {
-        // Its session ended before there was an answer. A process that goes leaves the exchange to the next one.
+        // The session ended before a response. A process that drains leaves the exchange to its successor.
         let is_going = matches!(entry.end.get(), Some(Error::Draining));
         if !is_going {
             let why = entry.failure().map_or_else(|| "it was ended".to_owned(), |error| error.to_string());
@@ -107,7 +108,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
         (head, false)
     };
     if is_last {
-        // Where it is over nobody waits for it.
+        // After the end no reader waits for it.
         let _ = poll_fn(|cx| office.poll_append(cx, id, Part::Response, &first, true)).await;
         return;
     }
@@ -117,7 +118,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_res
     }
 }
 
-/// Why a request of before this process may have been done already, where it must not be done twice.
+/// The reason why a resumed request may already have been processed, although it must not be processed twice.
 fn may_be_done(intent: Option<Intent>, request: &Request<'_>) -> Option<&'static str> {
     match intent? {
         Intent::Certain => Some("this node was restarted after it had sent the request to the origin"),
@@ -126,8 +127,9 @@ fn may_be_done(intent: Option<Intent>, request: &Request<'_>) -> Option<&'static
     }
 }
 
-/// Relays a stream whose far end is open here. Its server has no byte of it before this node's journal knows that: who
-/// begins it anew, since it was killed, does not get a second one, which would have those bytes once more.
+/// Relays a stream that ends at this node. The server receives no byte before the journal has recorded the start. So a
+/// neighbour that restarts the stream after a crash of this node cannot open a second one, which would deliver the
+/// bytes twice.
 async fn join(worker: &Rc<Worker>, way: &Way, id: ExchangeId, mut tunnel: Tunnel) {
     let office = &worker.shared.custody;
     office.take_in(id, true);
@@ -136,14 +138,14 @@ async fn join(worker: &Rc<Worker>, way: &Way, id: ExchangeId, mut tunnel: Tunnel
         return tunnel.session.entry.fail(&Error::custody(&way.peer, &failure));
     }
     let head = tunnel.head_parts();
-    // A proxy may have answered as it liked; to who is before us it is open.
+    // A proxy may have answered with another success status; for the previous node the tunnel is open.
     let head = response_head(StatusCode::OK, head.headers());
     let reads = CustodyBody::new(office.clone(), id, Part::Request, Reading::new(worker), way.peer.clone());
     let stream = CustodyStream::new(office.clone(), id, Part::Response, head, reads.taken_in());
     session::relay(Near::Stream(ByteStream::Custody(Box::new(stream))), tunnel).await;
 }
 
-/// The session lasts as long as the exchange does.
+/// Keeps the session until the exchange ends.
 async fn until_over(office: &Office, way: &Way, id: ExchangeId, entry: &Rc<Entry>) {
     let mut over = pin!(poll_fn(|cx| office.poll_over(cx, id)));
     tokio::select! {
@@ -156,10 +158,10 @@ async fn until_over(office: &Office, way: &Way, id: ExchangeId, entry: &Rc<Entry
     }
 }
 
-/// What came of an exchange's head, and how long that is in its string.
+/// The request of an exchange or its rejection, and the length of the head in its stream.
 type ReadHead = (Result<Request<'static>, Box<Rejected>>, u64);
 
-/// Reads the head of an exchange that begins, as a request. `None`: it came to nothing.
+/// Reads the head of a new exchange as a request. `None`: the exchange failed.
 async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: bool) -> Option<ReadHead> {
     let office = &worker.shared.custody;
     let mut reading = Reading::new(worker);
@@ -208,7 +210,7 @@ async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: b
     let body = if is_bare {
         RequestBody::Empty
     } else {
-        // What was looked at was not taken; what was read was.
+        // Peeked bytes were not consumed; read bytes were.
         let reading = if is_resumed { reading } else { Reading::new(worker) };
         let content = CustodyBody::new(office.clone(), id, Part::Request, reading, way.peer.clone());
         let ahead = next.ok().flatten().filter(|_| is_resumed);
@@ -220,8 +222,8 @@ async fn read_head(worker: &Rc<Worker>, way: &Way, id: ExchangeId, is_resumed: b
     Some((from_head(&origin, parts, body), theirs))
 }
 
-/// The head of a response that comes to a process which did not lead its request on: it is cleaned as the route says that
-/// is called as the one was, and else as any.
+/// Settles the head of a response that arrives at a process which did not forward the request itself. The head is
+/// rewritten by the route of the same name, if it still exists, and otherwise by the general rules.
 async fn lead_on(worker: &Rc<Worker>, way: &Way, id: ExchangeId) {
     let office = &worker.shared.custody;
     let known = match forward::await_head(worker, id, &way.peer).await {
@@ -246,7 +248,7 @@ async fn lead_on(worker: &Rc<Worker>, way: &Way, id: ExchangeId) {
     }
 }
 
-/// The request of an exchange, as this node has led it on.
+/// The request of an exchange, as this node forwarded it.
 async fn own_request(worker: &Rc<Worker>, way: &Way, id: ExchangeId) -> Option<Request<'static>> {
     let office = &worker.shared.custody;
     let length = office.head_length(id, Part::Request)?;

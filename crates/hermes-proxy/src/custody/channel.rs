@@ -1,7 +1,8 @@
-//! A channel of custody: records on a stream between two nodes.
+//! A custody channel: records on a stream between two nodes.
 //!
-//! In: a stream that one has opened to the other. Out: what the neighbour says goes to the office, and what the office has
-//! for it goes out. Exchanges that a neighbour begins are sessions of the worker that the channel is on; they outlive it.
+//! In: a stream that one node has opened to the other. Out: the neighbour's records go to the custody service, and the
+//! service's records for it go out. Exchanges that a neighbour begins are sessions of the channel's worker; they
+//! outlive the channel.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -31,24 +32,24 @@ use hermes_custody::BY;
 use hermes_custody::contact_plan;
 use hermes_custody::service::Office;
 
-/// By which of its ways a neighbour comes: it may have several.
+/// The header that names the path of a neighbour, which may have several.
 pub(super) const LINE: HeaderName = HeaderName::from_static("hermes-line");
-/// Bytes of that.
+/// The longest value of that header.
 const MOST_LINE: usize = 256;
-/// Records are put together up to so many bytes.
+/// Records are coalesced up to this size.
 const GATHER: usize = 32 << 10;
-/// A path over which nothing was heard for so long may have been dark.
+/// A silence after which the path may have had an outage.
 const SILENCE: Duration = Duration::from_millis(60);
-/// Turns before other tasks of the worker have theirs.
+/// The limit of turns before other tasks of the worker run.
 const TURNS: usize = 16;
 
-/// Whether a request asks for a channel.
+/// True if a request opens a channel.
 pub(crate) fn is_asked_for(request: &Request<'_>) -> bool {
     matches!(&request.ask, Ask::Upgrade(protocol) if **protocol == *wire::PROTOCOL)
         && request.facts.path.as_str() == wire::PATH
 }
 
-/// Takes a channel from a node that has proven who it is, or from an address that is trusted.
+/// Accepts a channel from an authenticated node or a trusted address.
 pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
     let generation = worker.generation();
     let facts = &request.facts;
@@ -84,7 +85,7 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
     Served::Tunnel(Box::new(Tunnel { head, far: Far::Custody(Rc::new(way)), session, body: None }))
 }
 
-/// What the engine knows a neighbour by that comes to us: who it is, and by which of its ways.
+/// The name of a dialling neighbour in the engine: its identity and its path.
 fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
     let facts = &request.facts;
     if !facts.trust.is_believed() {
@@ -96,17 +97,17 @@ fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
     Some(Arc::from(format!("{who}{BY}{line}")))
 }
 
-/// How exchanges of a neighbour come in.
+/// The properties of a channel that apply to its exchanges.
 pub(crate) struct Way {
     pub(super) listener: Arc<str>,
     pub(super) source: SocketAddr,
     pub(super) trust: Trust,
     pub(super) peer: Arc<str>,
-    /// What it says of the link between us.
+    /// The neighbour's contact plan for the link.
     plan: Option<Plan>,
 }
 
-/// Carries a channel that was accepted, until it is over or another one takes its place.
+/// Runs an accepted channel until it closes or a newer one replaces it.
 pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
     let worker = &session.worker;
     session.entry.set_phase(worker, Phase::Open);
@@ -121,23 +122,23 @@ pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, wa
     }
     drop(channel);
     stream.abort();
-    // It carried nothing else, and what it did not send is of no use.
+    // The connection carried nothing else, and unsent records are useless.
     session.entry.close_connection("its channel of custody is over");
 }
 
-/// One channel.
+/// A channel to a neighbour.
 pub(super) struct Channel {
     office: Arc<Office>,
     peer: Arc<str>,
     number: u64,
     decoder: CapsuleDecoder,
     out: Bytes,
-    /// Its link, where that is QUIC's.
+    /// The link, if it is QUIC.
     link: Option<Link>,
-    /// Counts up with what is heard, and when that was.
+    /// A counter of reads, and the time of the last one.
     pub(super) heard: u64,
     heard_at: Instant,
-    /// Something is to be sent though there is nothing to be said.
+    /// A ping must be sent even if there is no record.
     pub(super) owes_ping: bool,
 }
 
@@ -148,7 +149,7 @@ impl Drop for Channel {
 }
 
 impl Channel {
-    /// Begins; with the exchanges of before this process that the neighbour had begun.
+    /// Opens a channel. Also returns the neighbour's exchanges from before this process started.
     pub(super) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Link>) -> (Self, Vec<ExchangeId>) {
         let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
@@ -168,7 +169,7 @@ impl Channel {
         )
     }
 
-    /// Moves what can be moved. Ready when it is over; why, for people.
+    /// Reads and writes as much as possible. Ready with a reason when the channel ends.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -217,12 +218,12 @@ impl Channel {
         Poll::Pending
     }
 
-    /// Something has come.
+    /// Notes that bytes came.
     fn hears(&mut self) {
         self.heard += 1;
-        // Whatever is acknowledged tells what was lost before it: at once, and not by a timer.
+        // Any acknowledged packet shows earlier losses at once, instead of after a timer.
         let now = Instant::now();
-        // A word that answers a word is no silence.
+        // A ping that answers a ping does not count as silence.
         let silence = self.link.as_ref().map_or(SILENCE, |link| SILENCE.max(2 * link.known.trip()));
         self.owes_ping |= now - self.heard_at >= silence;
         self.heard_at = now;
@@ -231,7 +232,7 @@ impl Channel {
         }
     }
 
-    /// False where it is no record.
+    /// Handles received records. False: a record is invalid.
     fn hear(&mut self, begun: &mut impl FnMut(ExchangeId)) -> bool {
         loop {
             match self.decoder.next() {
@@ -254,7 +255,7 @@ impl Channel {
         }
     }
 
-    /// Puts together what is to be said. True where another channel says it.
+    /// Collects outgoing records. True if another channel has replaced this one.
     fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let mut out = BytesMut::new();
         let window = self.link.as_mut().and_then(|link| link.window(cx));
@@ -278,7 +279,7 @@ impl Channel {
     }
 }
 
-/// An exchange of a neighbour is a session from here on.
+/// Starts a session for an exchange of a neighbour.
 fn begin(worker: &Rc<Worker>, way: &Rc<Way>, id: ExchangeId, is_resumed: bool) {
     let (here, way) = (worker.clone(), way.clone());
     worker.spawn(async move { arrived::serve(&here, &way, id, is_resumed).await });

@@ -1,8 +1,8 @@
-//! A session whose route asks for custody: its exchange begins here, or goes on from here.
+//! The custody filter: sends the exchange of a session, from here or onward.
 //!
-//! In: a decided request. Out: the response, when it is there. Waits for as long as the route's `deadline` says, whatever
-//! else bounds a session. Where it arrived in custody itself its content does not come by here at all: it is passed on
-//! within the engine, behind the head that this node gives it.
+//! In: a decided request. Out: the response, once it arrives. The route's `deadline` bounds the wait, instead of the
+//! timeouts of a session. The content of a request that itself arrived by custody does not pass here: the engine
+//! forwards it internally, after the head that this node writes.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -31,15 +31,16 @@ use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 use hermes_custody::service::{Failure, Office};
 
-/// An exchange that a neighbour brought, as its session knows it.
+/// An exchange from a neighbour, as its session refers to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrived {
     pub(super) id: ExchangeId,
-    /// Bytes of its head, as it came.
+    /// The length of its received head.
     pub(super) theirs: u64,
 }
 
-/// An exchange whose client waits here: without it, it comes to nothing, or waits for one that asks the same.
+/// An exchange whose client waits at this node. If the client leaves, the exchange fails, or waits for a client that
+/// sends the same request.
 struct Awaited {
     office: Arc<Office>,
     id: ExchangeId,
@@ -60,11 +61,11 @@ impl Drop for Awaited {
     }
 }
 
-/// What a client asks, where it may ask that again and have the same answer: all that its next hop hears of it but for
-/// what differs from try to try, and who asks.
+/// The key of a request that a client may repeat for the same response: everything that the next hop receives, except
+/// fields that differ between tries, plus the identity of the client.
 fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     let facts = &forward.entry.facts;
-    // What a cache asks beside is another question.
+    // A cache's own amended request is not the same request.
     let is_amended = forward.dress.amend.is_some();
     if facts.method != Method::GET || is_amended || !forward.body.attempt().is_end_stream() {
         return None;
@@ -83,10 +84,10 @@ fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     Some([who.into_bytes(), lines.concat()].concat().into())
 }
 
-/// The filter of custody: has the exchange carried to one endpoint of the upstream, whatever bounds a session else.
+/// The custody filter: sends the exchange to one endpoint of the upstream, under the custody deadline.
 ///
 /// # Errors
-/// No room for it here; or why it came to nothing, here or further on.
+/// This node has no room for it, or the exchange failed here or at a later node.
 pub(crate) async fn handle(
     custody: &Custody,
     upstream: &UpstreamState,
@@ -160,7 +161,7 @@ pub(crate) async fn handle(
         || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
         || length == Some(0);
     if has_none {
-        // Its end is a part of it, by which those behind us know that it is through.
+        // The end is part of the stream, and the acknowledgement of it tells earlier nodes that it is complete.
         while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
             frame?;
         }
@@ -170,10 +171,10 @@ pub(crate) async fn handle(
     Ok(response.map(|()| Body::Custody(Box::new(body))))
 }
 
-/// A stream whose bytes are carried in custody, to one endpoint of the upstream. It is open at once.
+/// Opens a stream whose bytes go by custody to one endpoint of the upstream. It is open at once.
 ///
 /// # Errors
-/// No room for it here.
+/// This node has no room for it.
 pub(crate) fn tunnel(
     forward: &Forward<'_>,
     upstream: &UpstreamState,
@@ -186,24 +187,24 @@ pub(crate) fn tunnel(
     Ok(CustodyStream::new(office.clone(), id, Part::Request, head, reads))
 }
 
-/// The endpoint, and what it is asked.
+/// Chooses the endpoint, and encodes the request's head for it.
 fn towards(forward: &Forward<'_>, upstream: &UpstreamState) -> Result<(Arc<str>, Bytes), Error> {
     let (worker, entry) = (forward.worker, forward.entry);
-    // Whether one is up now says little of where a path will be.
+    // The current state of an endpoint says little about future paths.
     let chosen = upstream.choose(&entry.facts, worker.shared.now(), worker.random().1, &[]);
     let peer = upstream.endpoints[chosen.unwrap_or_default()].label.clone();
     *entry.peer.borrow_mut() = Some(peer.clone());
     entry.tries.set(1);
     let mut outgoing = Outgoing::new(entry, &forward.dress, true)?;
     if entry.facts.kind == Kind::Tcp {
-        // Whatever it came as.
+        // CONNECT, regardless of the method of the client.
         outgoing.method = Method::CONNECT;
     }
     entry.set_held(true);
     Ok((peer, request_head(outgoing)))
 }
 
-/// What was asked for that long ago is no newer than that (RFC 9111, 5.1).
+/// Adds the time in custody to `age` (RFC 9111, section 5.1).
 fn grow_older(headers: &mut HeaderMap, by: Duration) {
     let theirs: u64 = headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok()).unwrap_or_default();
     headers.insert(AGE, HeaderValue::from(theirs.saturating_add(by.as_secs())));
@@ -228,11 +229,11 @@ fn begin(
     Ok(id)
 }
 
-/// What arrived in custody and is not to be done twice is about to go to its origin: first that is made known to this node
+/// Records in the journal that a non-repeatable request is about to be sent to its origin, so that this node knows it
 /// after a restart.
 ///
 /// # Errors
-/// It came to nothing meanwhile.
+/// The exchange failed meanwhile.
 pub(crate) async fn intend(
     worker: &Worker,
     entry: &Rc<Entry>,
@@ -251,17 +252,17 @@ pub(crate) async fn intend(
     intended.map_err(|failure| Error::ClientGone(failure.reason.to_string()))
 }
 
-/// Waits for the head of a response that goes on by itself.
+/// Waits for the head of a response whose content the engine forwards.
 async fn onward(forward: &Forward<'_>, id: ExchangeId, peer: &Arc<str>) -> Result<Response<Body>, Error> {
     let known = await_head(forward.worker, id, peer).await;
     let (response, theirs) = known.map_err(|error| forward.body.failure().unwrap_or(error))?;
     Ok(response.map(|()| Body::Led { theirs }))
 }
 
-/// The head of a response that this node has to give one of its own, and how long it is.
+/// The head of a response that this node must rewrite, and its length.
 ///
 /// # Errors
-/// It came to nothing.
+/// The exchange failed.
 pub(super) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>) -> Result<(Response<()>, u64), Error> {
     let office = &worker.shared.custody;
     let mut reading = Reading::new(worker);
@@ -279,7 +280,7 @@ pub(super) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>)
     }
 }
 
-/// Of a request that its client broke, the client is told.
+/// The error for the client. If the client itself broke the request, that error is reported.
 fn failed(forward: &Forward<'_>, peer: &Arc<str>, failure: &Failure) -> Error {
     forward.body.failure().unwrap_or_else(|| Error::custody(peer, failure))
 }

@@ -1,11 +1,14 @@
-//! Channels of custody to those whom this node dials.
+//! The dialler of custody channels to neighbours.
 //!
-//! In: upstreams that routes with `custody` name, and whether anything is to be said to, or heard of, their endpoints. Out:
-//! a channel to each for as long as that holds. No timer that grows decides when a link is tried: while one is wanted and
-//! dark, an attempt begins every [`BEACON`]; the first that is answered shows that it is up. A connection of TCP is
-//! disposable: what is not acknowledged within [`DARK`] is given up with it, and the next one goes on at the byte that the
-//! far end holds. One of QUIC outlives darkness: a word each [`BEACON`] tells both ends when it is over, and what was lost.
-//! Why attempts fail is counted once a reason, and told once exchanges have waited for long (`keeper/wait.rs`).
+//! In: upstreams of routes with `custody`, and whether records are due to or expected from their endpoints. Out: a
+//! channel to each endpoint while that holds. No exponential backoff decides when a link is tried: while a channel is
+//! wanted and the link is down, an attempt starts every [`BEACON`], and the first answered attempt shows that the link
+//! is up.
+//!
+//! A TCP connection is disposable: bytes that are not acknowledged within [`DARK`] are abandoned with it, and the next
+//! connection continues at the offset that the peer acknowledged. A QUIC connection survives outages: a datagram each
+//! [`BEACON`] shows both ends when an outage has ended, and what was lost. Each reason of failed attempts is counted
+//! once, and logged once exchanges have waited long (`keeper/wait.rs`).
 
 mod path;
 mod wait;
@@ -42,49 +45,49 @@ use crate::worker::Worker;
 use hermes_custody::contact_plan::{self, Contact, since_1970};
 use hermes_custody::service::Office;
 
-/// So often a link that is dark is tried: at 10 Mbit/s its packets are 0.3 % of what it carries.
+/// The interval of attempts while the link is down: at 10 Mbit/s they take 0.3 % of its capacity.
 const BEACON: Duration = Duration::from_millis(20);
-/// An attempt is waited for no longer: a round trip, however far the far end is.
+/// The timeout of one attempt: a round trip over the longest path.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What is owed for so long, and for [`TRIPS`] round trips, was lost in the dark.
+/// Bytes that are unacknowledged for this time plus [`TRIPS`] round trips were lost in an outage.
 const DARK: Duration = Duration::from_millis(100);
 const TRIPS: u32 = 3;
-/// A channel that nobody wants is kept for so long, and looked after so often.
+/// An unwanted channel is kept for this time, and checked at this interval.
 const UNWANTED: Duration = Duration::from_secs(10);
 const LOOK_UNWANTED: Duration = Duration::from_secs(1);
-/// For TLS and the channel's head, at first. It doubles where that was not enough, up to the most.
+/// The first timeout for TLS and the head of the channel. It doubles after each failure, up to the maximum.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
 const MOST_TO_BEGIN: Duration = Duration::from_secs(8);
-/// Whoever refuses a channel is asked again after so long.
+/// The pause after a refusal.
 const REFUSED_AGAIN: Duration = Duration::from_millis(500);
 const UNWANTED_ANY_MORE: &str = "nobody wants it any more";
-/// By QUIC an attempt begins so often: its first packet is 1,200 bytes long.
+/// The interval of attempts over QUIC: its first packet is 1,200 bytes long.
 const QUIC_BEACON: Duration = Duration::from_millis(50);
-/// Where TCP is answered, QUIC is waited for so much longer.
+/// The additional wait for QUIC once TCP has answered.
 const HEAD_START: Duration = Duration::from_millis(500);
-/// A QUIC connection is kept through darkness of so long, where its far end keeps it too.
+/// The idle timeout of a QUIC connection, through outages; the peer must agree to it.
 const KEPT: Duration = Duration::from_secs(600);
-/// A name that has no address now is asked for again after so long.
+/// The pause after a failed DNS resolution.
 const NAME_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a worker keeps, by the endpoint's label.
+/// The diallers of a worker, by the endpoint's label.
 #[derive(Default)]
 pub(crate) struct Keepers(RefCell<HashMap<Arc<str>, Kept>>);
 
 struct Kept {
     upstream: u64,
-    /// Who dials stops with it.
+    /// Dropping the sender stops the dialler.
     _stop: watch::Sender<()>,
 }
 
 impl Keepers {
-    /// Dials no more, and ends what there is.
+    /// Stops dialling, and closes the channels.
     pub(crate) fn stop_all(&self) {
         self.0.borrow_mut().clear();
     }
 }
 
-/// Does what the running document says. Endpoints are dealt out to the workers.
+/// Follows the running document. Endpoints are distributed over the workers.
 pub(crate) fn follow(worker: &Rc<Worker>) {
     if worker.is_draining() {
         return;
@@ -99,7 +102,7 @@ pub(crate) fn follow(worker: &Rc<Worker>) {
         .map(|(number, (state, index))| (&state.endpoints[index].label, (number, state, index)))
         .collect();
     let mut running = worker.keepers.0.borrow_mut();
-    // What is in custody for an endpoint that the document names no more is brought there all the same.
+    // Bytes in custody for an endpoint that the document no longer names are still delivered.
     running.retain(|label, kept| match by_label.get(label) {
         Some((_, state, _)) => state.id == kept.upstream,
         None => worker.shared.custody.is_wanted(label),
@@ -120,21 +123,21 @@ pub(crate) fn follow(worker: &Rc<Worker>) {
     }
 }
 
-/// Keeps the way to one endpoint.
+/// The dialler of one endpoint.
 struct Keeper {
     worker: Rc<Worker>,
     office: Arc<Office>,
     upstream: Arc<UpstreamState>,
     index: usize,
-    /// Also what the engine knows the neighbour by.
+    /// The endpoint's label, which is also the neighbour's name in the engine.
     label: Arc<str>,
-    /// Where it is dialled by QUIC.
+    /// The QUIC configuration, if the upstream uses QUIC.
     quic: Option<quic::ClientConfig>,
-    /// When its link came.
+    /// The contact history of the link.
     contact: Rc<RefCell<Contact>>,
-    /// What is said of it while there is none.
+    /// The log state while there is no channel.
     wait: RefCell<Wait>,
-    /// The last one went by TCP, since QUIC did not get through.
+    /// The last channel used TCP, because QUIC did not get through.
     is_fallback: Cell<bool>,
 }
 
@@ -165,7 +168,7 @@ impl Keeper {
                 }
                 Err(error) => {
                     within = (2 * within).min(MOST_TO_BEGIN);
-                    // How long it was waited for is no other reason.
+                    // A longer timeout is not another reason.
                     let is_late = matches!(error, Error::ConnectTimeout { .. });
                     let why = if is_late { error.label().to_owned() } else { error.to_string() };
                     self.office.is_troubled(&self.label, &why);
@@ -173,13 +176,13 @@ impl Keeper {
                         let hint = hint(&error);
                         tracing::warn!(peer = %self.label, %error, hint, "a channel of custody did not begin; trying again");
                     }
-                    // Who says no says it again: that is asked for now and then.
+                    // A refusing peer will refuse again, so it is asked less often.
                     if !is_late {
                         tokio::time::sleep(REFUSED_AGAIN).await;
                     }
                 }
             }
-            // Whoever takes connections and ends them is not dialled without a pause.
+            // A peer that accepts and closes connections is not dialled without a pause.
             tokio::time::sleep_until(began + BEACON).await;
         }
     }
@@ -188,7 +191,7 @@ impl Keeper {
         self.upstream.destination(self.index, SocketAddr::from(([0, 0, 0, 0], 0)))
     }
 
-    /// One channel, from the first attempt to its end.
+    /// Runs one channel, from the first attempt to its end.
     async fn channel(&self, within: Duration) -> Result<&'static str, Error> {
         let destination = self.destination();
         let Some(addresses) = self.addresses(&destination).await? else { return Ok(UNWANTED_ANY_MORE) };
@@ -247,7 +250,7 @@ impl Keeper {
         Ok(why)
     }
 
-    /// Where the endpoint is; `None` where nobody wants to know any more.
+    /// Resolves the endpoint; `None` if the channel is no longer wanted.
     async fn addresses(&self, destination: &Destination<'_>) -> Result<Option<Vec<IpAddr>>, Error> {
         loop {
             match addresses(&self.worker, destination.host, destination.reach).await {
@@ -267,7 +270,7 @@ impl Keeper {
         }
     }
 
-    /// Ready when the link comes, if that is known.
+    /// Ready when the link is expected to come up, if that is known.
     async fn expected(&self) {
         let next = match &self.upstream.config.contact {
             Some(plan) => Some(Instant::now() + plan.wait(since_1970())),
@@ -279,7 +282,7 @@ impl Keeper {
         }
     }
 
-    /// Ready when nobody wants a channel. Says meanwhile what there is to be said.
+    /// Ready when the channel is no longer wanted. Meanwhile logs what is due.
     async fn unwanted(&self) {
         let mut look = tokio::time::interval(LOOK_UNWANTED);
         while self.office.is_wanted(&self.label) {
@@ -289,7 +292,7 @@ impl Keeper {
         self.wait.borrow_mut().unwanted();
     }
 
-    /// An attempt failed. There are fifty of them a second: a reason is counted once.
+    /// Handles a failed attempt. There are fifty a second, so each reason counts once.
     fn failed(&self, why: &str) {
         if self.wait.borrow_mut().failed(why) {
             self.office.is_troubled(&self.label, why);
@@ -298,7 +301,7 @@ impl Keeper {
         }
     }
 
-    /// The same by the kernel's word, or TLS's. Who says nothing may be in the dark.
+    /// The same for an error of the kernel or of TLS. A timeout may just be an outage, and does not count.
     fn failed_by(&self, error: &io::Error) {
         if error.kind() != io::ErrorKind::TimedOut {
             let text = error.to_string();
@@ -321,7 +324,7 @@ impl Keeper {
         }
     }
 
-    /// Tries until a connection is there: by QUIC where the upstream is `h3`, and by TCP where that alone is answered.
+    /// Tries until a connection is answered: by QUIC if the upstream is `h3`, and by TCP if only TCP is answered.
     async fn find(&self, destination: &Destination<'_>, addresses: &[IpAddr]) -> Found {
         let by_tcp = async {
             let dial = || {
@@ -331,7 +334,7 @@ impl Keeper {
             let began = Instant::now();
             let tcp = tokio::select! {
                 tcp = dial() => tcp,
-                // Just in time, and then as often again.
+                // An attempt at the expected time, and from then on in the usual interval.
                 tcp = async { self.expected().await; dial().await } => tcp,
             };
             if began.elapsed() > DARK {
@@ -402,12 +405,12 @@ impl Keeper {
         Ok((stream.with_datagrams(datagrams), connection))
     }
 
-    /// Carries a channel until its path is dark, it is over, or nobody has wanted it for long.
-    /// QUIC outlives darkness: of it `path` says nothing.
+    /// Runs a channel until its path is down, it closes, or it was unwanted for long. A QUIC connection survives
+    /// outages and has no `path`.
     async fn carry(&self, stream: &mut ByteStream, mut path: Option<&mut Path>) -> &'static str {
         let plan = self.upstream.config.contact;
         let link = Link::dialled(stream, plan, self.contact.clone());
-        // What it begins is taken by nobody: it has dialled none of ours.
+        // The neighbour cannot begin exchanges on a channel that this node dialled.
         let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone(), link);
         let mut look = tokio::time::interval(BEACON);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -431,8 +434,8 @@ impl Keeper {
                         return UNWANTED_ANY_MORE;
                     }
                     let pause = if wanted_at == now { BEACON } else { LOOK_UNWANTED };
-                    // Where nothing is heard and nothing is owed, darkness would not be seen; QUIC need not see it unless
-                    // it is wanted.
+                    // Without traffic in either direction, an outage would not be noticed. QUIC must notice one only
+                    // while the channel is wanted.
                     let is_asked = wanted_at == now || path.is_some();
                     if is_asked && !is_owed && channel.heard == heard && now - asked_at >= pause {
                         asked_at = now;
@@ -446,7 +449,7 @@ impl Keeper {
     }
 }
 
-/// What may be done about it.
+/// The remedy for an error, for the log.
 fn hint(error: &Error) -> &'static str {
     match error {
         Error::Refused { status, .. } if *status == StatusCode::FORBIDDEN => {
@@ -459,7 +462,7 @@ fn hint(error: &Error) -> &'static str {
     }
 }
 
-/// As the upstream has it, for a connection that is to outlive darkness.
+/// The upstream's QUIC configuration, with an idle timeout that survives outages.
 fn quic_config(worker: &Worker, upstream: &UpstreamState) -> Option<quic::ClientConfig> {
     let tls = upstream.tls.as_ref().filter(|_| upstream.config.protocol == UpstreamProtocol::H3)?;
     let bounds = kept_bounds(&worker.generation().snapshot.limits, KEPT, None);

@@ -1,8 +1,8 @@
-//! A link of QUIC under a channel: what may be sent over it now.
+//! The QUIC link under a channel: how much may be sent over it now.
 //!
-//! In: what is heard, and what QUIC knows. Out: how much may be under way; whether a word is due. Into the dark no data goes:
-//! it would be lost, and be found to be lost a round trip after the link is back. Where the link comes back in some order, it
-//! is believed to be back in time, before anything could be heard.
+//! In: received bytes, and the state of QUIC. Out: the window of bytes in flight; whether a ping is due. During an
+//! outage no data is sent: it would be lost, and its loss noticed only a round trip after the link returns. If the link
+//! returns on a schedule, sending starts at the expected time, before anything was received.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,43 +20,43 @@ use crate::h3::Datagrams;
 use crate::stream::ByteStream;
 use hermes_custody::contact_plan::{Contact, since_1970};
 
-/// Whoever dials says a word so often, as long as it wants anything.
+/// The interval at which the dialling side sends pings while the channel is wanted.
 const WORD: Duration = Duration::from_millis(20);
-/// A link that is believed to be back is believed so long, and so many round trips.
+/// The time for which the link is assumed to be up at an expected return, or this many round trips if longer.
 const BELIEVED: Duration = Duration::from_millis(60);
 const BELIEVED_TRIPS: u32 = 3;
-/// Of a link that is not known yet QUIC itself bounds what is under way.
+/// The window of a link that is not yet measured; QUIC itself bounds the bytes in flight.
 const AT_FIRST: u64 = 256 << 10;
-/// Behind the last of the data so many words show at once whether it was lost, where a round trip is as long as that.
+/// The number of pings after the last data that reveal its loss at once, on links with round trips of at least `FAR`.
 const TAIL: u32 = 3;
 const FAR: Duration = Duration::from_millis(10);
-/// Of a round trip, the pause between them.
+/// The pause between them, as a fraction of a round trip.
 const TAIL_SHARE: u32 = 8;
 
 /// The link of a channel.
 pub(super) struct Link {
     pub(super) known: Arc<PathMonitor>,
     words: Option<Datagrams>,
-    /// The far end says words unasked.
+    /// The peer sends pings unasked.
     is_spoken_to: bool,
-    /// When it comes: as the document says, or as was found out.
+    /// The contact plan of the document, or the learnt contact times.
     plan: Option<Plan>,
     contact: Rc<RefCell<Contact>>,
-    /// It is believed to be back then.
+    /// The time at which the link is expected to be up.
     expected: Option<Pin<Box<Sleep>>>,
     believed_until: Option<Instant>,
-    /// Words that are owed behind what was sent last, and when the next one is due.
+    /// Pings that are due after the last data, and the time of the next one.
     tail: u32,
     due: Pin<Box<Sleep>>,
 }
 
 impl Link {
-    /// Of a channel that this node has dialled, for whom `contact` goes on; `None` where it is not QUIC's.
+    /// The link of a channel that this node dialled, which continues `contact`; `None` without QUIC.
     pub(super) fn dialled(stream: &mut ByteStream, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Option<Self> {
         Self::new(stream, false, plan, contact)
     }
 
-    /// Of a channel that was accepted.
+    /// The link of an accepted channel.
     pub(super) fn accepted(stream: &mut ByteStream, plan: Option<Plan>) -> Option<Self> {
         Self::new(stream, true, plan, Rc::default())
     }
@@ -72,14 +72,14 @@ impl Link {
         Some(Self { known, words, is_spoken_to, plan, contact, expected: None, believed_until: None, tail: 0, due })
     }
 
-    /// Whether words of the far end have come.
+    /// True if pings of the peer have come.
     pub(super) fn poll_words(&mut self, cx: &Context<'_>) -> bool {
         let mut batch = VecDeque::new();
         self.words.as_ref().is_some_and(|words| words.poll_take(cx, &mut batch).is_ready())
     }
 
-    /// Says a word: an empty datagram. In the stream all that follows one that was lost would wait for it. False where the
-    /// far end takes none.
+    /// Sends a ping: an empty datagram. In the stream, a lost ping would delay everything after it. False if the peer
+    /// accepts no datagrams.
     pub(super) fn say_word(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(words) = &mut self.words else { return false };
         if words.holds_unsent() && words.poll_flush(cx).is_pending() {
@@ -88,30 +88,30 @@ impl Link {
         if words.most().is_none() {
             return false;
         }
-        // If it broke the stream tells.
+        // A failure also shows on the stream.
         let _ = words.poll_send(cx, &[], &[]);
         self.known.asked(std::time::Instant::now());
         true
     }
 
-    /// The far end has said something.
+    /// Notes that bytes came.
     pub(super) fn heard(&mut self, now: Instant) {
         self.known.heard(now.into_std());
         if self.is_spoken_to {
-            // Its next word is due by then.
+            // The next ping of the peer is due by then.
             self.known.asked((now + WORD).into_std());
         }
         self.believed_until = None;
         self.expected = None;
         if let Some(rose) = self.known.take_rise() {
-            // What is heard unasked was sent half a round trip before; an answer, to what was sent a whole one before.
+            // Unasked bytes were sent half a round trip ago; an answer was sent for a ping of one round trip ago.
             let ago = if self.is_spoken_to { self.known.trip() / 2 } else { self.known.trip() };
             let came = Instant::from_std(rose).checked_sub(ago);
             came.inspect(|came| self.contact.borrow_mut().came(*came));
         }
     }
 
-    /// So many bytes may be under way.
+    /// The limit of bytes in flight; `None` without a limit.
     pub(super) fn window(&mut self, cx: &mut Context<'_>) -> Option<u64> {
         let now = Instant::now();
         if self.known.is_dark(now.into_std()) && !self.is_believed(cx, now) {
@@ -139,7 +139,7 @@ impl Link {
         is_due
     }
 
-    /// Something is sent.
+    /// Notes that data is sent.
     pub(super) fn sends(&mut self) {
         if self.known.trip() >= FAR {
             self.tail = TAIL;
@@ -147,7 +147,7 @@ impl Link {
         }
     }
 
-    /// Whether a word is due behind what was sent last.
+    /// True if a ping is due after the last data.
     pub(super) fn poll_tail(&mut self, cx: &mut Context<'_>) -> bool {
         if self.tail == 0 || self.due.as_mut().poll(cx).is_pending() {
             return false;

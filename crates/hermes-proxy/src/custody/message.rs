@@ -1,6 +1,7 @@
-//! HTTP messages as the strings that custody moves (RFC 9292), and back.
+//! HTTP messages encoded as the byte streams of custody (RFC 9292), and back.
 //!
-//! In: heads and bodies of a session, or strings. Out: strings, or heads and bodies. Never: what a field means.
+//! In: heads and bodies of a session, or byte streams. Out: byte streams, or heads and bodies. Never: the meaning of a
+//! field.
 
 mod body;
 mod writing;
@@ -19,10 +20,10 @@ use crate::service::forward::head::Outgoing;
 use crate::upstream::pool::ADDED_BYTES;
 use crate::worker::Worker;
 
-/// The string that a request begins with.
+/// Encodes the head of a request.
 pub(super) fn request_head(outgoing: Outgoing) -> Bytes {
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
-    // CONNECT has neither (RFC 9292, section 3.4).
+    // CONNECT has neither scheme nor path (RFC 9292, section 3.4).
     let is_connect = outgoing.method == Method::CONNECT;
     let unless_connect = |text: &str| if is_connect { Bytes::new() } else { bytes(text) };
     let control = Control::Request {
@@ -34,7 +35,7 @@ pub(super) fn request_head(outgoing: Outgoing) -> Bytes {
     put(&control, &outgoing.fields)
 }
 
-/// The string that a response begins with.
+/// Encodes the head of a response.
 pub(super) fn response_head(status: StatusCode, fields: &HeaderMap) -> Bytes {
     put(&Control::Response { status: status.as_u16() }, fields)
 }
@@ -49,10 +50,10 @@ fn lines(fields: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
     fields.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
 }
 
-/// A request's head of its string.
+/// Decodes the head of a request.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the head is invalid.
 pub(super) fn request(control: Control, fields: Vec<Field>) -> Result<http::request::Parts, String> {
     let Control::Request { method, scheme, authority, path } = control else {
         return Err("it is a response".to_owned());
@@ -75,7 +76,8 @@ pub(super) fn request(control: Control, fields: Vec<Field>) -> Result<http::requ
     Ok(parts)
 }
 
-/// A head's fields. What they say of a length is one number, or nobody could tell where the message ends.
+/// The header fields of a head. All `content-length` fields must hold one number, or the end of the message is
+/// ambiguous.
 fn head_fields(fields: Vec<Field>) -> Result<HeaderMap, String> {
     let headers = headers(fields)?;
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
@@ -99,10 +101,10 @@ fn headers(fields: Vec<Field>) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// What is read of a string.
+/// A decoder of a byte stream.
 pub(super) struct Reading {
     decoder: Decoder,
-    /// Bytes that were given to the decoder.
+    /// The number of bytes given to the decoder.
     taken: u64,
 }
 
@@ -121,19 +123,19 @@ impl Reading {
         self.decoder.next()
     }
 
-    /// Bytes of all that was read of it.
+    /// The number of bytes that were decoded.
     pub(super) fn read(&self) -> u64 {
         self.taken - self.decoder.unread() as u64
     }
 }
 
-/// A response's head, and where it ends in its string.
+/// The head of a response, and the offset of its end in the stream.
 pub(super) struct ResponseHead {
     pub(super) response: Response<()>,
     pub(super) length: u64,
 }
 
-/// Reads on until a response's head is there. `next` gives the string's bytes.
+/// Decodes the head of a response; `None`: another piece must be read first.
 pub(super) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option<ResponseHead>, String> {
     match piece {
         Some(Piece::Head(Control::Response { status }, fields)) if status >= 200 => {
@@ -148,7 +150,7 @@ pub(super) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option
     }
 }
 
-/// A piece of content in its frame.
+/// Frames a chunk of content.
 pub(super) fn chunk(data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(data.len() + 8);
     put_chunk_head(data.len(), &mut out);
@@ -165,7 +167,7 @@ pub(super) fn end(trailers: Option<&HeaderMap>) -> Bytes {
     out.freeze()
 }
 
-/// A whole message without content.
+/// Encodes a message without content.
 pub(super) fn with_end(head: &Bytes) -> Bytes {
     [&head[..], &end(None)].concat().into()
 }

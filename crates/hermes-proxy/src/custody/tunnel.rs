@@ -1,8 +1,9 @@
-//! A TCP stream whose two ends may be up at different times: its bytes are in custody, each direction a string.
+//! A TCP stream whose two ends may be up at different times: its bytes are in custody, each direction as one byte
+//! stream.
 //!
-//! In: bytes of the client, or of the server. Out: those of the other. The client's end is open before there is any path:
-//! what becomes of the dial at the far end is said by the response's head, when that comes. Never: a second dial; a node at
-//! either end that is restarted ends the stream, since what it was to the socket beside it is not known any more.
+//! In: bytes of the client, or of the server. Out: those of the other side. The client's end is open before there is
+//! any path; the head of the response later reports the outcome of the dial. Never: a second dial. A restart of the
+//! node at either end ends the stream, because the state of its socket is lost.
 
 use std::io;
 use std::rc::Rc;
@@ -17,32 +18,32 @@ use super::message::{CustodyBody, chunk, end};
 use crate::live::Entry;
 use hermes_custody::service::Office;
 
-/// One end of such a stream.
+/// An end of such a stream.
 pub(crate) struct CustodyStream {
     office: Arc<Office>,
     id: ExchangeId,
-    /// Which of the strings are its own bytes.
+    /// The direction that this end writes.
     writes: Part,
     reads: CustodyBody,
-    /// What was given to it and is not taken yet.
+    /// Bytes that custody has not yet accepted.
     pending: Option<(Bytes, bool)>,
     has_read_end: bool,
     has_written_end: bool,
 }
 
 impl CustodyStream {
-    /// `head` begins what it writes.
+    /// `head` is the first thing it writes.
     pub(super) fn new(office: Arc<Office>, id: ExchangeId, writes: Part, head: Bytes, reads: CustodyBody) -> Self {
         let pending = Some((head, false));
         Self { office, id, writes, reads, pending, has_read_end: false, has_written_end: false }
     }
 
-    /// It is this session's.
+    /// Binds it to its session.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         self.reads.bind(session);
     }
 
-    /// Writes what waits.
+    /// Writes the pending bytes.
     pub(crate) fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some((bytes, is_last)) = &self.pending else { return Poll::Ready(Ok(())) };
         let taken = self.office.poll_append(cx, self.id, self.writes, bytes, *is_last);
@@ -63,7 +64,7 @@ impl CustodyStream {
                 }
                 Some(Ok(Piece::Head(..))) => {}
                 Some(Ok(Piece::End(_))) => {
-                    // Whoever brought it hears that it is held.
+                    // Reading past the end makes custody acknowledge it to the previous node.
                     while let Poll::Ready(Some(Ok(_))) = self.reads.poll_piece(cx) {}
                     self.has_read_end = true;
                 }
@@ -75,7 +76,7 @@ impl CustodyStream {
     }
 
     pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        // What was given before comes first; it may be the head.
+        // Earlier bytes come first; they may be the head.
         ready!(self.poll_pending(cx))?;
         if !bytes.is_empty() {
             self.pending = Some((chunk(bytes), false));

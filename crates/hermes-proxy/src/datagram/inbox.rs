@@ -1,7 +1,7 @@
-//! Datagrams that wait for a task of the same worker.
+//! A queue of datagrams for a task of the same worker.
 //!
-//! In: datagrams, from whoever reads a socket that many share. Out: the same, in batches. Bounded in
-//! bytes: the oldest make room for what comes, since of a live stream the newest are wanted.
+//! In: datagrams, from the reader of a shared socket. Out: the same, in batches. Bounded in bytes: new datagrams
+//! displace the oldest, because receivers of live media want the newest.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,18 +16,18 @@ use hermes_ip::mailbox::{BATCH, weight};
 pub(crate) struct Inbox {
     datagrams: RefCell<VecDeque<Bytes>>,
     bytes: Cell<usize>,
-    /// Those of all inboxes together with which it is bounded.
+    /// The bytes in all queues under the same limit.
     total: Rc<Cell<usize>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl Inbox {
-    /// One of several that together have a bound: `total` is what waits in all of them.
+    /// A queue under a common limit; `total` counts the bytes in all queues.
     pub(crate) fn among(total: &Rc<Cell<usize>>) -> Self {
         Self { datagrams: RefCell::default(), bytes: Cell::new(0), total: total.clone(), waker: Cell::new(None) }
     }
 
-    /// Bytes that wait, and what they cost beside.
+    /// Queued bytes, overhead included.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.get()
     }
@@ -36,7 +36,7 @@ impl Inbox {
         self.total.set(self.total.get() + bytes - self.bytes.replace(bytes));
     }
 
-    /// Queues a datagram; the oldest make room for it. Returns how many of them were dropped.
+    /// Queues a datagram; it displaces the oldest. Returns the number of dropped datagrams.
     pub(crate) fn push(&self, datagram: Bytes, most: usize) -> u64 {
         let mut datagrams = self.datagrams.borrow_mut();
         let mut bytes = self.bytes.get() + weight(&datagram);
@@ -52,14 +52,14 @@ impl Inbox {
         dropped
     }
 
-    /// Tells the task that something came.
+    /// Wakes the task for new datagrams.
     pub(crate) fn wake(&self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    /// Has the task woken by what comes next, which stays where it is.
+    /// Registers the task for the next datagram, without taking any.
     pub(crate) fn watch(&self, cx: &Context<'_>) {
         self.waker.set(Some(cx.waker().clone()));
     }
@@ -81,7 +81,7 @@ impl Inbox {
         Poll::Ready(())
     }
 
-    /// So many wait.
+    /// The number of queued datagrams.
     pub(crate) fn len(&self) -> usize {
         self.datagrams.borrow().len()
     }

@@ -1,7 +1,7 @@
-//! Datagrams on their way out of a socket, many in one call.
+//! Sends datagrams from a socket, many in one system call (GSO).
 //!
-//! In: a batch for one peer. Out: runs of equal length in one call each (the last of a run may be shorter). What
-//! cannot be sent is lost, as a router would lose it, and counted. Never: waits for anything but the socket.
+//! In: a batch for one peer. Out: runs of equal length, one call each; the last datagram of a run may be shorter. A
+//! datagram that cannot be sent is dropped and counted, as by a router. Never: a wait for anything but the socket.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,11 +16,11 @@ use hermes_wire::capsule;
 use super::is_icmp;
 use crate::worker::Worker;
 
-/// What sending takes beside the socket.
+/// The dependencies of sending.
 pub(crate) struct Outgoing<'a> {
-    /// Where a run is put together.
+    /// The buffer in which a run is assembled.
     pub(crate) run: &'a RefCell<Vec<u8>>,
-    /// Counts what is lost, by its reason.
+    /// Counts dropped datagrams by reason.
     pub(crate) dropped: &'a dyn Fn(&'static str, u64),
 }
 
@@ -49,9 +49,9 @@ impl Outgoing<'_> {
                     drop(batch.drain(..run));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_send_ready(cx))?,
-                // An ICMP message about an earlier datagram, which is lost: this one was not sent yet.
+                // An ICMP error for an earlier datagram, which is lost. This one was not sent yet.
                 Err(error) if is_icmp(&error) && !std::mem::replace(&mut told, true) => (self.dropped)("icmp", 1),
-                // As a router would: what cannot be sent is lost, the flow goes on.
+                // Like a router, the node drops a datagram that cannot be sent; the flow continues.
                 Err(error) => {
                     tracing::debug!(%peer, %error, "a datagram could not be sent");
                     (self.dropped)(if is_icmp(&error) { "icmp" } else { "send-failed" }, run as u64);

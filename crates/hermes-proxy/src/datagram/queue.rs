@@ -1,7 +1,7 @@
-//! What one source of a listener sent, on its way from the listener to the flow's task.
+//! The queue of datagrams from one source of a listener, for the flow's task.
 //!
-//! In: datagrams, from whoever reads the listener's socket. Out: the same, in batches; the flow's end, for
-//! whoever feeds it.
+//! In: datagrams, from the reader of the listener's socket. Out: the same, in batches; the end of the flow, for that
+//! reader.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,13 +18,13 @@ use super::outgoing::poll_send_for;
 use crate::signal::Signal;
 use crate::worker::Worker;
 
-/// One flow of a listener: what its client sent waits here.
+/// A flow of a listener; datagrams of its client wait in the queue.
 pub(crate) struct Flow {
     pub(crate) queue: Rc<FlowQueue>,
     pub(crate) peer: SocketAddr,
-    /// Stands before each datagram to the client.
+    /// The header before each datagram to the client.
     header: Bytes,
-    /// Those that have it, and are not sent yet.
+    /// Datagrams with a header that are not sent yet.
     pub(super) out: VecDeque<Bytes>,
 }
 
@@ -33,7 +33,7 @@ impl Flow {
         Self::with_header(queue, peer, Bytes::new())
     }
 
-    /// A flow whose client wants a header before each datagram.
+    /// A flow whose client expects a header before each datagram.
     pub(crate) fn with_header(queue: Rc<FlowQueue>, peer: SocketAddr, header: Bytes) -> Self {
         Self { queue, peer, header, out: VecDeque::new() }
     }
@@ -51,7 +51,7 @@ impl Flow {
         poll_send_for(worker, &socket, peer, cx, self.dress(batch))
     }
 
-    /// Sends one datagram now, or not at all.
+    /// Sends one datagram now, or drops it.
     pub(crate) fn try_send(&self, datagram: &[u8]) {
         self.queue.answered.set(true);
         let socket = self.queue.socket.borrow();
@@ -60,7 +60,7 @@ impl Flow {
         }
     }
 
-    /// Takes the batch as it has to be sent. What was taken before is sent first.
+    /// Adds the header to the batch. Earlier datagrams are sent first.
     fn dress<'a>(&'a mut self, batch: &'a mut VecDeque<Bytes>) -> &'a mut VecDeque<Bytes> {
         if self.header.is_empty() {
             return batch;
@@ -75,20 +75,20 @@ impl Flow {
     }
 }
 
-/// Datagrams of one source, from the listener to the flow's task.
+/// The queue of datagrams from one source.
 pub(crate) struct FlowQueue {
-    /// Where answers go out: the listener's, or after that is gone the flow's own.
+    /// The socket for replies: the listener's, or the flow's own after the listener was removed.
     pub(super) socket: RefCell<Rc<UdpSocket>>,
     pub(crate) inbox: Inbox,
     ended: Signal<()>,
     finished: Cell<bool>,
     in_order: Cell<bool>,
     displaced: Signal<()>,
-    /// When its client sent last, in milliseconds of the node's clock.
+    /// The time of the client's last datagram, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
-    /// Something was sent to its client.
+    /// A datagram was sent to the client.
     answered: Cell<bool>,
-    /// Its client sent again after that, so its address is not forged.
+    /// The client sent again after that, so its address is not forged.
     confirmed: Cell<bool>,
 }
 
@@ -107,36 +107,36 @@ impl FlowQueue {
         }
     }
 
-    /// From now on the flow has a socket of its own.
+    /// Gives the flow a socket of its own.
     pub(crate) fn part(&self, own: Rc<UdpSocket>) {
         *self.socket.borrow_mut() = own;
-        // Who waited to send waited for the other one.
+        // The sender waited for the old socket.
         self.inbox.wake();
     }
 
-    /// Its client sent something.
+    /// Notes a datagram of the client.
     pub(crate) fn heard(&self, now: u64) {
         self.heard_at.set(now);
         self.confirmed.set(self.answered.get());
     }
 
-    /// When its client sent last.
+    /// The time of the client's last datagram.
     pub(crate) fn heard_at(&self) -> u64 {
         self.heard_at.get()
     }
 
-    /// True if the client has received an answer: it sent again after one.
+    /// True if the client has received a reply: it sent again after one.
     pub(crate) fn is_answered(&self) -> bool {
         self.confirmed.get()
     }
 
-    /// Its client sends no more: what waits is the last of it.
+    /// Ends the input: the client sends no more, and the queue holds the rest.
     pub(crate) fn finish(&self) {
         self.finished.set(true);
         self.inbox.wake();
     }
 
-    /// Ends the flow, since another client's flow displaces it.
+    /// Ends the flow because another client's flow displaces it.
     pub(crate) fn displace(&self) {
         self.displaced.set(());
         self.finish();
@@ -146,13 +146,13 @@ impl FlowQueue {
         self.displaced.get().is_some()
     }
 
-    /// Waits until another client's flow displaces this one. Only while its session is being opened: after that it
-    /// finishes in order.
+    /// Waits until another client's flow displaces this one. Only for the opening of its session: later, the flow ends
+    /// cleanly.
     pub(crate) async fn wait_displaced(&self) {
         self.displaced.wait().await;
     }
 
-    /// The flow is over. A displaced one has not failed: its source may begin another at once.
+    /// Marks the flow as ended. A displaced flow has not failed: its source may begin another at once.
     pub(crate) fn close(&self) {
         if self.is_displaced() {
             self.in_order.set(true);
@@ -160,7 +160,7 @@ impl FlowQueue {
         self.ended.set(());
     }
 
-    /// The flow is over and nothing went wrong: its source may begin another at once.
+    /// Marks the flow as ended without an error: its source may begin another at once.
     pub(crate) fn close_in_order(&self) {
         self.in_order.set(true);
         self.close();
@@ -174,18 +174,18 @@ impl FlowQueue {
         self.ended.get().is_some()
     }
 
-    /// Waits for the flow's end.
+    /// Ready when the flow has ended.
     pub(crate) fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
         self.ended.poll(cx)
     }
 
-    /// Waits until its client sends no more, and takes nothing.
+    /// Ready when the client sends no more. Takes no datagram.
     pub(crate) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         self.inbox.watch(cx);
         if self.finished.get() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Takes what waits. False where that was all.
+    /// Takes a batch. False after the last one.
     pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         match self.inbox.poll_take(cx, batch) {
             Poll::Pending if self.finished.get() => Poll::Ready(false),

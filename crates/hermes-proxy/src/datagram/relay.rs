@@ -1,7 +1,7 @@
-//! A flow under way: datagrams from one port to the other and back, and moves to another far port.
+//! Relays a flow: datagrams in both directions, and moves to another upstream port.
 //!
-//! In: two ports and the session that they belong to. Out: datagrams in order, the end of either
-//! port passed on as it came. Holds one batch a direction.
+//! In: two ports and their session. Out: datagrams in order; the end of one port is passed on to the other. It holds
+//! one batch in each direction.
 
 mod moving;
 mod said;
@@ -26,23 +26,23 @@ use crate::live::{Phase, Session};
 use crate::stream::Reset;
 use crate::worker::{go_on_later, moves};
 
-/// Rounds before other tasks of the worker get their turn.
+/// The limit of rounds before other tasks of the worker run.
 const TURNS: usize = 16;
-/// After a move the old port is heard for so long; and so long a peer may take to end its side.
+/// The time for which the old port is still read after a move, and for which a peer may end its side.
 pub(crate) const QUIET: Duration = Duration::from_secs(2);
-/// Milliseconds from a move to the next one that the document does not ask for.
+/// The minimum time between moves that no document asked for, in milliseconds.
 const MOVES_APART: u64 = 1000;
-/// Ports of earlier moves that a flow still hears; with more moves in that time the first is dropped.
+/// The limit of old ports that a flow still reads; the oldest is dropped first.
 const MAX_OLD: usize = 8;
 
-/// How much a batch holds.
+/// The size of a batch.
 struct Load {
     count: usize,
     bytes: usize,
 }
 
 impl Load {
-    /// How much is to be done for a batch that came.
+    /// The work that a received batch causes.
     fn work(batch: &Batch) -> usize {
         batch.datagrams.len() + batch.capsules.iter().map(Other::work).sum::<usize>()
     }
@@ -52,46 +52,46 @@ impl Load {
         Self { count: batch.len(), bytes: bytes.sum() }
     }
 
-    /// The bytes that are gone from it; `None` where nothing is, which is no progress. Empty
-    /// datagrams are.
+    /// The bytes that were taken from it; `None` if nothing was, which is no progress. Taking an empty datagram is
+    /// progress.
     fn taken(&self, batch: &Batch) -> Option<usize> {
         let left = Self::of(batch);
         (left.count < self.count).then(|| self.bytes - left.bytes)
     }
 }
 
-/// A flow under way.
+/// A flow that is being relayed.
 struct Relay<'a> {
     session: &'a Session,
     near: Port,
     far: Port,
     /// The ports before moves, the latest last.
     old: Vec<Old>,
-    /// Where the flow moves to.
+    /// The move in progress.
     moving: Option<Moving>,
-    /// When it has moved last, in milliseconds of the worker's clock.
+    /// The time of the last move, in milliseconds of the worker's clock.
     moved_at: Option<u64>,
-    /// The far end that it has, as people know it.
+    /// The current upstream peer, as shown to operators.
     peer: Option<Arc<str>>,
     reopen: Reopen<'a>,
     up: Batch,
     down: Batch,
-    /// What was done in this turn.
+    /// The work of this turn.
     work: usize,
-    /// What was received last of the near side is a part of a capsule whose rest is to come.
+    /// The last bytes from the downstream side are a fragment of a capsule.
     is_within: bool,
-    /// What the near side has said of addresses and routes: another far end is told the same.
+    /// The addresses and routes that the downstream side signalled; they are replayed to a new upstream.
     said: Said,
-    /// As what the near and the far stream are broken off, should something go wrong.
+    /// The reset reasons for the downstream and the upstream stream in case of an error.
     resets: [Reset; 2],
 }
 
-/// What came breaks the rules of its protocol.
+/// True if the peer violated its protocol.
 fn is_malformed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidData
 }
 
-/// Relays until one end is over. The session's record gets what went wrong.
+/// Relays until one port ends. Stores a failure for the access log.
 pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
     session.entry.set_phase(&session.worker, Phase::Open);
     let mut relay = Relay {
@@ -118,14 +118,14 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         relay.near.push(held);
     }
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
-    // An end of ours is over, or failed, where its device is gone.
+    // An end at a deleted device has ended or failed.
     let lost = [&relay.near, &relay.far].into_iter().find_map(Port::lost_device);
     if let Some(device) = lost {
         session.entry.fail(&Error::DeviceGone { device });
     }
     match failed {
-        // Silence is how most flows end. A stream that is merely dropped is a failure to the other
-        // side, which then would have to report one for each of them.
+        // Most flows end by silence. A stream that is dropped without an end counts as a failure at the peer, which
+        // would log one for each flow.
         None | Some(Error::Idle(_)) => {
             let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
         }
@@ -138,13 +138,13 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
 }
 
 impl Relay<'_> {
-    /// Each port knows where what it receives goes.
+    /// Tells each port which one receives from it.
     fn join(&mut self) {
         self.near.set_sink(&self.far);
         self.far.set_sink(&self.near);
     }
 
-    /// Each side hears how long the packets that it sends may be, and what else we have to say.
+    /// Tells each side how long its packets may be, and sends this node's own capsules.
     fn poll_own(&mut self, cx: &mut Context<'_>) {
         if self.session.entry.facts.kind == Kind::Ip {
             self.near.announce(self.far.capacity());
@@ -157,7 +157,7 @@ impl Relay<'_> {
         self.far.poll_own(cx, &self.session.worker);
     }
 
-    /// Ready with `None` at the flow's orderly end.
+    /// Ready with `None` at the clean end of the flow.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
         if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
             return Poll::Ready(Some(error));
@@ -190,7 +190,7 @@ impl Relay<'_> {
         Poll::Pending
     }
 
-    /// Ready when every port has ended, or the session is told to stop at once.
+    /// Ready when every port has ended, or the session must stop at once.
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.session.entry.end.poll(cx), Poll::Ready(error) if !matches!(error, Error::Idle(_))) {
             return Poll::Ready(());
@@ -209,7 +209,7 @@ impl Relay<'_> {
             match ready!(self.near.poll_receive(cx, worker, &mut self.up)) {
                 Ok(true) => {}
                 Ok(false) => return Poll::Ready(Ok(false)),
-                // An end of ours has waited for the far one in vain.
+                // An end of this node waited in vain for the upstream.
                 Err(error) if matches!(self.near, Port::Device(_)) => {
                     return Poll::Ready(Err(self.far_error(&error)));
                 }
@@ -228,7 +228,7 @@ impl Relay<'_> {
         }
         match ready!(sent) {
             Ok(()) => Poll::Ready(Ok(true)),
-            // What a device cannot read is the near side's.
+            // A capsule that a device cannot parse is the downstream's fault.
             Err(error) if is_malformed(&error) => Poll::Ready(Err(self.near_error(&error))),
             Err(error) => Poll::Ready(Err(self.far_error(&error))),
         }
@@ -260,33 +260,33 @@ impl Relay<'_> {
         }
     }
 
-    /// What the old port still brings after a move.
+    /// Receives what old ports still deliver after a move.
     fn poll_old(&mut self, cx: &mut Context<'_>) {
         let worker = &self.session.worker;
         let down = &mut self.down;
-        // One at a time: what two bring may not be of one kind.
+        // Only one port at a time is read: the batches of two may differ in form.
         self.old.retain_mut(|old| !down.is_empty() || old.poll(cx, worker, down));
-        // What an old one says of addresses and routes is no longer true. Behind it there may be more.
+        // Addresses and routes from an old port are outdated. More may follow them.
         if !down.capsules.is_empty() {
             down.capsules.clear();
             cx.waker().wake_by_ref();
         }
     }
 
-    /// Make before break: the flow stays on its old port until the new one is open and ready for it. Ready where it may
-    /// be neither here nor there.
+    /// Moves the flow, make before break: it stays on its old port until the new one is open and ready. Ready with an
+    /// error if it may use neither.
     fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let wanted = self.wanted();
         let under_way = self.moving.as_ref().map(|moving| &moving.route);
         if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
-            // What was not wanted any more, before it was open, is dropped.
+            // A move that is no longer wanted is dropped before it completes.
             self.session.entry.peer.replace(self.peer.clone());
             self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
             let next = self.moved_at.map_or(0, |at| at + MOVES_APART);
             let early = Duration::from_millis(next.saturating_sub(self.session.worker.now()));
             let is_same_way = self.session.entry.moved.borrow().is_none();
             if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && !early.is_zero()) {
-                // Peers that go as soon as they are there would have us run from one to the next.
+                // Peers that drain right after they were reached would make the flow move all the time.
                 moving.wait(&self.session.worker, early);
             }
         }
@@ -304,11 +304,11 @@ impl Relay<'_> {
         }
     }
 
-    /// By which route the flow is to go on elsewhere: by another one, or by its own where its far end is about to go.
+    /// The route of a move: a changed one, or the current one if its upstream peer drains.
     fn wanted(&self) -> Option<Arc<Route>> {
         if matches!(self.near, Port::Device(_)) && self.session.worker.is_draining() {
-            // Another process has the device, and sessions that are newer. This one hears out what is under way: were it
-            // the newest again, it would get what is theirs, and end with it.
+            // A successor process has the device, and newer sessions. This process only finishes its own: a
+            // move would make this session the newest again, so that it takes their traffic and ends with it.
             return None;
         }
         let entry = &self.session.entry;
@@ -317,15 +317,15 @@ impl Relay<'_> {
         moved.or_else(|| if self.far.is_leaving() { again() } else { None })
     }
 
-    /// Whether another port may take over: capsules of the old one that are not whole yet come first, and those to it;
-    /// so does what its device has judged.
+    /// True if the flow may switch ports now. Incomplete capsules in either direction come first, and so do packets
+    /// that the old device has checked.
     fn is_between(&self) -> bool {
         !self.near.is_within() && !self.is_within && self.down.is_empty() && !self.up.judged
     }
 
     fn switch(&mut self) {
         let Some((route, next)) = self.moving.take().and_then(Moving::arrive) else { return };
-        // What was said since, and what the old one has not taken of it.
+        // Replays signalling since the request, and what the old port has not accepted.
         self.up.capsules.retain(|other| !self.said.holds(other));
         let mut missed = self.said.again(&[]).beyond(&next.words).batch().capsules;
         missed.append(&mut self.up.capsules);
@@ -348,7 +348,8 @@ impl Relay<'_> {
         self.join();
     }
 
-    /// Of another far end connections may notice, and whoever looks for a packet has to know. `is_led`: by the document.
+    /// Logs a move, because connections may notice another upstream, and operators trace packets. `is_led`: a document
+    /// caused it.
     fn tell_move(&self, route: &Route, from: &str, is_led: bool) {
         let facts = &self.session.entry.facts;
         let network = facts.network.map_or_else(|| facts.authority.to_string(), |network| network.to_string());
@@ -360,12 +361,13 @@ impl Relay<'_> {
         );
     }
 
-    /// The flow stays where it is for a while, unless the document leads it elsewhere, where it may not be.
+    /// Postpones the move after a failure. If a document demands the move and it is forbidden at the new place, the
+    /// flow ends.
     fn stay(&mut self, failure: Failure) -> Result<(), Error> {
         let entry = &self.session.entry;
         entry.peer.replace(self.peer.clone());
         let Some(moving) = &mut self.moving else { return Ok(()) };
-        // Where it is by its own route it may stay.
+        // A flow may stay on its own route.
         if failure.is_final && entry.moved.borrow().is_some() {
             let route = &moving.route.name;
             return Err(Error::Reconfigured(format!("it would go by route {route} now: {}", failure.reason)));

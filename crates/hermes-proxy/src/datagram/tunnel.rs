@@ -1,9 +1,8 @@
-//! A tunnel of datagrams: capsules on a stream (RFC 9297, section 3), and QUIC's own datagrams where its
-//! connection has them.
+//! A tunnel of datagrams: capsules on a stream (RFC 9297, section 3), and QUIC datagrams if its connection has them.
 //!
-//! In: a request's byte stream. Out: what it carries, opened for an end of the flow, or as it came for
-//! another tunnel. A datagram that fits no packet goes as a capsule instead: the stream is slower, but
-//! loses nothing. Never: what an opened payload means.
+//! In: a request's byte stream. Out: its datagrams, as bare payload for an end of the flow, or unchanged for another
+//! tunnel. A datagram that fits no packet is sent as a capsule: the stream is slower, but loses nothing. Never: the
+//! meaning of a payload.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,13 +22,13 @@ use crate::stream::{ByteStream, Reset};
 use crate::worker::{Worker, go_on_later};
 use hermes_ip::mailbox::BATCH;
 
-/// Bytes of the stream that one turn reads before it sends them on, and the chunk that goes over.
+/// The limit of bytes that one turn reads from the stream before it forwards them; one chunk may exceed it.
 const MOST_READ: usize = 256 << 10;
-/// Capsules of it, those too of which nothing goes over; what is understood counts as its work does.
+/// The limit of capsules in a turn, dropped ones included; capsules of known types count with their work.
 const MOST_TAKEN: usize = 4 * BATCH;
-/// What comes before an opened payload in its HTTP Datagram.
+/// The context ID before a bare payload.
 const CONTEXT: &[u8] = &[0];
-/// Capsules that only some node on the way understands, and those behind a move have to be told again.
+/// The capsules that nodes on the path parse, and that are replayed after a move.
 const OF_IP: &[u64] = &[
     connect_ip::ADDRESS_ASSIGN,
     connect_ip::ADDRESS_REQUEST,
@@ -43,45 +42,46 @@ pub(crate) struct Tunnel {
     stream: ByteStream,
     datagrams: Option<Datagrams>,
     kind: Kind,
-    /// What is received goes to an end of the flow.
+    /// Received datagrams go to an end of the flow.
     opens: bool,
     decoder: CapsuleDecoder,
-    /// On its way to the stream.
+    /// Bytes that the stream has not taken yet.
     out: Bytes,
-    /// What was written may still be held back (by TLS).
+    /// TLS may still hold back written bytes.
     flushing: bool,
     room: BytesMut,
-    /// A capsule that came behind the datagrams of a batch, whose capsules go first: the next one begins with it.
+    /// A capsule that followed the datagrams of a batch, which sends its capsules first; it begins the next batch.
     behind: Option<Other>,
-    /// How it has ended, for when what came before is taken.
+    /// The end of the stream, reported once everything before it is taken.
     ended: Option<io::Result<()>>,
-    /// QUIC's datagrams that are still taken: of what is sent on behind an end nobody would ever hear that end.
+    /// The number of QUIC datagrams that are still accepted after the end. Without this limit, a peer that keeps
+    /// sending would hide the end.
     takes: usize,
-    /// Those that no packet took: they go on the stream.
+    /// Datagrams that fit no packet; they go on the stream.
     large: VecDeque<Bytes>,
-    /// What was sent last is a part of a capsule whose rest is to come.
+    /// The last sent bytes are a fragment of a capsule.
     is_within: bool,
-    /// The same of what was received last.
+    /// The last received bytes are a fragment of a capsule.
     is_heard_within: bool,
-    /// A batch of QUIC's datagrams, before they are looked at.
+    /// A batch of QUIC datagrams, before they are parsed.
     came: VecDeque<Bytes>,
-    /// Capsules of this node's own making, whole ones.
+    /// Complete capsules that this node generates.
     own: BytesMut,
-    /// What the peer says that goes further, of the packets that it is sent.
+    /// The packet length that the peer says it can forward.
     told: usize,
-    /// What the peer was told last of those that it sends.
+    /// The packet length that was last announced to the peer.
     said: usize,
-    /// The peer has said that it goes, and was told so of us.
+    /// The peer has announced its shutdown. `has_said_leaving`: this node has announced its own.
     is_leaving: bool,
     has_said_leaving: bool,
 }
 
-/// What the peer sent ends its stream as a malformed message does (RFC 9297, section 3.3).
+/// An error for a malformed message of the peer, which resets the stream (RFC 9297, section 3.3).
 fn malformed(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// The capsules in these bytes that are about addresses and routes.
+/// Finds the capsules about addresses and routes in these bytes.
 pub(super) fn of_ip(bytes: Bytes) -> Vec<(u64, Bytes)> {
     let mut decoder = CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM).keeping(OF_IP, connect_ip::MAX_CAPSULE);
     decoder.push(bytes);
@@ -122,36 +122,36 @@ impl Tunnel {
         }
     }
 
-    /// Whether what is received goes to an end of the flow.
+    /// Sets whether received datagrams go to an end of the flow.
     pub(super) fn set_opens(&mut self, opens: bool) {
         self.opens = opens;
     }
 
-    /// The longest IP packet that goes through it without being put on the stream, and further.
+    /// The longest IP packet that avoids the stream here and on the path after it.
     pub(super) fn capacity(&self) -> usize {
         let own = self.datagrams.as_ref().and_then(Datagrams::most);
         own.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(CONTEXT.len())).min(self.told)
     }
 
-    /// The peer says so.
+    /// Sets the packet length that the peer announced.
     pub(super) fn set_told(&mut self, told: usize) {
         self.told = told.clamp(ip::MIN_MTU_V4, capsule::MAX_PACKET);
     }
 
-    /// The request spoke of the hop that it went over as it was then. QUIC finds more, and the peer knows its own end
-    /// of that hop: what is behind us is said anew, whatever it is.
+    /// Forces an announcement. The request described its hop before QUIC had probed it, and the peer knows its own end
+    /// of the hop. So the length of the path after this node is announced again, even if it is the same.
     pub(super) fn has_said_less(&mut self) {
         self.said = 0;
     }
 
-    /// Tells the peer how long the packets that it sends may be.
+    /// Announces to the peer how long its packets may be.
     pub(super) fn announce(&mut self, capacity: usize) {
         if std::mem::replace(&mut self.said, capacity) != capacity {
             self.say(connect_ip::MTU, &connect_ip::mtu_payload(capacity));
         }
     }
 
-    /// Goes on behind what was read of its stream before.
+    /// Continues with bytes that were already read from its stream.
     pub(super) fn push(&mut self, ahead: Bytes) {
         self.decoder.push(ahead);
     }
@@ -160,12 +160,12 @@ impl Tunnel {
         self.is_within
     }
 
-    /// Sends a capsule, before anything else.
+    /// Queues a capsule before anything else.
     pub(super) fn say(&mut self, kind: u64, payload: &[u8]) {
         capsule::put(&mut self.own, kind, payload);
     }
 
-    /// Sends capsules of our own, as far as that goes. How it fails, what is sent next tells.
+    /// Sends this node's own capsules, as far as possible. A later send reports an error.
     pub(super) fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
         if !self.own.is_empty() {
             let _ = self.poll_send(cx, worker, &mut Batch::default());
@@ -176,20 +176,20 @@ impl Tunnel {
         self.stream.bind(session);
     }
 
-    /// It took datagrams that it could not send yet.
+    /// True if it accepted datagrams that it could not send yet.
     pub(super) fn holds_unsent(&self) -> bool {
         let waits = self.datagrams.as_ref().is_some_and(Datagrams::holds_unsent);
-        // Our own words wait for the end of a capsule that is passed on, whose rest has to be received first.
+        // Own capsules wait for the end of a forwarded capsule, whose rest must be received first.
         let own = !self.own.is_empty() && !self.is_within;
         self.flushing || !self.out.is_empty() || !self.large.is_empty() || own || waits
     }
 
-    /// Its peer is about to go.
+    /// True if its peer drains.
     pub(super) fn is_leaving(&self) -> bool {
         self.is_leaving || self.stream.is_leaving()
     }
 
-    /// Tells the peer that we are. Connections that many share say GOAWAY.
+    /// Announces this node's shutdown to the peer. Shared connections send GOAWAY instead.
     pub(super) fn say_leaving(&mut self) {
         if !self.stream.is_shared() && !std::mem::replace(&mut self.has_said_leaving, true) {
             self.say(connect_ip::LEAVING, &[]);
@@ -215,7 +215,7 @@ impl Tunnel {
         self.stream.abort_as(reset);
     }
 
-    /// Receives into the (empty) batch. False where the peer has ended it.
+    /// Receives into the (empty) batch. False if the peer has ended the tunnel.
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -234,7 +234,7 @@ impl Tunnel {
                     self.end(Err(error));
                 }
                 if batch.is_empty() {
-                    // All of them were dropped: nothing would wake us for what comes next.
+                    // All of them were dropped: no wake would come for the next ones.
                     go_on_later(cx);
                 }
             }
@@ -246,14 +246,14 @@ impl Tunnel {
         }
     }
 
-    /// It has ended. What lies there goes on first, unless it is malformed.
+    /// Notes the end. Queued datagrams are forwarded first, unless the stream is malformed.
     fn end(&mut self, how: io::Result<()>) {
         let waiting = || self.datagrams.as_ref().map_or(0, Datagrams::waiting);
         self.takes = if how.is_ok() { waiting() } else { 0 };
         self.ended.get_or_insert(how);
     }
 
-    /// Receives from the stream. What came before its end, or before what is malformed, goes on first.
+    /// Receives from the stream. Data before the end, or before a malformed capsule, is forwarded first.
     fn poll_stream(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
         if self.ended.is_none() {
             let read = self.poll_capsules(cx, worker, batch);
@@ -270,8 +270,8 @@ impl Tunnel {
         Poll::Ready(Ok(true))
     }
 
-    /// Reads what is there, also where that is several frames: what goes on together costs less. Ready where the stream
-    /// is over. Pending with an empty batch means that nothing is there, or nothing yet that goes further.
+    /// Reads all available frames, because forwarding them together costs less. Ready at the end of the stream. Pending
+    /// with an empty batch: nothing to forward has come yet.
     fn poll_capsules(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
         let (mut read, mut taken) = (0, 0);
         batch.capsules.extend(self.behind.take());
@@ -285,13 +285,13 @@ impl Tunnel {
                 let was_leaving = self.is_leaving;
                 self.take_capsule(worker, capsule, batch)?;
                 if self.is_leaving && !was_leaving {
-                    // What is done about it comes before this in a turn.
+                    // The reaction to a shutdown comes earlier in a turn, so another turn is needed.
                     cx.waker().wake_by_ref();
                 }
             }
             if self.behind.is_some() || batch.len() >= BATCH || taken >= MOST_TAKEN || read >= MOST_READ {
                 if batch.is_empty() {
-                    // Nothing of it goes further, and there may be more.
+                    // All of it was consumed here, and more may follow.
                     go_on_later(cx);
                 }
                 return Poll::Pending;
@@ -299,7 +299,7 @@ impl Tunnel {
             let Some(chunk) = ready!(self.stream.poll_read(cx))? else {
                 return Poll::Ready(self.decoder.finish().map_err(malformed));
             };
-            // A small one would keep all that was read of its connection along with it, many times over.
+            // A small chunk would keep its whole read buffer alive.
             let is_kept = read == 0 || chunk.len() >= GATHER;
             read += chunk.len();
             self.decoder.push(if is_kept { chunk } else { Bytes::copy_from_slice(&chunk) });
@@ -324,7 +324,8 @@ impl Tunnel {
     }
 
     fn put_capsule(&mut self, capsule: Other, batch: &mut Batch) {
-        // What goes on with the last one does so beside QUIC's datagrams too, which would find the stream taken else.
+        // A continued capsule goes along even beside QUIC datagrams, which would otherwise find the stream blocked by
+        // it.
         let is_within = matches!(capsule, Other::Piece { ends: false, .. });
         let goes_on = std::mem::replace(&mut self.is_heard_within, is_within);
         if goes_on || batch.datagrams.is_empty() {
@@ -376,7 +377,7 @@ impl Tunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends what fits QUIC's datagrams.
+    /// Sends everything that fits QUIC datagrams.
     fn poll_packets(&mut self, cx: &mut Context<'_>, batch: &mut Batch) -> Poll<io::Result<()>> {
         let Some(datagrams) = &mut self.datagrams else { return Poll::Ready(Ok(())) };
         let context = if batch.opened { CONTEXT } else { &[] };
@@ -390,8 +391,7 @@ impl Tunnel {
         datagrams.poll_flush(cx)
     }
 
-    /// Puts the rest together for the stream: one chunk, one DATA frame, one write. False where nothing is
-    /// left.
+    /// Encodes the rest for the stream: one chunk, one DATA frame, one write. False if nothing is left.
     fn fill(&mut self, worker: &Worker, batch: &mut Batch) -> bool {
         let room = &mut self.room;
         if !self.is_within {
@@ -408,7 +408,7 @@ impl Tunnel {
         }
         let waiting = if self.datagrams.is_some() { &mut self.large } else { &mut batch.datagrams };
         if self.is_within && !waiting.is_empty() {
-            // They came beside the stream, which is taken by a capsule that is not whole yet.
+            // These datagrams came outside the stream, which an incomplete capsule blocks.
             worker.shared.metrics.dropped("capsule-unfinished", waiting.len() as u64);
             waiting.clear();
         }

@@ -1,7 +1,7 @@
-//! What a snapshot's files are made into.
+//! Builds a generation's parts from the files of a snapshot.
 //!
-//! In: a snapshot, and the generation before. Out: the node's identity, TLS of listeners and upstreams, upstreams'
-//! state; or every fault, with its place in the document. Never: anything that runs.
+//! In: a snapshot, and the previous generation. Out: the node's identity, TLS of listeners and upstreams, the state of
+//! upstreams; or every error with its path in the document. Never: a running task.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -30,10 +30,10 @@ struct Identity {
     roots: Roots,
 }
 
-/// What came of them.
+/// The built parts.
 pub(super) struct Built {
     pub(super) overlay: Arc<str>,
-    /// The identity's.
+    /// The key of the identity.
     pub(super) key: Option<CertifiedKey>,
     pub(super) listeners: ByName<ListenerState>,
     pub(super) upstreams: ByName<Arc<UpstreamState>>,
@@ -71,7 +71,7 @@ impl<'a> Builder<'a> {
     /// Reads all files.
     ///
     /// # Errors
-    /// Every one that cannot be used, with its place in the document.
+    /// Every file that cannot be used, with its path in the document.
     pub(super) fn build(mut self) -> Result<Built, Vec<Unready>> {
         self.load_identity();
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
@@ -94,12 +94,12 @@ impl<'a> Builder<'a> {
         self.certificates.push(Certificate { path, not_after, life });
     }
 
-    /// The identity could not be loaded, which is told already: what lacks it is no further problem.
+    /// True if the identity failed to load, which was reported: parts that need it add no further error.
     fn lacks_identity(&self) -> bool {
         self.snapshot.identity.is_some() && self.identity.is_none()
     }
 
-    /// Remembers what a file held, to see whether the next generation finds the same.
+    /// Stores the content of files, for comparison with the next generation.
     fn note(&mut self, files: &[&Path]) {
         for file in files {
             if let Ok(bytes) = hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES) {
@@ -153,7 +153,7 @@ impl<'a> Builder<'a> {
         states
     }
 
-    /// `Err(None)` where what is missing was told already.
+    /// `Err(None)` if the missing part was reported already.
     fn server_tls(
         &mut self,
         path: &str,
@@ -167,7 +167,7 @@ impl<'a> Builder<'a> {
                 self.shows(format!("{path}.cert"), &key);
                 key
             }
-            // `check` knows that there is one.
+            // `check` ensures that there is one.
             None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or(None)?,
         };
         let roots = match &tls.client_ca {
@@ -184,7 +184,7 @@ impl<'a> Builder<'a> {
             (_, None) if self.lacks_identity() => return Err(None),
             (_, None) => return Err(Some("no CA to verify clients with".to_owned())),
         };
-        // Who keeps a connection to us shows who it is.
+        // A node that dials this one authenticates by certificate.
         let takes_nodes = !self.nodes.is_empty() && tls.client != ClientAuth::None;
         let alpn: &[&[u8]] = match listener.protocol {
             ListenerProtocol::Http if takes_nodes && listener.http2 => &[b"h2", b"http/1.1", reverse::ALPN],
@@ -234,7 +234,7 @@ impl<'a> Builder<'a> {
         states
     }
 
-    /// The TLS configurations for origins that requests name.
+    /// The TLS configurations for origins.
     fn origins(&mut self) -> Origins {
         let mut origins = Origins::new();
         for (index, route) in self.snapshot.routes.iter().enumerate() {
@@ -249,7 +249,7 @@ impl<'a> Builder<'a> {
                 }
                 None => Roots::system().and_then(|roots| self.origin_tls(terminate, roots)),
             };
-            // The node runs without CA certificates of the system: its requests may all be for `http`.
+            // Missing CA certificates of the host are not an error: all requests may be for `http`.
             if let (Err(error), Some(_)) = (&tls, &terminate.origin_ca) {
                 self.fault(format!("routes[{index}].terminate.tls.ca"), error);
             }
@@ -270,7 +270,7 @@ impl<'a> Builder<'a> {
         Ok(OriginTls { roots, config })
     }
 
-    /// The state of the generation before, where neither the document nor a file changed.
+    /// The state of the previous generation, if neither the document nor a file changed.
     fn keep(&self, upstream: &Upstream) -> Option<Arc<UpstreamState>> {
         let previous = self.previous?;
         let state = previous.upstreams.get(&upstream.name)?;
@@ -282,13 +282,13 @@ impl<'a> Builder<'a> {
                 && previous.snapshot.revoked == self.snapshot.revoked
                 && all.into_iter().all(|file| self.files.get(file) == previous.files.get(file))
         };
-        // What a connection of QUIC may do is in its configuration.
+        // The limits of a QUIC connection are part of its configuration.
         let same_bounds = upstream.protocol != UpstreamProtocol::H3 || previous.snapshot.limits == self.snapshot.limits;
         let is_same = *state.config == *upstream && same_bounds && (upstream.tls.is_none() || same_files());
         is_same.then(|| state.clone())
     }
 
-    /// `Err(None)` where what is missing was told already.
+    /// `Err(None)` if the missing part was reported already.
     fn client_tls(&self, upstream: &Upstream, tls: &UpstreamTls) -> Result<ClientTls, Option<String>> {
         let own = if tls.anonymous { None } else { self.identity.as_ref().map(|identity| &identity.key) };
         let roots = match (&tls.ca, &self.identity) {
@@ -309,7 +309,7 @@ impl<'a> Builder<'a> {
         let alpn: &[&[u8]] = match upstream.protocol {
             UpstreamProtocol::H1 => &[b"http/1.1"],
             UpstreamProtocol::H2 => &[b"h2"],
-            // Over TCP, where QUIC does not get through.
+            // HTTP/2 over TCP, if QUIC does not get through.
             UpstreamProtocol::H3 => &[b"h2"],
             UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
             UpstreamProtocol::Tcp => &[],
@@ -329,7 +329,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Accepts certificates of nodes of this overlay; where the document names some, only those.
+/// Accepts certificates of this overlay's nodes; if the document names some, only those.
 fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>, revoked: BTreeSet<Arc<str>>) -> NodePredicate {
     Arc::new(move |uris: &[String]| {
         if uris.iter().any(|uri| revoked.contains(uri.as_str())) {

@@ -1,7 +1,7 @@
-//! The HTTP Datagrams of one request over HTTP/3, as QUIC has them (RFC 9297, section 2.1).
+//! The HTTP datagrams of one HTTP/3 request, sent as QUIC datagrams (RFC 9297, section 2.1).
 //!
-//! In: a request's stream. Out: datagrams with their context in front, both ways, as far as the peer takes
-//! them and the path lets them through. What comes waits in a bounded queue. Never: what they mean.
+//! In: a request's stream. Out: datagrams with their context ID, in both directions, within the limits of the peer and
+//! the path. Received ones wait in a bounded queue. Never: the meaning of their payload.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -17,19 +17,19 @@ use hermes_wire::{capsule, h3, varint};
 use super::Link;
 use crate::datagram::Inbox;
 
-/// A datagram that waits for room.
+/// A datagram that waits for room in the send buffer.
 type Waiting = Pin<Box<dyn Future<Output = Result<(), quic::SendDatagramError>>>>;
 
-/// What became of a datagram.
+/// The outcome of sending a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
-    /// QUIC has it.
+    /// QUIC accepted the datagram.
     Taken,
-    /// It fits no packet of the path, or the peer wants none.
+    /// The datagram does not fit a packet of the path, or the peer does not accept datagrams.
     Unfit,
 }
 
-/// The longest IP packet that fits a datagram of the connection now, whatever the stream's number.
+/// The longest IP packet that fits a datagram of the connection now, for any stream ID.
 pub(crate) fn packet_capacity(link: &Link) -> usize {
     let most = link.settings().filter(|settings| settings.datagrams).and_then(|_| link.max_datagram_size());
     most.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(varint::MAX_LEN + 1))
@@ -44,24 +44,24 @@ pub(crate) struct Datagrams {
 }
 
 impl Datagrams {
-    /// From now on those of this stream are kept for it.
+    /// Registers a queue for the datagrams of this stream.
     pub(crate) fn of(link: &Rc<Link>, stream: u64) -> Self {
         let inbox = Rc::new(link.inbox());
         link.deliver_to(stream, Some(inbox.clone()));
         Self { link: link.clone(), stream, inbox, waiting: None }
     }
 
-    /// Takes what came, into an empty batch.
+    /// Takes the received datagrams, into an empty batch.
     pub(crate) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
         self.inbox.poll_take(cx, batch)
     }
 
-    /// So many have come that nobody has taken.
+    /// The number of received datagrams in the queue.
     pub(crate) fn waiting(&self) -> usize {
         self.inbox.len()
     }
 
-    /// The longest HTTP Datagram that can be sent now. `None`: the peer takes none, or has not said so yet.
+    /// The longest HTTP datagram that can be sent now. `None`: the peer accepts none, or its SETTINGS have not come.
     pub(crate) fn most(&self) -> Option<usize> {
         if !self.link.settings()?.datagrams {
             return None;
@@ -69,7 +69,7 @@ impl Datagrams {
         self.link.max_datagram_size()?.checked_sub(varint::len(self.stream / 4))
     }
 
-    /// Ready where another one may be sent.
+    /// Ready when another one may be sent.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(())) };
         let sent = ready!(waiting.as_mut().poll(cx));
@@ -78,7 +78,7 @@ impl Datagrams {
         Poll::Ready(taken(sent).map(|_| ()))
     }
 
-    /// Sends a datagram, of two parts. Pending where nothing was taken.
+    /// Sends a datagram, given in two parts. Pending: nothing was sent.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -98,7 +98,7 @@ impl Datagrams {
         if self.link.take_room(out.len()) {
             return Poll::Ready(taken(connection.send_datagram(out.freeze())));
         }
-        // quinn would drop the oldest: here the source waits instead.
+        // quinn would drop the oldest datagram; here the sender waits instead.
         let connection = connection.clone();
         let mut waiting: Waiting = Box::pin(async move { connection.send_datagram_wait(out.freeze()).await });
         match waiting.as_mut().poll(cx) {
@@ -110,12 +110,12 @@ impl Datagrams {
         }
     }
 
-    /// One waits for room.
+    /// True if a datagram waits for room.
     pub(crate) fn holds_unsent(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// Sends what waits.
+    /// Sends the datagram that waits.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_room(cx)
     }
@@ -125,7 +125,7 @@ fn taken(sent: Result<(), quic::SendDatagramError>) -> io::Result<Given> {
     match sent {
         Ok(()) => Ok(Given::Taken),
         Err(quic::SendDatagramError::ConnectionLost(error)) => Err(io::Error::other(error)),
-        // The path has shrunk meanwhile.
+        // The path MTU shrank meanwhile.
         Err(_) => Ok(Given::Unfit),
     }
 }

@@ -1,8 +1,8 @@
-//! Field sections: messages' heads and trailers as QPACK carries them (RFC 9204), and what makes a
-//! message malformed (RFC 9114, sections 4.2 and 4.3).
+//! Field sections: heads and trailers of messages, encoded by QPACK (RFC 9204), and the checks for malformed messages
+//! (RFC 9114, sections 4.2 and 4.3).
 //!
-//! In: encoded sections, or heads. Out: heads, or encoded sections; none refers to a dynamic table.
-//! Whatever two readers could take for two different messages is refused here.
+//! In: encoded sections, or heads. Out: heads, or encoded sections; none refers to a dynamic table. A section that two
+//! recipients could read as two different messages is rejected.
 
 use std::str::FromStr;
 
@@ -17,21 +17,21 @@ use http3::qpack::{self, DecoderError, HeaderField};
 use crate::error::Oversize;
 use hermes_wire::request_target::escaped;
 
-/// Bounds of a section.
+/// The limits of a section.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Its size, as RFC 9114, section 4.2.2, counts: 32 bytes a line on top.
+    /// The size as RFC 9114, section 4.2.2 counts it: 32 bytes a line are added.
     pub(crate) bytes: usize,
     pub(crate) lines: usize,
 }
 
-/// Why a section is none of ours.
+/// The reason why a section is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FieldError {
-    /// It cannot be decoded: nothing of the connection can be trusted any more.
+    /// QPACK cannot decode the section: the connection's state is no longer reliable.
     #[error("a field section that QPACK cannot read: {0}")]
     Undecodable(DecoderError),
-    /// It is larger than its bounds.
+    /// The section exceeds the limits.
     #[error("a field section of more than {} bytes or {} lines", .0.bytes, .0.lines)]
     TooLarge(Bounds),
     /// The message is malformed.
@@ -112,7 +112,7 @@ impl Section {
         }
     }
 
-    /// All that a message of its kind may have was taken.
+    /// Checks that no pseudo-header field is left, so that the message has only those of its kind.
     fn has_no_more(&self) -> Result<(), FieldError> {
         match self.pseudo.first() {
             None => Ok(()),
@@ -121,10 +121,10 @@ impl Section {
     }
 }
 
-/// A request's head. Its protocol, of an extended CONNECT, is among the extensions, as h2 has it.
+/// Decodes the head of a request. The protocol of an extended CONNECT is in the extensions, as with h2.
 ///
 /// # Errors
-/// It is too large or malformed.
+/// The section is too large or malformed.
 pub(crate) fn read_request(block: Bytes, bounds: Bounds) -> Result<request::Parts, FieldError> {
     let mut section = Section::read(block, bounds)?;
     let Some(method) = section.parse::<Method>(":method")? else { return malformed("a request without :method") };
@@ -156,7 +156,7 @@ pub(crate) fn read_request(block: Bytes, bounds: Bounds) -> Result<request::Part
         return malformed("a request names one host, in :authority, in Host, or alike in both");
     }
     let mut uri = http::uri::Parts::default();
-    // Without an authority there is no place for a scheme; Host says where to.
+    // `Uri` allows no scheme without an authority; the target is in Host.
     uri.scheme = scheme.filter(|_| authority.is_some());
     uri.authority = authority;
     uri.path_and_query = path;
@@ -171,10 +171,10 @@ pub(crate) fn read_request(block: Bytes, bounds: Bounds) -> Result<request::Part
     Ok(request.into_parts().0)
 }
 
-/// A response's head.
+/// Decodes the head of a response.
 ///
 /// # Errors
-/// It is too large or malformed.
+/// The section is too large or malformed.
 pub(crate) fn read_response(block: Bytes, bounds: Bounds) -> Result<response::Parts, FieldError> {
     let mut section = Section::read(block, bounds)?;
     let Some(status) = section.parse::<StatusCode>(":status")? else { return malformed("a response without :status") };
@@ -189,28 +189,28 @@ pub(crate) fn read_response(block: Bytes, bounds: Bounds) -> Result<response::Pa
     Ok(response.into_parts().0)
 }
 
-/// Trailers.
+/// Decodes trailers.
 ///
 /// # Errors
-/// They are too large or malformed.
+/// The section is too large or malformed.
 pub(crate) fn read_trailers(block: Bytes, bounds: Bounds) -> Result<HeaderMap, FieldError> {
     let section = Section::read(block, bounds)?;
     section.has_no_more()?;
     Ok(section.fields)
 }
 
-/// A section, encoded.
+/// An encoded section.
 pub(crate) struct Encoded {
     block: Bytes,
-    /// As section 4.2.2 counts.
+    /// The size as section 4.2.2 counts it.
     size: u64,
 }
 
 impl Encoded {
-    /// The block, for a reader that takes so much; `None`: any.
+    /// Returns the block if it is within the peer's limit; `None` is no limit.
     ///
     /// # Errors
-    /// It is larger.
+    /// The section is larger.
     pub(crate) fn within(self, most: Option<u64>) -> Result<Bytes, Oversize> {
         match most {
             Some(most) if self.size > most => Err(Oversize { size: self.size, most }),
@@ -219,7 +219,7 @@ impl Encoded {
     }
 }
 
-/// A request's head, encoded.
+/// Encodes the head of a request.
 pub(crate) fn put_request(request: &request::Parts) -> Encoded {
     let uri = &request.uri;
     let protocol = request.extensions.get::<h2::ext::Protocol>();
@@ -237,12 +237,12 @@ pub(crate) fn put_request(request: &request::Parts) -> Encoded {
     put(lines, &request.headers)
 }
 
-/// A response's head, encoded.
+/// Encodes the head of a response.
 pub(crate) fn put_response(status: StatusCode, headers: &HeaderMap) -> Encoded {
     put(vec![(":status", status.as_str()).into()], headers)
 }
 
-/// Trailers, encoded.
+/// Encodes trailers.
 pub(crate) fn put_trailers(trailers: &HeaderMap) -> Encoded {
     put(Vec::new(), trailers)
 }
@@ -250,7 +250,7 @@ pub(crate) fn put_trailers(trailers: &HeaderMap) -> Encoded {
 fn put(mut lines: Vec<HeaderField>, headers: &HeaderMap) -> Encoded {
     lines.extend(headers.iter().map(|(name, value)| HeaderField::from((name.as_str(), value.as_bytes()))));
     let mut block = BytesMut::new();
-    // It fails for prefixes of more than eight bits alone, and there are none.
+    // Encoding fails only for prefixes of more than eight bits, which do not occur here.
     let size = qpack::encode_stateless(&mut block, lines).unwrap_or_default();
     Encoded { block: block.freeze(), size }
 }

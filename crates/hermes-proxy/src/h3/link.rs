@@ -1,8 +1,7 @@
-//! A connection's own streams, and what they tell.
+//! The control streams of an HTTP/3 connection, and the state that they signal.
 //!
-//! In: a QUIC connection. Out: our SETTINGS and GOAWAY, the peer's, HTTP Datagrams by their streams;
-//! where the peer breaks the protocol, the connection's end with the code that says how. Never: a
-//! request's stream.
+//! In: a QUIC connection. Out: SETTINGS and GOAWAY of both sides, and received HTTP datagrams by stream. A protocol
+//! violation of the peer closes the connection with the error code of the RFC. Never: the stream of a request.
 
 mod control;
 
@@ -27,57 +26,57 @@ use crate::signal::Signal;
 use crate::stream::StreamError;
 use crate::worker::Worker;
 
-/// Bytes of datagrams that wait while their readers are at it.
+/// Received bytes of datagrams up to which chunks are kept without a copy.
 const FEW: usize = 64 << 10;
-/// A shorter datagram costs next to nothing to copy.
+/// The length up to which a datagram is always copied: the copy costs next to nothing.
 const SHORT: usize = 512;
 
-/// Bytes that a peer may send before they are read.
+/// The receive windows: bytes that a peer may send before they are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
-    /// On one stream.
+    /// The window of one stream.
     pub(crate) stream: u32,
-    /// On all of them.
+    /// The window of all streams together.
     pub(crate) connection: u32,
 }
 
-/// What all streams of a connection share.
+/// The state that all streams of a connection share.
 pub(crate) struct Link {
     pub(crate) connection: quic::Connection,
     narrow: Arc<PathMonitor>,
     is_server: bool,
     windows: Windows,
-    /// What streams that nobody reads add to the connection's.
+    /// Bytes that stalled streams add to the connection's window.
     stalled: Cell<u64>,
-    /// Bytes of heads that have not come whole. They were read, so that no window counts them.
+    /// Bytes of incomplete heads. They were read, so no window counts them.
     unfinished: Cell<usize>,
-    /// The peer's.
+    /// The peer's SETTINGS.
     settings: Cell<Option<Settings>>,
     settled: Signal<()>,
-    /// Of a client: its handshake is over. What came before may be somebody's replay.
+    /// At a server: the client's handshake is confirmed. Earlier requests may be replays.
     is_confirmed: Cell<bool>,
     confirming: Notify,
-    /// The first request that the peer will not process.
+    /// The first request ID that the peer will not process.
     goaway: Cell<Option<u64>>,
-    /// Of the first request that we will not process.
+    /// The first request ID that this node will not process.
     farewell: Signal<u64>,
-    /// The last push that the peer would take: nothing is pushed.
+    /// The peer's last MAX_PUSH_ID; this node pushes nothing.
     most_pushes: Cell<u64>,
-    /// Critical streams that the peer has opened.
+    /// Types of the critical streams that the peer has opened.
     critical: RefCell<Vec<u64>>,
-    /// By the quarter of their stream's number.
+    /// The queues of received datagrams, by quarter stream ID.
     datagrams: RefCell<HashMap<u64, Rc<Inbox>>>,
-    /// What waits in all of them.
+    /// Bytes in all queues.
     waiting: Rc<Cell<usize>>,
-    /// Bytes of datagrams that quinn takes at least.
+    /// A lower bound of the free bytes in quinn's send buffer for datagrams.
     room: Cell<usize>,
 }
 
-/// What quinn counts for a datagram that waits, besides its bytes.
+/// The bytes that quinn adds for each queued datagram.
 const BESIDE: usize = size_of::<Bytes>();
 
 impl Link {
-    /// `windows` are those of the connection's configuration, or what that of the connection is to be.
+    /// `windows` are those of the connection's configuration; the connection's window is set to its value.
     pub(crate) fn new(connection: quic::Connection, is_server: bool, windows: Windows) -> Rc<Self> {
         connection.set_receive_window(windows.connection.into());
         Rc::new(Self {
@@ -101,8 +100,9 @@ impl Link {
         })
     }
 
-    /// Takes room for a datagram of that many bytes, where quinn has it: it would drop the oldest otherwise. Room only
-    /// grows while nobody sends, so that quinn, which locks, is asked once for all that fits.
+    /// Reserves room for a datagram in quinn's send buffer; false if it is full, where quinn would drop the oldest.
+    /// Room only grows while nothing is sent. So quinn, whose query takes a lock, is asked once for all datagrams that
+    /// fit.
     pub(super) fn take_room(&self, length: usize) -> bool {
         let known = self.room.get();
         let room = if known < length { self.connection.datagram_send_buffer_space() } else { known };
@@ -111,38 +111,39 @@ impl Link {
         rest.is_some()
     }
 
-    /// For who sent without taking room.
+    /// Resets the known room, after a datagram was sent without a reservation.
     pub(super) fn forget_room(&self) {
         self.room.set(0);
     }
 
-    /// The longest datagram of QUIC that gets through now; `None`: the peer takes none.
+    /// The longest QUIC datagram that the path carries now; `None`: the peer accepts none.
     pub(super) fn max_datagram_size(&self) -> Option<usize> {
         let most = self.connection.max_datagram_size()?;
         if !self.narrow.is_narrow() {
             return Some(most);
         }
-        // What is sent meanwhile fits the shortest packets that QUIC has: longer ones are lost.
+        // The path's MTU has shrunk. Datagrams must fit the minimum QUIC packet until QUIC notices, because longer
+        // packets are lost.
         let excess = u64::from(self.connection.stats().path.current_mtu).saturating_sub(quic::path_monitor::BASE);
         Some(most.saturating_sub(excess as usize))
     }
 
-    /// Packets of QUIC's shortest path or more that have arrived.
+    /// Received packets of at least QUIC's minimum MTU.
     pub(crate) fn arrived(&self) -> u64 {
         self.narrow.arrived()
     }
 
-    /// Packets of ours that the peer has acknowledged.
+    /// Sent packets that the peer has acknowledged.
     pub(crate) fn answered(&self) -> u64 {
         self.narrow.answered()
     }
 
-    /// What may lie unread on one stream, as far as its connection lets it.
+    /// The limit of unread bytes on one stream, within that of the connection.
     pub(crate) fn stream_window(&self) -> u64 {
         self.windows.stream.min(self.windows.connection).into()
     }
 
-    /// A stream that nobody reads adds so much to the connection's window now.
+    /// Replaces a stalled stream's share of the connection's window.
     pub(crate) fn widen(&self, before: u64, now: u64) {
         if before != now {
             self.stalled.set(self.stalled.get() + now - before);
@@ -151,36 +152,36 @@ impl Link {
         }
     }
 
-    /// A stream keeps so much of a head that has not come whole. False where that of all streams is more than the
-    /// connection's window, or one head, may be.
+    /// Replaces a stream's count of bytes in an incomplete head. False if all streams together exceed the larger of the
+    /// connection's window and the limit of one head.
     pub(crate) fn holds_unfinished(&self, before: usize, now: usize, one: usize) -> bool {
         self.unfinished.set(self.unfinished.get() - before + now);
         now <= before || self.unfinished.get() <= one.max(self.windows.connection as usize)
     }
 
-    /// Ends it, and says why.
+    /// Closes the connection with an error code and a reason.
     pub(crate) fn close(&self, code: Code, reason: &str) {
         self.connection.close(number(code), reason.as_bytes());
     }
 
-    /// What the peer can do, once it has said so.
+    /// The peer's SETTINGS, once they have come.
     pub(crate) fn settings(&self) -> Option<Settings> {
         self.settings.get()
     }
 
-    /// It is the side that serves, whichever has dialled.
+    /// True if this node is the HTTP server, whichever side dialled.
     pub(crate) fn is_server(&self) -> bool {
         self.is_server
     }
 
-    /// The number of the first stream that a request can have, of all four kinds: where who serves has dialled,
-    /// it is the server of QUIC that opens them (RFC 9000, section 2.1).
+    /// The ID of the first stream that a request can use. If the HTTP server dialled, the QUIC server opens the
+    /// requests (RFC 9000, section 2.1).
     pub(crate) fn first_request(&self) -> u64 {
         let is_reversed = self.is_server == self.connection.side().is_client();
         u64::from(is_reversed)
     }
 
-    /// Waits for the peer's settings: extended CONNECT may not be sent before.
+    /// Waits for the peer's SETTINGS: extended CONNECT must not be sent before.
     pub(crate) async fn settled(&self) -> Option<Settings> {
         let closed = pin!(self.connection.closed());
         let settled = pin!(self.settled.wait());
@@ -188,7 +189,7 @@ impl Link {
         self.settings.get()
     }
 
-    /// The handshake is over, at a server: what comes from now on is no replay.
+    /// Marks the handshake as confirmed, at a server: later requests are not replays.
     pub(crate) fn confirm(&self) {
         self.is_confirmed.set(true);
         self.confirming.notify_waiters();
@@ -198,29 +199,30 @@ impl Link {
         self.is_confirmed.get()
     }
 
-    /// Waits for the end of the client's handshake; any number of streams may.
+    /// Waits for the confirmation of the handshake; any number of streams may wait.
     pub(crate) async fn confirmed(&self) {
         if !self.is_confirmed.get() {
             self.confirming.notified().await;
         }
     }
 
-    /// Says that requests from this stream on are not taken any more.
+    /// Sends GOAWAY: requests from this stream ID on are rejected.
     pub(crate) fn say_goaway(&self, first_refused: u64) {
         self.farewell.set(first_refused);
     }
 
-    /// The peer takes no further request.
+    /// True if the peer takes no further request.
     pub(crate) fn is_going(&self) -> bool {
         self.goaway.get().is_some() || self.connection.close_reason().is_some()
     }
 
-    /// The peer has said that it did nothing with this stream. A client speaks of pushes instead.
+    /// True if the peer's GOAWAY says that it processed nothing of this stream. The GOAWAY of a client names a push ID
+    /// instead.
     pub(crate) fn has_refused(&self, stream: u64) -> bool {
         !self.is_server && self.goaway.get().is_some_and(|first| stream >= first)
     }
 
-    /// How a stream failed whose connection did.
+    /// The error of a stream whose connection failed.
     pub(crate) fn lost(&self, stream: u64, error: &quic::ConnectionError) -> StreamError {
         if self.has_refused(stream) {
             return StreamError::of_code(Code::RequestRejected.value());
@@ -228,12 +230,12 @@ impl Link {
         StreamError::of_connection(error.to_string())
     }
 
-    /// For the datagrams of a stream.
+    /// Creates a queue for the datagrams of a stream.
     pub(super) fn inbox(&self) -> Inbox {
         Inbox::among(&self.waiting)
     }
 
-    /// Puts the datagrams of a stream there; `None`: nobody wants them any more.
+    /// Registers the queue for the datagrams of a stream; `None` removes it.
     pub(super) fn deliver_to(&self, stream: u64, inbox: Option<Rc<Inbox>>) {
         let mut datagrams = self.datagrams.borrow_mut();
         match inbox {
@@ -242,8 +244,8 @@ impl Link {
         }
     }
 
-    /// Moves what is the connection's own, until it is over. `control` is our control stream, where it was opened
-    /// before (see [`greet`]).
+    /// Drives the connection's own streams and datagrams until it closes. `control` is this node's control stream, if
+    /// it was opened before (see [`greet`]).
     pub(crate) async fn drive(&self, worker: &Worker, ours: Settings, control: Option<quic::SendStream>) {
         let mut streams = FuturesUnordered::new();
         let mut speaking = pin!(self.speak(ours, control));
@@ -286,7 +288,8 @@ impl Link {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<Bytes, quic::ConnectionError>>,
     ) {
         let most = worker.generation().snapshot.limits.datagram_queue;
-        // No window holds datagrams up: all streams together have what one may fill, or the connection.
+        // Datagrams have no flow control: all streams together may queue what one may, or the connection's window if
+        // that is larger.
         let most_of_all = most.max(self.windows.connection as usize);
         let mut touched: Option<Rc<Inbox>> = None;
         while let Poll::Ready(Ok(datagram)) = poll(cx) {
@@ -294,12 +297,12 @@ impl Link {
                 self.close(Code::DatagramError, "a datagram without a stream");
                 continue;
             };
-            // One that came before its stream, or after its end, is dropped (RFC 9297, 2.1).
+            // A datagram that came before its stream, or after its end, is dropped (RFC 9297, section 2.1).
             let Some(inbox) = self.datagrams.borrow().get(&(stream / 4)).cloned() else {
                 worker.shared.metrics.dropped("no-stream", 1);
                 continue;
             };
-            // It keeps all that was read from the socket with it: short ones, and all where many wait, stand alone.
+            // A datagram keeps its whole read buffer alive. So a short one is copied, and every one if many wait.
             let stands_alone = payload.len() < SHORT || self.waiting.get() > FEW;
             let payload = if stands_alone { Bytes::copy_from_slice(&payload) } else { payload };
             let others = self.waiting.get() - inbox.bytes();
@@ -320,9 +323,9 @@ impl Link {
     }
 }
 
-/// As QUIC has it.
+/// The code as a QUIC integer.
 pub(crate) fn number(code: Code) -> quic::VarInt {
-    // All codes are small.
+    // All codes fit 32 bits.
     quic::VarInt::from_u32(code.value() as u32)
 }
 
@@ -334,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    /// One in the midst of an overlay, and what it needs to live.
+    /// A link, with the endpoints that keep it open.
     async fn link() -> (Rc<Link>, impl Sized) {
         let own = rcgen::generate_simple_self_signed(["here".to_owned()]).unwrap();
         let certificate = own.cert.der().clone();
@@ -352,14 +355,14 @@ mod tests {
         (Link::new(near, false, windows), (client, server, far))
     }
 
-    /// quinn would drop the oldest without a word.
+    /// Without room, quinn would silently drop the oldest datagram.
     #[tokio::test]
     async fn no_more_room_for_datagrams_is_known_than_there_is() {
         for length in [1, 60, 1000] {
             let (link, _rest) = link().await;
             let connection = &link.connection;
             let mut taken = 0;
-            // Nothing leaves meanwhile: that is another task's, and this one does not wait.
+            // No datagram is sent meanwhile, because this task never yields.
             while link.take_room(length) {
                 connection.send_datagram(vec![0; length].into()).unwrap();
                 taken += 1;

@@ -1,9 +1,8 @@
-//! A TUN device: who holds which addresses behind it. Its queues on each worker are in `local`.
+//! A TUN device, and the sessions that own the addresses behind it. Its queues on each worker are in `local`.
 //!
-//! In: packets that the kernel sends into the device. Out: each to the session that holds its destination;
-//! those of nobody are dropped and counted. Claims are settled here for all workers: an address has one
-//! holder, and a newer session of the same holder takes over from an older one.
-//! Never: what a packet may do; its session judges that.
+//! In: packets that the kernel sends into the device. Out: each to the session that owns its destination; packets
+//! without a session are dropped and counted. Claims of addresses are decided here for all workers: an address has one
+//! owner, and a newer session of that owner takes over from an older one. Never: filtering; the session does that.
 
 mod local;
 mod reserved;
@@ -31,57 +30,58 @@ use hermes_ip::mailbox::Mailbox;
 use hermes_ip::owner::Owner;
 use hermes_ip::table::Table;
 
-/// A takeover waits so long for the far ends of what it captures: packets go the old way until then.
+/// The time that a takeover waits for the peers of captured prefixes; until then packets take the old path.
 pub(crate) const FAR_ENDS: Duration = Duration::from_secs(5);
 
-/// How packets are led into a device.
+/// The kind of route that leads a prefix into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lead {
-    /// For all programs of this machine, as long as somebody has the prefix.
+    /// For all programs of this host, while a session owns the prefix.
     Everybody,
-    /// For all but this one, as long as the document says so.
+    /// For all programs but this one, while the document captures the prefix.
     Captured,
-    /// The same, as long as somebody has the prefix.
+    /// For all programs but this one, while a session owns the prefix.
     Passing,
 }
 
-/// Whose packets leave with this machine's address.
+/// The source prefixes that are masqueraded with this host's address.
 type Nat = (Vec<IpNet>, Masquerade);
 
-/// Whoever has one needs the device: a document that names it, and each session. With the last one it goes, on all
-/// workers together: the kernel chooses the queue of a packet, and one that is closed takes what is in it along.
+/// A reference that keeps the device open, for a document that names it and for each session. When the last one is
+/// dropped, the device closes on all workers together: the kernel chooses the queue of a packet, and closing one queue
+/// alone would lose its packets.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// Its queues once more, for another process.
+    /// Duplicates of its queues, for a successor process.
     pub(crate) queues: Vec<IdleQueue>,
     _until: watch::Sender<()>,
 }
 
-/// A device, as all workers see it.
+/// A device, as shared by all workers.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) name: Arc<str>,
     net: tun::Device,
-    /// Read once a batch, written where sessions begin and end. Searches of `given` ask it: what they lock is not taken
-    /// while this is held.
+    /// The owners of prefixes. Read once a batch, written when sessions begin and end. A search in `given` reads it
+    /// while holding its own lock, so `given` must not be locked while this is held.
     claims: RwLock<Table<Claims>>,
     numbers: AtomicU64,
-    /// What clients of all devices were given.
+    /// The address leases of clients, for all devices.
     given: Arc<Given>,
-    /// What sessions have led here. Held while that changes: who takes a prefix and who gives it back are on
-    /// workers of their own.
+    /// The prefixes that sessions have routed here. Locked during a change, because claims and releases run on
+    /// different workers.
     led: Mutex<HashSet<IpNet>>,
-    /// What leaves by it has this machine's address, as long as this lives.
+    /// The masquerading of packets that leave through it, until dropped.
     nat: Mutex<Option<Nat>>,
-    /// Whose prefixes are in the process before us, as long as that lives: nobody else's here.
+    /// Prefixes of sessions in the predecessor process, reserved for their owners while that process lives.
     reserved: RwLock<Table<Owner>>,
-    /// Workers that wait for the end of that process.
+    /// The number of workers that wait for the predecessor to exit.
     waiting: AtomicUsize,
-    /// Whether its queues are read here, and not in the process before us.
+    /// True if this process reads the queues, rather than the predecessor.
     pub(crate) reads: watch::Sender<bool>,
-    /// Captures whose far ends have given their addresses, or cannot before this process has the devices.
+    /// The number of captures whose peers have assigned addresses, or cannot before this process has the devices.
     pub(crate) answered: watch::Sender<usize>,
-    /// What it is held by, and the end of that.
+    /// The reference count of the device, and the signal of its end.
     hold: OnceLock<(Weak<Hold>, watch::Receiver<()>)>,
 }
 
@@ -94,7 +94,7 @@ impl Device {
         Arc::new(Self { name, net, claims, numbers, given, led, nat, reserved, waiting, reads, answered, hold })
     }
 
-    /// Begins to hold it. Once in its life.
+    /// Creates the first reference. Called once.
     pub(crate) fn held(&self, queues: Vec<IdleQueue>) -> Arc<Hold> {
         let (until, end) = watch::channel(());
         let hold = Arc::new(Hold { queues, _until: until });
@@ -102,12 +102,12 @@ impl Device {
         hold
     }
 
-    /// Holds it for one more. `None`: nobody has it any more.
+    /// Adds a reference. `None` if the last one was dropped.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
         self.hold.get()?.0.upgrade()
     }
 
-    /// Waits until nobody holds it.
+    /// Waits until the last reference is dropped.
     async fn unheld(&self) {
         let end = self.hold.get().map(|(_, end)| end.clone());
         if let Some(mut end) = end {
@@ -115,13 +115,13 @@ impl Device {
         }
     }
 
-    /// Waits until the process before us has parted. False where it has not in time.
+    /// Waits until the predecessor has handed over the device. False after the deadline.
     pub(crate) async fn is_read_by(&self, by: Instant) -> bool {
         let mut reads = self.reads.subscribe();
         matches!(tokio::time::timeout_at(by, reads.wait_for(|reads| *reads)).await, Ok(Ok(_)))
     }
 
-    /// Waits until somebody deletes it. A reader is not woken by that: to epoll it is an error, and nothing to be read.
+    /// Waits until the device is deleted. That wakes no reader: epoll reports an error and no data.
     async fn deleted(&self, shared: &Shared) {
         let mut network = shared.network.subscribe();
         while self.net.is_there() {
@@ -131,16 +131,16 @@ impl Device {
         }
     }
 
-    /// The kernel's side of it.
+    /// The device in the kernel.
     pub(crate) fn net(&self) -> &tun::Device {
         &self.net
     }
 
-    /// Gives a prefix to a session: its packets from the scope go there from now on. One that `may_cross` gets it
-    /// though another one's scope crosses its own.
+    /// Claims a prefix for a session: packets from its scope go to the session from now on. With `may_cross`, the claim
+    /// succeeds even if another session's scope overlaps.
     ///
     /// # Errors
-    /// `Refused`: why it does not get it.
+    /// `Refused`: the reason for the refusal.
     pub(super) fn claim(
         &self,
         prefix: IpNet,
@@ -170,13 +170,13 @@ impl Device {
     ) -> Result<u64, Refused> {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let is_others = |claims: &Claims| claims.is_anothers(owner);
-        // What is captured may lie within, or around, what is captured as well: the narrower counts. What is given
-        // to clients may not: whoever had a part of another's prefix would get its packets, and speak from it.
+        // Captured prefixes may nest: the more specific one wins. Client prefixes must not overlap: the owner of a part
+        // would receive packets of the whole, and could send from it.
         if owner.is_client() && table.overlapping(prefix).any(is_others) {
             return Err(Refused::Others);
         }
-        // Another process gives them, which was told whose each is. Looked at under the lock: it was told of this one,
-        // or this one is not given.
+        // Another process assigns addresses now, and has a list of their owners. This check runs under the lock: either
+        // the list contains this address, or the address is not assigned.
         if owner.is_client() && !self.net.is_ours() {
             return Err(Refused::Others);
         }
@@ -185,23 +185,23 @@ impl Device {
         table.get_or_default(prefix).enter(claim, may_cross).map(|()| number)
     }
 
-    /// It is given in the place of what its owner wanted.
+    /// Records that the prefix was assigned as a substitute for the requested one.
     pub(super) fn give_instead(&self, prefix: IpNet, wish: Wish) {
         self.given.give_instead(prefix, wish);
     }
 
-    /// What was given in the place of what is wanted, and is the owner's yet.
+    /// The prefix that the owner has as a substitute for the requested one.
     pub(super) fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
         self.given.instead(owner, wish)
     }
 
-    /// The session that is about to give it back was broken off, and may come again.
+    /// Marks a lease whose session broke off, so that its client may return to it.
     pub(super) fn breaks(&self, prefix: IpNet) {
         self.given.breaks(prefix);
     }
 
-    /// An address of these pools that nobody has, or that its owner had in the process before us, or that somebody had
-    /// a while ago. `own` are the device's.
+    /// An address of these pools for the owner: a free one, a lease that rests (see [`Given::find_free`]), or the
+    /// owner's own in the predecessor process. `own` are those of the device.
     pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], owner: &Owner, now: u64) -> Option<IpNet> {
         let taken = |address: IpAddr| if own.contains(&address) { Some(address.into()) } else { self.taken(address) };
         self.given.find_free(&self.name, pools, owner, now, taken).or_else(|| {
@@ -212,8 +212,8 @@ impl Device {
         })
     }
 
-    /// Gives it back. Where nobody holds it now, of this process or another one that has the device, it is led here
-    /// no more.
+    /// Releases a prefix. Removes its route unless another session still owns it, in this process or in one that shares
+    /// the device.
     pub(super) fn release(&self, prefix: IpNet, number: u64, lead: Lead) {
         let mut led = self.led();
         if !self.leave(prefix, number) {
@@ -221,7 +221,7 @@ impl Device {
         }
         if !self.net.is_ours() {
             led.remove(&prefix);
-            // Nor is it put back where that process removes it.
+            // The route is also not restored if the successor removes it.
             return self.net.forget_route(prefix);
         }
         if self.reserved.read().unwrap_or_else(PoisonError::into_inner).get(prefix).is_some() {
@@ -238,7 +238,7 @@ impl Device {
         }
     }
 
-    /// True where nobody holds it now.
+    /// Removes a claim. True if no session owns the prefix now.
     fn leave(&self, prefix: IpNet, number: u64) -> bool {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let Some(claims) = table.get_mut(prefix) else { return true };
@@ -248,7 +248,7 @@ impl Device {
         if is_over && !claims.is_captured {
             table.remove(prefix);
         }
-        // Whoever searches has the locks the other way round.
+        // Searches lock `given` first, so the table is unlocked before.
         drop(table);
         if was_given {
             self.given.give_back(prefix);
@@ -256,8 +256,8 @@ impl Device {
         is_over
     }
 
-    /// Leads a prefix here that a session holds, or changes how. False where the kernel, or whoever has such a
-    /// route, is against it.
+    /// Routes a session's prefix here, or changes the route. False if the kernel refuses, or another program has such a
+    /// route.
     pub(super) fn lead(&self, prefix: IpNet, route: tun::Route, lead: Lead) -> bool {
         let mut led = self.led();
         let is_new = led.insert(prefix);
@@ -278,16 +278,16 @@ impl Device {
         self.led.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leads the packets of a prefix here, whether or not a session is for them.
+    /// Captures the packets of a prefix, with or without a session for them.
     ///
     /// # Errors
-    /// `TunError`: as of [`tun::Device::capture`].
+    /// `TunError`: errors of [`tun::Device::capture`].
     pub(crate) fn capture(&self, prefix: IpNet) -> Result<(), TunError> {
         self.set_captured(prefix, true);
         self.net.capture(prefix, tun::Route::default()).inspect_err(|_| self.set_captured(prefix, false))
     }
 
-    /// Ends that.
+    /// Ends the capture of a prefix.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -305,12 +305,12 @@ impl Device {
         }
     }
 
-    /// From now on what comes from these addresses (`None`: from none) leaves with this machine's; where that is so
-    /// already, what somebody removed of it is there again. Where it fails nothing changes. Waits for nft on the calling
-    /// thread, the main one, whose next step needs it: workers serve meanwhile.
+    /// Sets the source prefixes that are masqueraded (`None`: none). If they are unchanged, rules that another program
+    /// removed are restored. A failure changes nothing. Blocks on nft in the calling thread: the main thread, whose
+    /// next step needs the result. Workers continue meanwhile.
     ///
     /// # Errors
-    /// `TunError`: as of [`nat::masquerade`].
+    /// `TunError`: errors of [`nat::masquerade`].
     pub(crate) fn set_nat(&self, clients: Option<&Vec<IpNet>>) -> Result<(), TunError> {
         let mut nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(clients) = clients else {
@@ -328,10 +328,11 @@ impl Device {
         Ok(())
     }
 
-    /// Another process was to have it, and does not get it: it has again what this one gave it, and nothing else of ours.
+    /// Undoes a failed takeover: the device gets back what this process had set, and everything else of Hermes is
+    /// removed.
     ///
     /// # Errors
-    /// `TunError`: the first thing that cannot be undone. All else is.
+    /// `TunError`: the first step that failed. All other steps are done.
     pub(crate) fn take_back(&self) -> Result<(), TunError> {
         let undone = self.net.take_back();
         let nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
@@ -344,39 +345,39 @@ impl Device {
         })
     }
 
-    /// Whose packets leave with this machine's address now.
+    /// The prefixes that are masqueraded now.
     pub(crate) fn nat(&self) -> Option<Vec<IpNet>> {
         let nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
         nat.as_ref().map(|(clients, _)| clients.clone())
     }
 
-    /// Whether clients that are one owner's have as many prefixes as they may.
+    /// True if the owner has as many addresses as it may have.
     pub(super) fn gives_no_more(&self, owner: &Owner) -> bool {
         self.given.is_full(owner)
     }
 
-    /// Nothing comes from it any more.
+    /// Ends the sessions of a device that delivers no more packets.
     fn finish_sessions(&self) {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         claims.iter().flat_map(|(_, claims)| &claims.sessions).for_each(|claim| claim.mailbox.finish());
     }
 
-    /// What holds an address that somebody has; `None`: nobody has it.
+    /// The prefix that covers an address in use; `None` if it is free.
     fn taken(&self, address: IpAddr) -> Option<IpNet> {
         let reserved = || self.reserved.read().unwrap_or_else(PoisonError::into_inner).around(address);
         let claimed = || self.claims.read().unwrap_or_else(PoisonError::into_inner).around(address);
         reserved().or_else(|| self.given.around(address)).or_else(claimed)
     }
 
-    /// Posts packets to the sessions that hold their destinations. `elsewhere` is the way to those of another process,
-    /// which alone knows whose the others are.
+    /// Delivers packets to the sessions that own their destinations. `elsewhere` leads to another process, which may
+    /// have sessions for the rest.
     fn deliver(&self, worker: &Worker, elsewhere: &Elsewhere, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         let most = worker.generation().snapshot.limits.datagram_queue;
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = packets.front() {
             let ends = ip::ends(first);
-            // Most come in runs of one conversation.
+            // Most packets come in runs of one conversation.
             while packets.front().is_some_and(|next| ip::ends(next) == ends) {
                 run.extend(packets.pop_front());
             }

@@ -1,8 +1,7 @@
-//! The end of a CONNECT-IP tunnel at a device, or at a peer that brings its packets in datagrams.
+//! An end of a CONNECT-IP tunnel, at a device or at a peer that sends packets as UDP datagrams.
 //!
-//! In: packets of the link for this session, packets and capsules of its tunnel. Out: those that may pass;
-//! requests for addresses, or their assignment, and the routes. What may not pass is counted by its reason.
-//! Its claims on addresses end with it.
+//! In: packets of the link for this session, packets and capsules of its tunnel. Out: the permitted packets; address
+//! requests or assignments, and routes. Dropped packets are counted by reason. Dropping the end releases its addresses.
 
 mod addresses;
 mod packets;
@@ -37,19 +36,19 @@ use hermes_ip::claims::{Refused, Scope};
 use hermes_ip::owner::Owner;
 use hermes_ip::packet_filter::Rules;
 
-/// Changes of a device's routes, since the tunnel's packets may be of another length.
+/// The minimum time between changes of the device's routes for a new MTU.
 const CHANGES_APART: Duration = Duration::from_millis(100);
 
-/// The pauses between two requests for addresses that are not given: the first one, and the longest.
+/// The pauses between requests for addresses that were refused: the first and the longest.
 const FIRST_ASK: Duration = Duration::from_secs(2);
 const LAST_ASK: Duration = Duration::from_secs(60);
 
-/// What this end does about addresses.
+/// The role of this end.
 enum Side {
-    /// It asks for those that its link has, to send to this prefix. One that is `passing` leaves the device with
-    /// what it was before; else a listener captures the prefix, tunnel or not.
+    /// Requests the link's own addresses, to send to this prefix. A `passing` end captures the
+    /// prefix only while it lives; otherwise a listener captures it, with or without a tunnel.
     Asks { network: IpNet, wanted: Vec<Address>, answered: bool, passing: bool },
-    /// It gives them, as a route's document says.
+    /// Assigns addresses, as a route's document specifies.
     Gives { gateway: Gateway, route: Arc<str>, owner: Owner, scope: Scope },
 }
 
@@ -63,52 +62,52 @@ impl Side {
     }
 }
 
-/// A prefix that the device leads to us.
+/// A prefix that is routed to this session.
 struct Claimed {
     prefix: IpNet,
     number: u64,
 }
 
-/// One end of a tunnel.
+/// An end of a tunnel.
 pub(crate) struct End {
     link: Link,
     side: Side,
     rules: Rules,
     claims: Vec<Claimed>,
-    /// What the peer was assigned, by what it asked.
+    /// Assigned addresses of the peer, by request ID.
     assigned: Vec<Address>,
-    /// What it was refused, and has not heard yet.
+    /// Refused requests that the peer has not been told yet.
     refused: Vec<Address>,
-    /// Packets for an address that the tunnel's side knows go to another one on the link's.
+    /// 1:1 address translations between the tunnel's side and the link's side.
     inner: Vec<Inner>,
-    /// The longest packet that the tunnel takes.
+    /// The MTU of the tunnel.
     mtu: usize,
-    /// What the device's routes say of that, and when they may say something else.
+    /// The MTU in the device's routes; `pause` is the time until it may change again.
     led_mtu: usize,
     pause: Option<Pin<Box<Sleep>>>,
-    /// How long, and until when, the far end's addresses are waited for.
+    /// The timeout for the peer's addresses, and its timer.
     patience: Option<(Duration, Pin<Box<Sleep>>)>,
-    /// The session whose far end gives them.
+    /// The session whose peer assigns them.
     session: Option<Rc<Entry>>,
-    /// It gave none: it may say so without end.
+    /// The log throttle for refusals, which a peer may repeat without end.
     unassigned: Seldom,
-    /// Then it is asked again, since who has them may go; with the pause after that.
+    /// The timer of the next request after a refusal, and the pause after it. The address may become free.
     asks_again: Option<(Duration, Pin<Box<Sleep>>)>,
-    /// For the tunnel, before anything else.
+    /// Capsules for the tunnel, sent before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
-    /// How many there were in this second.
+    /// The rate limit of ICMP errors.
     told: Budget,
     came: VecDeque<Bytes>,
-    /// Of the tunnel, before the far end has given addresses.
+    /// Packets of the tunnel that came before the addresses.
     ahead: VecDeque<Bytes>,
 }
 
 impl End {
-    /// The end that takes packets for a prefix, and has these addresses.
+    /// Creates the requesting end: it captures packets to a prefix, and has these addresses.
     ///
     /// # Errors
-    /// Another session takes them.
+    /// Another session owns the prefix.
     pub(crate) fn asking(
         link: Link,
         owner: &Owner,
@@ -127,11 +126,11 @@ impl End {
         Ok(this)
     }
 
-    /// The end that gives addresses to whoever asks, as a route and its gateway say, for packets to a prefix (`None`: to
-    /// anywhere); all of them go to `inner`, if that is said.
+    /// Creates the assigning end: it assigns addresses by the route and its gateway, for packets to a prefix (`None`:
+    /// to any). With `inner`, all packets go to that address.
     ///
     /// # Errors
-    /// The route leads to one address, and the session is for more than one.
+    /// The route leads to one address, and the session's scope has more than one.
     pub(crate) fn giving(
         local: &Rc<LocalDevice>,
         owner: Owner,
@@ -141,7 +140,7 @@ impl End {
         protocol: Option<u8>,
     ) -> Result<Self, String> {
         let inner = inner.map(|inner| Inner::of(inner, network)).transpose()?;
-        // With the device another one speaks.
+        // The device sees the translated address.
         let here = network.map(|network| inner.map_or(network, |inner| inner.inner.into()));
         let scope = Scope { asked: network, here };
         let everything = || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec();
@@ -183,7 +182,7 @@ impl End {
         }
     }
 
-    /// The same for an address within what a listener captures, for as long as there is something to say to it.
+    /// Makes it a temporary capture of an address within a listener's prefix.
     pub(crate) fn passing(mut self) -> Self {
         if let Side::Asks { passing, .. } = &mut self.side {
             *passing = true;
@@ -191,7 +190,7 @@ impl End {
         self
     }
 
-    /// There is no tunnel for what waits.
+    /// Rejects the queued packets because there is no tunnel.
     pub(crate) fn refuse_all(&mut self, worker: &Worker) {
         self.release();
         if let Link::Device { local, mailbox, .. } = &self.link {
@@ -199,7 +198,7 @@ impl End {
         }
     }
 
-    /// The session has ended in order. What still waits is whoever's has its addresses now.
+    /// Ends the session cleanly. Queued packets go to the current owner of its addresses.
     pub(crate) fn close(&mut self, worker: &Worker) {
         self.release();
         match &self.link {
@@ -208,7 +207,7 @@ impl End {
         }
     }
 
-    /// Gives its addresses back.
+    /// Releases its addresses.
     fn release(&mut self) {
         self.release_where(|_| true);
     }
@@ -220,8 +219,8 @@ impl End {
         released.for_each(|claim| local.device.release(claim.prefix, claim.number, lead));
     }
 
-    /// Says all of something, in the place of what was said of it before and nobody has heard yet: who asks and does
-    /// not listen would have us keep any number of answers.
+    /// Queues a capsule, which replaces an unsent one of its type. A peer that sends requests and reads no answers must
+    /// not fill memory.
     fn say(&mut self, kind: u64, payload: BytesMut) {
         self.capsules.retain(|other| !matches!(other, Other::Whole { kind: said, .. } if *said == kind));
         self.capsules.push_back(Other::Whole { kind, payload: payload.freeze() });
@@ -238,7 +237,7 @@ impl End {
         Ok(())
     }
 
-    /// Its device, where somebody has deleted that.
+    /// The name of its device, if that was deleted.
     pub(crate) fn lost_device(&self) -> Option<Arc<str>> {
         match &self.link {
             Link::Device { local, .. } if !local.device.net().is_there() => Some(local.device.name.clone()),
@@ -246,18 +245,18 @@ impl End {
         }
     }
 
-    /// The longest packet that the link takes well.
+    /// The longest packet that the link carries well.
     pub(crate) fn capacity(&self) -> usize {
         self.link.capacity()
     }
 
-    /// The tunnel takes packets of this length now.
+    /// Sets the MTU of the tunnel.
     pub(crate) fn set_mtu(&mut self, mtu: usize) {
         self.mtu = mtu;
     }
 
-    /// Has the device's routes say how long packets may be. A peer may change that as often as it likes, the routes
-    /// not.
+    /// Updates the MTU in the device's routes. A peer may change it at any rate, so changes of the routes are
+    /// rate-limited.
     pub(crate) fn poll_routes(&mut self, cx: &mut Context<'_>) {
         if self.mtu == self.led_mtu || self.claims.is_empty() {
             return;
@@ -272,7 +271,7 @@ impl End {
         self.pause = Some(Box::pin(tokio::time::sleep(CHANGES_APART)));
     }
 
-    /// Leads a prefix into the device; false where that cannot be.
+    /// Routes a prefix into the device; false if that fails.
     fn lead(&self, prefix: IpNet) -> bool {
         let least = if prefix.addr().is_ipv6() { ip::MIN_MTU_V6 } else { ip::MIN_MTU_V4 };
         let route = tun::Route { mtu: u32::try_from(self.mtu.max(least)).ok(), ..tun::Route::default() };
@@ -280,8 +279,8 @@ impl End {
         local.device.lead(prefix, route, self.side.lead())
     }
 
-    /// The far end of this session is to give its addresses while it would be waited for to be there: who never says a
-    /// word would be waited for without end.
+    /// Sets the session whose peer must assign addresses, with the connect timeout as the limit. Otherwise a silent
+    /// peer would be awaited forever.
     pub(crate) fn answered_by(mut self, session: &Rc<Entry>) -> Self {
         let within = session.connect_within();
         self.patience = Some((within, Box::pin(tokio::time::sleep(within))));
@@ -289,8 +288,8 @@ impl End {
         self
     }
 
-    /// Before the far end has said which addresses it gives there are none to send from: packets wait where they are.
-    /// Its word comes by `poll_send`, after which the relay looks here again.
+    /// Waits for the peer's addresses, without which no packet may be sent; packets stay in their queue. The answer
+    /// comes through `poll_send`, after which the relay polls again.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if let Some((within, timer)) = &mut self.patience
             && timer.as_mut().poll(cx).is_ready()
@@ -301,9 +300,9 @@ impl End {
         self.link.poll_finished(cx).map(|()| Ok(false))
     }
 
-    /// For the addresses that its link has, under identifiers that were not used before (RFC 9484, section 4.7.2).
+    /// Requests the link's addresses, under unused request IDs (RFC 9484, section 4.7.2).
     fn ask(&mut self) {
-        // Where the answer is none again, there is a next time.
+        // Schedules the next request, in case of another refusal.
         if let Some((pause, timer)) = &mut self.asks_again {
             timer.as_mut().reset(tokio::time::Instant::now() + *pause);
             *pause = (2 * *pause).min(LAST_ASK);
@@ -318,7 +317,7 @@ impl End {
         self.say(connect_ip::ADDRESS_REQUEST, payload);
     }
 
-    /// Packets and capsules for the tunnel. False where none will come any more.
+    /// Receives packets and capsules for the tunnel. False after the last one.
     pub(crate) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -341,7 +340,7 @@ impl End {
                 self.send_out(worker, packet, batch);
             }
             if batch.is_empty() {
-                // All of them were dropped: nothing would wake us for what lies behind.
+                // All of them were dropped: no wake would come for the rest.
                 go_on_later(cx);
             }
         }
@@ -353,7 +352,7 @@ impl End {
         }
     }
 
-    /// Takes packets and capsules of the tunnel. Ready when the batch is empty.
+    /// Accepts packets and capsules of the tunnel. Ready when the batch is empty.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -367,7 +366,7 @@ impl End {
             if let Other::Whole { kind, payload } = other {
                 self.hear(worker, kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             }
-            // What is left may be another port's after a move, and half a capsule nobody's.
+            // After a move, another port may take the rest, but not half a capsule.
             if work >= MOST_WORK && is_whole && !batch.is_empty() {
                 go_on_later(cx);
                 return Poll::Pending;
@@ -402,7 +401,7 @@ impl Drop for End {
     }
 }
 
-/// As the wire has it. An `IpNet` that is truncated is always a prefix.
+/// Converts a prefix for the wire. A truncated `IpNet` is always a valid prefix.
 pub(super) fn prefix_of(net: IpNet) -> Prefix {
     Prefix::new(net.trunc().addr(), net.prefix_len()).unwrap_or_else(|_| Prefix::of(net.addr()))
 }

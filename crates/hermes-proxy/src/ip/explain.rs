@@ -1,8 +1,8 @@
-//! What would become of a packet, in words: for people who ask before they send.
+//! Explains how the node would handle a packet, for `hermes explain`.
 //!
-//! In: a packet's head, the session that it would go to, and that session's action here. Out: whether it passes, or the
-//! reason that it is dropped and counted for, by the very rules that judge packets. Never: a packet, or what only a
-//! running node knows: which addresses are taken, and how long packets may be on the way.
+//! In: the header of a packet, its session's scope, and that session's action at this node. Out: whether the packet
+//! passes, or the drop reason, by the same rules that filter packets. Never: a real packet, or facts of a running node,
+//! such as assigned addresses and path MTUs.
 
 use std::net::IpAddr;
 
@@ -15,24 +15,24 @@ use super::end::prefix_of;
 use hermes_ip::leases::gives;
 use hermes_ip::packet_filter::{Rules, Verdict, Way};
 
-/// The head of a packet that somebody thinks of.
+/// The header of a hypothetical packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Where it comes from.
+    /// Source address.
     pub source: IpAddr,
-    /// Where it goes to; of the source's version.
+    /// Destination address, of the same IP version as the source.
     pub destination: IpAddr,
-    /// Its protocol's number.
+    /// Protocol number.
     pub protocol: u8,
-    /// Its bytes, headers included.
+    /// Length in bytes, headers included.
     pub length: usize,
-    /// The longest packet that the tunnel carries, as far as the asker knows.
+    /// MTU of the tunnel, as far as the user knows.
     pub mtu: usize,
 }
 
 impl Packet {
     fn judge(&self, rules: &Rules, way: Way) -> Verdict {
-        // An ICMP query: errors may come from anywhere.
+        // An ICMP query, because ICMP errors may come from any address.
         let kind = if self.protocol == ip::ICMPV6 { 128 } else { 8 };
         let header = Header {
             source: self.source,
@@ -48,8 +48,8 @@ impl Packet {
         rules.judge(way, &[kind], &header, self.mtu)
     }
 
-    /// What becomes of it at this node, where `from` brings its session. `network` is the session's scope (`None`:
-    /// anywhere), `protocol` the only one that it carries, `action` what the node does with it (`None`: it denies it).
+    /// Explains the result at this node for a session from `from`. `network` is the session's scope (`None`: any),
+    /// `protocol` the only one that it carries, `action` the node's decision (`None`: denied).
     pub fn explain(
         &self,
         listener: &Listener,

@@ -1,6 +1,6 @@
-//! Where an end of a tunnel has its packets from: a device of this machine, or a peer that brings them in datagrams.
+//! The packet source of a tunnel's end: a device of this host, or a peer that sends packets as UDP datagrams.
 //!
-//! In and out: whole packets. Never: what a packet may do; its end judges that.
+//! In and out: whole packets. Never: filtering; the end does that.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,17 +18,17 @@ use crate::datagram::Flow;
 use crate::worker::Worker;
 use hermes_ip::mailbox::Mailbox;
 
-/// Where packets come from and go to.
+/// The packet source of an end.
 pub(crate) enum Link {
     Device {
         local: Rc<LocalDevice>,
         mailbox: Arc<Mailbox>,
-        /// `None`: this came while it went.
+        /// `None`: the device was closing when this was created.
         _hold: Option<Arc<Hold>>,
     },
     Peer {
         flow: Flow,
-        /// The longest packet that reaches the peer in one piece.
+        /// The longest packet that reaches the peer unfragmented.
         capacity: usize,
     },
 }
@@ -38,18 +38,18 @@ impl Link {
         Self::by(local, Arc::default())
     }
 
-    /// A device whose packets come by a mailbox that is there already.
+    /// A device whose packets come through an existing mailbox.
     pub(crate) fn by(local: &Rc<LocalDevice>, mailbox: Arc<Mailbox>) -> Self {
         Link::Device { local: local.clone(), mailbox, _hold: local.device.hold() }
     }
 
     pub(crate) fn peer(flow: Flow) -> Self {
-        // Where the kernel does not say, it cuts what is too long.
+        // If the kernel does not report it, it fragments longer packets.
         let capacity = udp::whole_payload(flow.peer).unwrap_or(udp::MAX_PAYLOAD);
         Link::Peer { flow, capacity }
     }
 
-    /// Whose it is, for people.
+    /// The device or the peer, for logs.
     pub(super) fn name(&self) -> String {
         match self {
             Link::Device { local, .. } => local.device.name.to_string(),
@@ -57,7 +57,7 @@ impl Link {
         }
     }
 
-    /// The longest packet that it takes well.
+    /// The longest packet that it carries well.
     pub(super) fn capacity(&self) -> usize {
         match self {
             Link::Device { .. } => capsule::MAX_PACKET,
@@ -65,20 +65,20 @@ impl Link {
         }
     }
 
-    /// Takes packets into an empty batch. False where none will come any more.
+    /// Takes packets into an empty batch. False after the last one.
     pub(super) fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         match self {
             Link::Device { mailbox, .. } => mailbox.poll_take(cx, batch),
             Link::Peer { flow, .. } => {
                 let more = ready!(flow.queue.poll_take(cx, batch));
-                // An empty datagram says that the peer is there, and carries nothing.
+                // An empty datagram is a keepalive of the peer.
                 batch.retain(|datagram| !datagram.is_empty());
                 Poll::Ready(more)
             }
         }
     }
 
-    /// Waits until none will come any more, and takes none.
+    /// Ready after the last packet. Takes none.
     pub(super) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Link::Device { mailbox, .. } => mailbox.poll_finished(cx),
@@ -86,7 +86,7 @@ impl Link {
         }
     }
 
-    /// Sends packets that were judged. Ready when the batch is empty.
+    /// Sends packets that passed the filter. Ready when the batch is empty.
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -102,7 +102,7 @@ impl Link {
         }
     }
 
-    /// Tells whoever sent a packet here about it, now or not at all.
+    /// Sends an ICMP error to the sender of a packet, now or never.
     pub(super) fn answer(&self, packet: Bytes) {
         match self {
             Link::Device { local, .. } => drop(local.queue.try_send(&[packet])),
@@ -111,7 +111,8 @@ impl Link {
     }
 }
 
-/// Sends packets into a device. Ready when the batch is empty: as with a link that is down, what cannot be sent is lost.
+/// Sends packets into a device. Ready when the batch is empty: packets that cannot be sent are dropped, as on a link
+/// that is down.
 pub(crate) fn poll_send_into(
     queue: &Queue,
     cx: &mut Context<'_>,

@@ -1,7 +1,7 @@
-//! Packets of a device for addresses that stand for names, as long as no session is for theirs.
+//! Packets to virtual addresses of names that have no session yet.
 //!
-//! In: a prefix. Out: what the device sends there, but for those of its addresses that sessions hold: whoever reads it
-//! begins such sessions. Never: a session, or what a name is.
+//! In: a prefix. Out: packets of the device to that prefix, except to addresses that sessions own; the reader begins
+//! such sessions. Never: a session, or the meaning of a name.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use hermes_ip::claims::Scope;
 use hermes_ip::mailbox::Mailbox;
 use hermes_ip::owner::Owner;
 
-/// A hold on a prefix, for what no narrower one takes.
+/// A claim of a prefix, for packets that no more specific claim takes.
 pub(crate) struct Newcomers {
     pub(crate) local: Rc<LocalDevice>,
     pub(crate) prefix: IpNet,
@@ -24,14 +24,14 @@ pub(crate) struct Newcomers {
 }
 
 impl Newcomers {
-    /// Takes the prefix, until this is dropped. `None`: it is somebody else's.
+    /// Claims the prefix, until this is dropped. `None`: another owner has it.
     pub(crate) fn of(local: &Rc<LocalDevice>, owner: &Owner, prefix: IpNet) -> Option<Self> {
         let mailbox = Arc::default();
         let number = local.device.claim(prefix, owner, &mailbox, Scope::default(), true).ok()?;
         Some(Self { local: local.clone(), prefix, mailbox, number })
     }
 
-    /// The next batch of packets. `None`: the device is gone.
+    /// The next batch of packets. `None`: the device was deleted.
     pub(crate) async fn next(&self) -> Option<VecDeque<Bytes>> {
         let mut batch = VecDeque::new();
         std::future::poll_fn(|cx| self.mailbox.poll_take(cx, &mut batch)).await.then_some(batch)

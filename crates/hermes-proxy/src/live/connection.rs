@@ -1,7 +1,7 @@
-//! A client's connection, as its worker knows it.
+//! The state of one client connection on its worker.
 //!
-//! In: what its listener sees of it: bytes, sessions that come and go. Out: the word to finish, or to close now, to who
-//! serves it; its place among the node's connections. Never: its bytes.
+//! In: its progress as the listener reports it: bytes, sessions that begin and end. Out: the signal to drain or to
+//! close at once; its share of the node's connections. Never: its bytes.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -21,59 +21,59 @@ use crate::shares::{Bound, Holder, Owner, Share};
 use crate::signal::Signal;
 use crate::worker::Worker;
 
-/// Where a client connection stands; decides which time limit holds.
+/// The state of a client connection; decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// TLS, a PROXY header, or the first bytes that tell h1 from h2.
+    /// TLS, a PROXY header, or the first bytes that distinguish HTTP/1.1 from HTTP/2.
     Handshake,
     /// Between requests.
     Idle,
-    /// The first bytes of a request came, its head is not whole.
+    /// The first bytes of a request came; its head is incomplete.
     Head,
-    /// So many sessions are on it.
+    /// The number of sessions on it.
     Busy(u32),
 }
 
-/// Why a connection shall take no further request.
+/// The reason why a connection takes no further request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drain {
-    /// It was silent for long: close it now.
+    /// Idle for too long: close it now.
     Silent,
-    /// Its listener goes. A request may be on its way to us, and would be lost if we closed at
-    /// once: answer it, say `close` with it, and close only after a while without any.
+    /// The listener is removed. A request may be in flight to this node, and an immediate close would lose it. So the
+    /// node answers it with `connection: close`, and closes only after a while without a request.
     Parting,
 }
 
-/// From the word that a connection ends to its end, where nothing runs on it: a round trip on a bad day.
-/// Also for a client that has connected and has not said all that it has to say.
+/// The grace period of a draining connection without a session: a generous round trip. The same period holds for a
+/// client whose handshake or request head is incomplete.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// A response that was sent this long ago counts as arrived (milliseconds).
+/// A response that was sent this long ago counts as received (milliseconds).
 const LONG_IDLE: u64 = 400;
 
-/// One client connection.
+/// A client connection.
 pub(crate) struct Connection {
-    /// Where the client is, as far as is known.
+    /// The client's address, as far as it is known.
     pub(crate) source: Cell<SocketAddr>,
-    /// Over QUIC, where the client may move.
+    /// The QUIC path, over which the client may migrate.
     pub(crate) path: OnceCell<Path>,
     pub(crate) listener: Arc<Listener>,
-    /// How far it is believed, once that is known.
+    /// The trust in the client, once it is known.
     pub(crate) trust: OnceCell<Trust>,
-    /// Told to finish: no further request.
+    /// The signal to drain: no further request.
     pub(crate) drain: Signal<Drain>,
-    /// Told to close now.
+    /// The signal to close now.
     pub(crate) kill: Signal<&'static str>,
     key: Cell<usize>,
     stage: Cell<Stage>,
     since: Cell<u64>,
-    /// When it was told to finish.
+    /// The time of the signal to drain.
     told: Cell<Option<u64>>,
     /// HTTP/2 or HTTP/3: many sessions, each of which ends by itself, and frames that begin no request.
     pub(crate) is_shared: Cell<bool>,
-    /// The client takes nothing of what waits for it.
+    /// The client reads nothing of the bytes that wait for it.
     pub(crate) is_blocked: Cell<bool>,
-    /// Where else its client finds the origins that it finds here (RFC 7838).
+    /// The `alt-svc` value for the client (RFC 7838).
     pub(crate) alternative: OnceCell<HeaderValue>,
     /// Upstream connections may be bound to it: see [`H1Connection::bind`](crate::upstream::pool::H1Connection::bind).
     pub(crate) has_bound: Cell<bool>,
@@ -81,19 +81,20 @@ pub(crate) struct Connection {
     pub(crate) bound_for: Cell<u64>,
     /// A hash of the claims of the latest request: see [`Request::claimed`](crate::request::Request::claimed).
     pub(crate) claimed: Cell<u64>,
-    /// A proxy sends requests of many clients over it: nothing is bound to it.
+    /// A proxy sends requests of many clients over it: no upstream connection is bound to it.
     pub(crate) is_pooled: Cell<bool>,
-    /// It is kept for what may come over it: to be idle is no reason to close it.
+    /// The connection stays open for requests that may come over it: no idle timeout.
     pub(crate) is_kept: Cell<bool>,
-    /// Counts up with all that is read from it.
+    /// A counter of all reads from it.
     pub(crate) heard: Cell<u64>,
-    /// Lines of trailers and of responses since the last turn, which cost as much work as lines of requests.
+    /// Lines of trailers and responses since the last turn. They cost as much work as lines of requests.
     pub(crate) lines: Cell<usize>,
-    /// Its entry among the node's connections.
+    /// The key in the node's table of connections.
     entry: Cell<usize>,
     /// A client that half-closes counts as gone at once.
     pub(crate) ends_half_closed: Cell<bool>,
-    /// Of HTTP/1.1, until it is a tunnel: what has not been read hides that its client has closed it.
+    /// The socket of an HTTP/1.1 client, until the connection is a tunnel. Unread bytes hide that the client closed it,
+    /// so the sweep asks the socket.
     pub(crate) socket: RefCell<Weak<RefCell<Io>>>,
 }
 
@@ -106,7 +107,7 @@ impl Connection {
         worker.entries.pass_to(worker, self.entry.get(), owner, bound(worker, false))
     }
 
-    /// The listener as the running document has it; as it was when it is gone from there.
+    /// The listener in the running document; the old one if that document no longer has it.
     pub(crate) fn current_listener(&self, worker: &Worker) -> Arc<Listener> {
         worker.generation().listener(&self.listener.name).unwrap_or(&self.listener).clone()
     }
@@ -153,7 +154,7 @@ impl Connection {
         self.socket.borrow().upgrade()?.borrow().tcp().local_addr().ok()
     }
 
-    /// Tells it to finish since its listener goes.
+    /// Drains the connection because its listener is removed.
     pub(crate) fn part(&self, worker: &Worker) {
         self.tell(worker, Drain::Parting);
     }
@@ -163,18 +164,18 @@ impl Connection {
         self.drain.set(why);
     }
 
-    /// It was told to finish.
+    /// True if the connection was told to drain.
     pub(super) fn is_told_to_go(&self) -> bool {
         self.told.get().is_some()
     }
 
-    /// It was told to finish, and all that was on its way to us then has arrived: what begins now was sent
-    /// by a client that does not listen, and what it was believed for when it came may not hold any more.
+    /// True if the connection was told to drain and the grace period has passed. Requests sent before the signal have
+    /// arrived by then. A new request comes from a client that ignores the signal, and its trust may be outdated.
     pub(crate) fn takes_no_more(&self, worker: &Worker) -> bool {
         self.told.get().is_some_and(|told| worker.now() >= told + FAREWELL.as_millis() as u64)
     }
 
-    /// Tells it to finish, or to close, where it is over its time.
+    /// Drains or closes a connection that exceeded a timeout.
     pub(super) fn sweep(&self, worker: &Worker, limits: &Limits) {
         let stage = self.stage.get();
         let (limit, reason) = match stage {
@@ -184,7 +185,7 @@ impl Connection {
             Stage::Idle => (limits.keep_alive, "idle"),
             Stage::Busy(_) => return,
         };
-        // Told to go in order, it has a little time for that: what is on its way to us arrives before the end.
+        // A draining connection gets a grace period: requests in flight arrive before the end.
         let (limit, since) = match self.told.get() {
             Some(told) => (limit.min(FAREWELL), self.since.get().max(told)),
             None => (limit, self.since.get()),
@@ -192,7 +193,7 @@ impl Connection {
         if Duration::from_millis(worker.now().saturating_sub(since)) < limit {
             return;
         }
-        // A clean end first (GOAWAY, or close between requests); by force at the next sweep.
+        // First a clean end (GOAWAY, or a close between requests); at the next sweep a forced one.
         match (stage, self.drain.get()) {
             (Stage::Idle, None) => return self.tell(worker, Drain::Silent),
             (_, None) => worker.shared.metrics.limit("slow-client"),
@@ -201,7 +202,7 @@ impl Connection {
         self.kill.set(reason);
     }
 
-    /// One more session is on it.
+    /// Counts a session that begins.
     pub(crate) fn enter(&self, worker: &Worker) {
         let sessions = match self.stage.get() {
             Stage::Busy(sessions) => sessions,
@@ -210,7 +211,7 @@ impl Connection {
         self.set_stage(worker, Stage::Busy(sessions + 1));
     }
 
-    /// One session less.
+    /// Counts a session that ends.
     pub(crate) fn leave(&self, worker: &Worker) {
         match self.stage.get() {
             Stage::Busy(sessions) if sessions > 1 => self.set_stage(worker, Stage::Busy(sessions - 1)),
@@ -237,14 +238,15 @@ impl Holder for Connection {
     }
 }
 
-/// A connection's guard: its drop takes it off the table.
+/// A connection's guard: dropping it removes the connection from the table.
 pub(crate) struct ConnectionGuard {
     worker: Rc<Worker>,
     pub(crate) connection: Rc<Connection>,
     _share: Share,
 }
 
-/// One connection in this many is reserved for authenticated clients, if any listener knows them.
+/// The share of connections, one in this many, that is reserved for authenticated clients if any listener can
+/// authenticate clients.
 const PEERS: usize = 8;
 
 /// The bound of the node's connections. A client that may still authenticate may use the reserve.

@@ -1,8 +1,8 @@
 //! Memory that requests in flight hold on a worker: heads, and the fixed cost of each request.
 //!
-//! In: sessions that begin and end, and the heads of their requests and responses. Out: a sum; beyond
-//! `limits.request-memory` sessions of the client that holds most end, those first that moved nothing for the longest.
-//! An HTTP/2 client pays one byte for a field that costs a hundred here, and may leave its response unread, so that
+//! In: sessions that begin and end, and the heads of their requests and responses. Out: a sum. Beyond
+//! `limits.request-memory`, sessions of the client that holds most end, starting with those that were silent for
+//! longest. An HTTP/2 client pays one byte for a field that costs a hundred here, and may leave its response unread. So
 //! neither streams nor bytes on the wire bound this memory. Never: a byte of a body; `limits.unread` covers those.
 
 use std::cell::Cell;
@@ -22,9 +22,9 @@ use crate::worker::Worker;
 
 /// The overhead of a line of a head, in two tables: the received and the forwarded head.
 const LINE: u64 = 224;
-/// Names and values lie in a buffer that was read into, and again in one that is written from: both grow by doubling.
+/// Names and values are in a read buffer and again in a write buffer; both grow by doubling.
 const COPIES: u64 = 4;
-/// A stream without its head: its state in the node and in the library, and its share of a read buffer.
+/// A stream without its head: its state in the node and in h2 or quinn, and its share of a read buffer.
 const STREAM: u64 = 8 << 10;
 /// The part of the limit that is freed when sessions are ended, so that the next session does not end others at once.
 const SLACK: u64 = 8;
@@ -33,7 +33,7 @@ const SLACK: u64 = 8;
 #[derive(Default)]
 pub(super) struct Charge {
     bytes: Cell<u64>,
-    /// The session has begun, and has not ended: only then there is somebody to give it back.
+    /// The session has begun and not ended. Otherwise no drop would release the bytes.
     is_counted: Cell<bool>,
 }
 
@@ -96,8 +96,8 @@ impl Entry {
         }
     }
 
-    /// So many bytes more, of what it can do without. False: requests under way hold half of what they may, and these
-    /// bytes do not count.
+    /// Charges bytes of an optional use. False: requests in flight hold half of the limit, and these bytes are not
+    /// charged.
     pub(crate) fn may_hold(&self, worker: &Worker, bytes: u64) -> bool {
         let live = &worker.live;
         let has_room = live.request_memory.get() + bytes <= live.request_limit.get() / 2;
@@ -107,7 +107,7 @@ impl Entry {
         has_room
     }
 
-    /// So many bytes less, of those that it holds.
+    /// Releases charged bytes.
     pub(crate) fn release(&self, worker: &Worker, bytes: u64) {
         let released = bytes.min(self.charge.bytes.get());
         self.charge.bytes.set(self.charge.bytes.get() - released);
@@ -115,7 +115,7 @@ impl Entry {
         live.request_memory.set(live.request_memory.get() - released);
     }
 
-    /// It holds nothing more, now and from now on.
+    /// Releases all bytes and charges none from now on.
     pub(super) fn let_go(&self, live: &Live) {
         self.charge.is_counted.set(false);
         live.request_memory.set(live.request_memory.get() - self.charge.bytes.take());
@@ -140,7 +140,8 @@ impl Live {
         for entry in &holding {
             *holders.entry(Holder::of(&entry.facts)).or_default() += entry.charge.bytes.get();
         }
-        // A peer without a user passes on the requests of many: strangers, who may have many addresses, end before it.
+        // A peer without a user forwards requests of many clients. Unknown clients, who may have many addresses, end
+        // first.
         holding.sort_by_cached_key(|entry| {
             let is_peer = entry.facts.user.is_none() && entry.facts.trust.is_believed();
             let held = holders.get(&Holder::of(&entry.facts)).copied();

@@ -1,7 +1,7 @@
-//! The path of a client's QUIC connection: where it leads, and what is lost on it.
+//! The path of a client's QUIC connection: its address and its losses.
 //!
-//! In: a connection that was accepted. Out: its source as it is now, moves and losses counted. QUIC calls
-//! nobody when a client moves: this looks at each request, and now and then.
+//! In: an accepted connection. Out: its current source; migrations and losses as metrics. QUIC signals no migration to
+//! the application, so each request and a periodic look read the address.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use super::Connection;
 use crate::h3::link::number;
 use crate::worker::Worker;
 
-/// What was seen of a path so far.
+/// The last counters of a path.
 pub(crate) struct Path {
     quic: quic::Connection,
     sent: Cell<u64>,
@@ -25,14 +25,14 @@ impl Path {
         Self { quic, sent: Cell::new(0), lost: Cell::new(0) }
     }
 
-    /// Ends the connection, through no fault of the client's.
+    /// Closes the connection without an error.
     pub(crate) fn close(&self, reason: &str) {
         self.quic.close(number(Code::NoError), reason.as_bytes());
     }
 }
 
 impl Connection {
-    /// Where the client is now.
+    /// The client's current address.
     pub(crate) fn follow(&self, worker: &Worker) -> SocketAddr {
         let Some(path) = self.path.get() else { return self.source.get() };
         let now = path.quic.remote_address();
@@ -44,12 +44,12 @@ impl Connection {
         now
     }
 
-    /// Counts what happened on the path since the last time.
+    /// Adds the path's packets since the last call to the metrics.
     pub(super) fn watch_path(&self, worker: &Worker) {
         let Some(path) = self.path.get() else { return };
         self.follow(worker);
         let stats = path.quic.stats().path;
-        // A client that moves begins a new path, whose counts begin anew.
+        // A client that migrates begins a new path, whose counters start at zero.
         let new = |seen: &Cell<u64>, now: u64| now.checked_sub(seen.replace(now)).unwrap_or(now);
         worker.shared.metrics.quic_sent.inc_by(new(&path.sent, stats.sent_packets));
         worker.shared.metrics.quic_lost.inc_by(new(&path.lost, stats.lost_packets));

@@ -1,6 +1,7 @@
-//! A session as `/sessions` shows it.
+//! The view of a session in `/sessions`.
 //!
-//! In: a live session. Out: what an operator may see of it. Never: queries, header values, bodies, which may be secret.
+//! In: a live session. Out: the fields that an operator may see. Never: queries, header values and bodies, which may be
+//! secret.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use serde::Serialize;
 
 use super::{Entry, Phase};
 
-/// A session as `/sessions` shows it.
+/// A session in `/sessions`.
 #[derive(Clone, Debug, Serialize)]
 pub struct SessionView {
     /// Unique in this process.
@@ -18,13 +19,13 @@ pub struct SessionView {
     pub listener: Arc<str>,
     /// `http`, `tcp`, `udp` or `ip`.
     pub kind: &'static str,
-    /// Who sends.
+    /// Address of the client.
     pub source: SocketAddr,
-    /// The proven user.
+    /// The authenticated user.
     pub user: Option<Arc<str>>,
     /// Method.
     pub method: String,
-    /// Whom it is for.
+    /// Authority.
     pub authority: String,
     /// Path, without the query, which may hold secrets.
     pub path: String,
@@ -34,7 +35,7 @@ pub struct SessionView {
     pub endpoint: Option<Arc<str>>,
     /// `opening`, `open` or `blocked`.
     pub phase: &'static str,
-    /// It waits for what others have in custody, or for its turn: no silence ends it.
+    /// True if the session waits for bytes in custody, or for its turn: no timeout applies.
     pub held: bool,
     /// Bytes from the client.
     pub received: u64,

@@ -1,7 +1,7 @@
-//! What a node does beside its workers, on the main thread.
+//! Background tasks of a node, on the main thread.
 //!
-//! In: generations, changes of the network, time. Out: endpoints that are well or not, certificates that end soon, our own
-//! addresses as they are now, custody that goes on once its journal is free. Ends with the node. Never: a session.
+//! In: generations, network changes, time. Out: endpoint health, warnings about expiring certificates, the host's
+//! current addresses, and custody once its journal is free. Ends with the node. Never: a session.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -17,9 +17,9 @@ use crate::generation::Generation;
 use crate::metrics::PathLabels;
 use crate::upstream::{UpstreamState, health};
 
-/// Changes of the network come in swarms, and each swarm is looked at once.
+/// The pause that collects a burst of network changes into one.
 const CHANGES_APART: Duration = Duration::from_millis(20);
-/// The machine's addresses are read again so often.
+/// The interval at which the host's addresses are read again.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(5);
 
 /// The health checks of one upstream.
@@ -29,7 +29,7 @@ pub(super) struct Probers {
 }
 
 impl Node {
-    /// What was in custody before goes on. A process before this one may have its journal until it stops to listen.
+    /// Resumes stored custody. A predecessor may hold the journal until it stops listening.
     pub(super) fn begin_custody(&mut self, snapshot: &Snapshot) -> std::io::Result<()> {
         let Some(state) = &snapshot.state else { return Ok(()) };
         let (custody, directory) = (self.shared.custody.clone(), state.join("custody"));
@@ -55,7 +55,7 @@ impl Node {
             tracing::info!(directory = %shown, "another process has the journal of custody; waiting for it to go");
         }
         self.background.spawn(async move {
-            // Nothing tells of a lock that is free.
+            // The release of a file lock signals no event.
             let mut again = tokio::time::interval(LOOK_AGAIN);
             loop {
                 again.tick().await;
@@ -76,8 +76,8 @@ impl Node {
         Ok(())
     }
 
-    /// Checks the health of this generation's upstreams. Checks of those that are kept go on: to begin
-    /// anew with every reload would be to never come to a result.
+    /// Starts the health checks of new upstreams. Checks of unchanged upstreams continue: a restart with every reload
+    /// might never reach a result.
     pub(super) fn watch_health(&mut self, generation: &Generation) {
         let current: HashSet<u64> = generation.upstreams().map(|state| state.id).collect();
         let gone: Vec<u64> = self.probers.keys().filter(|id| !current.contains(id)).copied().collect();
@@ -93,11 +93,11 @@ impl Node {
             let tasks = (0..state.endpoints.len()).map(|index| self.background.spawn(probe(index))).collect();
             self.probers.insert(state.id, Probers { state: state.clone(), tasks });
         }
-        // Those that were aborted before.
+        // Reaps the tasks that were aborted.
         while self.background.try_join_next().is_some() {}
     }
 
-    /// In the metrics until when each is good, in the log those that are not for long.
+    /// Sets the expiry metrics of all certificates, and logs those that expire soon.
     pub(super) fn tell_certificates(&self, generation: &Generation) {
         let ends = &self.shared.metrics.certificates;
         ends.clear();
@@ -109,7 +109,7 @@ impl Node {
         }
     }
 
-    /// Looks at our own addresses whenever the network changes, and now and then.
+    /// Reads the host's addresses at each network change, and periodically.
     pub(super) fn watch_addresses(&mut self) {
         let shared = self.shared.clone();
         self.background.spawn(async move {
@@ -118,7 +118,7 @@ impl Node {
                 tracing::warn!(%error, "changes of the network are seen only now and then");
             });
             loop {
-                // Where nothing tells, or it broke, the clock does.
+                // Without events, or after an error, only the interval remains.
                 let heard = async {
                     let Ok(changes) = &mut changes else { return std::future::pending().await };
                     if changes.next().await.is_err() {

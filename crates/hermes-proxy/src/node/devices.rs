@@ -1,7 +1,7 @@
-//! The devices of a node: made before anything running is touched, with their addresses and routes.
+//! The devices of a node, created before anything running changes, with their addresses and routes.
 //!
-//! In: snapshots. Out: a device for each name, and a queue of it for each worker. What a new document does not
-//! name any more goes when it runs. Never: a packet.
+//! In: snapshots. Out: a device for each name, and a queue of it for each worker. A device that the new document does
+//! not name is removed once that document runs. Never: a packet.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -21,30 +21,30 @@ use crate::generation::Unready;
 use crate::ip::{Device, FAR_ENDS, Given, Hold, Share};
 use crate::listener::tun::with_far_ends;
 
-/// A device, and what it was given.
+/// A device, and its current settings.
 pub(super) struct HeldDevice {
     device: Arc<Device>,
     addresses: HashSet<IpAddr>,
-    /// Prefixes that listeners take.
+    /// Prefixes that listeners capture.
     captures: HashSet<IpNet>,
-    /// Prefixes that clients are given addresses of.
+    /// Pools of client addresses.
     pools: HashSet<IpNet>,
-    /// How many of those that the document wants have a far end each.
+    /// The number of captured prefixes that have a peer each.
     wanted: usize,
     hold: Arc<Hold>,
-    /// What is left to do when a successor has it.
+    /// The remaining steps of a handover, once the successor has the device.
     parting: Mutex<Option<Parting>>,
-    /// What the process before us says of its sessions, which is true once that has parted.
+    /// The predecessor's list of its sessions, valid once it has handed over.
     told: Option<Told>,
 }
 
 struct Parting {
-    /// Our end of the way to the sessions here.
+    /// This process's end of the queue to its remaining sessions.
     passage: IdleQueue,
     told: Told,
 }
 
-/// Whose each prefix is, and what was given in the place of another one.
+/// The owners of prefixes, and the substitute addresses.
 struct Told {
     owners: OwnedFd,
     wishes: OwnedFd,
@@ -63,10 +63,10 @@ impl Told {
     }
 }
 
-/// A device that the document does not name any more, as long as sessions have it.
+/// A device that the document no longer names, while sessions use it.
 pub(super) struct Former {
     device: Weak<Device>,
-    /// The kernel's number for it.
+    /// The interface index.
     index: u32,
     hold: Weak<Hold>,
     addresses: HashSet<IpAddr>,
@@ -75,29 +75,30 @@ pub(super) struct Former {
     nat: Option<Vec<IpNet>>,
 }
 
-/// A device without sessions that is named no more goes as each worker closes its queue: within this it is gone.
+/// The timeout for the removal of an unnamed device without sessions: it is removed when each worker has closed its
+/// queue.
 const GOING: Duration = Duration::from_secs(5);
 
-/// What a document wants of a device.
+/// The settings of a device in a document.
 #[derive(Default)]
 struct Wanted {
-    /// Where the document names it first.
+    /// The first path in the document that names it.
     path: String,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
-    /// Those that have one far end each.
+    /// Captured prefixes with a peer each.
     with_far_ends: HashSet<IpNet>,
     pools: HashSet<IpNet>,
-    /// A route gives packets to it.
+    /// A route sends packets into it.
     is_gateway: bool,
-    /// Whose packets leave with this machine's address; `None`: nobody's.
+    /// The source prefixes to masquerade with this host's address; `None`: none.
     nat: Option<Vec<IpNet>>,
 }
 
-/// New devices, and for each worker its queues of them.
+/// The new devices, and each worker's queues of them.
 type Made = (HashMap<Arc<str>, HeldDevice>, Vec<Vec<Share>>);
 
-/// Stand behind the label of a device's queues: the way to the sessions of who hands it over, and whose they are.
+/// Suffixes of a device's handover labels: the queue to the predecessor's sessions, and lists of its state.
 const BEFORE: &str = " before";
 const OWNERS: &str = " owners";
 const WISHES: &str = " wishes";
@@ -134,8 +135,8 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
     all
 }
 
-/// The clients whose packets leave the machine with its own address. Without a pool these are all clients; for IPv6
-/// only if the route concerns IPv6, since the machine would forward IPv6 from then on.
+/// The clients whose packets are masqueraded. Without a pool, these are all clients; for IPv6 only if the route
+/// concerns IPv6, because the host would forward IPv6 from then on.
 fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
     if !gateway.assign.is_empty() {
         return gateway.assign.clone();
@@ -148,8 +149,8 @@ fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
 }
 
 impl Node {
-    /// Waits until devices are gone that were named before, which nobody has any more, and this document names again: the
-    /// kernel has no second one of a name. Returns what keeps the others.
+    /// Waits until old devices without sessions are removed that this document names again: the kernel allows one
+    /// device of a name. Returns references to those that still have sessions.
     pub(super) async fn await_going(&self, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
         let deadline = Instant::now() + GOING;
         let mut kept = Vec::new();
@@ -172,8 +173,8 @@ impl Node {
         kept
     }
 
-    /// Makes devices that are not there yet, and gives all of them the addresses and routes that they lack. Where that
-    /// fails, `undo_devices` has those that run as they were.
+    /// Creates missing devices, and adds missing addresses and routes to all. On failure, `undo_devices` restores the
+    /// running ones.
     pub(super) fn open_devices(&mut self, snapshot: &Snapshot) -> Result<Made, Vec<Unready>> {
         let mut made = HashMap::new();
         let mut shares: Vec<Vec<Share>> = self.workers.iter().map(|_| Vec::new()).collect();
@@ -184,7 +185,7 @@ impl Node {
         for (name, wanted) in &all {
             match self.devices.get(name) {
                 Some(held) if held.is_there() => continue,
-                // Somebody deleted it. Its rules go before there are others of that name.
+                // The device was deleted. Its rules are removed before new ones of its name are added.
                 Some(lost) => tell(lost.device.set_nat(None)),
                 None => {}
             }
@@ -207,7 +208,7 @@ impl Node {
         Ok((made, shares))
     }
 
-    /// Nothing stays of a document that is refused: devices have again what the running one gives them.
+    /// Removes all traces of a rejected document: devices get back the settings of the running one.
     pub(super) fn undo_devices(&mut self) {
         let mut wanted = wanted(&self.current.load().snapshot);
         let is_here = |held: &HeldDevice| held.device.net().is_ours() && held.is_there();
@@ -216,7 +217,7 @@ impl Node {
         }
     }
 
-    /// Devices that were to be named again have what their sessions have left of them.
+    /// Restores the settings of devices that a rejected document would have named again.
     fn undo_revived(&self, made: HashMap<Arc<str>, HeldDevice>) {
         for (name, mut held) in made {
             let former = self.former.get(&name).filter(|former| former.is_of(&held.device));
@@ -226,7 +227,8 @@ impl Node {
         }
     }
 
-    /// Devices of the process before us that this document does not name: they go in order, once they are ours.
+    /// Adopts devices of the predecessor that this document does not name. They are removed cleanly once this process
+    /// owns them.
     fn take_unwanted(&mut self, made: &mut HashMap<Arc<str>, HeldDevice>, shares: &mut [Vec<Share>]) {
         let named = |label: &String| label.strip_prefix(TUN).filter(|name| !name.contains(' ')).map(Arc::<str>::from);
         let left: Vec<Arc<str>> = self.inherited.keys().filter_map(named).collect();
@@ -239,8 +241,8 @@ impl Node {
         }
     }
 
-    /// From now on the devices are those of this document. Returns what holds the others, until no worker follows the
-    /// document of before.
+    /// Makes the devices of this document current. Returns references to the others, held until no worker runs the old
+    /// document.
     pub(super) fn keep_devices(&mut self, made: HashMap<Arc<str>, HeldDevice>, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
         let is_left = |name: &str, former: &Former| former.hold.strong_count() > 0 || tun::is_there(name, former.index);
         self.former.retain(|name, former| is_left(name, former) && !made.contains_key(name));
@@ -249,7 +251,7 @@ impl Node {
         let mut holds = Vec::new();
         self.devices.retain(|name, held| {
             if !held.device.net().is_ours() {
-                // What the process before us has still needs it, also where this document does not name it.
+                // Sessions of the predecessor still need it, even if this document does not name it.
                 return true;
             }
             let Some(wanted) = wanted.remove(name) else {
@@ -260,19 +262,19 @@ impl Node {
             held.trim(&wanted);
             true
         });
-        // Others may have flushed tables and rules.
+        // Other programs may have flushed tables and rules.
         tun::restore();
         holds
     }
 
-    /// The node goes, and what there is of devices with the last of its workers.
+    /// Releases the devices of a node that shuts down; each is removed with its last worker.
     pub(super) fn leave_devices(&mut self) {
         self.held.extend(self.devices.drain().map(|(_, held)| held.hold));
     }
 }
 
 impl Node {
-    /// Waits until what is captured of a device that we take over has far ends here.
+    /// Waits until the captured prefixes of inherited devices have peers here.
     pub(super) async fn await_captures(&self) {
         let taken = self.devices.values().filter(|held| !held.device.net().is_ours());
         let deadline = Instant::now() + FAR_ENDS;
@@ -285,7 +287,7 @@ impl Node {
         }
     }
 
-    /// The process before us reads no device any more: what goes with them goes with us. False: there are none such.
+    /// Takes ownership of inherited devices, which the predecessor no longer reads. False if there are none.
     pub(super) fn read_devices(&mut self) -> bool {
         let mut taken = self.devices.values().filter(|held| !held.device.net().is_ours()).peekable();
         let has_some = taken.peek().is_some();
@@ -299,7 +301,7 @@ impl Node {
         has_some
     }
 
-    /// Another process was to have the devices, and does not get them: what it did to them is undone.
+    /// Undoes a failed takeover's changes to the devices.
     pub(super) fn take_devices_back(&self) {
         for held in self.devices.values().filter(|held| held.is_there()) {
             drop(held.parting.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -307,8 +309,8 @@ impl Node {
         }
     }
 
-    /// Another process has the devices. Returns, for each worker, the ways by which it passes on what is for sessions
-    /// here, and gets back what is for its own.
+    /// Hands the devices over. Returns, for each worker, the queues through which the successor forwards packets for
+    /// sessions here, and receives packets for its own.
     pub(super) fn part_with_devices(&mut self) -> Vec<Vec<(Arc<str>, IdleQueue)>> {
         let mut passages: Vec<Vec<_>> = self.workers.iter().map(|_| Vec::new()).collect();
         for (name, held) in &mut self.devices {
@@ -334,16 +336,17 @@ impl Former {
         std::ptr::eq(self.device.as_ptr(), Arc::as_ptr(device))
     }
 
-    /// What it had when it was named last.
+    /// The settings from the last document that named it.
     fn wanted(&self) -> Wanted {
         let Self { addresses, captures, pools, nat, .. } = self;
         let (addresses, captures, pools, nat) = (addresses.clone(), captures.clone(), pools.clone(), nat.clone());
         Wanted { addresses, captures, pools, nat, ..Wanted::default() }
     }
 
-    /// The same device for a document that names it again: the kernel has no second one of its name. `None`: it is gone.
+    /// The same device for a document that names it again, because the kernel allows one of a name. `None` if it was
+    /// removed.
     fn revive(&self) -> Option<HeldDevice> {
-        // Held from here on, it stays where it is on each worker.
+        // The reference keeps its queues open on each worker.
         let hold = self.hold.upgrade()?;
         let device = self.device.upgrade().filter(|device| device.net().is_there())?;
         let Self { addresses, captures, pools, .. } = self;
@@ -357,7 +360,7 @@ fn create(name: &Arc<str>, given: &Arc<Given>, shares: &mut [Vec<Share>]) -> Res
     HeldDevice::new(Device::new(name.clone(), net, given.clone()), idle, &[], shares)
 }
 
-/// The device of the process before us, with what that says of it.
+/// Adopts a device of the predecessor, with its state.
 fn adopt(
     name: &Arc<str>,
     queues: Vec<OwnedFd>,
@@ -386,7 +389,7 @@ fn adopt(
 }
 
 impl HeldDevice {
-    /// A device whose queues are dealt out.
+    /// Creates the state of a device, and distributes its queues.
     fn new(
         device: Arc<Device>,
         idle: Vec<IdleQueue>,
@@ -402,7 +405,7 @@ impl HeldDevice {
             let before = before.first().map(IdleQueue::try_clone).transpose().map_err(fault)?;
             dealt.push(Share { device: device.clone(), queue, more: Vec::new(), before });
         }
-        // Of a process with more workers. None may be without a reader.
+        // A predecessor with more workers has more queues. Each needs a reader.
         for (number, queue) in idle.enumerate() {
             queues.push(queue.try_clone().map_err(fault)?);
             let worker = number % dealt.len();
@@ -413,13 +416,13 @@ impl HeldDevice {
         Ok(Self::of(device, hold))
     }
 
-    /// Nothing was given to it yet.
+    /// A device without any settings.
     fn of(device: Arc<Device>, hold: Arc<Hold>) -> Self {
         let (addresses, captures, pools) = Default::default();
         Self { device, addresses, captures, pools, wanted: 0, hold, parting: Mutex::default(), told: None }
     }
 
-    /// Whether nobody has deleted it.
+    /// True if the device exists.
     pub(super) fn is_there(&self) -> bool {
         self.device.net().is_there()
     }
@@ -431,7 +434,7 @@ impl HeldDevice {
         Former { device: Arc::downgrade(device), index, hold, addresses, captures, pools, nat }
     }
 
-    /// Adds itself to what another process gets: the queues, the way back to the sessions here, and what it has.
+    /// Adds the device to a handover: its queues, the queue back to sessions here, and its settings.
     pub(super) fn hand_over(&self, all: &mut Vec<Handed>) -> io::Result<()> {
         let label = label(&self.device.name);
         for queue in &self.hold.queues {
@@ -446,7 +449,7 @@ impl HeldDevice {
         for (what, text) in [(ADDRESSES, addresses), (CAPTURES, captures), (POOLS, pools)] {
             all.push(Handed::text(format!("{label}{what}"), &text)?);
         }
-        // Both are written when nothing of it changes any more.
+        // Both lists are written once their content is final.
         let mut later = |what: &str| {
             let text = Handed::text(format!("{label}{what}"), "")?;
             let fd = text.fd.try_clone()?;
@@ -458,7 +461,7 @@ impl HeldDevice {
         Ok(())
     }
 
-    /// Gives it what it lacks; what is there already stays as it is. What other programs notice most comes last.
+    /// Adds missing settings and leaves existing ones. The change that affects other programs most comes last.
     fn equip(&mut self, wanted: &Wanted) -> Result<(), TunError> {
         let net = self.device.net();
         for address in &wanted.addresses {
@@ -476,7 +479,7 @@ impl HeldDevice {
         if wanted.nat.is_some() {
             self.device.set_nat(wanted.nat.as_ref())?;
         }
-        // A route that is there already has the MTU of its tunnel.
+        // An existing route has the MTU of its tunnel.
         for prefix in wanted.captures.difference(&self.captures.clone()) {
             self.device.capture(*prefix)?;
             self.captures.insert(*prefix);
@@ -484,7 +487,7 @@ impl HeldDevice {
         Ok(())
     }
 
-    /// Takes away what is not wanted.
+    /// Removes settings that the document does not want.
     fn trim(&mut self, wanted: &Wanted) {
         let device = &self.device;
         for address in self.addresses.extract_if(|address| !wanted.addresses.contains(address)) {

@@ -1,7 +1,7 @@
-//! How a node goes: what it hands to the process after it, and what it waits for.
+//! The shutdown of a node: the handover to a successor, and the drain.
 //!
-//! In: another process that takes over, or none. Out: sockets, devices, and which addresses wait for their owners; then
-//! nothing is accepted any more, and what runs comes to its end or is ended. Until it has closed, all can be taken back.
+//! In: a successor process, or none. Out: sockets, devices and address leases. Then the node accepts nothing, and its
+//! sessions end by themselves or at the drain timeout. Until `close`, a handover can be undone.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ impl Node {
     /// The listening sockets with their labels, for another process.
     ///
     /// # Errors
-    /// No descriptor is left to duplicate them.
+    /// No file descriptor is left to duplicate them.
     pub fn handover(&self) -> std::io::Result<Vec<Handed>> {
         let mut all = Vec::new();
         for (key, sockets) in &self.sockets {
@@ -30,7 +30,7 @@ impl Node {
         for held in self.devices.values().filter(|held| held.is_there()) {
             held.hand_over(&mut all)?;
         }
-        // Written when nothing of it changes any more.
+        // Written once its content is final.
         let resting = Handed::text(RESTING.to_owned(), "")?;
         let kept = resting.fd.try_clone()?;
         *self.resting_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
@@ -38,15 +38,15 @@ impl Node {
         Ok(all)
     }
 
-    /// The process that got what [`Node::handover`] returned is refused: this one goes on as before. Once more when that
-    /// one has ended.
+    /// Undoes [`Node::handover`] because the successor was rejected; this node continues. Called again when that
+    /// process has exited.
     pub fn take_back(&self) {
         self.resting_here.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.take_devices_back();
     }
 
-    /// Accepts no more; what runs goes on. With `handed` another process has the sockets: what
-    /// waits in their queues is its to serve, from the moment at which this is done.
+    /// Stops accepting; sessions continue. With `handed`, a successor has the sockets, and serves their queues from the
+    /// end of this call on.
     pub async fn close(&mut self, handed: bool) {
         self.closed = true;
         if !handed {
@@ -61,18 +61,18 @@ impl Node {
         if handed {
             self.shared.caches.hand_over();
             let custody = self.shared.custody.clone();
-            // Waits for what is being written.
+            // Waits for pending writes.
             let _ = tokio::task::spawn_blocking(move || custody.stop()).await;
         }
         self.sockets.clear();
-        // Only now: who is told to go comes back at once, and another worker would still take it.
+        // The drain comes last: drained clients reconnect at once, and another worker would still accept them.
         self.all_do(|done| Command::Drain { done }).await;
         self.orphans.drain(..).for_each(|orphan| orphan.stop());
         self.bound.clear();
         self.leave_devices();
     }
 
-    /// Waits until no session and no connection is left, and no process before this one that gets packets by it.
+    /// Waits until no session, no connection and no predecessor process that depends on this one is left.
     pub async fn emptied(&self) {
         // Sessions end on other threads; there is no single event to await.
         let mut every = tokio::time::interval(LOOK_AGAIN);
@@ -86,7 +86,7 @@ impl Node {
         }
     }
 
-    /// Ends what is left, and tells how much that was.
+    /// Ends the remaining sessions, and returns their number.
     pub async fn end(mut self) -> usize {
         let left = self.view().open_sessions();
         self.stop().await;

@@ -1,7 +1,7 @@
-//! Sockets of QUIC that came from another process, and that no listener has here.
+//! Inherited QUIC sockets without a listener in this process.
 //!
-//! In: groups that a takeover brought. Out: what comes there is passed on to the connections of the processes before
-//! us, for as long as one of those lives: they read no socket any more. Never: a new connection.
+//! In: socket groups from a takeover. Out: their datagrams, forwarded to connections of predecessor processes while one
+//! of those lives, because predecessors no longer read sockets. Never: a new connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use tokio::task::AbortHandle;
 use super::Node;
 use super::sockets::{Socket, WAY, steer_quic};
 
-/// Whether somebody is left is looked at so often.
+/// The interval of checks for living predecessors.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A group without a listener.
 pub(super) struct Orphan {
     pub(super) label: String,
     pub(super) group: Arc<Group>,
-    /// Set once the process before us reads no more.
+    /// The reading task, once the predecessor has stopped reading.
     reading: Option<AbortHandle>,
 }
 
 impl Node {
-    /// Keeps what no listener took of what another process handed over.
+    /// Adopts the inherited sockets that no listener took.
     pub(super) fn adopt_orphans(&mut self) {
         let is_quic = |label: &String| label.starts_with("quic/") && !label.contains(WAY);
         let labels: Vec<String> = self.inherited.keys().filter(|label| is_quic(label)).cloned().collect();
@@ -38,7 +38,7 @@ impl Node {
         self.inherited.clear();
     }
 
-    /// The process before us has parted.
+    /// Starts reading, because the predecessor has handed over.
     pub(super) fn read_orphans(&mut self) {
         for orphan in self.orphans.iter_mut().filter(|orphan| orphan.reading.is_none()) {
             steer_quic(&orphan.group);
@@ -47,7 +47,7 @@ impl Node {
         }
     }
 
-    /// Forgets those that a listener has now, and those that nobody needs.
+    /// Removes groups that have a listener now, and groups that no predecessor needs.
     pub(super) fn part_with_orphans(&mut self) {
         let sockets = &self.sockets;
         self.orphans.retain(|orphan| {
@@ -62,7 +62,7 @@ impl Node {
 }
 
 impl Orphan {
-    /// Another process reads, or a listener of ours.
+    /// Stops reading, because a successor or a listener reads now.
     pub(super) fn stop(&self) {
         self.reading.iter().for_each(AbortHandle::abort);
     }
@@ -80,7 +80,7 @@ async fn read(group: Arc<Group>) {
         tracing::warn!(%error, "connections of the process before this one will end");
         return;
     }
-    // That a process ends is no event here.
+    // The exit of another process signals no event here.
     let mut look = tokio::time::interval(LOOK);
     while group.has_predecessors() {
         look.tick().await;

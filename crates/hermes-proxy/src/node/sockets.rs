@@ -1,8 +1,7 @@
 //! The listening sockets of a node.
 //!
-//! In: listeners, and sockets of the process before us. Out: a socket a worker for each listener, bound before
-//! anything running was touched, and dealt out so that none is without a reader.
-//! Never: accepts or reads; that is the workers' part.
+//! In: listeners, and sockets of the predecessor. Out: a socket for each listener and worker, bound before anything
+//! running changes, and distributed so that each has a reader. Never: accepting or reading; the workers do that.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -19,8 +18,7 @@ use super::Node;
 use crate::generation::Unready;
 use crate::listener::{BoundSocket, ListeningSocket, Transport};
 
-/// What a socket is for: its protocol and address, and the listener's name where the port is the
-/// system's choice.
+/// The identity of a socket: transport and address, and the listener's name if the system chose the port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SocketKey {
     pub(super) transport: Transport,
@@ -29,7 +27,7 @@ pub(super) struct SocketKey {
 }
 
 impl SocketKey {
-    /// All that a listener has, in the order in which they are bound.
+    /// All sockets of a listener, in the order of binding.
     pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
         Transport::all_of(listener).iter().filter_map(|transport| {
             let bind = listener.bind?;
@@ -41,7 +39,7 @@ impl SocketKey {
         self.transport == Transport::Tcp
     }
 
-    /// In words that another process understands.
+    /// The label in a handover.
     pub(super) fn label(&self) -> String {
         let protocol = match self.transport {
             Transport::Tcp => "tcp",
@@ -56,7 +54,7 @@ impl SocketKey {
     }
 }
 
-/// In words for people.
+/// The form for messages.
 impl fmt::Display for SocketKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let over = match self.transport {
@@ -72,13 +70,13 @@ impl fmt::Display for SocketKey {
 pub(super) enum Socket {
     Tcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
-    /// One of a group, all of which are here or none.
+    /// A reader's slot of a group; a process has all slots or none.
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
 }
 
 impl Socket {
-    /// Not for QUIC, whose sockets are a group.
+    /// Opens a socket. Not for QUIC, whose sockets form a group.
     fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
         Ok(match transport {
             Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
@@ -87,7 +85,7 @@ impl Socket {
         })
     }
 
-    /// Likewise.
+    /// Wraps an inherited socket. Not for QUIC either.
     fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
         match transport {
             Transport::Tcp => Socket::Tcp(fd.into()),
@@ -96,7 +94,7 @@ impl Socket {
         }
     }
 
-    /// A place for each reader of a group.
+    /// A slot for each reader of a group.
     fn all_of(group: &Arc<Group>) -> Vec<Self> {
         (0..=u8::MAX).take(group.len()).map(|slot| Socket::Quic(group.clone(), slot)).collect()
     }
@@ -116,7 +114,7 @@ impl Socket {
         }
     }
 
-    /// The same socket once more, for a worker.
+    /// Duplicates the socket for a worker.
     fn share(&self) -> std::io::Result<BoundSocket> {
         Ok(match self {
             Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
@@ -126,7 +124,7 @@ impl Socket {
         })
     }
 
-    /// Before it closes: flows of a UDP listener go on, each on a socket of its own.
+    /// Prepares the close: flows of a UDP listener continue on sockets of their own.
     pub(super) fn make_way(&self) {
         if let Socket::Udp(socket) = self
             && let Err(error) = udp::let_others_bind(socket)
@@ -135,7 +133,7 @@ impl Socket {
         }
     }
 
-    /// Adds itself to what another process gets: a group whole, with its first place.
+    /// Adds the socket to a handover; the first slot adds its whole group.
     pub(super) fn hand_over(&self, label: &str, all: &mut Vec<Handed>) -> std::io::Result<()> {
         let mut add = |label: String, fd: OwnedFd| all.push(Handed { label, fd });
         match self {
@@ -154,14 +152,13 @@ impl Socket {
     }
 }
 
-/// Ports of the system's choice that are tried before one is taken that may be in use over UDP.
+/// The limit of system-chosen ports to try before one is used that may be in use over UDP.
 const MOST_TRIED: u32 = 16;
-/// Stands between the label of QUIC sockets and the place to which a way leads.
+/// The separator between the label of QUIC sockets and the destination of a forward socket.
 pub(super) const WAY: &str = " to ";
 
 impl Node {
-    /// Forgets sockets that no listener has any more; the workers hold theirs until they have
-    /// served what waits.
+    /// Closes sockets without a listener; the workers keep theirs until they have served the queue.
     pub(super) fn part_with_unused(&mut self) {
         let used: HashSet<&SocketKey> = self.bound.values().chain(&self.held_back).collect();
         let unused: Vec<SocketKey> = self.sockets.keys().filter(|key| !used.contains(key)).cloned().collect();
@@ -183,7 +180,7 @@ impl Node {
     ) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<Unready>> {
         let mut opened = HashMap::new();
         let mut faults = Vec::new();
-        // What may fail comes first: connections come to further sockets of a running listener at once.
+        // Sockets that may fail come first: further sockets of a running listener receive connections at once.
         let is_inherited = |node: &Self, key: &SocketKey| node.inherited.contains_key(&key.label());
         let listeners = snapshot.listeners.iter().enumerate();
         let keys = listeners.flat_map(|(index, listener)| SocketKey::all_of(listener).map(move |key| (index, key)));
@@ -203,7 +200,7 @@ impl Node {
         if faults.is_empty() { Ok(opened) } else { Err(faults) }
     }
 
-    /// A socket a worker (or one for all), those of the process before us first.
+    /// Opens a socket for each worker, or one for all; inherited sockets come first.
     fn open(
         &mut self,
         key: &SocketKey,
@@ -216,7 +213,7 @@ impl Node {
         }
         let inherited = self.inherited.remove(&key.label()).into_iter().flatten();
         let mut sockets: Vec<Socket> = inherited.map(|fd| Socket::from_fd(key.transport, fd)).collect();
-        // The sources of live flows are spread over the UDP sockets that there are: none is added.
+        // Sources of live flows are hashed over the existing UDP sockets, so none is added.
         if !key.is_tcp() && !sockets.is_empty() {
             self.held_back.insert(key.clone());
             return Ok(sockets);
@@ -233,7 +230,7 @@ impl Node {
             let socket = Socket::open(key.transport, address)?;
             let bound = socket.local_addr()?;
             tried += 1;
-            // What HTTP/3 and DNS have beside TCP: a port of the system's choice is to be free there as well.
+            // HTTP/3 and DNS use the same port over UDP, so a system-chosen port must be free there too.
             if key.is_tcp() && address.port() == 0 && tried < MOST_TRIED && udp::probe_unused(bound).is_err() {
                 continue;
             }
@@ -244,7 +241,7 @@ impl Node {
         Ok(sockets)
     }
 
-    /// Is the address free? Where we have it ourselves that is no question.
+    /// Checks that the address is free. Addresses of this node itself are not probed.
     fn probe(&self, key: &SocketKey, address: SocketAddr) -> std::io::Result<()> {
         if address.port() == 0 || self.holds_port(key) || self.parted.contains(key) {
             return Ok(());
@@ -252,8 +249,8 @@ impl Node {
         if key.is_tcp() { tcp::probe_unused(address) } else { udp::probe_unused(address) }
     }
 
-    /// The sockets of a listener's QUIC: those of the process before us and more where there are too few;
-    /// or those at which connections of a listener live that was closed, here or in a process before this one.
+    /// Opens the QUIC sockets of a listener: inherited ones, with more if there are too few. If connections of a closed
+    /// listener live on such sockets, in this process or a predecessor, these are used.
     fn open_group(
         &mut self,
         key: &SocketKey,
@@ -283,7 +280,7 @@ impl Node {
         }
         let group = Group::open(sockets, self.ways_to(&label))?;
         if is_inherited {
-            // Its datagrams, and the choice of who gets them, are another process's until it has parted.
+            // The predecessor receives its datagrams and steers them until it has handed over.
             self.held_back.insert(key.clone());
         } else {
             steer_quic(&group);
@@ -291,7 +288,7 @@ impl Node {
         Ok(Socket::all_of(&group))
     }
 
-    /// How the connections of earlier processes are reached whose sockets have this label.
+    /// The forward sockets to connections of predecessors, for sockets with this label.
     pub(super) fn ways_to(&mut self, label: &str) -> Vec<ForwardSocket> {
         let prefix = format!("{label}{WAY}");
         let (ways, others): (HashMap<_, _>, HashMap<_, _>) =
@@ -301,18 +298,18 @@ impl Node {
         named.map(|(name, fd)| ForwardSocket { reader: name[prefix.len()..].to_owned(), fd }).collect()
     }
 
-    /// Ties the sources of UDP flows to sockets, so that flows that part from them move nobody else.
+    /// Steers the sources of UDP flows to fixed sockets, so that a flow that leaves a socket moves no other one.
     fn steer(&self, key: &SocketKey, sockets: &[Socket]) {
         let Some(Socket::Udp(first)) = sockets.first() else { return };
         if self.parted.contains(key) {
-            // Sockets of flows may stand before ours in the group.
+            // Sockets of flows may precede the listener's in the reuseport group.
             steer::by_kernel(first);
         } else if let Err(error) = steer::by_source(first, sockets.len()) {
             tracing::debug!(%error, "UDP sources are spread by the kernel");
         }
     }
 
-    /// Is a socket of our own on that port? Then a probe of the port would meet ourselves.
+    /// True if this node has a socket on that port; a probe would find that one.
     fn holds_port(&self, key: &SocketKey) -> bool {
         self.sockets.keys().any(|held| held.is_tcp() == key.is_tcp() && held.bind.port() == key.bind.port())
     }
@@ -325,15 +322,15 @@ impl Node {
     }
 }
 
-/// Ties QUIC connections to sockets.
+/// Steers QUIC connections to sockets.
 pub(super) fn steer_quic(group: &Group) {
     if let Err(error) = group.steer() {
         tracing::warn!(%error, "QUIC connections are spread by the kernel: datagrams go from worker to worker");
     }
 }
 
-/// Deals a listener's sockets out to the workers; none is left without a reader, since the kernel
-/// would queue connections on it.
+/// Distributes a listener's sockets over the workers. Each gets a reader, because the kernel queues connections on
+/// every socket.
 pub(super) fn deal(
     sockets: &[Socket],
     name: &Arc<str>,

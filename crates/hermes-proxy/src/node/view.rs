@@ -1,6 +1,6 @@
-//! What can be seen of a running node, from the main thread.
+//! A read-only view of a running node, from the main thread.
 //!
-//! In: questions of the admin endpoint. Out: metrics, the document, sessions. Never: a change.
+//! In: queries of the admin endpoint. Out: metrics, the document, sessions. Never: a change.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::generation::Generation;
 use crate::live::SessionView;
 use crate::worker::{Command, Shared};
 
-/// Sessions that `/sessions` lists at most, of each worker.
+/// The limit of sessions of one worker in `/sessions`.
 const MOST_SESSIONS: usize = 10_000;
 
 /// A view of a running node for the admin endpoint.
@@ -34,29 +34,29 @@ impl NodeView {
         self.shared.metrics.render()
     }
 
-    /// No guarded route dials the admin endpoint.
+    /// Adds the admin endpoint to the addresses that guarded routes must not dial.
     pub(crate) fn guard_admin(&self, address: Option<SocketAddr>) {
         self.shared.guard.admin(address);
     }
 
-    /// The running document with secrets left out, and its generation.
+    /// The running document without its secrets, and its generation.
     pub fn config(&self) -> serde_json::Value {
         let generation = self.current.load();
         let document: serde_json::Value = serde_json::from_str(&generation.snapshot.redacted).unwrap_or_default();
         serde_json::json!({ "generation": generation.number, "document": document })
     }
 
-    /// Sessions under way on all workers.
+    /// Open sessions on all workers.
     pub fn open_sessions(&self) -> usize {
         usize::try_from(self.shared.metrics.sessions_open.get()).unwrap_or_default()
     }
 
-    /// Sessions that ended since the node began, and how many of them failed for a server's or this node's fault.
+    /// The number of sessions that ended since the start, and of those that failed through a server or this node.
     pub fn ended_sessions(&self) -> (u64, u64) {
         (self.shared.metrics.ended.get(), self.shared.metrics.failed.get())
     }
 
-    /// Whether the document says that the node takes none.
+    /// True if the document drains the node.
     pub fn is_draining(&self) -> bool {
         self.current.load().snapshot.draining
     }
@@ -66,7 +66,7 @@ impl NodeView {
         usize::try_from(self.shared.metrics.connections_open.get()).unwrap_or_default()
     }
 
-    /// Every session, up to a bound.
+    /// Every session, up to a limit.
     pub async fn sessions(&self) -> Vec<SessionView> {
         let mut all = Vec::new();
         for worker in &self.workers {

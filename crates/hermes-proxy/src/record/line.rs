@@ -1,7 +1,7 @@
-//! One line of the access log, as JSON.
+//! The line of a session in the access log, as JSON.
 //!
-//! Written by hand instead of by serde: a record a request was a twelfth of a request's time, most
-//! of it in formatting machinery. Strings that come from outside are escaped (RFC 8259, section 7).
+//! Written by hand instead of by serde: with serde, the entry took a twelfth of a request's time, most of it in
+//! formatting machinery. Strings from outside are escaped (RFC 8259, section 7).
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +10,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::headers::write_ipv4;
 use crate::live::Record;
 
-/// The text of the second that was written last: most records share it with the one before.
+/// The text of the last written second, which most entries share with the previous one.
 #[derive(Default)]
 pub(super) struct Clock {
     second: u64,
-    /// Up to and with the point before the fraction.
+    /// The text up to and including the point before the fraction.
     text: Vec<u8>,
 }
 
 impl Clock {
-    /// Writes a time as RFC 3339 has it, in UTC, with milliseconds.
+    /// Writes a time in the format of RFC 3339, in UTC, with milliseconds.
     fn write(&mut self, out: &mut Vec<u8>, time: SystemTime) {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         if self.second != since.as_secs() || self.text.is_empty() {
@@ -37,12 +37,12 @@ impl Clock {
     }
 }
 
-/// Of a number below 1,000.
+/// The digits of a number below 1,000.
 fn three_digits(number: u32) -> [u8; 3] {
     [number / 100, number / 10 % 10, number % 10].map(|digit| b'0' + digit as u8)
 }
 
-/// Appends the line of a record, with its newline.
+/// Appends the line of a session, with its newline.
 pub(super) fn write(out: &mut Vec<u8>, node: &str, clock: &mut Clock, record: &Record<'_>) {
     let facts = record.facts;
     out.extend_from_slice(b"{\"time\":\"");
@@ -83,7 +83,7 @@ pub(super) fn write(out: &mut Vec<u8>, node: &str, clock: &mut Clock, record: &R
         text(out, "reason", &error.to_string());
     }
     out.extend_from_slice(b",\"trace\":\"");
-    // The first 32 digits after the version are the trace's.
+    // The 32 digits after the version are the trace ID.
     out.extend_from_slice(&record.trace.render()[3..35]);
     out.extend_from_slice(b"\"}\n");
 }
@@ -106,7 +106,8 @@ fn text(out: &mut Vec<u8>, name: &str, value: &str) {
     out.push(b'"');
 }
 
-/// JSON's escapes, and those of characters that a terminal would obey, or that turn what is read around.
+/// Escapes as JSON requires, and also control characters that a terminal would execute, or that change the direction of
+/// text.
 fn escape(out: &mut Vec<u8>, value: &str) {
     if value.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\') {
         out.extend_from_slice(value.as_bytes());
@@ -165,7 +166,7 @@ mod tests {
     fn escaped(value: &str) -> String {
         let mut out = Vec::new();
         text(&mut out, "k", value);
-        // As it stands in an object after another member.
+        // The text follows another member of an object.
         let json = format!("{{\"a\":0{}}}", String::from_utf8(out).unwrap());
         serde_json::from_str::<serde_json::Value>(&json).unwrap()["k"].as_str().unwrap().to_owned()
     }

@@ -1,8 +1,8 @@
-//! A node's connection arrives: its neighbour's side.
+//! The accepting side of reverse connections.
 //!
-//! In: a connection over which a node has shown its certificate and offered to serve. Out: a connection
-//! in the pool of the node's name, on the worker that needs one most, for as long as it lives. Only
-//! nodes that an upstream names are taken.
+//! In: a connection over which a node has shown its certificate and offered to serve. Out: a connection in the pool
+//! under the node's name, on the worker that needs one most, until it closes. Only nodes that an upstream names are
+//! accepted.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -20,10 +20,10 @@ use crate::live::{Connection, ConnectionGuard};
 use crate::upstream::pool::{Kept, PoolKey};
 use crate::worker::Worker;
 
-/// From TLS to HTTP: the far end has dialled, and is in no doubt what to say.
+/// The timeout from TLS to HTTP.
 const BEGIN: Duration = Duration::from_secs(5);
 
-/// A connection that has arrived, on its way to its worker.
+/// An accepted connection on its way to its worker.
 pub(crate) struct Arrived {
     carrier: Carrier,
     source: SocketAddr,
@@ -32,7 +32,7 @@ pub(crate) struct Arrived {
     place: Place,
 }
 
-/// Takes a connection that a node offers to serve on.
+/// Accepts a connection that a node offers to serve on.
 pub(crate) fn take(worker: &Rc<Worker>, listener: &Arc<Listener>, trust: &Trust, source: SocketAddr, carrier: Carrier) {
     let node = trust.peer().and_then(|peer| peer.node.clone());
     let presence = match named(worker, node.as_ref()) {
@@ -51,12 +51,12 @@ pub(crate) fn take(worker: &Rc<Worker>, listener: &Arc<Listener>, trust: &Trust,
     if to == worker.number {
         adopt(worker, arrived);
     } else if !worker.shared.pass_on(to, arrived) {
-        // Closed: the node dials again.
+        // The connection closes; the node dials again.
         worker.shared.metrics.limit("reverse-connections");
     }
 }
 
-/// The node, where this node's document has a use for it.
+/// The node, if an upstream of the running document names it.
 fn named(worker: &Worker, node: Option<&Arc<str>>) -> Result<Arc<Presence>, String> {
     let Some(node) = node else {
         return Err("a client that is no node offers to serve; its certificate has no URI .../node/NAME".to_owned());
@@ -66,7 +66,7 @@ fn named(worker: &Worker, node: Option<&Arc<str>>) -> Result<Arc<Presence>, Stri
     })
 }
 
-/// Has a connection, from now to its end.
+/// Runs a connection on this worker until it closes.
 pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
     let taken = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source, &arrived.trust);
     let Some(guard) = taken else { return };
@@ -75,7 +75,7 @@ pub(crate) fn adopt(worker: &Rc<Worker>, arrived: Arrived) {
         let presence = arrived.place.presence.clone();
         let connection = guard.connection.clone();
         let _ = connection.trust.set(arrived.trust.clone());
-        // It is nobody's request, and waits for none.
+        // The connection carries no client's request, so the idle timeout must not end it.
         connection.enter(&here);
         tokio::select! {
             biased;
@@ -97,11 +97,11 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
     let (kept, drive, pulse) = match carrier {
         Carrier::Tcp(mut io) => {
             let fault = |error| Error::Connect { peer: presence.node.clone(), source: Arc::new(error) };
-            // It may have been accepted on another thread.
+            // The socket may have been accepted on another thread.
             io.rehome().map_err(fault)?;
             pool.keep_h2(worker, presence, &listener, io, BEGIN).await?
         }
-        // QUIC's own part stays with the socket, on the worker that accepted it.
+        // The QUIC endpoint stays with its socket, on the worker that accepted it.
         Carrier::Quic(quic) => pool.keep_h3(worker, presence, &listener, quic, BEGIN).await?,
     };
     tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
@@ -109,16 +109,16 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
     let calls = async {
         if let Err(error) = say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
         {
-            // Whoever answers PING and no call would have its place for good, and no session be served there.
+            // A peer that answers PING but no call would occupy its assignment forever and serve no session.
             return error;
         }
         tokio::select! {
             _ = connection.drain.wait() => {}
-            // It takes requests until its successor is there, which will be on the worker that has none.
+            // The connection takes requests until its replacement arrives, on the worker that has none.
             () = presence.leaving.has_told(number) => {}
         }
-        // What runs on it may last: the node shall not wait for its end to dial whoever comes after us. That it is not
-        // heard the connection's end tells.
+        // Sessions on it may last. The node should dial the replacement before they end. If the call is not received,
+        // the end of the connection tells the node.
         let _ = say(&kept, Call::Leaving).await;
         connection.drain.wait().await;
         kept.retire();
@@ -128,21 +128,21 @@ async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, arrived: Arrive
         () = drive => {}
         () = kept.listen(pulse, source.ip(), &place) => {}
         error = calls => return Err(error),
-        // Its sessions are told at once, and those that may begin again do so on another one.
+        // The node gave it up. Its sessions end at once; those that can start again do so on another connection.
         () = presence.gone.has_told(number) => {}
     }
     tracing::info!(node = %presence.node, %source, "a connection that a node kept is over");
     Ok(())
 }
 
-/// What the health of a node is asked for, by way of its connection.
+/// A health check of a node through its reverse connection.
 pub(crate) struct Question {
     pub(crate) presence: Arc<Presence>,
     pub(crate) path: String,
     pub(crate) reply: oneshot::Sender<Result<StatusCode, String>>,
 }
 
-/// Asks. Ends with whoever asks.
+/// Runs the health check. It stops when the requester drops the reply.
 pub(crate) fn ask(worker: &Rc<Worker>, question: Question) {
     let here = worker.clone();
     worker.spawn(async move {
@@ -156,7 +156,7 @@ pub(crate) fn ask(worker: &Rc<Worker>, question: Question) {
     });
 }
 
-/// Calls the node.
+/// Sends a call to the node.
 async fn say(kept: &Kept, call: Call) -> Result<(), Error> {
     let node = &kept.presence.node;
     let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;

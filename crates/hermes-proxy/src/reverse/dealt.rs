@@ -1,9 +1,9 @@
-//! Which worker has which of the connections that a node keeps to us.
+//! The assignment of a node's reverse connections to workers.
 //!
-//! In: connections as they come and go, by their numbers. Out: the worker that needs a new one most; and, where one
-//! worker is left with none while another has several, the one of those that is to go over to it. Never: a connection.
+//! In: connections that open and close, by number. Out: the worker that needs a new one most. If a worker has none left
+//! while another has several, the connection that should move to it. Never: a connection itself.
 
-/// The numbers that are here, by worker, the oldest first.
+/// The assigned numbers by worker, the oldest first.
 #[derive(Default)]
 pub(super) struct Dealt {
     last: u64,
@@ -15,8 +15,8 @@ impl Dealt {
         Self { last, ..Self::default() }
     }
 
-    /// The worker that needs a connection most: one without, or that whose newest is the oldest. `here` where all are
-    /// alike. Also the connection's number.
+    /// Assigns a connection: to a worker without one, else to the worker whose newest is the oldest; `here` among
+    /// equals. Returns the worker and the connection's number.
     pub(super) fn deal(&mut self, here: usize, workers: usize) -> (usize, u64) {
         self.held.resize_with(workers, Vec::new);
         self.last += 1;
@@ -29,9 +29,9 @@ impl Dealt {
         (worker, self.last)
     }
 
-    /// A connection with this number is gone from this worker, or takes no further request. Returns the one that is to
-    /// leave where it is, so that its successor is dealt to the worker: the oldest of those beside which there is a
-    /// newer one. It no longer counts here.
+    /// Releases a connection that closed or takes no further request. If that leaves the worker without one, returns
+    /// the connection that should leave its worker, so that its replacement is assigned here. That is the oldest one
+    /// that is not alone on its worker. It no longer counts as assigned.
     pub(super) fn undeal(&mut self, worker: usize, number: u64) -> Option<u64> {
         let held = self.held.get_mut(worker)?;
         let before = held.len();
@@ -43,7 +43,7 @@ impl Dealt {
         Some(surplus.remove(0))
     }
 
-    /// The worker that was given a connection last, of those that still have it.
+    /// The worker that received the newest connection that is still assigned.
     pub(super) fn latest(&self) -> Option<usize> {
         let newest = self.held.iter().enumerate().filter_map(|(worker, held)| Some((*held.last()?, worker)));
         newest.max().map(|(_, worker)| worker)
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(dealt.latest(), Some(0));
     }
 
-    /// As where the same one is dialled anew time and again: it does not always come back to where it was.
+    /// A connection that is dialled again may be assigned to another worker, which can leave one with none.
     #[test]
     fn a_worker_that_is_left_with_none_gets_one_of_another_that_has_several() {
         let mut dealt = Dealt::default();

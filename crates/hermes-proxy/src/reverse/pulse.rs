@@ -1,8 +1,8 @@
-//! Whether the far end of a connection is still there.
+//! The keepalive of a connection: whether its peer is reachable.
 //!
-//! In: how much was heard on it, and time. Out: a verdict; over HTTP/2 PING where it is quiet. A path
-//! that a NAT has forgotten, or an address that is gone, says nothing at all: silence is all there is
-//! to see. Never: an end; that is the caller's.
+//! In: the number of reads, and time. Out: a verdict; over HTTP/2 a PING when the connection is quiet. A NAT that
+//! dropped its mapping, or an address that no longer exists, sends no error: silence is the only symptom. Never:
+//! closing the connection; the caller does that.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,34 +15,34 @@ use hermes_net::quic;
 use hermes_net::tcp::{Acknowledged, Acks};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Silence after which the first of a node's connections to an endpoint asks where they are in use. Where a router has
-/// another address all at once nothing tells: the far end's flows come to nobody, and make the node send nothing. So it
-/// asks often enough for what is promised within a second, but on one connection for all to that endpoint, however many
-/// that wants, and only where nothing else is heard: five small exchanges a second. Where it is not answered, the others
-/// ask too.
+/// The probe interval of the first connection to an endpoint, while the connections to it are in use. A NAT's address
+/// change is signalled to neither side: flows from the peer get lost, and nothing makes the node send. The interval
+/// suits a promise of one second. Only one connection to an endpoint probes so often, however many there are, and only
+/// if it receives nothing else: five small exchanges a second. If it gets no answer, the others probe too.
 pub(super) const USED: Duration = Duration::from_millis(200);
-/// Silence after which any asks, in use or not.
+/// The probe interval of every connection, in use or not.
 pub(super) const UNUSED: Duration = Duration::from_secs(1);
-/// Silence after which the far end asks: the node does sooner, so that one exchange serves both.
+/// The probe interval of the accepting side. The dialling side's is shorter, so that one exchange serves both.
 pub(crate) const FAR_END: Duration = Duration::from_millis(1500);
-/// So long, and three round trips, an acknowledgement takes at most, though the packet is lost: it is sent again two
-/// round trips and 200 ms later (RFC 8985, section 7.2, with Linux's shortest timeout), and answered one later. Then
-/// another connection is dialled beside it. That a path is dark for a moment cuts nothing off: what is lost is sent again.
+/// The limit for an acknowledgement, plus three round trips, even if the packet is lost. It is retransmitted after two
+/// round trips and 200 ms (RFC 8985, section 7.2, with Linux's minimum timeout), and acknowledged one later. After
+/// that, a second connection is dialled. A short outage closes nothing: lost bytes are retransmitted.
 const ANSWER: Duration = Duration::from_millis(250);
 const ROUND_TRIPS: u32 = 3;
-/// While an answer is owed it is looked for so often.
+/// The poll interval for the answer to a probe.
 const LOOK: Duration = Duration::from_millis(25);
-/// So long, and two round trips, it takes where nothing is lost.
+/// The limit for an acknowledgement, plus two round trips, if nothing is lost.
 const SOON: Duration = LOOK.saturating_mul(2);
-/// Where the node comes from another address than before, its router has forgotten what it had: what is there from
-/// before has to be heard within this and three round trips, and its kernel as soon as any answer has to come.
+/// The limit for old connections after the node appeared at another address, plus three round trips: its NAT has
+/// dropped their mappings. Their kernel must acknowledge as soon as any answer is due.
 const DOUBT: Duration = Duration::from_millis(500);
-/// Silence after which nothing new is entrusted to it, though its kernel acknowledges: an answer takes no such time.
+/// The silence after which a connection takes no new request, even if the kernel acknowledges: no answer takes that
+/// long.
 const SILENT: Duration = Duration::from_secs(2);
-/// Silence after which it is over. Until then what is on it may recover.
+/// The silence after which a connection is closed. Until then its streams may recover.
 pub(super) const DEAD: Duration = Duration::from_secs(10);
 
-/// What the silence says.
+/// The verdict on a silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beat {
     Strong,
@@ -50,25 +50,25 @@ pub(crate) enum Beat {
     Dead,
 }
 
-/// What makes the far end answer.
+/// The means to make the peer answer.
 pub(crate) enum Probe {
     Ping(PingPong),
-    /// Of QUIC, which sends again what is lost.
+    /// A QUIC connection, which retransmits by itself.
     Quic(quic::Connection),
-    /// Answered once this is set.
+    /// A probe of tests, answered once this is set.
     #[cfg(test)]
     Given(std::rc::Rc<std::cell::Cell<bool>>),
 }
 
 impl Probe {
-    /// True where an answer is owed that [`Self::is_answered`] sees.
+    /// Sends a probe. True if [`Self::is_answered`] will see its answer.
     fn ask(&mut self) -> bool {
         match self {
-            // One that is over takes none, and that is seen elsewhere; nor one where an answer is missing to which other
-            // words came before.
+            // Sending fails if the connection closed, which is noticed elsewhere, or if an earlier PING is unanswered
+            // although other frames came.
             Probe::Ping(ping) => ping.send_ping(Ping::opaque()).is_ok(),
             Probe::Quic(connection) => {
-                // A stream of a type that says nothing (RFC 9114, section 6.2.3): quinn sends no PING on demand.
+                // A stream of a reserved type (RFC 9114, section 6.2.3), because quinn sends no PING on demand.
                 if let Some(Ok(mut stream)) = connection.open_uni().now_or_never() {
                     let _ = stream.write(&RESERVED).now_or_never();
                     let _ = stream.finish();
@@ -80,17 +80,17 @@ impl Probe {
         }
     }
 
-    /// Answers to it are seen.
+    /// True if answers to the probe are visible.
     fn sees_answers(&self) -> bool {
         !matches!(self, Probe::Quic(_))
     }
 
-    /// QUIC asks of itself where it is not in use.
+    /// True if a probe is needed: an unused QUIC connection has keepalives of its own.
     fn is_to_ask(&self, after: Duration) -> bool {
         self.sees_answers() || after < UNUSED
     }
 
-    /// Wakes when it is.
+    /// True if the probe was answered. Registers the waker.
     fn is_answered(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Probe::Ping(ping) => ping.poll_pong(cx).is_ready(),
@@ -101,33 +101,33 @@ impl Probe {
     }
 }
 
-/// What is acknowledged, where that can be known.
+/// The acknowledgement counters, if the transport shows them.
 type Look = Box<dyn Fn() -> Option<Acknowledged>>;
 
-/// The first of the reserved types.
+/// The first reserved stream type.
 const RESERVED: [u8; 1] = [0x21];
 
-/// Listens to one connection.
+/// The keepalive of one connection.
 pub(crate) struct Pulse {
-    /// `None`: another layer asks.
+    /// `None`: another layer probes.
     probe: Option<Probe>,
-    /// Whether what we send is acknowledged. PING alone would not tell a dark path from one that is slow, where its
-    /// answer is behind all that is sent.
+    /// The acknowledgements of sent bytes. PING alone does not distinguish a dead path from a slow one, on which its
+    /// answer queues after all other data.
     look: Option<Look>,
-    /// It asks after so much silence.
+    /// The silence after which it probes.
     after: Duration,
     asks_now: bool,
     asked_at: Option<Instant>,
     alarm: Pin<Box<Sleep>>,
     heard: u64,
     heard_at: Instant,
-    /// It is in doubt: until then it has to be heard.
+    /// The path is suspected: the connection must receive something by then.
     doubted_until: Option<Instant>,
-    /// And the node comes from elsewhere by now.
+    /// The node has appeared at another address meanwhile.
     is_elsewhere: bool,
-    /// As of the last look: the answer is later than where nothing is lost.
+    /// At the last look, the acknowledgement was later than without loss.
     is_late: bool,
-    /// Not even its kernel has answered though it could have by then.
+    /// At the last look, not even the kernel had acknowledged in time.
     is_unanswered: bool,
 }
 
@@ -149,7 +149,7 @@ impl Pulse {
         }
     }
 
-    /// From now on it asks after so much silence.
+    /// Sets the silence after which it probes.
     pub(super) fn ask_after(&mut self, silence: Duration) {
         if silence < std::mem::replace(&mut self.after, silence) {
             let at = self.alarm.deadline().min(Instant::now() + silence);
@@ -157,12 +157,12 @@ impl Pulse {
         }
     }
 
-    /// Nothing was heard for too long, as far as was looked.
+    /// True if nothing was received for too long.
     pub(crate) fn is_silent(&self) -> bool {
         self.heard_at.elapsed() >= SILENT
     }
 
-    /// The answer is later than where nothing is lost.
+    /// True if the acknowledgement is later than without loss.
     pub(super) fn is_late(&self) -> bool {
         self.is_late
     }
@@ -171,7 +171,7 @@ impl Pulse {
         self.look.as_ref()?()
     }
 
-    /// Looks whether what was asked is acknowledged.
+    /// Checks whether the probe is acknowledged.
     fn look_for_answer(&mut self) {
         (self.is_late, self.is_unanswered) = (false, false);
         let Some(asked_at) = self.asked_at else { return };
@@ -185,24 +185,24 @@ impl Pulse {
                 self.is_late = owed_for >= SOON + 2 * rtt;
                 self.is_unanswered = owed_for >= ANSWER + ROUND_TRIPS * rtt;
             }
-            // It is there, whether or not it answers PING.
+            // The peer is alive, whether or not it answers PING.
             None if is_heard => self.asked_at = None,
             None => {}
         }
     }
 
-    /// Asks, however little silence there was.
+    /// Probes at once, whatever the silence.
     pub(super) fn ask(&mut self) {
         self.asks_now = true;
         self.alarm.as_mut().reset(Instant::now());
     }
 
-    /// There is another one that may have taken its place: it has to show soon that it is alive.
+    /// Suspects the path, because a newer connection may have replaced this one: it must receive something soon.
     pub(crate) fn doubt(&mut self, comes_from_elsewhere: bool) {
         let within = match self.probe.as_ref().is_some_and(Probe::sees_answers) {
             true if comes_from_elsewhere => DOUBT,
             true => SILENT,
-            // QUIC asks of itself, once a second; the far end that has moved says so at once.
+            // QUIC sends keepalives once a second, and a peer that moved sends at once.
             false => 3 * DOUBT,
         };
         self.is_elsewhere |= comes_from_elsewhere;
@@ -212,12 +212,12 @@ impl Pulse {
         self.ask();
     }
 
-    /// The connection is over: its socket closes.
+    /// Stops the keepalive, so that the socket of a closed connection can close.
     pub(super) fn end(&mut self) {
         (self.probe, self.look) = (None, None);
     }
 
-    /// What is known now; wakes when there is something to look at. `heard` counts up with whatever is heard.
+    /// Returns the verdict, and wakes at the next check. `heard` counts all reads.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, heard: u64) -> Beat {
         if std::mem::replace(&mut self.heard, heard) != heard {
             self.heard_at = Instant::now();
@@ -237,7 +237,7 @@ impl Pulse {
                 && self.asked_at.is_none()
                 && (asks_now || (is_quiet && probe.is_to_ask(self.after)))
             {
-                // An answer that nobody waited for any more makes place for another.
+                // Taking an answer that is no longer awaited makes room for the next PING.
                 let _: bool = probe.is_answered(cx);
                 self.asked_at = probe.ask().then_some(now);
                 let _: bool = probe.is_answered(cx);
@@ -268,11 +268,11 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(300);
 
-    /// A connection whose far end is as a test says.
+    /// A connection whose peer behaves as the test sets.
     struct Given {
         pulse: Pulse,
         answers: Rc<Cell<bool>>,
-        /// Since when something is owed.
+        /// The time since which bytes are unacknowledged.
         owed_since: Rc<Cell<Option<Instant>>>,
         looks: Rc<Cell<u32>>,
         heard: u64,
@@ -297,7 +297,7 @@ mod tests {
             Self { pulse, answers, owed_since, looks, heard: 0, began: Instant::now() }
         }
 
-        /// When it is so first, since it began; `None`: not within this.
+        /// The time from the start until the condition holds; `None` if it does not within this time.
         async fn becomes(&mut self, within: Duration, is_so: impl Fn(&Pulse, Beat) -> bool) -> Option<Duration> {
             let becomes = std::future::poll_fn(|cx| {
                 let beat = self.pulse.poll(cx, self.heard);
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// `time`, as far as a look every so often tells, and a clock of milliseconds.
+    /// True if the found time equals `time`, within the poll interval.
     fn is_about(found: Option<Duration>, time: Duration) -> bool {
         found.is_some_and(|found| found >= time && found <= time + 2 * LOOK)
     }
@@ -334,7 +334,7 @@ mod tests {
             let changed = given.becomes(DEAD, |_, beat| beat != Beat::Strong).await;
             assert!(is_about(changed, ANSWER + ROUND_TRIPS * RTT), "{changed:?}");
             assert!(given.becomes(LOOK, |_, beat| beat == verdict).await.is_some());
-            // A word mends it.
+            // Any received byte clears the suspicion.
             given.heard = 1;
             assert!(given.becomes(LOOK, |pulse, beat| beat == Beat::Strong && !pulse.is_late()).await.is_some());
         }

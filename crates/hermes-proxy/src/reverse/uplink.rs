@@ -1,9 +1,9 @@
-//! Connections that this node keeps to those who cannot dial it.
+//! The dialling side of reverse connections.
 //!
-//! In: listeners with `dial`. Out: to each endpoint of their upstream as many connections as it has
-//! workers, dealt out to ours; on each the listener's sessions are served. What is lost is dialled again,
-//! at once at first, and at once where the network changes; the old connection stays until the new one
-//! is there. Never: a claim to be somebody; the certificate says who we are.
+//! In: listeners with `dial`. Out: to each endpoint of their upstream, as many connections as it has workers,
+//! distributed over the workers of this node; each serves the listener's sessions. A lost connection is dialled again:
+//! at once at first, with a backoff later, and at once after a network change. The old connection stays until the new
+//! one is accepted. Never: a claim of identity beyond the certificate.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,43 +30,44 @@ use crate::upstream::connect::{Destination, connect};
 use crate::upstream::{ClientTls, Target, UpstreamState, pool};
 use crate::worker::Worker;
 
-/// Endpoints of one listener's upstream that connections are kept to; more are counted as a limit.
+/// The limit of endpoints of one listener's upstream; more count as a limit in the metrics.
 const MOST_ENDPOINTS: usize = 16;
-/// For a new connection: dial and TLS; and then again, until the far end has taken it.
+/// The timeout for the dial and TLS, and then again until the peer accepts the connection.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Before TCP is tried instead: many networks let no UDP through.
+/// The timeout after which TCP is tried: many networks block UDP.
 const QUIC_WITHIN: Duration = Duration::from_secs(3);
-/// A connection that lasted so long was a good one: what comes after it is tried at once, so often in a row.
+/// A connection that lasted this long was good: its replacement is dialled without a pause, up to this many times in a
+/// row.
 const STEADY: Duration = Duration::from_secs(1);
 const AT_ONCE: u32 = 8;
-/// One that lasted so long makes up for all before it.
+/// A connection that lasted this long resets the count of losses.
 const LASTING: Duration = Duration::from_secs(30);
-/// A dial that is under way when the network changes has so long to come to its end, and is begun anew then.
+/// The time for a dial in progress after a network change; then the dial starts again.
 const STALLS: Duration = Duration::from_millis(300);
 const MOST_ANEW: usize = 3;
-/// The pause after the first failure; it doubles up to the longest.
+/// The pause after the first failure; it doubles up to the longest one.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What a worker keeps, by listener.
+/// The dialling listeners of a worker.
 #[derive(Default)]
 pub(crate) struct Uplinks(RefCell<HashMap<Arc<str>, Uplink>>);
 
-/// One listener that dials.
+/// A listener that dials.
 struct Uplink {
     upstream: u64,
-    /// Those who dial stop with it.
+    /// Dropping the sender stops the dialling tasks.
     _stop: watch::Sender<()>,
 }
 
 impl Uplinks {
-    /// Dials no more; what runs goes on.
+    /// Stops dialling; open connections continue.
     pub(crate) fn stop_all(&self) {
         self.0.borrow_mut().clear();
     }
 }
 
-/// Does what the running document says: begins, ends, and begins anew where the upstream changed.
+/// Follows the running document: starts and stops listeners that dial, and restarts them if their upstream changed.
 pub(crate) fn follow(worker: &Rc<Worker>) {
     if worker.is_draining() {
         return;
@@ -82,7 +83,7 @@ pub(crate) fn follow(worker: &Rc<Worker>) {
     running.retain(|name, uplink| {
         let stays = wanted.get(name).is_some_and(|upstream| upstream.id == uplink.upstream);
         if !stays {
-            // Dropping the sender stops what dials; what runs may finish.
+            // Dropping the sender stops dialling; open connections drain.
             worker.live.drain_listener(worker, name);
         }
         stays
@@ -122,9 +123,9 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
     Uplink { upstream: upstream.id, _stop: stop }
 }
 
-/// As the upstream has it, for a connection on which we serve. QUIC asks of itself after `UNUSED`, in use or not.
+/// The upstream's TLS, with the ALPN of reverse connections. QUIC sends keepalives after `UNUSED`, in use or not.
 fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
-    // `check` knows that there is one.
+    // `check` ensures TLS.
     let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
     let over_tcp = ClientTls { config: tls::with_alpn(&tls.config, ALPN), ..tls.clone() };
     if upstream.config.protocol != UpstreamProtocol::H3 {
@@ -135,7 +136,7 @@ fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error>
     Ok(ClientTls { quic: Some(quic.map_err(|error| Error::Internal(error.to_string()))?), ..over_tcp })
 }
 
-/// Keeps connections to one endpoint.
+/// The dialler of connections to one endpoint.
 #[derive(Clone)]
 struct Keeper {
     worker: Rc<Worker>,
@@ -144,16 +145,16 @@ struct Keeper {
     index: usize,
     bundle: Bundle,
     tls: ClientTls,
-    /// Its sender is gone where this is to stop.
+    /// Closed when dialling should stop: the sender was dropped.
     stop: watch::Receiver<()>,
 }
 
-/// How often one was lost, or not to be had, since all was well.
+/// The losses and failed dials since the last lasting connection.
 #[derive(Default)]
 struct Losses {
-    /// For which the next one waits.
+    /// Failures that delay the next dial.
     failures: u32,
-    /// For which none had to.
+    /// Losses that did not delay the next dial.
     at_once: u32,
 }
 
@@ -162,7 +163,7 @@ impl Losses {
         self.failures += 1;
     }
 
-    /// Whoever ends connections one after the other is not dialled on and on without a pause.
+    /// Counts a loss. A peer that closes every connection is not dialled without pauses.
     fn lost(&mut self, why: MovesOn, lasted: Duration) {
         if why == MovesOn::Moved || lasted >= LASTING {
             *self = Self::default();
@@ -174,29 +175,29 @@ impl Losses {
     }
 }
 
-/// A connection that was made.
+/// An established connection.
 struct Dialled {
     connection: Rc<Connection>,
     line: Rc<Line>,
     local: IpAddr,
     remote: SocketAddr,
-    /// It may follow us to another address.
+    /// QUIC may migrate it to another address.
     is_quic: bool,
     since: Instant,
-    /// Its successor tells the far end that it is dead.
+    /// The replacement reports it to the peer as dead.
     is_given_up: bool,
 }
 
 impl Dialled {
-    /// Nothing comes over it any more: it is over, its address is not ours, or its path has forgotten it. The far end
-    /// may not know, and have flows on it that wait.
+    /// True if nothing can arrive on it: it closed, its local address was removed, or its path is dead. The peer may
+    /// not know, and may have waiting flows on it.
     fn is_dead(&self) -> bool {
         self.line.is_dead() || (!self.is_quic && !host::is_at(self.local))
     }
 }
 
 impl Keeper {
-    /// Keeps this worker's share of them: those whose number, divided by the workers, leaves its own.
+    /// Maintains this worker's share: the connections whose number modulo the number of workers is its own.
     async fn keep(mut self) {
         let mut wanted = self.bundle.wanted();
         let (first, step) = (self.worker.number, self.worker.shared.workers.max(1));
@@ -233,7 +234,7 @@ impl Keeper {
                     Ok(dialled) => {
                         is_told = false;
                         tracing::info!(listener = %self.listener, endpoint = %self.label(), "a connection is kept");
-                        // Make before break: those before finish what they have, where they can.
+                        // Make before break: earlier connections finish their sessions if they can.
                         for old in before.drain(..) {
                             if old.is_given_up {
                                 old.connection.kill.set("its path is gone, and another connection has taken its place");
@@ -267,13 +268,14 @@ impl Keeper {
         self.upstream.endpoints[self.index].label.clone()
     }
 
-    /// Half of it by chance: nodes that lost their neighbour together do not come back together.
+    /// Pauses before the next dial. Half of the pause is random, so that nodes that lost the same neighbour do not
+    /// return together.
     async fn pause(&self, failures: u32, network: &mut watch::Receiver<()>) {
         network.mark_unchanged();
         let Some(doublings) = failures.checked_sub(1) else { return };
         let ceiling = PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
         let part = (self.worker.random().1 >> 11) as f64 / (1_u64 << 53) as f64;
-        // Another network may lead there: at once, then.
+        // A network change ends the pause, because the new network may reach the peer.
         let _ = tokio::time::timeout(ceiling.mul_f64(0.5 + part / 2.0), network.changed()).await;
     }
 
@@ -289,7 +291,7 @@ impl Keeper {
         let mut anew = 0..MOST_ANEW;
         let carrier = loop {
             let stalls = async {
-                // While the network changes a first packet is easily lost, and by TCP missed a second later only.
+                // During a network change a first packet is easily lost, and TCP retransmits it only after a second.
                 if anew.next().is_some() && network.changed().await.is_ok() {
                     tokio::time::sleep(STALLS).await;
                 } else {
@@ -309,7 +311,7 @@ impl Keeper {
                 (remote, host::source_towards(remote).map_err(fault)?)
             }
         };
-        // Judged once: what the far end is told is what happens here.
+        // Evaluated once, so that the report to the peer matches the action here.
         before.iter_mut().for_each(|old| old.is_given_up = old.is_dead());
         let given_up = before.iter().filter(|old| old.is_given_up).filter_map(|old| old.line.number.get()).collect();
         let acks = match &carrier {
@@ -318,8 +320,8 @@ impl Keeper {
         };
         let line = Rc::new(Line::new(self.bundle.clone(), number == 0, acks, given_up));
         let dialled = self.serve(carrier, local, remote, line).map_err(fault)?;
-        // TLS is done before the far end has judged our certificate, and who we are: its first call says that it
-        // has taken us.
+        // TLS completes before the peer has verified the certificate of this node; its first call shows that it
+        // accepted the connection.
         let judged = async {
             tokio::select! {
                 _ = dialled.line.number.wait() => None,
@@ -335,7 +337,7 @@ impl Keeper {
             }
             Err(_) => "it took the connection and did not call in time: it may be overloaded",
         };
-        // Nobody keeps it any more.
+        // No task keeps the connection from now on.
         dialled.connection.kill.set(why);
         Err(fault(std::io::Error::other(why)))
     }
@@ -349,14 +351,14 @@ impl Keeper {
             Ok(Err(error)) => error,
             Err(_) => Error::ConnectTimeout { peer: self.label(), missing: NO_CONNECTION, after: QUIC_WITHIN },
         };
-        // Where nobody answers over TCP either, that is what is told.
+        // If TCP fails too, the error of QUIC is reported.
         let Ok(io) = connect(&self.worker, to, WITHIN).await else { return Err(error) };
         self.worker.shared.metrics.quic_fallbacks.inc();
         tracing::info!(listener = %self.listener, endpoint = %self.label(), %error, "QUIC does not get through; over HTTP/2");
         Ok(Carrier::Tcp(io))
     }
 
-    /// Serves the listener's sessions on it.
+    /// Serves the listener's sessions on the connection.
     fn serve(&self, carrier: Carrier, local: IpAddr, remote: SocketAddr, line: Rc<Line>) -> std::io::Result<Dialled> {
         let generation = self.worker.generation();
         let gone = || std::io::Error::other("its listener is gone");
@@ -398,7 +400,7 @@ impl Keeper {
     }
 }
 
-/// Waits until another connection is to take the place of this one.
+/// Waits until the connection must be replaced.
 async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: &mut watch::Receiver<()>) -> MovesOn {
     loop {
         tokio::select! {
@@ -406,7 +408,7 @@ async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: 
             Ok(()) = doubts.changed() => dialled.line.ask(),
             changed = network.changed() => {
                 let from = host::source_towards(dialled.remote);
-                // Where no way leads there any more, the next change will tell of one that does.
+                // Without any route to the peer, nothing is dialled; the next network change may bring one.
                 if changed.is_err() || from.is_ok_and(|from| from != dialled.local) {
                     return MovesOn::Moved;
                 }

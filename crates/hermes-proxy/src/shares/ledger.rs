@@ -1,7 +1,7 @@
 //! Max-min fairness of a bounded table: each owner's number of entries, and which owner yields to which.
 //!
 //! In: owners that take an entry or return one, and the table's bound. Out: whether an owner may have one more, and
-//! whose entries are to be displaced for it. Pure: no clock, no lock, no entry.
+//! whose entries it displaces. Pure: no clock, no lock, no entry.
 //!
 //! A full table takes from the owner that has most, as long as that leaves this owner no less than the newcomer has. An
 //! entry that has to be displaced no longer counts for its owner, although closing it may take a moment: the owner owes
@@ -55,8 +55,9 @@ impl Owner {
         Self { is_peer: trust.is_believed(), client }
     }
 
-    /// The client of a session: its user, the node that it came by, or its address. A session without a user over a
-    /// connection with a certificate of the overlay is its holder's own; users and addresses have no precedence.
+    /// The client of a session: its user, the node that it came by, or its address. A session without a user, over a
+    /// connection with a certificate of the overlay, belongs to the holder of the certificate. Users and addresses have
+    /// no precedence.
     pub(crate) fn of_session(facts: &Facts) -> Self {
         let Self { client, .. } = Self::of_connection(&facts.trust, facts.source.ip());
         match &facts.user {

@@ -1,7 +1,7 @@
-//! A request's stream, of HTTP/2 or HTTP/3: its head is sent, its answer is awaited.
+//! A request on an HTTP/2 or HTTP/3 stream: its head is sent, its response is awaited.
 //!
-//! In: a place on a shared connection and a head. Out: the sending half for the body, and the answer:
-//! interim responses, then the final one with the receiving half. Never: a body.
+//! In: a lease of a shared connection, and a head. Out: the sending half for the body, and the response: interim
+//! responses, then the final one with the receiving half. Never: a body.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::h3::fields::{self, Bounds};
 use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Lease, Speaks};
 use crate::worker::Worker;
 
-/// An answer that is awaited.
+/// A response that is awaited.
 pub(crate) enum Answer {
     H2 {
         response: ::h2::client::ResponseFuture,
@@ -29,17 +29,17 @@ pub(crate) enum Answer {
     H3(Option<Box<h3::Receiver>>),
 }
 
-/// What comes of it.
+/// A head of the response.
 pub(crate) enum Head {
-    /// More is to come.
+    /// An interim response; more heads follow.
     Interim(Response<()>),
     Final(Response<Receiver>),
 }
 
-/// Sends a head on a new stream; `ends` where there is no body.
+/// Sends a head on a new stream; `ends` if there is no body.
 ///
 /// # Errors
-/// Nothing was sent: the connection takes no stream any more, or its peer no head as large.
+/// The connection takes no further stream, or its peer no head of this size. Nothing was sent.
 pub(crate) async fn ask(
     worker: &Rc<Worker>,
     lease: &Lease,
@@ -64,7 +64,7 @@ pub(crate) async fn ask(
             send.send_head(fields::put_request(&request.into_parts().0), ends)?;
             match std::future::poll_fn(|cx| send.poll_settled(cx)).await {
                 Err(error) if error.is_of_connection => return Err(error),
-                // Who reads no more of it has answered, or the answer's end says why.
+                // A peer that stops reading the request has answered, or the end of its response says why.
                 Ok(()) | Err(_) => {}
             }
             Ok((Answer::H3(Some(Box::new(recv))), Sender::H3(Box::new(send))))
@@ -73,7 +73,8 @@ pub(crate) async fn ask(
 }
 
 impl Answer {
-    /// The datagrams of the request, where its version has some: kept from now on. They may overtake the answer.
+    /// The HTTP datagrams of the request, if its protocol has them; they are queued from now on. They may overtake the
+    /// response.
     pub(crate) fn datagrams(&self) -> Option<Datagrams> {
         match self {
             Answer::H3(Some(recv)) => Some(recv.datagrams()),
@@ -81,7 +82,7 @@ impl Answer {
         }
     }
 
-    /// The next head. Not to be asked again after the final one.
+    /// The next head. Must not be polled after the final one.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
         match self {
             Answer::H2 { response, worker, window } => {

@@ -1,9 +1,8 @@
 //! The two halves of an HTTP/2 stream, for bodies and for tunnels.
 //!
-//! In: h2's halves. Out: chunks, with what HTTP/2's own flow control does not count: that a frame
-//! costs memory whatever its length, that streams share their connection's window, and that what was
-//! sent may wait for a socket that takes nothing.
-//! Never: what the bytes mean; a wait of its own.
+//! In: the halves of h2. Out: chunks, with bounds that flow control of HTTP/2 lacks: each frame costs memory whatever
+//! its length, streams share the window of their connection, and sent frames may wait for a socket that takes nothing.
+//! Never: the meaning of the bytes; a wait of its own.
 
 mod ends;
 mod receiver;
@@ -15,16 +14,16 @@ pub(crate) use self::ends::Scanned;
 pub(crate) use self::receiver::{Receiver, Window};
 pub(crate) use self::sender::{Backlog, Sender};
 
-/// A frame below this costs more than it carries; h2 draws the line there too.
+/// A shorter frame costs more than it carries; h2 uses the same threshold.
 pub(crate) const SMALL: usize = 256;
-/// Small frames are put together up to this.
+/// Small frames are coalesced up to this size.
 pub(crate) const GATHER: usize = 16 << 10;
 
-/// Small chunks that become one.
+/// Small chunks that are coalesced.
 pub(crate) enum Whole {
-    /// There is one so far: it is not copied.
+    /// A single chunk, which is not copied.
     One(Bytes),
-    /// There are several.
+    /// Several chunks in one buffer.
     Several(BytesMut),
 }
 

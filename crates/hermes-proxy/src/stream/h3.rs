@@ -1,8 +1,8 @@
 //! The two halves of an HTTP/3 stream (RFC 9114, section 4.1), for bodies and for tunnels.
 //!
-//! In: quinn's halves. Out: heads, chunks, trailers. What the peer sends against the rules ends the
-//! stream or the connection, with the code that says so. A half that is dropped before its end says
-//! that it was broken off. Never: what the bytes mean.
+//! In: the halves of quinn. Out: heads, chunks, trailers. A protocol violation of the peer ends the stream or the
+//! connection, with the error code of the RFC. A half that is dropped before its end resets its direction. Never: the
+//! meaning of the bytes.
 
 mod inbox;
 mod sender;
@@ -26,14 +26,14 @@ use crate::h3::{Datagrams, Link};
 use crate::live::Entry;
 use crate::worker::Worker;
 
-/// What the peer did wrong on its half, where it did, and the connection goes on.
+/// The fault of the peer on its half, if the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It broke it off.
+    /// The peer reset its half.
     Reset,
-    /// Its message is malformed.
+    /// The message is malformed.
     Malformed,
-    /// Its field section is larger than our bounds.
+    /// The field section exceeds the node's limits.
     TooLarge,
 }
 
@@ -43,26 +43,26 @@ pub(crate) struct Receiver {
     link: Rc<Link>,
     bounds: Bounds,
     decoder: FrameDecoder,
-    /// Bytes of a head that is not whole, as the connection counts them.
+    /// Bytes of an incomplete head, as the connection counts them.
     unfinished: usize,
-    /// Read, and not asked for yet.
+    /// A chunk that was read and not yet requested.
     held: Option<Bytes>,
     trailers: Option<Bytes>,
-    /// What came behind small chunks and is none.
+    /// An error that followed the small chunks.
     failed: Option<StreamError>,
-    /// The peer has said all.
+    /// The peer ended its half.
     has_ended: bool,
-    /// Of the declared length what has not come yet.
+    /// The rest of the declared length.
     missing: Option<u64>,
-    /// Nothing but DATA may come: it is CONNECT's (section 4.4).
+    /// Only DATA frames may come, because the stream is a CONNECT tunnel (section 4.4).
     is_bytes: bool,
     fault: Rc<Cell<Option<Fault>>>,
-    /// What the peer is told where this is dropped before the end.
+    /// The code for the peer if this is dropped before the end.
     parting: Code,
 }
 
 impl Receiver {
-    /// `parting` is what the peer is told where nobody wants the rest.
+    /// `parting` is the code for the peer if this is dropped before the end.
     pub(crate) fn new(
         worker: &Rc<Worker>,
         recv: quic::RecvStream,
@@ -87,12 +87,12 @@ impl Receiver {
         }
     }
 
-    /// It is this session's, which ends where too much lies unread.
+    /// Binds the half to a session, which ends if too many bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         self.recv.bind(session, self.trailers.as_ref().map_or(0, Bytes::len));
     }
 
-    /// The encoded head: the first frame that is one. `None`: the stream ended without.
+    /// The encoded head: the first HEADERS frame. `None`: the stream ended without one.
     pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
         match ready!(self.poll_frame(cx)) {
             Some(Ok(Frame::Headers(block))) => Poll::Ready(Ok(Some(block))),
@@ -102,7 +102,7 @@ impl Receiver {
         }
     }
 
-    /// Looks whether the end is here already, as behind a head without a body.
+    /// Reads on if nothing is held, to learn whether the message ends after its head.
     pub(crate) fn peek(&mut self, cx: &mut Context<'_>) {
         if self.held.is_none() && self.failed.is_none() {
             match self.poll_data(cx) {
@@ -113,19 +113,19 @@ impl Receiver {
         }
     }
 
-    /// The message's `content-length`: as much has to come (section 4.1.2).
+    /// Sets the message's `content-length`: the body must have this length (section 4.1.2).
     pub(crate) fn expect(&mut self, length: Option<u64>) {
         let here = self.held.as_ref().map_or(0, Bytes::len) as u64;
         self.missing = length.map(|length| length.saturating_sub(here));
         let is_wrong = length.is_some_and(|length| here > length || (here < length && self.is_over()));
         if is_wrong {
-            // Whoever comes behind would take the first of it for all.
+            // Later stages would take the first bytes for the complete body.
             self.held = None;
             self.failed = Some(self.malformed("another length than content-length says"));
         }
     }
 
-    /// It is a tunnel's, which has no frames but DATA (RFC 9114, section 4.4).
+    /// Accepts only DATA frames from now on: the stream is a tunnel (RFC 9114, section 4.4).
     pub(crate) fn expect_tunnel(&mut self) {
         self.is_bytes = true;
         if self.trailers.take().is_some() {
@@ -133,12 +133,12 @@ impl Receiver {
         }
     }
 
-    /// Set where the peer did something wrong, also once this is given away.
+    /// The fault of the peer, readable also after this half was moved.
     pub(crate) fn fault(&self) -> Rc<Cell<Option<Fault>>> {
         self.fault.clone()
     }
 
-    /// It came before the handshake was over.
+    /// True if the request came in 0-RTT data and the handshake is not yet confirmed.
     pub(crate) fn is_early(&self) -> bool {
         self.recv.is_0rtt() && !self.link.is_confirmed()
     }
@@ -147,12 +147,12 @@ impl Receiver {
         &self.link
     }
 
-    /// No byte of the body comes any more.
+    /// True if no further byte of the body comes.
     fn is_over(&self) -> bool {
         self.trailers.is_some() || (self.has_ended && self.decoder.finish().is_ok())
     }
 
-    /// The datagrams of its request: kept from now on.
+    /// The HTTP datagrams of its request; they are queued from now on.
     pub(crate) fn datagrams(&self) -> Datagrams {
         Datagrams::of(&self.link, self.recv.id().into())
     }
@@ -165,7 +165,7 @@ impl Receiver {
         self.bounds.lines
     }
 
-    /// The next chunk, never empty, of at most so many bytes; `None` is the end of them.
+    /// The next chunk, never empty, of at most `most` bytes; `None` is the end of the body.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
         let mut chunk = match self.held.take() {
             Some(chunk) => chunk,
@@ -175,7 +175,8 @@ impl Receiver {
             },
         };
         if self.missing == Some(0) && !self.is_over() {
-            // Whoever counts the bytes stops here: that nothing stands behind them has to be known before.
+            // A reader that counts bytes stops here. So the end of the body must be confirmed before the last chunk is
+            // returned.
             match self.poll_data(cx) {
                 Poll::Ready(None) => {}
                 Poll::Ready(other) => return Poll::Ready(other),
@@ -191,7 +192,7 @@ impl Receiver {
         Poll::Ready(Some(Ok(chunk)))
     }
 
-    /// A chunk, and those behind it: a packet's worth is little.
+    /// A chunk, with those that follow it: one packet carries little.
     fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, StreamError>>> {
         let first = match ready!(self.poll_data(cx)) {
             Some(Ok(chunk)) => chunk,
@@ -263,7 +264,7 @@ impl Receiver {
         Poll::Ready(fields::read_trailers(block, self.bounds).map(Some).map_err(|error| self.field_error(&error)))
     }
 
-    /// Nothing is left to read.
+    /// True if nothing is left to read.
     pub(crate) fn is_end_stream(&self) -> bool {
         self.has_ended && self.held.is_none() && self.trailers.is_none() && self.failed.is_none()
     }
@@ -298,14 +299,14 @@ impl Receiver {
         }
     }
 
-    /// The message is malformed: its stream ends, and no other.
+    /// Ends the stream, and only it, because its message is malformed.
     pub(crate) fn malformed(&mut self, what: &str) -> StreamError {
         self.parting = Code::MessageError;
         self.fault.set(Some(Fault::Malformed));
         StreamError::other(what)
     }
 
-    /// What a field section's fault means for stream and connection.
+    /// Maps a fault in a field section to an error of the stream or of the connection.
     pub(crate) fn field_error(&mut self, error: &FieldError) -> StreamError {
         match error {
             FieldError::Undecodable(_) => self.fatal(Code::DecompressionFailed, &error.to_string()),
@@ -318,10 +319,10 @@ impl Receiver {
         }
     }
 
-    /// A frame that has no place where it came.
+    /// Handles a frame that is not allowed in this position.
     fn stray(&self, frame: &Frame, what: &str) -> StreamError {
         match frame {
-            // A server's, which may push nothing that we have not allowed; and nothing was (section 7.2.5).
+            // A server's push. This node never allows pushes (section 7.2.5).
             Frame::Control { kind: h3::PUSH_PROMISE, payload } if !self.link.is_server() => {
                 let code = if varint::decode(payload).is_some() { Code::IdError } else { Code::FrameError };
                 self.fatal(code, "a push that was never allowed")
@@ -334,7 +335,7 @@ impl Receiver {
         self.fatal(Code::FrameUnexpected, what)
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     fn fatal(&self, code: Code, what: &str) -> StreamError {
         self.link.close(code, what);
         StreamError::of_connection(what)

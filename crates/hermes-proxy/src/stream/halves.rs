@@ -1,7 +1,7 @@
-//! The two halves of a multiplexed stream, of whichever version: what bodies and tunnels are moved by.
+//! The two halves of a multiplexed stream of any version, for bodies and tunnels.
 //!
-//! In: halves of HTTP/2 or HTTP/3. Out: chunks, trailers, ends and errors that mean the same in both.
-//! Never: what the bytes mean.
+//! In: halves of HTTP/2 or HTTP/3. Out: chunks, trailers, ends and errors that mean the same in both. Never: the
+//! meaning of the bytes.
 
 use std::io;
 use std::rc::Rc;
@@ -16,42 +16,42 @@ use super::{h2, h3};
 use crate::error::Oversize;
 use crate::live::Entry;
 
-/// How a stream failed.
+/// The failure of a stream.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct StreamError {
     why: Why,
-    /// Its whole connection did.
+    /// The whole connection failed.
     pub(crate) is_of_connection: bool,
     text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// The peer did nothing with it.
+    /// The peer processed nothing of it.
     Unprocessed,
-    /// The peer broke it off.
+    /// The peer reset it.
     Reset,
-    /// The peer said all that it had to say, and wants to hear no more (RFC 9113, 8.1; RFC 9114, 4.1):
-    /// servers break a stream off so behind its end.
+    /// The peer sent its complete message and wants no more of the request (RFC 9113, section 8.1; RFC 9114, section
+    /// 4.1). Servers reset a stream with NO_ERROR after its end for that.
     Parted,
-    /// Nothing: the peer takes no head, or trailers, as large as these, and they were not sent.
+    /// The head or the trailers exceed the peer's limit. Nothing was sent.
     Oversize(Oversize),
     Other,
 }
 
 impl StreamError {
-    /// The peer did nothing with it: it may be sent again, to it or another.
+    /// True if the peer processed nothing of it, so that a retry is safe, to this peer or another.
     pub(crate) fn is_unprocessed(&self) -> bool {
         self.why == Why::Unprocessed
     }
 
-    /// Nothing is broken: the peer needs no more.
+    /// True if nothing is broken: the peer wants no further bytes.
     pub(crate) fn has_parted(&self) -> bool {
         self.why == Why::Parted
     }
 
-    /// What was to be sent is larger than the peer takes: it is not the peer that failed.
+    /// The head or trailers that exceed the peer's limit. The peer itself did not fail.
     pub(crate) fn oversize(&self) -> Option<Oversize> {
         match self.why {
             Why::Oversize(oversize) => Some(oversize),
@@ -61,7 +61,7 @@ impl StreamError {
 }
 
 impl StreamError {
-    /// A stream that HTTP/3 broke off with this code (RFC 9114, section 8.1).
+    /// The error of a stream that the peer reset with this HTTP/3 code (RFC 9114, section 8.1).
     pub(crate) fn of_code(code: u64) -> Self {
         let is = |other: Code| code == other.value();
         let why = if is(Code::RequestRejected) {
@@ -76,12 +76,12 @@ impl StreamError {
         Self { why, is_of_connection: false, text: format!("the peer broke the stream off with {code:#x}") }
     }
 
-    /// The connection under it is over.
+    /// The error of a stream whose connection failed.
     pub(crate) fn of_connection(text: impl Into<String>) -> Self {
         Self { why: Why::Other, is_of_connection: true, text: text.into() }
     }
 
-    /// Some other reason.
+    /// An error with any other reason.
     pub(crate) fn other(text: impl Into<String>) -> Self {
         Self { why: Why::Other, is_of_connection: false, text: text.into() }
     }
@@ -117,16 +117,16 @@ impl From<StreamError> for io::Error {
     }
 }
 
-/// As what a stream is broken off.
+/// The reason with which a stream is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reset {
-    /// It is wanted no more.
+    /// The stream is no longer wanted.
     Cancel,
-    /// The connection of a tunnel broke.
+    /// The connection of a tunnel failed.
     Connect,
-    /// What was to be sent broke.
+    /// The source of the bytes failed.
     Internal,
-    /// What the peer sent is malformed.
+    /// The peer's message is malformed.
     Malformed,
 }
 
@@ -157,7 +157,7 @@ pub(crate) enum Receiver {
 }
 
 impl Receiver {
-    /// It is this session's, which ends where too much lies unread.
+    /// Binds the half to a session, which ends if too many bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
             Receiver::H2(recv) => recv.bind(session),
@@ -165,7 +165,7 @@ impl Receiver {
         }
     }
 
-    /// The next chunk, never empty, of at most so many bytes; `None` is the end of them.
+    /// The next chunk, never empty, of at most `most` bytes; `None` is the end.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
         match self {
             Receiver::H2(recv) => recv.poll_chunk(cx, most).map(|chunk| chunk.map(|chunk| Ok(chunk?))),
@@ -173,7 +173,7 @@ impl Receiver {
         }
     }
 
-    /// The message's `content-length`. h2 looks itself that as much comes.
+    /// Sets the message's `content-length`. h2 checks the length itself.
     pub(crate) fn expect(&mut self, length: Option<u64>) {
         match self {
             Receiver::H2(_) => {}
@@ -181,7 +181,7 @@ impl Receiver {
         }
     }
 
-    /// How many lines trailers may have.
+    /// The limit of lines in trailers.
     pub(crate) fn most_lines(&self) -> usize {
         match self {
             Receiver::H2(recv) => recv.most_lines(),
@@ -197,7 +197,7 @@ impl Receiver {
         }
     }
 
-    /// Nothing is left to read.
+    /// True if nothing is left to read.
     pub(crate) fn is_end_stream(&self) -> bool {
         match self {
             Receiver::H2(recv) => recv.is_end_stream(),
@@ -213,7 +213,7 @@ pub(crate) enum Sender {
 }
 
 impl Sender {
-    /// Ready where something may be sent.
+    /// Ready when something may be sent.
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         match self {
             Sender::H2(send) => send.poll_room(cx).map_err(StreamError::from),
@@ -221,7 +221,7 @@ impl Sender {
         }
     }
 
-    /// Ready where the connection has taken enough of what went before.
+    /// Ready when the connection has taken enough of the backlog.
     pub(crate) fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Sender::H2(send) => send.poll_backlog(cx),
@@ -229,7 +229,7 @@ impl Sender {
         }
     }
 
-    /// The peer broke the stream off. Pending as long as it did not.
+    /// Ready when the peer resets the stream.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
         match self {
             Sender::H2(send) => send.poll_reset(cx).map(StreamError::from),
@@ -237,8 +237,8 @@ impl Sender {
         }
     }
 
-    /// Sends what the peer takes of a chunk; `ends` with the stream's end behind all of it. Ready when
-    /// nothing of it is left.
+    /// Sends as much of a chunk as the peer takes; with `ends`, the stream ends after the last byte. Ready when nothing
+    /// of it is left.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -251,10 +251,10 @@ impl Sender {
         }
     }
 
-    /// Sends a chunk whatever the peer takes; `ends` with the stream's end.
+    /// Queues a chunk regardless of the windows; with `ends`, the stream ends after it.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send(chunk, ends)?),
@@ -265,10 +265,10 @@ impl Sender {
         }
     }
 
-    /// Ends the stream in order, once.
+    /// Ends the stream cleanly, once.
     ///
     /// # Errors
-    /// The stream is over, and why, where the peer said so.
+    /// The stream has ended, with the peer's reason if it gave one.
     pub(crate) fn finish(&mut self, cx: &mut Context<'_>) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send(Bytes::new(), true).map_err(|error| send.why(cx, error))?),
@@ -279,10 +279,10 @@ impl Sender {
         }
     }
 
-    /// Ready where nothing that was sent waits here any more.
+    /// Ready when nothing that was sent waits in this half.
     pub(crate) fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         match self {
-            // It waits in h2, which sends it.
+            // h2 sends queued frames itself.
             Sender::H2(_) => Poll::Ready(Ok(())),
             Sender::H3(send) => send.poll_settled(cx),
         }
@@ -291,7 +291,7 @@ impl Sender {
     /// Ends the stream with trailers.
     ///
     /// # Errors
-    /// The stream is over, or its reader takes none as large.
+    /// The stream has ended, or the trailers exceed the peer's limit.
     pub(crate) fn send_trailers(&mut self, trailers: HeaderMap) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send_trailers(trailers)?),
@@ -299,7 +299,7 @@ impl Sender {
         }
     }
 
-    /// Breaks it off.
+    /// Resets the stream.
     pub(crate) fn reset(&mut self, reset: Reset) {
         match self {
             Sender::H2(send) => send.reset(reset.h2()),

@@ -1,8 +1,8 @@
-//! What lies unread on the streams of a worker, of HTTP/2 and HTTP/3.
+//! The unread bytes of a worker's HTTP/2 and HTTP/3 streams.
 //!
-//! In: the streams' inboxes, at each tick. Out: what nobody reads leaves the connections, so that the streams beside
-//! go on; where more than `limits.unread` lies there, the sessions end that have read nothing for the longest, those
-//! of the client that holds most before others. Never: a read for somebody who reads.
+//! In: the inboxes of the streams, at each tick. Out: bytes that nobody reads move out of the connections, so that
+//! other streams keep flowing. If more than `limits.unread` remain, sessions end: those of the client that holds most,
+//! starting with the one that read nothing for longest. Never: a read on behalf of an active reader.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::cmp::Reverse;
@@ -23,29 +23,29 @@ use crate::error::Error;
 use crate::live::Entry;
 use crate::worker::Worker;
 
-/// What was received on a stream and not read yet.
+/// The bytes that were received on a stream and not yet read.
 pub(crate) trait Unread {
-    /// Takes out of the connection what nobody reads. Stalled is what lay there at the last sweep already.
+    /// Moves unread bytes out of the connection. Bytes that were unread at the last sweep already count as stalled.
     fn sweep(&mut self, worker: &Worker);
     fn account(&mut self) -> &mut Account;
 }
 
-/// What is known of what lies unread on a stream.
+/// The unread bytes of a stream, and their accounting.
 pub(crate) struct Account {
-    /// Taken out of the connection.
+    /// Chunks taken out of the connection.
     held: VecDeque<Bytes>,
     held_bytes: u64,
     pub(super) notice: Arc<Notice>,
-    /// Of `notice`: the connection is polled with no other.
+    /// The waker of `notice`: the connection is polled with no other.
     pub(super) waker: Waker,
-    /// Bytes that lay there at the last sweep, and bytes read since.
+    /// Unread bytes at the last sweep, and bytes read since.
     lay: u64,
     read: u64,
-    /// Bytes that are stalled.
+    /// Stalled bytes.
     pub(super) stalled: u64,
-    /// When something was read last, in milliseconds of the worker's clock.
+    /// The time of the last read, in milliseconds of the worker's clock.
     read_at: u64,
-    /// Whose it is. `None` until it is somebody's.
+    /// The session that owns the bytes, once one is bound.
     session: Option<Rc<Entry>>,
 }
 
@@ -56,7 +56,7 @@ impl Account {
         Self { held, held_bytes: 0, notice, waker, lay: 0, read: 0, stalled: 0, read_at, session: None }
     }
 
-    /// Keeps what was taken out, behind what is kept.
+    /// Appends a chunk that was taken out of the connection.
     pub(super) fn hold(&mut self, chunk: Bytes) {
         if !chunk.is_empty() {
             self.held_bytes += chunk.len() as u64;
@@ -64,7 +64,7 @@ impl Account {
         }
     }
 
-    /// Keeps what was too much for its reader, in front of what is kept.
+    /// Prepends the rest of a chunk that was too long for its reader.
     pub(super) fn hold_first(&mut self, chunk: Bytes) {
         self.held_bytes += chunk.len() as u64;
         self.held.push_front(chunk);
@@ -97,7 +97,7 @@ impl Account {
         self.read_at = now;
     }
 
-    /// Nothing lay there, and nothing came.
+    /// True if nothing was unread, and nothing came since.
     pub(super) fn is_quiet(&self) -> bool {
         self.lay == 0 && self.notice.is_idle()
     }
@@ -109,12 +109,12 @@ impl Account {
         }
     }
 
-    /// Nobody is to read it any more.
+    /// True if no reader will take the bytes: the session was told to end.
     pub(super) fn is_forsaken(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.end.get().is_some())
     }
 
-    /// Counts anew: so many bytes lie there now. Out: how many of them did at the last time.
+    /// Sets the number of unread bytes, and returns how many of them were unread at the last call already.
     pub(super) fn count(&mut self, lies: u64) -> u64 {
         std::mem::replace(&mut self.lay, lies).saturating_sub(std::mem::take(&mut self.read))
     }
@@ -123,7 +123,7 @@ impl Account {
 /// The receiving halves of a worker.
 pub(crate) type Inboxes = RefCell<Slab<Rc<RefCell<dyn Unread>>>>;
 
-/// A receiving half that is swept as long as this lives.
+/// A receiving half that is swept until this is dropped.
 pub(super) struct Swept<I> {
     inbox: Rc<RefCell<I>>,
     pub(super) worker: Rc<Worker>,
@@ -145,7 +145,7 @@ impl<I: Unread + 'static> Swept<I> {
         self.inbox.borrow_mut()
     }
 
-    /// It is this session's, which ends where too much lies unread.
+    /// Binds the half to a session, which ends if too many bytes remain unread.
     pub(super) fn bind(&self, session: &Rc<Entry>) {
         self.inbox.borrow_mut().account().session = Some(session.clone());
     }
@@ -157,24 +157,25 @@ impl<I> Drop for Swept<I> {
     }
 }
 
-/// Passes a connection's wake on to the reader, and remembers that there was one: a reader that is gone, or busy
-/// elsewhere, does not come for what it was woken for.
+/// Forwards a connection's wake to the reader, and remembers it: a reader that was dropped, or is busy elsewhere, does
+/// not poll after its wake.
 #[derive(Default)]
 pub(super) struct Notice {
-    /// The reader found nothing, or it saw the end, and nobody has called since: nothing lies unread.
+    /// The reader found nothing or saw the end, and no wake came since: nothing is unread.
     is_idle: AtomicBool,
-    /// Who reads.
+    /// The waker of the reader.
     pub(super) reader: AtomicWaker,
 }
 
 impl Notice {
-    /// With the one waker that the connection is polled with.
+    /// A notice, with the only waker that the connection is polled with.
     fn new() -> (Arc<Self>, Waker) {
         let notice = Arc::<Self>::default();
         (notice.clone(), notice.into())
     }
 
-    /// To be said before the connection is asked, since its call may come at once; false where it had something.
+    /// Sets the state. Must be set before the connection is polled, because its wake may come at once; false if the
+    /// poll returned data.
     pub(super) fn set_idle(&self, is_idle: bool) {
         self.is_idle.store(is_idle, Ordering::Release);
     }
@@ -195,8 +196,8 @@ impl Wake for Notice {
     }
 }
 
-/// Takes what lies unread out of the connections, for every stream of a worker. Ends sessions where more than
-/// `limits.unread` lies there.
+/// Moves unread bytes out of the connections, for every stream of a worker. Ends sessions if more than `limits.unread`
+/// bytes are stalled.
 pub(crate) fn sweep(worker: &Worker) {
     let inboxes = worker.live.inboxes.borrow();
     inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep(worker));
@@ -210,7 +211,7 @@ pub(crate) fn sweep(worker: &Worker) {
     if over == 0 {
         return;
     }
-    // Of whoever holds most, what lies there longest.
+    // The client that holds most comes first, and of its sessions the one that read nothing for longest.
     let client = |account: &Account| account.session.as_ref().map(|session| network(session.facts.source.ip()));
     let mut holders: HashMap<_, u64> = HashMap::new();
     stalled.iter().for_each(|account| *holders.entry(client(account)).or_default() += account.stalled);

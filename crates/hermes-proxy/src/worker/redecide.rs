@@ -1,9 +1,8 @@
-//! Live sessions, decided again after a swap.
+//! Decides live sessions again after a new generation.
 //!
-//! In: a worker that runs a new generation. Out: each of its sessions stays, is told to end, or gets the route that it
-//! shall follow. A session whose user is believed no more ends, whatever its route; and a connection whose peer's key is
-//! revoked is closed with all that is on it. Never: the move itself
-//! (`datagram/relay/moving.rs`).
+//! In: a worker that runs a new generation. Out: each session stays, is told to end, or gets a route to move to. A
+//! session whose user is no longer trusted ends, whatever its route. A connection whose peer's key is revoked is closed
+//! with all its sessions. Never: the move itself (`datagram/relay/moving.rs`).
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -21,13 +20,13 @@ use crate::generation::Generation;
 use crate::listener;
 use crate::live::Entry;
 
-/// A reload decides so many live sessions again before traffic gets its turn: well under a millisecond.
+/// The number of sessions that a reload decides again before traffic gets its turn: well under a millisecond.
 const SLICE: usize = 256;
 
-/// Decides all of a worker's.
+/// Decides all sessions of a worker.
 pub(super) async fn all(worker: Rc<Worker>) {
     let generation = worker.generation();
-    // First, and of all kinds: what is on them, and what may yet come over them.
+    // Connections first: closing one ends its sessions and stops further ones.
     for (_, connection) in worker.live.connections.borrow().iter() {
         if let Some(Trust::Certified(peer)) = connection.trust.get()
             && is_revoked(peer, &generation.snapshot)
@@ -46,7 +45,8 @@ pub(super) async fn all(worker: Rc<Worker>) {
 
 fn redecide_one(generation: &Generation, entry: &Entry) {
     let listener = generation.listener(&entry.facts.listener);
-    // Its listener is gone: it drains, whatever the routes say of new ones. A link would for days.
+    // A session of a removed listener drains, whatever routes say about new sessions. IP tunnels do not drain, because
+    // they last for days.
     if listener.is_none() && entry.facts.kind != Kind::Ip {
         return;
     }
@@ -57,7 +57,7 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
     match decide(&entry.facts, &generation.snapshot) {
         Decision::Deny(deny) => entry.end.set(Error::Reconfigured(deny.reason.to_string())),
         Decision::Act(route) => {
-            // Of a session for a name the route's networks are looked at where it is opened.
+            // The networks of a route for a name are checked when the session is opened.
             let may_reach = |other: &Route| {
                 entry.facts.announced_network.is_none() || other.matcher.networks == route.matcher.networks
             };
@@ -67,7 +67,7 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
             };
             let same = |other: &Arc<Route>| leads_as(other) && other.rewrite == route.rewrite && may_reach(other);
             if entry.route.borrow().as_ref().is_none_or(same) {
-                // A move that has begun and is not wanted any more ends.
+                // A move that is no longer wanted is cancelled.
                 entry.moved.take();
             } else if let Some(status) = refusal(&route, entry.facts.kind) {
                 entry.end.set(Error::Reconfigured(format!("route {} answers {status} now", route.name)));
@@ -82,7 +82,8 @@ fn redecide_one(generation: &Generation, entry: &Entry) {
     }
 }
 
-/// Byte streams stay where they are; flows may move, and links do: one lives for days.
+/// True if sessions of this kind move to a changed route. Byte streams do not, UDP flows may, and IP tunnels always do
+/// because they last for days.
 pub(crate) fn moves(kind: Kind, route: &Route) -> bool {
     match kind {
         Kind::Ip => true,
@@ -91,8 +92,8 @@ pub(crate) fn moves(kind: Kind, route: &Route) -> bool {
     }
 }
 
-/// The status by which a route refuses sessions of this kind: a tunnel is refused by any answer, an
-/// exchange by one that blames the client. (Where it is to be 503 now, what runs may finish.)
+/// The status by which a route refuses sessions of this kind. Any response refuses a tunnel; an HTTP exchange is
+/// refused by a client error only, and may finish under a 503.
 fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
     match &route.action {
         Action::Respond(answer) if kind != Kind::Http || answer.status.is_client_error() => Some(answer.status),
@@ -100,7 +101,7 @@ fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
     }
 }
 
-/// Would the session's user be believed today? What a listener said that is gone nobody says any more.
+/// True if the session's user would be trusted today. A removed listener asserts no user.
 fn still_proves(generation: &Generation, listener: Option<&Arc<Listener>>, facts: &Facts, from: SocketAddr) -> bool {
     let is_trusted = listener.is_some_and(|listener| listener::contains(&listener.trust, from));
     if facts.trust == Trust::Address && !is_trusted {
@@ -108,7 +109,7 @@ fn still_proves(generation: &Generation, listener: Option<&Arc<Listener>>, facts
     }
     let today = match (listener.and_then(|listener| listener_user(listener)), &facts.trust) {
         (Some(user), _) => Some(user),
-        // The listener said who it was, and says so no more.
+        // The listener asserted the user, and no longer does.
         (None, Trust::Anonymous) => None,
         (None, trust) => match identify(trust, facts.headers.get_all(HERMES_USER), &generation.snapshot) {
             Identity::User { user, .. } => user,

@@ -1,7 +1,7 @@
-//! What all workers of a node see.
+//! The state that all workers of a node share.
 //!
-//! In: what any of them counts or takes a place in; connections and questions that are another's. Out: the node's
-//! clock, ids, metrics, and bounds that hold for all of them together. Atomic: nobody waits here.
+//! In: counts and shares of every worker; connections and queries for another worker. Out: the node's clock, IDs,
+//! metrics, and limits for all workers together. Atomic: no worker waits here.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -28,53 +28,53 @@ use crate::shares::Shares;
 /// The interval between two log lines about connections that could not be accepted.
 const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What all workers of a node see.
+/// The state that all workers of a node share.
 pub(crate) struct Shared {
-    /// How many of them there are.
+    /// The number of workers.
     pub(crate) workers: usize,
     pub(crate) metrics: Metrics,
     pub(crate) no_route: Arc<str>,
     /// Client connections, on all workers.
     pub(crate) connections: Arc<Shares>,
-    /// Tunnels under way, on all workers.
+    /// Open tunnels, on all workers.
     pub(crate) tunnels: Arc<Shares>,
     epoch: Instant,
     ids: AtomicU64,
     own_addresses: ArcSwap<HashSet<IpAddr>>,
     /// Addresses that guarded routes must not dial.
     pub(crate) guard: Guard,
-    /// Changes with the machine's links, addresses and routes.
+    /// Signals changes of the host's links, addresses and routes.
     pub(crate) network: watch::Sender<()>,
-    /// Somebody has deleted a device.
+    /// Signals that a device was deleted.
     pub(crate) device_lost: Notify,
-    /// Workers that pass packets on to the process before us.
+    /// The number of workers that forward packets to the predecessor process.
     pub(crate) elders: AtomicUsize,
-    /// All of them, by number: for what one of them accepted and another one is to have.
+    /// The command channels of all workers, by number, to pass connections and queries on.
     others: OnceLock<Vec<mpsc::WeakSender<Command>>>,
-    /// Failed handshakes, said now and then.
+    /// Throttles log lines about failed handshakes.
     pub(crate) handshakes: Seldom,
     /// Throttles log lines about connections that could not be accepted.
     pub(crate) unaccepted: Seldom,
-    /// Questions that nobody could be asked.
+    /// Throttles log lines about DNS queries without a reachable server.
     pub(crate) unanswered: Seldom,
-    /// Packets of those who are no peers.
+    /// Throttles log lines about packets from unknown peers.
     pub(crate) strangers: Seldom,
-    /// Addresses that were asked for and are others'.
+    /// Throttles log lines about refused addresses.
     pub(crate) refused_addresses: Seldom,
-    /// What routes keep of their answers.
+    /// The response caches of routes.
     pub(crate) caches: CacheRegistry,
-    /// What this node answers for.
+    /// The custody service.
     pub(crate) custody: Arc<Office>,
-    /// Rates of services, as their answers have shown.
+    /// The learnt rates of services.
     pub(crate) paces: Paces,
-    /// What clients of devices were given.
+    /// The address leases of devices' clients.
     pub(crate) given: Arc<Given>,
-    /// Who knows how many lines of the log were lost.
+    /// The source of the count of lost log lines.
     pub(crate) lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
 
 impl Shared {
-    /// Of a node with so many workers.
+    /// The state of a node with this many workers.
     pub(crate) fn new(workers: usize) -> Self {
         Self {
             workers,
@@ -103,28 +103,28 @@ impl Shared {
         }
     }
 
-    /// The first of so many ids that nobody else has.
+    /// Reserves a block of IDs, and returns its first.
     pub(super) fn take_ids(&self, count: u64) -> u64 {
         self.ids.fetch_add(count, Ordering::Relaxed)
     }
 
-    /// Milliseconds since the node began.
+    /// Milliseconds since the start of the node.
     pub(crate) fn now(&self) -> u64 {
         self.epoch.elapsed().as_millis() as u64
     }
 
-    /// This machine's addresses, as of a few seconds ago.
+    /// The host's addresses, as of a few seconds ago.
     pub(crate) fn own_addresses(&self) -> Arc<HashSet<IpAddr>> {
         self.own_addresses.load_full()
     }
 
-    /// The workers that have started.
+    /// Sets the command channels of the workers.
     pub(crate) fn meet(&self, workers: Vec<mpsc::WeakSender<Command>>) {
-        // Once a node.
+        // Set once in a node.
         let _ = self.others.set(workers);
     }
 
-    /// Gives a connection to another worker; false where that is not to be had.
+    /// Passes a connection to another worker; false if that worker is gone or busy.
     pub(crate) fn pass_on(&self, worker: usize, arrived: Arrived) -> bool {
         let other = self.others.get().and_then(|all| all.get(worker)?.upgrade());
         other.is_some_and(|other| other.try_send(Command::Adopt(Box::new(arrived))).is_ok())
@@ -138,10 +138,10 @@ impl Shared {
         }
     }
 
-    /// What a node that keeps connections to us answers to a GET.
+    /// Sends a GET to a node through its reverse connection.
     ///
     /// # Errors
-    /// There is no answer, in words.
+    /// The reason why there is no response.
     pub(crate) async fn ask_node(&self, presence: &Arc<Presence>, path: &str) -> Result<StatusCode, String> {
         let gone = || "its connection is gone".to_owned();
         let worker = presence.latest().and_then(|worker| self.others.get()?.get(worker)?.upgrade()).ok_or_else(gone)?;
@@ -151,7 +151,7 @@ impl Shared {
         answer.await.map_err(|_| gone())?
     }
 
-    /// Looks at the interfaces again.
+    /// Reads the host's addresses again.
     pub(crate) fn refresh_own_addresses(&self) {
         self.own_addresses.store(Arc::new(hermes_net::host::addresses()));
     }

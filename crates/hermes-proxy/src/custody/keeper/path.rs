@@ -1,16 +1,16 @@
-//! The path of a connection over TCP, and whether it is dark.
+//! Outage detection for a TCP connection.
 //!
-//! In: what the kernel knows of what was sent. Out: whether that was lost. Never: a byte of its own.
+//! In: the kernel's acknowledgement counters. Out: whether sent bytes were lost. Never: bytes of its own.
 
 use hermes_net::tcp::Acks;
 use tokio::time::Instant;
 
 use super::{BEACON, DARK, TRIPS};
 
-/// A connection whose path is watched.
+/// A watched connection.
 pub(super) struct Path {
     acks: Acks,
-    /// Since when something is owed, and what had been acknowledged then.
+    /// The time since which bytes are unacknowledged, and the acknowledged offset at that time.
     owed: Option<(Instant, u64)>,
 }
 
@@ -19,7 +19,7 @@ impl Path {
         Self { acks, owed: None }
     }
 
-    /// Whether what is owed was lost in the dark; and whether anything is owed at all.
+    /// Returns whether unacknowledged bytes were lost in an outage, and whether there are any.
     pub(super) fn look(&mut self) -> (bool, bool) {
         let Ok(seen) = self.acks.look() else { return (true, true) };
         if seen.owed_for.is_none() {
@@ -37,7 +37,7 @@ impl Path {
         (now - since >= DARK.max(TRIPS * seen.rtt), true)
     }
 
-    /// Ready when it is dark.
+    /// Ready when the path is down.
     pub(super) async fn darkness(&mut self) {
         let mut look = tokio::time::interval(BEACON);
         while !self.look().0 {

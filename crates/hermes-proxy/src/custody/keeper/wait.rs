@@ -1,25 +1,26 @@
-//! What is worth a line of the log while there is no channel to a neighbour.
+//! Decides which log lines are due while there is no channel to a neighbour.
 //!
-//! In: why attempts failed, how many exchanges wait, when a channel is there, time. Out: lines, each once. A link that is
-//! dark for seconds at a time is what custody is for: nothing is said of it. Pure, and bounded: reasons are few.
+//! In: reasons of failed attempts, the number of waiting exchanges, the return of a channel, time. Out: log lines, each
+//! once. Custody exists for links with outages of seconds, so those are not logged. Pure, and bounded: the reasons are
+//! few.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Somebody says no: that is told when exchanges have waited for so long.
+/// The wait of exchanges after which a refusal is logged.
 const SOME: Duration = Duration::from_secs(5);
-/// Nobody says anything: then it is told.
+/// The wait after which plain silence is logged.
 const LONG: Duration = Duration::from_secs(30);
-/// The same is not told again sooner, however often a link comes and goes.
+/// The interval between two equal lines, however often the link changes.
 const QUIET: Duration = Duration::from_secs(60);
-/// Different reasons; there are not that many.
+/// The limit of different reasons.
 const MOST: usize = 16;
 
-/// What is known of it.
+/// The log state of one neighbour.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
-    /// Since when exchanges wait and there is no channel.
+    /// The time since which exchanges wait without a channel.
     since: Option<Instant>,
     reasons: Vec<Reason>,
     silence: Told,
@@ -28,25 +29,25 @@ pub(super) struct Wait {
 #[derive(Debug)]
 struct Reason {
     why: Box<str>,
-    /// An attempt failed by it since there was a channel.
+    /// An attempt failed for this reason since the last channel.
     is_current: bool,
     told: Told,
 }
 
-/// Whether something was said.
+/// The log state of one line.
 #[derive(Debug, Default, Clone, Copy)]
 struct Told {
-    /// Since there was a channel.
+    /// Logged since the last channel.
     is_told: bool,
     at: Option<Instant>,
 }
 
-/// What is to be said.
+/// A log line that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Attempts fail by this.
+    /// Attempts fail for this reason.
     No(Box<str>),
-    /// They have no answer.
+    /// Attempts get no answer.
     Silence,
 }
 
@@ -61,7 +62,7 @@ impl Told {
 }
 
 impl Wait {
-    /// An attempt failed. True where none has failed by that since there was a channel.
+    /// Notes a failed attempt. True if it is the first one for this reason since the last channel.
     pub(super) fn failed(&mut self, why: &str) -> bool {
         if let Some(reason) = self.reasons.iter_mut().find(|reason| *reason.why == *why) {
             return !std::mem::replace(&mut reason.is_current, true);
@@ -73,7 +74,7 @@ impl Wait {
         is_room
     }
 
-    /// The same of a neighbour that has answered: that need not last. True where it is to be said.
+    /// Notes a refusal by a neighbour that answered, which may be temporary. True if a line is due.
     pub(super) fn refused(&mut self, why: &str, now: Instant) -> bool {
         self.failed(why);
         let reason = self.reasons.iter_mut().find(|reason| *reason.why == *why);
@@ -81,7 +82,7 @@ impl Wait {
         due.map(|reason| reason.told.tell(now)).is_some()
     }
 
-    /// What is to be said now, where so many exchanges wait.
+    /// The line that is due now, for this number of waiting exchanges.
     pub(super) fn look(&mut self, now: Instant, exchanges: usize) -> Option<Line> {
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
         if exchanges == 0 || waited < SOME {
@@ -99,12 +100,12 @@ impl Wait {
         Some(Line::Silence)
     }
 
-    /// Nobody waits any more.
+    /// Notes that no exchange waits.
     pub(super) fn unwanted(&mut self) {
         self.since = None;
     }
 
-    /// There is a channel. True where it was said that there was none.
+    /// Notes that there is a channel. True if its absence was logged.
     pub(super) fn up(&mut self) -> bool {
         self.since = None;
         let mut was_told = std::mem::take(&mut self.silence.is_told);
@@ -122,7 +123,7 @@ mod tests {
 
     const NO: &str = "Connection refused";
 
-    /// What is said in so many seconds, each with the second in which it is.
+    /// The lines that are due in these seconds, each with its second.
     fn said(wait: &mut Wait, from: Instant, seconds: std::ops::Range<u64>, why: Option<&str>) -> Vec<(u64, Line)> {
         let look = |second| {
             why.map(|why| wait.failed(why));

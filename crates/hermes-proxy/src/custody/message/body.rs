@@ -1,7 +1,7 @@
-//! The content of a message, read from a string that comes.
+//! The content of a message that arrives as a byte stream.
 //!
-//! In: a string whose head was read. Out: pieces, frames, and the end that they must have: a message that is longer or
-//! shorter than its head says comes to nothing. Its drop says what becomes of what nobody has read.
+//! In: a stream whose head was read. Out: pieces, frames, and a checked end: a message that is longer or shorter than
+//! its head declares fails. Dropping it decides what happens to the unread rest.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -18,33 +18,33 @@ use crate::error::Error;
 use crate::live::Entry;
 use hermes_custody::service::{Failure, Office};
 
-/// Bytes that are read at once.
+/// The read size.
 const READ: usize = 64 << 10;
 
-/// The content of a message that comes as a string.
+/// The content of a message that arrives as a byte stream.
 pub(crate) struct CustodyBody {
     office: Arc<Office>,
     id: ExchangeId,
     part: Part,
     reading: Reading,
-    /// Whose session waits for it.
+    /// The session that waits for it.
     entry: OnceCell<Rc<Entry>>,
     peer: Arc<str>,
     length: Option<u64>,
-    /// The exchange is known to end here.
+    /// The engine knows that the exchange ends at this node.
     is_taken_in: bool,
-    /// The string has been read to its end.
+    /// The stream has been read to its end.
     is_read: bool,
     is_done: bool,
-    /// Somebody has to read it to its end. What its client had asked, where it may ask that again.
+    /// A client must read it to the end. Contains the client's request key, if the request may be repeated.
     owed: Option<Option<Bytes>>,
-    /// Goes with it.
+    /// The upload of the request, which ends with this.
     _with: Option<Uploading>,
-    /// A piece that was read already.
+    /// A piece that was read before.
     ahead: Option<Piece>,
 }
 
-/// Brings the rest of a request; its drop ends that.
+/// A task that uploads the rest of a request; dropping this aborts it.
 pub(in crate::custody) struct Uploading(pub(in crate::custody) tokio::task::AbortHandle);
 
 impl Drop for Uploading {
@@ -54,7 +54,7 @@ impl Drop for Uploading {
 }
 
 impl CustodyBody {
-    /// What is left of a string whose head was read.
+    /// The rest of a stream whose head was read.
     pub(in crate::custody) fn new(
         office: Arc<Office>,
         id: ExchangeId,
@@ -79,48 +79,48 @@ impl CustodyBody {
         }
     }
 
-    /// All of the string was read before.
+    /// Sets whether the whole stream was read before.
     pub(in crate::custody) fn having_read_all(mut self, is_read: bool) -> Self {
         self.is_read = is_read;
         self
     }
 
-    /// That the exchange ends here is known already.
+    /// The engine already knows that the exchange ends at this node.
     pub(in crate::custody) fn taken_in(mut self) -> Self {
         self.is_taken_in = true;
         self
     }
 
-    /// This piece was read before.
+    /// Returns this piece first, which was read before.
     pub(in crate::custody) fn behind(mut self, ahead: Option<Piece>) -> Self {
         self.ahead = ahead;
         self
     }
 
-    /// Of a session whose client is to have it: where the client goes, the exchange comes to nothing, or is kept for one
-    /// that asks the same.
+    /// Ties the exchange to a client. If the client leaves, the exchange fails, or is kept for a client that sends the
+    /// same request.
     pub(in crate::custody) fn owed(mut self, asked: Option<Bytes>, with: Option<Uploading>) -> Self {
         (self.owed, self._with) = (Some(asked), with);
         self
     }
 
-    /// It is this session's, which has patience.
+    /// Binds it to a session, which is not subject to timeouts while custody waits.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        // It is bound once.
+        // Only the first binding counts.
         let _ = self.entry.set(session.clone());
     }
 
-    /// So much of it comes, as its head says.
+    /// Sets the declared length.
     pub(in crate::custody) fn expect(&mut self, length: Option<u64>) {
         self.length = length;
     }
 
-    /// What is known of its length.
+    /// The declared length, if any.
     pub(crate) fn size_hint(&self) -> SizeHint {
         self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 
-    /// The next piece of the message; `None` behind its end.
+    /// The next piece of the message; `None` after its end.
     pub(in crate::custody) fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
         if let Some(piece) = self.ahead.take() {
             return Poll::Ready(Some(Ok(piece)));
@@ -179,13 +179,13 @@ impl CustodyBody {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                // Its own head, where it was read before by others.
+                // The head of the stream, which was decoded before.
                 Some(Ok(Piece::Head(..))) => {}
                 Some(Ok(Piece::End(_))) if self.length.is_some_and(|left| left > 0) => {
                     return Poll::Ready(Some(Err(self.malformed("it is shorter than it says"))));
                 }
                 Some(Ok(Piece::End(fields))) => {
-                    // Whoever brought it hears that it is held.
+                    // Reading past the end makes custody acknowledge it to the previous node.
                     while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}
                     self.is_done = true;
                     if !fields.is_empty() {
@@ -203,11 +203,11 @@ impl CustodyBody {
         Poll::Ready(None)
     }
 
-    /// Its content is whole, and nobody may ask for more of it: its end is taken along, if it is there.
+    /// Reads the end along with the last content, if it has come: the reader may not poll again.
     fn read_end(&mut self, cx: &Context<'_>) {
         if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
             match piece {
-                // There is nothing behind it; whoever brought it hears that it is held.
+                // The content has ended; reading past the end makes custody acknowledge it to the previous node.
                 Piece::End(fields) if fields.is_empty() => {
                     while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}
                     self.is_done = true;
@@ -217,7 +217,7 @@ impl CustodyBody {
         }
     }
 
-    /// All of it was read.
+    /// True if it was read to its end.
     pub(crate) fn is_done(&self) -> bool {
         self.is_done
     }
@@ -225,7 +225,7 @@ impl CustodyBody {
 
 impl Drop for CustodyBody {
     fn drop(&mut self) {
-        // Of a content that is whole nothing is missing but its end, which nobody waits for.
+        // A complete content lacks only its end, which no reader awaits.
         let is_whole = self.is_done || self.length == Some(0);
         match self.owed.take() {
             Some(Some(asked)) if !is_whole => self.office.leave(self.id, asked),

@@ -1,7 +1,6 @@
-//! A body on its way into a string.
+//! Writes a body into a byte stream of custody.
 //!
-//! In: a head, and a body's frames. Out: bytes that custody takes, piece by piece, as it has room; what is small goes as
-//! one.
+//! In: a head, and a body's frames. Out: bytes, as custody has room for them; small pieces are coalesced.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -17,35 +16,35 @@ use crate::error::Error;
 use crate::live::Entry;
 use hermes_custody::service::Office;
 
-/// Brings a body as what follows a head, until all of it is taken.
+/// A body that is written after a head, until custody has accepted all of it.
 pub(in crate::custody) struct Writing<B> {
     office: Arc<Office>,
     id: ExchangeId,
     part: Part,
     body: B,
-    /// Goes before what comes next of the body, if that is there: what is small is one piece.
+    /// The head, which is sent together with the first frame if that is available.
     head: Option<Bytes>,
-    /// What is to be taken next, and whether that is the end.
+    /// The bytes that custody should accept next, and whether they are the last.
     next: Option<(Bytes, bool)>,
     is_over: bool,
     entry: Option<Rc<Entry>>,
 }
 
-/// How a body was not brought.
+/// The reason why a body was not written.
 pub(in crate::custody) enum Unwritten {
-    /// It broke.
+    /// The body failed.
     Body(Error),
-    /// The exchange is over.
+    /// The exchange has ended.
     Over,
 }
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
-    /// What comes first is this head.
+    /// Writes this head first.
     pub(in crate::custody) fn new(office: Arc<Office>, id: ExchangeId, part: Part, head: Bytes, body: B) -> Self {
         Self { office, id, part, body, head: Some(head), next: None, is_over: false, entry: None }
     }
 
-    /// It is this session's, which has patience.
+    /// Binds it to a session, which is not subject to timeouts while custody waits.
     pub(in crate::custody) fn bound(mut self, entry: &Rc<Entry>) -> Self {
         self.entry = Some(entry.clone());
         self
@@ -80,10 +79,10 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
         }
     }
 
-    /// A piece of the body, and whether it is the last one.
+    /// A frame of the body, encoded, and whether it is the last.
     fn framed(&self, frame: Frame<Bytes>) -> (Bytes, bool) {
         match frame.into_data() {
-            // With its end, where that is known: who reads so far knows that it is whole.
+            // The end goes along if it is known, so that the reader of this chunk knows that the body is complete.
             Ok(data) if self.body.is_end_stream() => ([chunk(&data), end(None)].concat().into(), true),
             Ok(data) => (chunk(&data), false),
             Err(frame) => (end(frame.trailers_ref()), true),

@@ -1,8 +1,8 @@
-//! A flow's move to another far port, from the moment at which it is wanted.
+//! The move of a flow to another upstream port.
 //!
-//! In: the route that a flow is to follow, and what its near side has said of addresses and routes. Out: a port that is
-//! open and ready for it, or why there can be none: for now, and it is tried again, or for good, since the flow's rights
-//! are gone. Never: the flow itself, which stays where it is until then.
+//! In: the route that a flow should follow, and the addresses and routes that its downstream side signalled. Out: a
+//! port that is open and ready for the flow, or the reason for a failure. A temporary failure is retried; a final one
+//! means that the flow is no longer permitted. Never: the flow itself, which stays where it is until then.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,26 +21,26 @@ use crate::error::{Error, Side};
 use crate::worker::Worker;
 use hermes_ip::mailbox::{BATCH, weight};
 
-/// The pause before a move is tried again; doubles.
+/// The first pause before a move is retried; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest.
+/// The longest pause.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A far port that a flow may move to.
+/// An upstream port that a flow may move to.
 pub(crate) struct Reopened {
     pub(crate) port: Port,
-    /// It was sent what had to be said along with its request.
+    /// The request already carried the replayed capsules.
     pub(crate) told: bool,
 }
 
 pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<Reopened, Error>>>>;
-/// Opens the far port that a changed route asks for; the bytes are what it is told first, in capsules.
+/// Opens the upstream port of a changed route; the bytes are the capsules that it receives first.
 pub(crate) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
 
-/// Why a flow cannot move.
+/// The reason why a flow cannot move.
 pub(super) struct Failure {
     pub(super) reason: String,
-    /// Where the document leads the flow there, it is not tried again: it may not be where it is, nor where it should be.
+    /// If a document demands the move, it is not retried: the flow may stay neither here nor move there.
     pub(super) is_final: bool,
 }
 
@@ -64,7 +64,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Whether an answer says that the flow may not be there, rather than that it cannot be just now.
+/// True if a status forbids the flow, rather than reporting a temporary failure.
 fn is_refusal(status: StatusCode) -> bool {
     const PASSING: [StatusCode; 4] = [
         StatusCode::REQUEST_TIMEOUT,
@@ -75,13 +75,13 @@ fn is_refusal(status: StatusCode) -> bool {
     status == StatusCode::NOT_IMPLEMENTED || (status.is_client_error() && !PASSING.contains(&status))
 }
 
-/// A move under way.
+/// A move in progress.
 pub(super) struct Moving {
     pub(super) route: Arc<Route>,
     stage: Stage,
-    /// What the far end is told with the request for it.
+    /// The capsules that the request carries.
     words: Words,
-    /// Requests in which it is asked for any address once more: the flow's own was refused.
+    /// Request IDs for which any address is requested again, because the flow's own was refused.
     for_any: Vec<u64>,
     pause: Duration,
 }
@@ -89,7 +89,7 @@ pub(super) struct Moving {
 enum Stage {
     Opening(Opening),
     Preparing(Box<Next>),
-    /// It failed, and is tried again later.
+    /// A failed attempt, which is retried later.
     Resting(Pin<Box<tokio::time::Sleep>>),
 }
 
@@ -105,7 +105,7 @@ impl Moving {
         self.stage = Stage::Opening(reopen(self.route.clone(), self.words.bytes()));
     }
 
-    /// Ready where the flow may go there now.
+    /// Ready when the flow may switch ports.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -127,8 +127,8 @@ impl Moving {
                 },
                 Stage::Preparing(next) => {
                     let arrived = ready!(next.poll(cx, worker));
-                    // Who asked for any gets another one there, if not its own; by another tunnel, since an identifier is
-                    // used once in each.
+                    // A request for any address may get another one there, if not its own. That takes another tunnel,
+                    // because a request ID is used only once in each.
                     next.refused.retain(|request| said.has_any(*request) && !self.for_any.contains(request));
                     if next.refused.is_empty() {
                         return Poll::Ready(arrived);
@@ -144,7 +144,7 @@ impl Moving {
         port.set_sink(near);
         let within = self.route.timeout.connect;
         let timer = Box::pin(tokio::time::sleep(within));
-        // What was said since the request was written is said after it.
+        // Capsules since the request was written are sent after it.
         let known = if told { std::mem::take(&mut self.words) } else { Words::default() };
         let words = said.again(&self.for_any);
         self.stage = Stage::Preparing(Box::new(Next {
@@ -161,7 +161,7 @@ impl Moving {
         }));
     }
 
-    /// Tries again after a pause. True where this was the first failure.
+    /// Retries after a pause. True after the first failure.
     pub(super) fn rest(&mut self, worker: &Worker) -> bool {
         let is_first = self.pause == FIRST_PAUSE;
         self.wait(worker, self.pause);
@@ -175,30 +175,30 @@ impl Moving {
         self.stage = Stage::Resting(Box::pin(tokio::time::sleep(pause + jitter)));
     }
 
-    /// The route that the flow has now, and its port. `None`: it is not open.
+    /// The new route of the flow, and its port. `None` if the port is not open.
     pub(super) fn arrive(self) -> Option<(Arc<Route>, Next)> {
         let Stage::Preparing(next) = self.stage else { return None };
         Some((self.route, *next))
     }
 }
 
-/// The far port that a flow moves to, before it carries anything.
+/// The upstream port of a move, before it carries traffic.
 pub(super) struct Next {
     pub(super) port: Port,
-    /// What it is told of addresses and routes, and what of that it is not told yet.
+    /// All capsules about addresses and routes for it. `said` holds those that it has not received.
     pub(super) words: Words,
     said: Batch,
-    /// Requests of which it has not said whether it gives an address; packets from others would be dropped there.
+    /// Requests without an answer; until then, packets from other addresses would be dropped there.
     unanswered: Vec<u64>,
-    /// Those of which it has said that it gives none.
+    /// Requests that were refused.
     refused: Vec<u64>,
-    /// It has given one.
+    /// An address was assigned.
     is_assigned: bool,
-    /// The flow could go there.
+    /// The port is ready for the flow.
     is_open: bool,
-    /// What came of it meanwhile.
+    /// Datagrams and capsules that it sent meanwhile.
     pub(super) heard: Batch,
-    /// So long it has to give addresses, and then the flow to go there.
+    /// The timeout for the addresses, and then for the switch.
     within: Duration,
     timer: Pin<Box<tokio::time::Sleep>>,
 }
@@ -206,10 +206,10 @@ pub(super) struct Next {
 impl Next {
     fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<Result<(), Failure>> {
         if self.is_assigned && !self.is_open && self.timer.as_mut().poll(cx).is_ready() {
-            // Some of what was asked for is there, and of the others it says nothing.
+            // Some addresses were assigned, and the other requests remain unanswered.
             self.unanswered.clear();
         } else if self.timer.as_mut().poll(cx).is_ready() {
-            // Who could keep a capsule open for ever would keep a way that is not its own any more.
+            // A client that never ends a capsule could otherwise keep a route that it may no longer use.
             let late = match self.is_open {
                 true => Failure::for_good("a capsule that does not end keeps the flow where it is"),
                 false => Failure::for_now("no address was assigned in time"),
@@ -232,7 +232,7 @@ impl Next {
                 self.is_assigned |= is_given;
                 let is_ours = self.words.requests().contains(&address.request);
                 if is_given && !is_ours {
-                    // Who gives what nobody asked for need not answer what was.
+                    // A peer that assigns unrequested addresses need not answer the requests.
                     self.unanswered.clear();
                 } else if is_ours && !is_given {
                     self.refused.push(address.request);
@@ -248,14 +248,14 @@ impl Next {
         }
         if !std::mem::replace(&mut self.is_open, true) {
             self.timer.as_mut().reset(tokio::time::Instant::now() + self.within);
-            // Its waker.
+            // Registers the waker.
             let _ = self.timer.as_mut().poll(cx);
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Where the far end is the old one, packets come by the new way from the moment when it has given the address. False
-    /// where its capsules are too many.
+    /// Buffers what the new port sends. If both ports lead to the same peer, packets take the new path as soon as it
+    /// has assigned the address. False if the capsules exceed the limit.
     fn keep(&mut self, worker: &Worker, mut batch: Batch) -> bool {
         let heard = &mut self.heard;
         heard.opened = batch.opened;
@@ -274,8 +274,8 @@ impl Next {
     }
 }
 
-/// The port that a flow has moved away from. It is heard for a while, then ended in order and heard
-/// until it has ended as well: a stream that is merely dropped is a failure to the far end.
+/// The port that a flow has left. It is read for a while, then ended cleanly and read until its peer has ended too: a
+/// stream that is dropped without an end counts as a failure at the peer.
 pub(super) struct Old {
     pub(super) port: Port,
     timer: Pin<Box<tokio::time::Sleep>>,
@@ -287,7 +287,7 @@ impl Old {
         Self { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false }
     }
 
-    /// Receives what still comes. False where nothing will any more.
+    /// Receives what still comes. False once nothing more will.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> bool {
         let _ = self.port.poll_send(cx, worker, &mut Batch::default());
         self.port.poll_carrier(cx);

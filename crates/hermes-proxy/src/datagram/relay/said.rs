@@ -1,7 +1,7 @@
-//! What the near side of a CONNECT-IP flow has said of addresses and routes: another far end is told the same.
+//! The addresses and routes that the downstream side of a CONNECT-IP flow signalled, for replay to a new upstream.
 //!
-//! In: capsules of the near side, and what the far end answers to requests for addresses. Out: what a far end is told that
-//! the flow moves to, under the identifiers of the near side. Bounded. Never: a packet.
+//! In: capsules of the downstream side, and the upstream's answers to address requests. Out: the capsules for a new
+//! upstream, under the request IDs of the downstream side. Bounded. Never: a packet.
 
 use bytes::{Bytes, BytesMut};
 use hermes_wire::capsule;
@@ -10,17 +10,17 @@ use hermes_wire::connect_ip::{self, Address, Prefix};
 use super::super::{Batch, Other};
 use crate::worker::Worker;
 
-/// Addresses whose requests are remembered: as many as one session may hold.
+/// The limit of remembered address requests, equal to the limit of addresses in a session.
 const MOST_ASKED: usize = 64;
-/// Bytes of each of the other capsules.
+/// The longest other capsule that is remembered.
 const MOST_BYTES: usize = 8 << 10;
 
-/// Capsules of CONNECT-IP that hold until they are taken back.
+/// CONNECT-IP capsules that stay in force until they are replaced.
 #[derive(Default)]
 pub(super) struct Said {
-    /// Each replaces what was said before of its kind (RFC 9484, section 4.7).
+    /// Each replaces the previous capsule of its type (RFC 9484, section 4.7).
     whole: Vec<(u64, Bytes)>,
-    /// Requests add up.
+    /// Address requests accumulate.
     asked: Vec<Asked>,
 }
 
@@ -30,7 +30,7 @@ struct Asked {
     answer: Answer,
 }
 
-/// What the far end has said of it.
+/// The upstream's answer.
 #[derive(PartialEq)]
 enum Answer {
     Outstanding,
@@ -39,7 +39,7 @@ enum Answer {
 }
 
 impl Asked {
-    /// In the place of any address that which it has by now.
+    /// The request to replay: a request for any address becomes one for the assigned address.
     fn as_given(&self) -> Address {
         match self.answer {
             Answer::Given(prefix) if is_any(self.wanted.prefix) => Address { prefix, ..self.wanted },
@@ -47,8 +47,8 @@ impl Asked {
         }
     }
 
-    /// Whether the next request takes the place of this one: it has its identifier, or is for the address that this one
-    /// is for or has, or for any where that was refused. Who asks again does so under another identifier (section 4.7.2).
+    /// True if the next request replaces this one: it has the same ID, or asks for the address that this one asked for
+    /// or has. A request for any address also replaces a refused one. A repeated request has a new ID (section 4.7.2).
     fn gives_way_to(&self, next: &Address) -> bool {
         let (wanted, has) = (self.wanted.prefix, self.as_given().prefix);
         let same_version = || wanted.address().is_ipv4() == next.prefix.address().is_ipv4();
@@ -62,7 +62,7 @@ fn is_any(prefix: Prefix) -> bool {
     prefix.address().is_unspecified()
 }
 
-/// What a far end is told.
+/// The capsules for an upstream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Words {
     whole: Vec<(u64, Bytes)>,
@@ -80,10 +80,10 @@ impl Said {
         }
     }
 
-    /// False where something is forgotten for it, or it is too long to be remembered.
+    /// Remembers a capsule. False if another one was forgotten for it, or if it is too long.
     pub(super) fn add(&mut self, kind: u64, payload: &Bytes) -> bool {
         if kind == connect_ip::ADDRESS_REQUEST {
-            // What is malformed ends the flow elsewhere.
+            // A malformed capsule ends the flow at the tunnel.
             let wanted = connect_ip::parse_address_request(payload.clone()).unwrap_or_default();
             let forgotten = wanted.into_iter().filter(|wanted| !self.ask(*wanted)).count();
             return forgotten == 0;
@@ -91,7 +91,7 @@ impl Said {
         self.whole.retain(|(said, _)| *said != kind);
         let fits = payload.len() <= MOST_BYTES;
         if fits {
-            // A slice would keep the whole chunk that it was read in.
+            // A slice would keep its whole read buffer alive.
             self.whole.push((kind, Bytes::copy_from_slice(payload)));
         }
         fits
@@ -107,7 +107,7 @@ impl Said {
         fits
     }
 
-    /// What the far end says of what was asked.
+    /// Notes the upstream's answers.
     pub(super) fn hear(&mut self, batch: &Batch) {
         for address in assigned(batch).flatten() {
             let asked = self.asked.iter_mut().find(|asked| asked.wanted.request == address.request);
@@ -117,20 +117,20 @@ impl Said {
         }
     }
 
-    /// What is to be said again: for each address that was given in the place of any, that one; for any once more in these
-    /// requests.
+    /// The capsules to replay. Requests for any address ask for the assigned one, except the requests in `for_any`,
+    /// which ask for any again.
     pub(super) fn again(&self, for_any: &[u64]) -> Words {
         let said =
             |asked: &Asked| if for_any.contains(&asked.wanted.request) { asked.wanted } else { asked.as_given() };
         Words { whole: self.whole.clone(), asked: self.asked.iter().map(said).collect() }
     }
 
-    /// Whether this request was for any address, and has one.
+    /// True if this request was for any address, and got one.
     pub(super) fn has_any(&self, request: u64) -> bool {
         self.asked.iter().any(|asked| asked.wanted.request == request && asked.as_given() != asked.wanted)
     }
 
-    /// It is said again with the rest.
+    /// True if the replay contains this capsule.
     pub(super) fn holds(&self, other: &Other) -> bool {
         match other {
             Other::Whole { kind: connect_ip::ADDRESS_REQUEST, .. } => true,
@@ -141,14 +141,14 @@ impl Said {
 }
 
 impl Words {
-    /// As capsules on a stream.
+    /// Encodes the capsules for a stream.
     pub(super) fn bytes(&self) -> Bytes {
         let mut bytes = BytesMut::new();
         self.capsules().for_each(|(kind, payload)| capsule::put(&mut bytes, kind, &payload));
         bytes.freeze()
     }
 
-    /// As what goes to a port.
+    /// The capsules as a batch for a port.
     pub(super) fn batch(&self) -> Batch {
         let capsules = self.capsules().map(|(kind, payload)| Other::Whole { kind, payload }).collect();
         Batch { capsules, opened: true, ..Batch::default() }
@@ -161,7 +161,7 @@ impl Words {
         self.whole.iter().cloned().chain(request)
     }
 
-    /// What the others lack: an identifier is used once.
+    /// The capsules that the others lack; a request ID is used only once.
     pub(super) fn beyond(&self, others: &Self) -> Self {
         let is_new = |address: &&Address| others.asked.iter().all(|other| other.request != address.request);
         Self {
@@ -170,13 +170,13 @@ impl Words {
         }
     }
 
-    /// The identifiers under which addresses are asked for.
+    /// The IDs of the address requests.
     pub(super) fn requests(&self) -> Vec<u64> {
         self.asked.iter().map(|address| address.request).collect()
     }
 }
 
-/// What each ADDRESS_ASSIGN in it says.
+/// The content of each ADDRESS_ASSIGN in the batch.
 pub(super) fn assigned(batch: &Batch) -> impl Iterator<Item = Vec<Address>> {
     batch.capsules.iter().filter_map(|other| match other {
         Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } => {
@@ -218,13 +218,13 @@ mod tests {
             assert!(asks(&mut said, request, [10, 0, 0, 2]));
         }
         assert_eq!(said.again(&[]).asked, [address(500, [10, 0, 0, 2])]);
-        // Any address more is one more, unless the one before was refused.
+        // Each request for any address adds one, unless the previous one was refused.
         asks(&mut said, 501, ANY);
         asks(&mut said, 502, ANY);
         answers(&mut said, &[address(501, [10, 0, 0, 9]), address(502, ANY)]);
         asks(&mut said, 503, ANY);
         assert_eq!(said.again(&[]).requests(), [500, 501, 503]);
-        // The first one has an address by now.
+        // The first of them has an address by now.
         let given = [address(500, [10, 0, 0, 2]), address(501, [10, 0, 0, 9]), address(503, ANY)];
         assert_eq!(said.again(&[]).asked, given);
         assert_eq!(said.again(&[501]).asked[1], address(501, ANY));
@@ -232,7 +232,7 @@ mod tests {
         let later = said.again(&[]);
         asks(&mut said, 504, [10, 0, 0, 3]);
         assert_eq!(said.again(&[]).beyond(&later).asked, [address(504, [10, 0, 0, 3])]);
-        // It asks for what it has.
+        // The client requests the address that it has.
         asks(&mut said, 505, [10, 0, 0, 9]);
         assert_eq!(said.again(&[]).requests(), [500, 503, 504, 505]);
     }
@@ -251,7 +251,7 @@ mod tests {
             let [high, low] = request.to_be_bytes();
             assert_eq!(asks(&mut said, request.into(), [10, 0, high, low]), usize::from(request) <= MOST_ASKED);
         }
-        // The newest are remembered, and what else was said.
+        // The newest requests are remembered, and so are other capsules.
         assert_eq!(said.asked.len(), MOST_ASKED);
         assert_eq!(said.again(&[]).requests().last(), Some(&1000));
         assert_eq!(said.whole.len(), 1);

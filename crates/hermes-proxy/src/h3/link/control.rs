@@ -1,7 +1,7 @@
-//! The unidirectional streams of a connection (RFC 9114, section 6.2): control, QPACK's, and what else may begin.
+//! The unidirectional streams of a connection (RFC 9114, section 6.2): control, QPACK, and unknown types.
 //!
-//! In: our SETTINGS and GOAWAY, and the peer's streams. Out: ours on the wire, and what the peer says with its link; or the
-//! fault that ends the connection. Never: a push, or a dynamic table.
+//! In: the SETTINGS and GOAWAY of this node, and the peer's streams. Out: this node's control stream on the wire, and
+//! the peer's state in the link; or the fault that closes the connection. Never: a push, or a dynamic table.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use hermes_wire::varint;
 
 use super::{Link, number};
 
-/// Bytes of the longest integer that a stream's type can be.
+/// The longest integer of a stream type, in bytes.
 const TYPE: usize = varint::MAX_LEN;
 
-/// Opens our control stream, with SETTINGS on it. A server does it before it knows who the client is, so that they
-/// come with the handshake's answer: who waits for them to send extended CONNECT loses no round trip.
+/// Opens the control stream and sends SETTINGS on it. A server does so before it knows the client, so that they arrive
+/// with the answer to the handshake. A client that needs them for extended CONNECT saves a round trip.
 pub(crate) async fn greet(connection: &quic::Connection, ours: Settings) -> io::Result<quic::SendStream> {
     let mut control = connection.open_uni().await?;
     let mut out = BytesMut::new();
@@ -27,8 +27,8 @@ pub(crate) async fn greet(connection: &quic::Connection, ours: Settings) -> io::
 }
 
 impl Link {
-    /// Our control stream: SETTINGS, and at last GOAWAY. QPACK's streams are not opened: nothing is sent
-    /// on them without a dynamic table (RFC 9204, 4.2).
+    /// Writes the control stream: SETTINGS, and at last GOAWAY. QPACK streams are not opened, because nothing is sent
+    /// on them without a dynamic table (RFC 9204, section 4.2).
     pub(super) async fn speak(&self, ours: Settings, control: Option<quic::SendStream>) -> Result<(), Fault> {
         let lost = |error: &dyn std::fmt::Display| Fault(Code::InternalError, error.to_string());
         let mut control = match control {
@@ -40,11 +40,11 @@ impl Link {
         h3::put_header(h3::GOAWAY, varint::len(first_refused), &mut out);
         varint::encode(first_refused, &mut out);
         control.write_chunk(out.freeze()).await.map_err(|error| lost(&error))?;
-        // The stream lives as long as its connection.
+        // The control stream must stay open as long as the connection.
         std::future::pending().await
     }
 
-    /// One of the peer's unidirectional streams.
+    /// Reads one of the peer's unidirectional streams.
     pub(super) async fn hear(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
         let mut seen = Vec::with_capacity(TYPE);
         let kind = loop {
@@ -52,10 +52,10 @@ impl Link {
             if let Some(kind) = wanted {
                 break kind;
             }
-            // Byte by byte: what follows is the stream's own.
+            // Byte by byte: the rest belongs to the stream's own reader.
             match recv.read_chunk(1, true).await {
                 Ok(Some(chunk)) => seen.extend_from_slice(&chunk.bytes),
-                // Over before it was anything (section 6.2).
+                // The stream ended before its type was complete (section 6.2).
                 Ok(None) | Err(_) => return Ok(()),
             }
         };
@@ -76,14 +76,14 @@ impl Link {
                 Err(Fault(code, reason.to_owned()))
             }
             _ => {
-                // Nobody reads it (section 9).
+                // Streams of unknown types are not read (section 9).
                 let _ = recv.stop(number(Code::StreamCreationError));
                 Ok(())
             }
         }
     }
 
-    /// The peer's control stream.
+    /// Reads the peer's control stream.
     async fn obey(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
         let mut decoder = FrameDecoder::new(h3::MAX_CONTROL);
         let fault = |code, reason: &str| Err(Fault(code, reason.to_owned()));
@@ -118,7 +118,7 @@ impl Link {
                         return fault(Code::FrameUnexpected, "MAX_PUSH_ID of a server");
                     }
                     (h3::MAX_PUSH_ID, _) => self.hear_max_push(&payload)?,
-                    // Nothing is ever pushed.
+                    // This node never pushes.
                     (h3::CANCEL_PUSH, _) => {
                         let code = if h3::parse_id(&payload).is_some() { Code::IdError } else { Code::FrameError };
                         return fault(code, "CANCEL_PUSH of no push");
@@ -132,13 +132,13 @@ impl Link {
                 Err(quic::ReadError::Reset(_)) => {
                     return fault(Code::ClosedCriticalStream, "the control stream was reset");
                 }
-                // The connection is over.
+                // The connection has closed.
                 Err(_) => return Ok(()),
             }
         }
     }
 
-    /// A client may allow more pushes, never fewer (section 7.2.7).
+    /// Reads MAX_PUSH_ID: a client may raise it, never lower it (section 7.2.7).
     fn hear_max_push(&self, payload: &[u8]) -> Result<(), Fault> {
         let Some(id) = h3::parse_id(payload) else {
             return Err(Fault(Code::FrameError, "a malformed MAX_PUSH_ID".to_owned()));
@@ -153,7 +153,7 @@ impl Link {
         let Some(id) = h3::parse_id(payload) else {
             return Err(Fault(Code::FrameError, "a malformed GOAWAY".to_owned()));
         };
-        // A server names a request's stream, a client a push (section 5.2).
+        // The GOAWAY of a server names a request stream, that of a client a push (section 5.2).
         if (!self.is_server && id % 4 != self.first_request()) || self.goaway.get().is_some_and(|before| id > before) {
             return Err(Fault(Code::IdError, format!("GOAWAY with the identifier {id}")));
         }
@@ -162,7 +162,7 @@ impl Link {
     }
 }
 
-/// A stream of QPACK: with no dynamic table it has little to say, and has to stay.
+/// Reads a QPACK stream. Without a dynamic table it carries few instructions, but it must stay open.
 async fn hear_qpack(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> {
     let mut instructions = Instructions::of(kind);
     loop {
@@ -178,5 +178,5 @@ async fn hear_qpack(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> 
     }
 }
 
-/// What ends the connection.
+/// A fault that closes the connection.
 pub(super) struct Fault(pub(super) Code, pub(super) String);

@@ -1,7 +1,9 @@
-//! The queues of a device on one worker: who reads them, and what goes to and fro between processes that have it.
+//! The queues of a device on one worker: their readers, and the exchange of packets between processes that share the
+//! device.
 //!
-//! In: packets of the kernel, and those that the process before us, or the one after us, passes on. Out: each to the
-//! session that holds its destination, here or in one of those two. Never: whose an address is; that is the device's.
+//! In: packets of the kernel, and packets that the predecessor or the successor process forwards. Out: each to the
+//! session that owns its destination, in this process or in one of those two. Never: the ownership of addresses; the
+//! device decides that.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -22,16 +24,16 @@ use super::Device;
 use crate::signal::Signal;
 use crate::worker::{Shared, Worker, go_on_later};
 
-/// Reads of one turn before other tasks get theirs.
+/// The limit of reads before other tasks of the worker run.
 const ROUNDS: usize = 4;
 
-/// What a worker has of a device.
+/// A worker's share of a device.
 pub(crate) struct Share {
     pub(crate) device: Arc<Device>,
     pub(crate) queue: IdleQueue,
-    /// More of them to be read.
+    /// Further queues to read.
     pub(crate) more: Vec<IdleQueue>,
-    /// To the sessions of the process before us.
+    /// The queue to sessions of the predecessor process.
     pub(crate) before: Option<IdleQueue>,
 }
 
@@ -54,12 +56,12 @@ impl Share {
 #[derive(Default)]
 pub(crate) struct Devices {
     here: RefCell<HashMap<Arc<str>, Rc<LocalDevice>>>,
-    /// There is another one.
+    /// Notified when a device is added.
     came: Notify,
 }
 
 impl Devices {
-    /// Begins to read queues.
+    /// Starts to read queues.
     pub(crate) fn begin(&self, worker: &Rc<Worker>, shares: Vec<Share>) {
         for share in shares {
             let device = share.device.clone();
@@ -71,7 +73,7 @@ impl Devices {
                         worker.spawn(local.clone().outlive(worker.clone(), elder));
                     }
                     let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
-                    // It was empty.
+                    // The cell was empty.
                     let _ = local.reading.set(reading);
                     self.here.borrow_mut().insert(device.name.clone(), local);
                     self.came.notify_waiters();
@@ -86,10 +88,10 @@ impl Devices {
         }
     }
 
-    /// Another process reads the queues from now on; what it has no session for comes by these, and what nobody here
-    /// has one for any more goes back by them.
+    /// Stops reading, because the successor process reads from now on. It forwards packets without a session there
+    /// through these queues, and gets those without a session here back.
     pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
-        // Others are devices that no document names: they are not handed over, and are read for the sessions that are left.
+        // Devices that no document names are not handed over, and remain read for their last sessions.
         for local in self.here.borrow().values().filter(|local| !local.device.net.is_ours()) {
             local.end_reading();
             let (device, shared) = (local.device.clone(), worker.shared.clone());
@@ -109,7 +111,8 @@ impl Devices {
                         let passed_on =
                             poll_fn(|cx| local.poll_deliver(cx, &here, &passage, &local.elsewhere(), &mut delivery));
                         drop(passed_on.await);
-                        // It is gone, and nobody reads the device for who is left: they begin anew elsewhere.
+                        // The successor has exited, and no process reads the device for the remaining sessions: they
+                        // start again elsewhere.
                         local.after.take();
                         local.alone.set(());
                         local.device.finish_sessions();
@@ -120,7 +123,7 @@ impl Devices {
         }
     }
 
-    /// There may be another one of its name already.
+    /// Removes this device, but not a new one of the same name.
     fn forget(&self, device: &Arc<Device>) {
         self.here.borrow_mut().retain(|_, local| !Arc::ptr_eq(&local.device, device));
     }
@@ -130,8 +133,8 @@ impl Devices {
         self.here.borrow().get(name).cloned()
     }
 
-    /// The device of this name, also where somebody has just deleted it and it is not made again yet. `None`: it was not
-    /// by then.
+    /// The device of this name. Waits for a device that was deleted and is not yet created again. `None` after the
+    /// deadline.
     pub(crate) async fn get_by(&self, name: &str, by: Instant) -> Option<Rc<LocalDevice>> {
         let come = async {
             loop {
@@ -146,7 +149,7 @@ impl Devices {
     }
 }
 
-/// The process before us gets its packets by us as long as this lives.
+/// A guard: while it lives, the predecessor gets packets through this process.
 struct Elder(Arc<Shared>);
 
 impl Elder {
@@ -162,7 +165,7 @@ impl Drop for Elder {
     }
 }
 
-/// Where else sessions of a device are: in the process before us, as long as that lives, else in the one after us.
+/// The other process with sessions of a device: the predecessor while it lives, else the successor.
 pub(super) enum Elsewhere {
     Nowhere,
     Before(Rc<Queue>),
@@ -186,17 +189,17 @@ impl Elsewhere {
 pub(crate) struct LocalDevice {
     pub(crate) device: Arc<Device>,
     pub(crate) queue: Queue,
-    /// More of them to be read, of a process that had more workers.
+    /// Further queues to read, of a predecessor with more workers.
     more: Vec<Queue>,
-    /// For what nobody else is left to count.
+    /// For counters that no worker is left to update.
     pub(in crate::ip) shared: Arc<Shared>,
-    /// To the sessions of the process before us, while that lives.
+    /// The queue to sessions of the predecessor, while it lives.
     before: RefCell<Option<Rc<Queue>>>,
-    /// To those of the process after us, on the worker that reads what comes from there.
+    /// The queue to sessions of the successor, on the worker that reads packets from there.
     after: RefCell<Option<Rc<Queue>>>,
-    /// Of those two the later one is gone, and the earlier one is to hear of it.
+    /// Set when the successor has exited, to tell the predecessor.
     alone: Signal<()>,
-    /// What reads the queues, as long as somebody has the device.
+    /// The task that reads the queues, while the device has references.
     reading: OnceCell<AbortHandle>,
 }
 
@@ -206,11 +209,11 @@ impl Drop for LocalDevice {
     }
 }
 
-/// Reads the queue of this worker, once it is ours to read, until the device is gone or nobody here has it.
-/// Sessions of a device that somebody deleted end: those that come again find the one that is made in its place.
+/// Reads this worker's queue once the process owns it, until the device is deleted or its last reference dropped.
+/// Sessions of a deleted device end; when they return they find its replacement.
 async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>) {
     let mut reads = device.reads.subscribe();
-    // The device has the other end.
+    // The sender lives as long as the device.
     drop(reads.wait_for(|reads| *reads).await);
     let mut delivery = Delivery::default();
     let read = poll_fn(|cx| {
@@ -218,13 +221,13 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
         let elsewhere = local.elsewhere();
         let queues = [&local.queue].into_iter().chain(&local.more);
         let read = queues.map(|queue| local.poll_deliver(cx, &worker, queue, &elsewhere, &mut delivery));
-        // All of them are asked, so that each wakes us.
+        // All of them are polled, so that each registers the waker.
         read.fold(Poll::Pending, |so_far, next| if so_far.is_ready() { so_far } else { next.map(Err) })
     });
     tokio::select! {
         read = read => match read {
             Ok(()) => return,
-            // A busy reader may be told before the network's watcher is.
+            // A busy reader may see the error before the network watcher reports the deletion.
             Err(_) if !device.net.is_there() => {}
             Err(error) => {
                 tracing::warn!(device = %device.name, %error, "a device can be read no more");
@@ -235,14 +238,14 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
     }
     worker.devices.forget(&device);
     device.finish_sessions();
-    // Each worker's reader learns of it.
+    // The readers on all workers see this.
     if device.reads.send_replace(false) {
         tracing::warn!(device = %device.name, "somebody has deleted a device: its sessions here end");
         worker.shared.device_lost.notify_one();
     }
 }
 
-/// What whoever reads a device needs to have.
+/// The buffers of a reader.
 #[derive(Default)]
 struct Delivery {
     buffer: ReceiveBuffer,
@@ -255,11 +258,11 @@ impl LocalDevice {
         self.reading.get().inspect(|reading| reading.abort());
     }
 
-    /// Waits for the end of the process before us. What comes from it was for a session that ended there while it was
-    /// on its way, and is for one of ours now, or of those after us.
+    /// Waits for the end of the predecessor. Packets that it sends back were for a session that ended there meanwhile,
+    /// and now belong to a session of this process or of the successor.
     async fn outlive(self: Rc<Self>, worker: Rc<Worker>, _elder: Elder) {
         let Some(before) = self.before.borrow().clone() else { return };
-        // A document that names it again finds it: its queues are open as long as this waits.
+        // The reference keeps the queues open, so that a document can name the device again.
         let _hold = self.device.hold();
         let mut delivery = Delivery::default();
         let came_back = poll_fn(|cx| self.poll_deliver(cx, &worker, &before, &self.later(), &mut delivery));
@@ -268,7 +271,8 @@ impl LocalDevice {
             () = self.alone.wait() => {}
         }
         self.before.take();
-        // It may have ended before it parted: only then it is known what it had, and that the device is ours.
+        // The predecessor may exit before it has handed over the device. Only the handover tells which prefixes it had,
+        // and that this process owns the device.
         let mut reads = self.device.reads.subscribe();
         tokio::select! {
             _ = reads.wait_for(|reads| *reads) => {}
@@ -290,17 +294,17 @@ impl LocalDevice {
         before.map_or_else(|| self.later(), Elsewhere::Before)
     }
 
-    /// For what the process before us has no session for.
+    /// The process for packets that the predecessor has no session for.
     fn later(&self) -> Elsewhere {
         self.after.borrow().clone().map_or(Elsewhere::Nowhere, Elsewhere::After)
     }
 
-    /// Posts packets to the sessions that hold their destinations, here or in another process.
+    /// Delivers packets to the sessions that own their destinations, here or in another process.
     pub(in crate::ip) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         self.device.deliver(worker, &self.elsewhere(), packets, run);
     }
 
-    /// Delivers what comes by a queue. Ready when its other end is gone.
+    /// Delivers the packets of a queue. Ready when its other end has closed.
     fn poll_deliver(
         &self,
         cx: &mut Context<'_>,
@@ -323,14 +327,14 @@ impl LocalDevice {
         Poll::Pending
     }
 
-    /// Drops a packet of the device that nobody can carry, and tells its sender that no way leads there.
+    /// Drops a packet of the device that no session carries, and reports "no route" to its sender.
     pub(crate) fn refuse(&self, worker: &Worker, packet: &[u8], reason: &'static str) {
         worker.shared.metrics.dropped(reason, 1);
         let error = ip::parse(packet)
             .ok()
             .and_then(|header| ip::icmp_error(packet, &header, IcmpError::NoRoute, header.destination));
         if let Some(error) = error.filter(|_| worker.takes_answer()) {
-            // As any answer it may be lost.
+            // The report may be lost, like any ICMP error.
             let _ = self.queue.try_send(&[error.into()]);
         }
     }

@@ -1,7 +1,7 @@
-//! Whose prefixes of a device are in the process before us, as long as that lives.
+//! Prefixes of a device whose owners are in the predecessor process, while it lives.
 //!
-//! In: the word of that process. Out: claims that only their owners may make; the same word for the process after us.
-//! Never: a prefix that rests already: those are the node's, and handed over with it (`given`).
+//! In: the predecessor's list. Out: claims that only those owners may make; the same list for the successor. Never: a
+//! prefix without a session; such leases belong to the node, and are handed over with it (`given`).
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -11,8 +11,8 @@ use ipnet::IpNet;
 use super::{Device, Owner};
 
 impl Device {
-    /// Whose each prefix is that clients were given, for another process: a line each. Once the device is another's no
-    /// more of them are.
+    /// The owners of client prefixes, for the successor: one line each. Once the successor owns the device, no more are
+    /// added.
     pub(crate) fn owners(&self) -> String {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         let ours = claims.iter().filter_map(|(prefix, claims)| Some((prefix, &claims.sessions.first()?.owner)));
@@ -21,20 +21,20 @@ impl Device {
         given.chain(reserved.iter()).map(|(prefix, owner)| format!("{prefix} {owner}\n")).collect()
     }
 
-    /// Takes the word of the process before us for whose each prefix is.
+    /// Reserves the prefixes in the predecessor's list.
     pub(crate) fn reserve(&self, owners: &str) {
         let mut reserved = self.reserved.write().unwrap_or_else(PoisonError::into_inner);
         for line in owners.lines() {
             let Some((prefix, owner)) = line.split_once(' ') else { continue };
             let (Ok(prefix), Some(owner)) = (prefix.parse(), Owner::parse(owner)) else { continue };
-            // As if a session of ours had it, so that it is nobody's on another device either.
+            // The lease is taken too, so that no other device assigns the prefix.
             if reserved.get(prefix).is_none() && self.given.take(prefix, &owner) {
                 reserved.insert(prefix, owner);
             }
         }
     }
 
-    /// What was given in the place of something else, for another process: a line each.
+    /// The substitute addresses, for the successor: one line each.
     pub(crate) fn wishes(&self) -> String {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         let ours = claims.iter().filter_map(|(prefix, claims)| Some((*prefix, &claims.sessions.first()?.owner)));
@@ -46,7 +46,7 @@ impl Device {
         ours.filter_map(line).collect()
     }
 
-    /// Takes the word of the process before us for that. Whoever comes again finds it here.
+    /// Stores the predecessor's substitute addresses, for clients that return.
     pub(crate) fn keep_wishes(&self, wishes: &str) {
         for line in wishes.lines() {
             let mut words = line.splitn(4, ' ');
@@ -61,24 +61,24 @@ impl Device {
         }
     }
 
-    /// One more worker waits for the end of the process before us.
+    /// Counts a worker that waits for the end of the predecessor.
     pub(super) fn awaits(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// That worker has seen it. With the last one all its workers are gone: an earlier one may have had a session that
-    /// led something here yet. Nor does it take more than one of ours to sweep.
+    /// Counts a worker that has seen the end. The last one sweeps, because only then have all workers of the
+    /// predecessor exited, and one of them may have kept a route for a session. One sweep is enough.
     pub(super) fn outlived(&self) {
         if self.waiting.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.release_reserved();
         }
     }
 
-    /// The process before us is gone, and its sessions with it. Those that are not here now may come again; routes to
-    /// them go.
+    /// Releases the prefixes of a predecessor that has exited with its sessions. Clients that have not moved here may
+    /// return; routes to them are removed.
     fn release_reserved(&self) {
         let reserved = std::mem::take(&mut *self.reserved.write().unwrap_or_else(PoisonError::into_inner));
-        // Whoever claims one of them waits until it is gone, and then leads it here anew.
+        // A concurrent claim waits for the lock, and then adds its route again.
         let mut led = self.led();
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         let is_held = |prefix| claims.get(prefix).is_some_and(|claims| !claims.sessions.is_empty());
@@ -87,7 +87,7 @@ impl Device {
             let _ = self.net.remove_route(*prefix);
         }
         drop(claims);
-        // Of all else that its sessions led here nobody told us.
+        // The predecessor reported no other routes of its sessions, so a sweep removes them.
         let swept = if self.net.is_ours() { self.net.sweep() } else { Ok(()) };
         if let Err(error) = swept {
             tracing::warn!(%error, "{}", error.remedy());

@@ -1,7 +1,7 @@
-//! What the two ends of a CONNECT-IP tunnel say of addresses and routes (RFC 9484, section 4.7).
+//! The address and route capsules of a CONNECT-IP tunnel (RFC 9484, section 4.7).
 //!
-//! In: the peer's capsules. Out: at the end that gives, what was asked for and may be had, claimed of the device and
-//! led into it; at the end that asks, what packets may be from and to. Never: a packet.
+//! In: the peer's capsules. Out: at the assigning end, the permitted addresses, claimed at the device and routed into
+//! it; at the requesting end, the sources and destinations that packets may have. Never: a packet.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -19,15 +19,15 @@ use hermes_ip::claims::Refused;
 use hermes_ip::leases::withheld;
 use hermes_ip::owner::Owner;
 
-/// Addresses that one session may hold.
+/// The limit of addresses in one session.
 const MOST_ADDRESSES: usize = 64;
-/// Refusals that wait to be heard: with those, as many as one capsule may name.
+/// The limit of unsent refusals; with the addresses, they fit one capsule.
 const MOST_REFUSED: usize = connect_ip::MAX_ENTRIES - MOST_ADDRESSES;
-/// Free addresses that are found for one request, where others take them first.
+/// The limit of free addresses to try for one request, if other sessions take them first.
 const MOST_LOOKS: usize = 8;
 
 impl End {
-    /// What the peer says of addresses and routes.
+    /// Handles a capsule of the peer.
     pub(super) fn hear(&mut self, worker: &Worker, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
         match kind {
             connect_ip::ADDRESS_REQUEST => {
@@ -49,7 +49,7 @@ impl End {
         Ok(())
     }
 
-    /// What the far end lets packets come from, which need not be what the link's come from.
+    /// Sets the source addresses that the peer assigned. They may differ from those of the link.
     fn take_assigned(&mut self, worker: &Worker, assigned: &[Address]) {
         let Side::Asks { network, wanted, answered, .. } = &mut self.side else { return };
         let is_first = !std::mem::replace(answered, true);
@@ -82,8 +82,8 @@ impl End {
         }
     }
 
-    /// Answers a request for addresses; those of before stay. What is refused is said until that is heard, and takes no
-    /// place.
+    /// Answers a request for addresses; earlier assignments stay. A refusal is repeated until it was sent, and uses no
+    /// slot.
     fn assign(&mut self, wanted: &[Address]) {
         let unheard = self.refused.len();
         for Address { request, prefix } in wanted {
@@ -92,15 +92,15 @@ impl End {
             let is_any = |prefix: &Prefix| prefix.address().is_unspecified();
             let same_version = |other: &Prefix| other.address().is_ipv4() == prefix.address().is_ipv4();
             if let Some(before) = before.filter(|before| is_any(prefix) && same_version(&before.prefix)) {
-                // It has one.
+                // The request has an address already.
                 self.assigned.push(before);
                 continue;
             }
-            // Nobody may have us look at more than anybody can get.
+            // A client must not cause more searches than it can get addresses.
             let has_room = self.assigned.len() < MOST_ADDRESSES && self.refused.len() < unheard + MOST_ADDRESSES;
             match if has_room { self.give(*prefix) } else { None } {
                 Some(prefix) => {
-                    // Asked for again, under another identifier.
+                    // The same address requested again, under another ID.
                     self.assigned.retain(|before| before.prefix != prefix);
                     self.assigned.push(Address { request: *request, prefix });
                 }
@@ -109,7 +109,7 @@ impl End {
         }
         let too_many = self.refused.len().saturating_sub(MOST_REFUSED);
         self.refused.drain(..too_many);
-        // Asked again for something else: the first is nobody's.
+        // A request ID that was used for something else releases its first address.
         let told: HashSet<Prefix> = self.assigned.iter().map(|address| address.prefix).collect();
         self.release_where(|claim| !told.contains(&prefix_of(claim.prefix)));
         self.rules.there = self.assigned.iter().map(|address| Route::to(address.prefix)).collect();
@@ -119,7 +119,7 @@ impl End {
         self.say(connect_ip::ADDRESS_ASSIGN, payload);
     }
 
-    /// The prefix that is given for the one that is wanted; `None`: none is.
+    /// Assigns a prefix for the requested one; `None` if refused.
     fn give(&mut self, wanted: Prefix) -> Option<Prefix> {
         let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
@@ -141,8 +141,8 @@ impl End {
         Some(prefix_of(net))
     }
 
-    /// Claims what is wanted; where answers could not be told from those of another session of the same owner, a free
-    /// address in its place, and the same one again for whoever wants that again.
+    /// Claims the requested prefix. If its replies could not be distinguished from those of another session of the same
+    /// owner, a free address is the substitute. The same request gets the same substitute again.
     fn take(&mut self, gateway: &Gateway, owner: &Owner, net: IpNet) -> Option<IpNet> {
         let Side::Gives { scope, .. } = self.side else { return None };
         let wish = (net, scope.asked);
@@ -178,7 +178,7 @@ impl End {
                 }
                 return Some(free);
             }
-            // The last that came has the answers.
+            // Without a substitute, the newest session receives the replies.
             claimed = self.claim(net, owner, true);
         }
         if claimed.is_err() {
@@ -187,7 +187,7 @@ impl End {
         claimed.ok().map(|()| net)
     }
 
-    /// There is none, or none more for this owner.
+    /// Reports that no address is free, or that the owner has reached its limit.
     fn tell_lack(&self, gateway: &Gateway, owner: &Owner, address: IpNet, reason: &str) {
         match &self.link {
             Link::Device { local, .. } if local.device.gives_no_more(owner) => local.shared.metrics.limit("addresses"),
@@ -195,7 +195,7 @@ impl End {
         }
     }
 
-    /// What is refused is said now and then, since a client may ask without end.
+    /// Logs a refusal, rate-limited because a client may request without end.
     fn tell_refusal(&self, gateway: &Gateway, owner: &Owner, address: IpNet, reason: &str) {
         let (Link::Device { local, .. }, Side::Gives { route, .. }) = (&self.link, &self.side) else { return };
         if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
@@ -204,8 +204,9 @@ impl End {
         }
     }
 
-    /// Why no client may have it: what the document does not give, and, where it does not say what, what leads
-    /// elsewhere from here, since what is given is led to the client for all programs of this machine. `None`: one may.
+    /// The reason why no client may have the address; `None` if one may. The document's `assign` decides. Without it,
+    /// an address with another route on this host is withheld, because an assigned address is routed to the client for
+    /// all programs of this host.
     fn withheld(&self, gateway: &Gateway, net: IpNet) -> Option<&'static str> {
         let Link::Device { local, .. } = &self.link else { return Some("there is no device") };
         withheld(gateway, net).or_else(|| {
@@ -215,7 +216,7 @@ impl End {
         })
     }
 
-    /// An address that nobody holds, for whom may have one more.
+    /// A free address, if the owner may have another one.
     fn free(&self, gateway: &Gateway, owner: &Owner, like: IpNet) -> Option<IpNet> {
         let Link::Device { local, .. } = &self.link else { return None };
         if local.device.gives_no_more(owner) {
@@ -227,8 +228,7 @@ impl End {
     }
 }
 
-/// A free address that was claimed. Between the two another worker's client may take what was found: then there is
-/// perhaps another one.
+/// Finds and claims a free address. A client on another worker may take it in between, so this tries again.
 fn found_and_claimed<T>(
     end: &mut T,
     find: impl Fn(&mut T) -> Option<IpNet>,
@@ -243,7 +243,7 @@ fn found_and_claimed<T>(
     None
 }
 
-/// What an answer has in the place of an address that is not given (RFC 9484, section 4.7.1).
+/// The address in the answer to a refused request (RFC 9484, section 4.7.1).
 fn nothing(wanted: Prefix) -> Prefix {
     match wanted.address() {
         IpAddr::V4(_) => Prefix::of(IpAddr::from([0; 4])),
@@ -251,13 +251,13 @@ fn nothing(wanted: Prefix) -> Prefix {
     }
 }
 
-/// Of two prefixes the one that lies within the other.
+/// The prefix that lies within the other, if one does.
 fn narrower(one: Prefix, other: Prefix) -> Option<Prefix> {
     let (one, other) = if one.length() >= other.length() { (one, other) } else { (other, one) };
     other.contains(one.address()).then_some(one)
 }
 
-/// Of the routes what lies within the network.
+/// The intersection of the routes with the network.
 fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
     let whole = Route::to(prefix_of(network));
     let within = routes.iter().filter(|route| route.start.is_ipv4() == whole.start.is_ipv4());
@@ -271,7 +271,7 @@ fn narrowed(routes: &[Route], network: IpNet) -> Vec<Route> {
 mod tests {
     use super::*;
 
-    /// What comes between finding and claiming is another thread's, and not to be had at will.
+    /// Another thread may claim an address between the search and the claim; the test simulates that.
     #[test]
     fn another_free_address_is_looked_for_where_one_is_taken_first() {
         let free: Vec<IpNet> = (0..20).map(|last| IpNet::from(IpAddr::from([10, 20, 0, last]))).collect();
@@ -285,7 +285,7 @@ mod tests {
         };
         assert_eq!(claimed(0), Some(free[0]));
         assert_eq!(claimed(3), Some(free[3]));
-        // Not without end.
+        // The search is bounded.
         assert_eq!(claimed(MOST_LOOKS), None);
     }
 }

@@ -1,8 +1,8 @@
-//! Packets on their way through an end of a CONNECT-IP tunnel.
+//! Packets through an end of a CONNECT-IP tunnel.
 //!
-//! In: packets of the link and of the tunnel. Out: those that may pass, with the addresses that the other side knows,
-//! and no longer than what is behind takes; for others an answer to who sent them, at a bounded rate. What is dropped
-//! is counted by its reason.
+//! In: packets of the link and of the tunnel. Out: the permitted ones, with the addresses of the other side, and within
+//! the MTU after this end. Senders of others get an ICMP error, at a bounded rate. Dropped packets are counted by
+//! reason.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ use crate::datagram::Batch;
 use crate::worker::Worker;
 use hermes_ip::packet_filter::{Verdict, Way};
 
-/// Packets that came before their addresses.
+/// The limit of packets that came before their addresses.
 const MOST_AHEAD: usize = 64;
-/// Answers to packets that wait for the tunnel.
+/// The limit of ICMP errors that wait for the tunnel.
 const MOST_ANSWERS: usize = 64;
-/// Answers of one session in a second.
+/// The limit of ICMP errors for one session in a second.
 const MOST_TOLD: u32 = 50;
 
 impl End {
@@ -48,7 +48,8 @@ impl End {
         }
     }
 
-    /// A router behind the device speaks of a packet to the inner address: its sender knows another one.
+    /// Translates the packet inside an ICMP error. A router behind the device reports the inner address, and the sender
+    /// knows the other one.
     fn cited_outwards(&self, packet: Bytes, header: &ip::Header) -> Bytes {
         if self.inner.is_empty() {
             return packet;
@@ -60,15 +61,15 @@ impl End {
         }
     }
 
-    /// What a packet's sender is told, at a bounded rate.
+    /// An ICMP error for the sender of a packet, at a bounded rate.
     fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::IcmpError) -> Option<Bytes> {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
-        // Each session has its own share: whoever floods is told of little, and takes nothing from others.
+        // Each session has its own budget: a flood gets few answers, and takes none from others.
         (self.told.takes(worker.now(), MOST_TOLD) && worker.takes_answer()).then(|| error.into())
     }
 
-    /// An address of ours on the packet's way: of the device, else the one that it was sent to.
+    /// The source of an ICMP error: an address of the device, else the destination of the packet.
     fn own_address(&self, header: &ip::Header) -> IpAddr {
         let of_device = match &self.side {
             Side::Gives { gateway, .. } => gateway.addresses.as_slice(),
@@ -78,7 +79,7 @@ impl End {
         of_device.iter().find(fits).copied().unwrap_or(header.destination)
     }
 
-    /// A datagram of QUIC may overtake the capsule with the addresses, by which it is judged.
+    /// Holds back packets until the addresses are known: a QUIC datagram may overtake the capsule that assigns them.
     pub(super) fn order_ahead(&mut self, worker: &Worker, packets: &mut VecDeque<Bytes>) {
         if !matches!(self.side, Side::Asks { answered: false, .. }) {
             if !self.ahead.is_empty() {
@@ -112,7 +113,7 @@ impl End {
     }
 }
 
-/// A TCP connection that begins through here learns at once how long its segments may be.
+/// Clamps the MSS of a TCP SYN to the MTU.
 fn clamped(packet: Bytes, header: &ip::Header, mtu: usize) -> Bytes {
     let is_syn = header.protocol == ip::TCP
         && !header.is_later_fragment

@@ -1,9 +1,9 @@
-//! Which streams a peer ended before it reset them, and whether it takes further ones.
+//! Watches the frames of an HTTP/2 connection for streams that the peer ended before it reset them, and for GOAWAY.
 //!
-//! In: the bytes of a connection, as they are read. Out: they, untouched, and the streams that had
-//! END_STREAM and then RST_STREAM with NO_ERROR: servers say so that an answer is whole and that they
-//! want to hear no more (RFC 9113, 8.1). Others reset with NO_ERROR what they break off, and h2 does
-//! not tell the one from the other. Nor does it tell streams that live of GOAWAY (6.8). Bounded: the latest
+//! In: the bytes of a connection, as they are read. Out: the same bytes, and the streams that had END_STREAM and then
+//! RST_STREAM with NO_ERROR. Servers signal with it that a response is complete and that they want no more of the
+//! request (RFC 9113, section 8.1). Other servers reset with NO_ERROR streams that they abort, and h2 does not
+//! distinguish the two. Nor does h2 report GOAWAY to streams that continue (section 6.8). Bounded: only the latest
 //! streams are remembered.
 
 use std::cell::{Cell, RefCell};
@@ -16,9 +16,9 @@ use std::task::{Context, Poll, ready};
 use hermes_net::Io;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Streams that are remembered of a connection. A reset follows its end closely.
+/// The number of streams that are remembered of a connection. A reset follows the end of its stream closely.
 const REMEMBERED: usize = 1024;
-/// A frame's head (RFC 9113, 4.1), and that of RST_STREAM with its code.
+/// The length of a frame header (RFC 9113, section 4.1), and of a RST_STREAM frame with its code.
 const HEAD: usize = 9;
 const RESET: usize = HEAD + 4;
 
@@ -28,12 +28,12 @@ const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
 
-/// What is known of a connection's streams.
+/// The state of a connection's streams, as its frames show it.
 #[derive(Default)]
 pub(crate) struct Ends {
     ended: RefCell<VecDeque<u32>>,
     parted: RefCell<VecDeque<u32>>,
-    /// How often something was read.
+    /// The number of reads.
     reads: Cell<u64>,
     is_going: Cell<bool>,
 }
@@ -47,28 +47,28 @@ fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
 }
 
 impl Ends {
-    /// Counts up with all that is heard of the peer.
+    /// A counter of all reads from the peer.
     pub(crate) fn reads(&self) -> u64 {
         self.reads.get()
     }
 
-    /// The peer has said GOAWAY.
+    /// The peer sent GOAWAY.
     pub(crate) fn is_going(&self) -> bool {
         self.is_going.get()
     }
 
-    /// The stream was ended before it was reset with NO_ERROR: all of it is here.
+    /// The stream was ended before it was reset with NO_ERROR: it is complete.
     pub(crate) fn is_whole(&self, stream: u32) -> bool {
         self.parted.borrow().contains(&stream)
     }
 }
 
-/// Reads frames' heads as they pass.
+/// A parser of frame headers.
 #[derive(Default)]
 struct Scan {
     head: [u8; RESET],
     have: usize,
-    /// Bytes of the payload that are still to come.
+    /// Remaining bytes of the payload.
     skip: usize,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Scanned {
     io: Io,
     scan: Scan,
     ends: Rc<Ends>,
-    /// The peer accepts no more bytes: what h2 writes is dropped.
+    /// The peer accepts no more bytes; writes of h2 are discarded.
     write_failed: bool,
 }
 

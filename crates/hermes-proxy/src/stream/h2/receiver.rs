@@ -1,10 +1,9 @@
 //! The receiving half of an HTTP/2 stream, and the window of its connection.
 //!
-//! In: h2's half. Out: chunks. Small frames are put together. What lies unread is taken out of h2,
-//! since that counts unread frames and ends the connection, which others share, when they are many.
-//! The stream's window is given back only to who reads it; the connection's is widened by what
-//! readers leave lying for longer than a tick, so that the streams beside theirs go on. What lies
-//! there is bounded by `limits.unread` (see [`unread`](crate::stream::unread)).
+//! In: the half of h2. Out: chunks. Small frames are coalesced. Unread bytes are taken out of h2, because h2 counts
+//! unread frames and closes the whole shared connection if they are many. The window of a stream opens only as its
+//! reader reads. The window of the connection grows by the bytes that remain unread for longer than a tick, so that its
+//! other streams keep flowing. `limits.unread` bounds these bytes (see [`unread`](crate::stream::unread)).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,36 +20,35 @@ use crate::signal::Signal;
 use crate::stream::unread::{Account, Swept, Unread};
 use crate::worker::Worker;
 
-/// The largest window (RFC 9113, 6.9.1).
+/// The largest window (RFC 9113, section 6.9.1).
 const WIDEST: u64 = (1 << 31) - 1;
 
-/// The flow-control window of one connection: as it was given, and what unread bytes of stalled
-/// streams add to it.
+/// The flow-control window of one connection: its configured size plus the unread bytes of stalled streams.
 pub(crate) struct Window {
     base: u32,
     stalled: Cell<u64>,
     changed: Signal<()>,
-    /// Which streams were ended before they were reset; of a server's connection nothing is known.
+    /// The streams that were ended before they were reset. Empty for a connection that this node accepted.
     ends: Rc<Ends>,
 }
 
 impl Window {
-    /// `base` bytes (RFC 9113, 6.9.1).
+    /// A window of `base` bytes (RFC 9113, section 6.9.1).
     pub(crate) fn new(base: u32) -> Rc<Self> {
         Rc::new(Self { base, stalled: Cell::new(0), changed: Signal::default(), ends: Rc::default() })
     }
 
-    /// What was read of the connection's frames.
+    /// The state of the streams, as the connection's frames show it.
     pub(crate) fn ends(&self) -> &Rc<Ends> {
         &self.ends
     }
 
-    /// As it was given.
+    /// The configured size.
     pub(crate) fn base(&self) -> u32 {
         self.base
     }
 
-    /// What the connection shall be set to now. Whoever drives it asks again when this changed.
+    /// The size that the connection should have now. Wakes the task that drives the connection when it changes.
     pub(crate) fn poll_target(&self, cx: &Context<'_>) -> u32 {
         let _ = self.changed.poll(cx);
         (u64::from(self.base) + self.stalled.get()).min(WIDEST) as u32
@@ -64,12 +62,13 @@ impl Window {
     }
 }
 
-/// What was received on a stream and not read yet.
+/// The bytes that were received on a stream and not yet read.
 pub(crate) struct Inbox {
     recv: RecvStream,
-    /// Of what it holds h2's window is not given back; what is stalled, the window counts.
+    /// The unread bytes. The h2 window is not released for bytes held here; stalled bytes widen the connection's
+    /// window.
     account: Account,
-    /// What h2 said instead of data, once what is held is read.
+    /// The error of h2, returned once the held bytes are read.
     failed: Option<h2::Error>,
     /// The trailers, taken out of h2.
     trailers: Option<HeaderMap>,
@@ -77,7 +76,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// What h2 has; `None` is the end.
+    /// The next chunk of h2; `None` is the end.
     fn poll_recv(&mut self) -> Poll<Option<Result<Bytes, h2::Error>>> {
         self.account.notice.set_idle(true);
         let mut cx = Context::from_waker(&self.account.waker);
@@ -95,7 +94,7 @@ impl Inbox {
         }
     }
 
-    /// One chunk, never empty, and the small ones behind it.
+    /// A chunk, never empty, with the small ones that follow it.
     fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Some(Err(error)));
@@ -133,7 +132,7 @@ impl Inbox {
         }
     }
 
-    /// The peer had said all, and then that it wants to hear no more.
+    /// True if the peer sent its complete message before this reset.
     fn is_whole(&mut self, error: &h2::Error) -> bool {
         let stream = self.recv.stream_id().as_u32();
         error.reason() == Some(h2::Reason::NO_ERROR) && !error.is_go_away() && self.window.ends.is_whole(stream)
@@ -162,7 +161,7 @@ impl Unread for Inbox {
             && let Poll::Ready(taken) = self.poll_recv()
         {
             match taken {
-                // A chunk keeps all that was read from the socket with it, however little it is itself.
+                // A chunk keeps the whole read buffer alive, however short it is itself; so short ones are copied.
                 Some(Ok(chunk)) if chunk.len() < GATHER && small.len() < GATHER => small.extend_from_slice(&chunk),
                 Some(Ok(chunk)) => {
                     self.account.hold(small.split().freeze());
@@ -177,7 +176,7 @@ impl Unread for Inbox {
         }
         self.account.hold(small.freeze());
         if self.account.is_forsaken() {
-            // What it took of the windows it has until its stream is over.
+            // The bytes count against the windows until the stream ends.
             self.account.drop_held();
             self.failed.get_or_insert(h2::Reason::CANCEL.into());
         }
@@ -185,7 +184,7 @@ impl Unread for Inbox {
         let stalled = self.account.count(lies);
         self.restate(stalled);
         if self.account.holds() {
-            // Whoever was woken for it may ask h2 alone: it is here now.
+            // A reader that was woken may find h2 empty: the bytes are held here now.
             self.account.notice.reader.wake();
         }
     }
@@ -207,18 +206,18 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// `window` is the one of the stream's connection.
+    /// `window` is that of the stream's connection.
     pub(crate) fn new(worker: &Rc<Worker>, recv: RecvStream, window: &Rc<Window>) -> Self {
         let inbox = Inbox { recv, account: Account::new(worker), failed: None, trailers: None, window: window.clone() };
         Self { inbox: Swept::new(worker, inbox) }
     }
 
-    /// It is this session's, which ends where too much lies unread.
+    /// Binds the half to a session, which ends if too many bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         self.inbox.bind(session);
     }
 
-    /// The next chunk, never empty, of at most so many bytes. The stream's window opens by as much.
+    /// The next chunk, never empty, of at most `most` bytes. The window of the stream opens by as much.
     pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, h2::Error>>> {
         let inbox = &mut *self.inbox.borrow_mut();
         let mut chunk = match inbox.account.take_held() {
@@ -236,7 +235,7 @@ impl Receiver {
         Poll::Ready(Some(Ok(chunk)))
     }
 
-    /// How many lines trailers may have.
+    /// The limit of lines in trailers.
     pub(crate) fn most_lines(&self) -> usize {
         self.inbox.worker.generation().snapshot.limits.header_count
     }
@@ -256,7 +255,7 @@ impl Receiver {
         }
     }
 
-    /// Nothing is left to read.
+    /// True if nothing is left to read.
     pub(crate) fn is_end_stream(&self) -> bool {
         let inbox = self.inbox.borrow();
         !inbox.account.holds() && inbox.failed.is_none() && inbox.trailers.is_none() && inbox.recv.is_end_stream()

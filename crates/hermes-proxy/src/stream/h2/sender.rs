@@ -1,8 +1,8 @@
-//! The sending half of an HTTP/2 stream, and what waits for the socket of its connection.
+//! The sending half of an HTTP/2 stream, and the frames that wait for the socket of its connection.
 //!
-//! In: chunks. Out: DATA frames, no more than the windows take: what is given to h2 waits for the
-//! socket alone. That is bounded as well, since a client may open its windows and read nothing: so
-//! many bytes of a connection, over all its streams, and so many small frames of a stream.
+//! In: chunks. Out: DATA frames within the windows, so that frames given to h2 wait only for the socket. Those are
+//! bounded too, because a client may open its windows and read nothing: a limit of bytes for the connection, over all
+//! its streams, and a limit of small frames for a stream.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,15 +15,15 @@ use http::HeaderMap;
 
 use super::SMALL;
 
-/// Small frames of a stream that the socket has not taken.
+/// The limit of a stream's small frames that the socket has not taken.
 const MOST_SMALL: usize = 64;
-/// Bytes of a connection that the socket has not taken.
+/// The limit of a connection's bytes that the socket has not taken.
 const MOST_UNSENT: usize = 4 << 20;
-/// The last frame of a stream is counted only if it is longer: most answers are one short frame.
+/// The last frame of a stream counts only if it is longer: most responses are one short frame.
 const SHORT: usize = 4 << 10;
 
-/// What waits for the socket of one connection. Atomics, though one worker uses it: h2 may hold
-/// frames only if they could go to another thread.
+/// The frames that wait for the socket of one connection. Atomics, although only one worker uses it: h2 requires
+/// buffers that are `Send`.
 #[derive(Clone, Default)]
 pub(crate) struct Backlog(Arc<Waiting>);
 
@@ -62,7 +62,7 @@ impl Waiting {
     }
 }
 
-/// What of it is one stream's.
+/// The part of one stream.
 #[derive(Default)]
 struct Tally {
     small: AtomicUsize,
@@ -70,7 +70,7 @@ struct Tally {
     waker: AtomicWaker,
 }
 
-/// A frame that is counted until h2 lets go of it: it is written, or its stream is over.
+/// A frame that counts until h2 drops it: after it was written, or when its stream ends.
 struct Counted {
     chunk: Bytes,
     connection: Arc<Waiting>,
@@ -107,18 +107,18 @@ impl Drop for Sender {
 pub(crate) struct Sender {
     stream: SendStream<Bytes>,
     connection: Arc<Waiting>,
-    /// `None` before there was a frame to count, or a wait.
+    /// `None` before the first counted frame or the first wait.
     tally: Option<Arc<Tally>>,
 }
 
 impl Sender {
-    /// `backlog` is the one of the stream's connection.
+    /// `backlog` is that of the stream's connection.
     pub(crate) fn new(stream: SendStream<Bytes>, backlog: &Backlog) -> Self {
         Self { stream, connection: backlog.0.clone(), tally: None }
     }
 
-    /// Ready where something may be sent: the windows have room for one byte at least, and the
-    /// socket has taken enough of what went before.
+    /// Ready when something may be sent: the windows have room for at least one byte, and the backlog is below its
+    /// limits.
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         self.poll_window(cx, 1)
     }
@@ -135,7 +135,7 @@ impl Sender {
         self.poll_backlog(cx).map(Ok)
     }
 
-    /// Ready where the socket has taken enough of what went before.
+    /// Ready when the socket has taken enough of the backlog.
     pub(crate) fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
         let has_many = |tally: &Arc<Tally>| tally.small.load(Ordering::Acquire) >= MOST_SMALL;
         if !self.connection.is_full() && !self.tally.as_ref().is_some_and(has_many) {
@@ -149,13 +149,13 @@ impl Sender {
         Poll::Pending
     }
 
-    /// The peer reset the stream. Pending as long as it did not.
+    /// Ready when the peer resets the stream.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<h2::Error> {
         self.stream.poll_reset(cx).map(|reset| reset.map_or_else(|error| error, Into::into))
     }
 
-    /// The reason why a stream takes nothing more: where the peer has reset it, h2 only says that it
-    /// is over.
+    /// The reason why a stream takes no more bytes. After a reset by the peer, h2 itself reports only that the stream
+    /// has ended.
     pub(crate) fn why(&mut self, cx: &mut Context<'_>, error: h2::Error) -> h2::Error {
         match self.poll_reset(cx) {
             Poll::Ready(reset) => reset,
@@ -163,8 +163,8 @@ impl Sender {
         }
     }
 
-    /// Sends what the windows take of a chunk; `ends` with END_STREAM behind all of it. Ready when
-    /// nothing of it is left.
+    /// Sends as much of a chunk as the windows take; with `ends`, END_STREAM follows the last byte. Ready when nothing
+    /// of it is left.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -183,13 +183,13 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends a chunk whatever the windows say; `ends` with END_STREAM.
+    /// Sends a chunk regardless of the windows; with `ends`, END_STREAM follows.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), h2::Error> {
         if chunk.is_empty() && !ends {
-            // Peers count such frames, and end the connection after a hundred.
+            // Peers count empty frames, and close the connection after a hundred.
             return Ok(());
         }
         let is_counted = !ends || chunk.len() > SHORT;
@@ -209,12 +209,12 @@ impl Sender {
     /// Ends the stream with trailers.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub(crate) fn send_trailers(&mut self, trailers: HeaderMap) -> Result<(), h2::Error> {
         self.stream.send_trailers(trailers)
     }
 
-    /// Breaks it off.
+    /// Resets the stream.
     pub(crate) fn reset(&mut self, reason: Reason) {
         self.stream.send_reset(reason);
     }

@@ -1,9 +1,9 @@
-//! What was received on a stream of HTTP/3 and not read yet.
+//! The bytes that were received on an HTTP/3 stream and not yet read.
 //!
-//! In: quinn's half. Out: its bytes. What nobody reads for a tick leaves quinn, up to a quarter of the stream's
-//! window: its connection's window opens by as much, and small pieces, each of which keeps all that came with it, are
-//! put together. quinn does not tell what lies in it: beyond that quarter a whole window is counted, and the
-//! connection's is widened by it, so that the streams beside go on. Never: frames.
+//! In: the half of quinn. Out: its bytes. Bytes that remain unread for a tick are taken out of quinn, up to a quarter
+//! of the stream's window. The connection's window opens by as much. Small chunks are coalesced, because each keeps its
+//! whole packet alive. quinn does not report its unread bytes, so beyond that quarter a whole window is counted. The
+//! connection's window is widened by it, so that its other streams keep flowing. Never: frames.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,17 +20,17 @@ use crate::stream::h2::GATHER;
 use crate::stream::unread::{Account, Swept, Unread};
 use crate::worker::Worker;
 
-/// What is asked of quinn at once.
+/// The size of one read from quinn.
 const READ: usize = 64 << 10;
-/// Of a stream's window so much leaves quinn unread.
+/// The fraction of a stream's window that may leave quinn unread: one in this many.
 const PART: u64 = 4;
 
 struct Inbox {
     recv: RecvStream,
     account: Account,
-    /// What quinn said behind what is held: `Ok` is the stream's end.
+    /// The state of quinn after the held bytes: `Ok` is the end of the stream.
     over: Option<Result<(), ReadError>>,
-    /// By how much the connection's window is wider for it.
+    /// The bytes by which the connection's window is wider for this stream.
     widened: u64,
     link: Rc<Link>,
 }
@@ -41,7 +41,7 @@ impl Inbox {
             return Poll::Ready(over.clone().map(|()| None));
         }
         self.account.notice.set_idle(true);
-        // A future of the moment: what it waits for wakes us, and it holds nothing.
+        // A temporary future: it holds no data, and a wake polls a new one.
         let read = ready!(pin!(self.recv.read_chunk(READ, true)).poll(&mut Context::from_waker(&self.account.waker)));
         let chunk = read.map(|chunk| chunk.map(|chunk| chunk.bytes));
         match &chunk {
@@ -60,7 +60,7 @@ impl Inbox {
         self.over.is_none() && self.account.held_bytes() >= self.most_held()
     }
 
-    /// Bytes that lie here, and those in quinn at the most.
+    /// The unread bytes held here, plus an upper bound of those in quinn.
     fn lies(&self) -> u64 {
         self.account.held_bytes() + if self.is_full() { self.link.stream_window() } else { 0 }
     }
@@ -109,7 +109,7 @@ impl Unread for Inbox {
         let is_stuck = self.account.stalled > 0 && self.is_full();
         self.widen(if is_stuck { self.link.stream_window() } else { 0 });
         if self.account.holds() || self.over.is_some() {
-            // Whoever was woken for it may ask quinn alone: it is here now.
+            // A reader that was woken may find quinn empty: the bytes are held here now.
             self.account.notice.reader.wake();
         }
     }
@@ -125,7 +125,7 @@ impl Drop for Inbox {
     }
 }
 
-/// A stream's bytes, in their order.
+/// The bytes of a stream, in order.
 pub(super) struct Source {
     inbox: Swept<Inbox>,
 }
@@ -136,8 +136,8 @@ impl Source {
         Self { inbox: Swept::new(worker, inbox) }
     }
 
-    /// It is this session's, which ends where too much lies unread.
-    /// Binds it to a session, with the number of bytes that were read and are kept.
+    /// Binds it to a session, which ends if too many bytes remain unread. `kept` is the number of bytes that were read
+    /// and are still held.
     pub(super) fn bind(&self, session: &Rc<Entry>, kept: usize) {
         self.inbox.bind(session);
         session.hold(&self.inbox.worker, kept as u64);
@@ -151,7 +151,7 @@ impl Source {
         self.inbox.borrow().recv.is_0rtt()
     }
 
-    /// The next piece; `None` is the end.
+    /// The next chunk; `None` is the end.
     pub(super) fn poll_read(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Bytes>, ReadError>> {
         let inbox = &mut *self.inbox.borrow_mut();
         let chunk = match inbox.account.take_held() {
@@ -167,7 +167,7 @@ impl Source {
         Poll::Ready(Ok(chunk))
     }
 
-    /// The peer is told that nobody wants the rest.
+    /// Tells the peer that the rest is not wanted.
     pub(super) fn stop(&mut self, code: Code) {
         self.inbox.borrow_mut().drop_all(code);
     }

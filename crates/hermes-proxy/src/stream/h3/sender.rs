@@ -1,7 +1,7 @@
 //! The sending half of an HTTP/3 stream.
 //!
-//! In: heads, chunks, trailers. Out: frames, at the pace of the peer's windows. Dropped before its end it says that it
-//! was broken off, where quinn would end it in order.
+//! In: heads, chunks, trailers. Out: frames, within the peer's windows. Dropping it before its end resets the stream;
+//! quinn alone would end it cleanly.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,15 +26,15 @@ type Stopped = Pin<Box<dyn Future<Output = Result<Option<quic::VarInt>, quic::St
 pub(crate) struct Sender {
     send: quic::SendStream,
     link: Rc<Link>,
-    /// What goes before anything else: heads, and what was sent whatever the peer takes.
+    /// Chunks that are sent first: heads, and chunks that were sent regardless of the windows.
     queue: VecDeque<Bytes>,
-    /// Of the DATA frame that has begun what was not sent yet.
+    /// The unsent rest of the current DATA frame.
     missing: usize,
-    /// The stream ends behind the queue.
+    /// The stream ends after the queue.
     ends: bool,
     has_finished: bool,
     ended_in_order: Rc<Cell<bool>>,
-    /// Becomes ready when the peer wants no more.
+    /// Ready when the peer stops reading.
     stopped: Option<Stopped>,
 }
 
@@ -49,12 +49,12 @@ impl Sender {
         &self.link
     }
 
-    /// The stream's number.
+    /// The stream ID.
     pub(crate) fn id(&self) -> u64 {
         self.send.id().into()
     }
 
-    /// Ready where the peer has received all; to be asked once this is through. One that was reset is ready at once.
+    /// Ready when the peer has received everything. Called once the stream has ended; a reset stream is ready at once.
     pub(crate) fn delivered(&self) -> impl Future<Output = ()> + use<> {
         let (stopped, in_order) = (self.send.stopped(), self.ended_in_order.clone());
         async move {
@@ -64,10 +64,10 @@ impl Sender {
         }
     }
 
-    /// A head, behind what waits.
+    /// Queues a head.
     ///
     /// # Errors
-    /// The peer takes none as large: nothing of it is sent.
+    /// The head exceeds the peer's limit: nothing of it is sent.
     pub(crate) fn send_head(&mut self, head: Encoded, ends: bool) -> Result<(), Oversize> {
         let most = self.link.settings().and_then(|settings| settings.max_field_section);
         self.push_frame(h3::HEADERS, head.within(most)?);
@@ -84,7 +84,7 @@ impl Sender {
         }
     }
 
-    /// Ready where something may be sent: nothing waits.
+    /// Ready when the queue is empty, so that something may be sent.
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         while !self.queue.is_empty() {
             let chunks = self.queue.make_contiguous();
@@ -95,7 +95,7 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// As `poll_room`, and the end is said where it was to be.
+    /// Ready when the queue is empty; then also ends the stream if its end is queued.
     pub(crate) fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         ready!(self.poll_room(cx))?;
         if self.ends && !std::mem::replace(&mut self.has_finished, true) {
@@ -105,8 +105,8 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends what the peer takes of a chunk; what is left of it has to be given again. `ends` with the
-    /// stream's end behind it.
+    /// Sends as much of a chunk as the peer takes; the caller passes the rest again. With `ends`, the stream ends after
+    /// it.
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -132,7 +132,7 @@ impl Sender {
         self.poll_settled(cx)
     }
 
-    /// Sends a chunk whatever the peer takes.
+    /// Queues a chunk regardless of the windows.
     pub(crate) fn send(&mut self, chunk: Bytes, ends: bool) {
         if !chunk.is_empty() {
             self.push_frame(h3::DATA, chunk);
@@ -143,12 +143,13 @@ impl Sender {
     /// Ends the stream with trailers.
     ///
     /// # Errors
-    /// The peer takes none as large. The stream has not ended then, so that nobody takes the message for whole.
+    /// The trailers exceed the peer's limit. The stream does not end then, so that no reader takes the message for
+    /// complete.
     pub(crate) fn send_trailers(&mut self, trailers: &HeaderMap) -> Result<(), Oversize> {
         self.send_head(fields::put_trailers(trailers), true)
     }
 
-    /// The peer wants no more. Pending as long as it did not say so.
+    /// Ready when the peer stops reading.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
         if self.has_finished {
             return Poll::Pending;
@@ -157,18 +158,18 @@ impl Sender {
         let stopped = self.stopped.get_or_insert_with(|| Box::pin(send.stopped()));
         match ready!(stopped.as_mut().poll(cx)) {
             Ok(Some(code)) => Poll::Ready(StreamError::of_code(code.into_inner())),
-            // All of it was received: there is nothing to reset any more.
+            // The peer received everything, so nothing is left to reset.
             Ok(None) => Poll::Pending,
             Err(error) => Poll::Ready(StreamError::of_connection(error.to_string())),
         }
     }
 
-    /// Breaks it off.
+    /// Resets the stream.
     pub(crate) fn reset(&mut self, reset: Reset) {
         self.reset_with(reset.h3());
     }
 
-    /// Breaks it off with this code.
+    /// Resets the stream with this code.
     pub(crate) fn reset_with(&mut self, code: Code) {
         self.has_finished = true;
         self.ended_in_order.set(false);
@@ -186,7 +187,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // quinn would end it in order.
+        // quinn would end the stream cleanly.
         if !self.has_finished {
             let _ = self.send.reset(number(Code::RequestCancelled));
         }
