@@ -29,10 +29,11 @@ use tokio::task::JoinSet;
 
 use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
-use crate::authority::{Office, hex};
+use crate::authority::Office;
 use crate::controller::{Controller, HELD, Known, Outcome, Refused, Request, at_length};
+use crate::digest::{hex, sha256};
 use crate::document::{self, Key, Kind, Name, Resource};
-use crate::push::{Peer, Push, sha256};
+use crate::push::{Peer, Push};
 use crate::store::Revision;
 
 /// The largest request.

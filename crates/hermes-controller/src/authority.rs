@@ -9,11 +9,7 @@ mod chain;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use aws_lc_rs::digest::{SHA256, digest};
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
 use hermes_model::snapshot::Role;
-use hermes_model::trust::KEY;
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertificateSigningRequestParams, DnType,
@@ -24,6 +20,7 @@ use rcgen::{
 #[cfg(test)]
 pub(crate) use self::chain::blocks;
 pub use self::chain::{Facts, facts};
+use crate::digest::{from_hex, hex, key_digest, sha256};
 use crate::document::Name;
 use crate::state::Authority;
 
@@ -127,7 +124,7 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(FOLLOWING));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         // Two authorities that follow each other have to differ in their names, too.
-        let mark = hex(&digest(&SHA256, key.public_key_raw()).as_ref()[..4]);
+        let mark = hex(&sha256(key.public_key_raw())[..4]);
         params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
         (params.not_before, params.not_after) = ((now - SKEW).into(), (now + LIFE).into());
         let certificate = params.self_signed(&key).map_err(authority)?;
@@ -178,7 +175,7 @@ impl Signer {
         Ok((certificate.pem(), digest))
     }
 
-    /// That what it has signed for these keys, known by [`key_digest`], is worth nothing: a list (PEM; RFC 5280, section 5) for who
+    /// That what it has signed for these keys, known by [`crate::digest::key_digest`], is worth nothing: a list (PEM; RFC 5280, section 5) for who
     /// knows no other way. Whether it is still the latest is for its sender to care for.
     ///
     /// # Errors
@@ -236,34 +233,13 @@ impl Subject<'_> {
     }
 }
 
-/// What a public key is known by: SHA-256 of its SubjectPublicKeyInfo, in hex.
-pub fn key_digest(public_key_info: &[u8]) -> String {
-    hex(digest(&SHA256, public_key_info).as_ref())
-}
-
-/// The same as documents of nodes say it (RFC 6920).
-pub fn key_name(digest: &str) -> String {
-    format!("{KEY}{}", BASE64_URL.encode(bytes(digest)))
-}
-
 /// The serial number of certificates for this key, which are never valid at one time for different subjects: 20 bytes, and no
 /// negative number (RFC 5280, section 4.1.2.2).
 fn serial(digest: &str) -> SerialNumber {
-    let mut bytes = bytes(digest);
+    let mut bytes = from_hex(digest);
     bytes.truncate(20);
     bytes.iter_mut().take(1).for_each(|first| *first &= 0x7f);
     bytes.into()
-}
-
-/// Of hex.
-fn bytes(digest: &str) -> Vec<u8> {
-    let digits: Vec<u8> = digest.chars().filter_map(|digit| Some(digit.to_digit(16)? as u8)).collect();
-    digits.chunks_exact(2).map(|two| (two[0] << 4) | two[1]).collect()
-}
-
-/// Two digits a byte.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn authority(error: rcgen::Error) -> Unissued {

@@ -11,6 +11,7 @@ pub mod client;
 pub mod compile;
 pub mod control;
 pub mod controller;
+pub mod digest;
 pub mod document;
 mod metrics;
 pub mod push;

@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -23,6 +22,7 @@ use tonic::{Code, Response, Status, Streaming};
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use crate::controller::{Controller, HELD, Refused, Settled, Watched};
+use crate::digest::{hex, sha256};
 use crate::document::{Name, ProgramDigest as Program};
 use crate::rollout::{Rollout, STEP};
 use crate::seen::{Roll, Seen};
@@ -337,13 +337,13 @@ impl Push {
 
     /// Waits until the nodes of a step have taken it or are away. Who refuses it, or is silent for so long.
     async fn taken(&self, rollout: &Rollout, patience: Duration) -> Result<(), String> {
-        let wanted = rollout.current().iter().map(|(node, document)| (node, crate::authority::hex(&sha256(document))));
+        let wanted = rollout.current().iter().map(|(node, document)| (node, hex(&sha256(document))));
         let mut wanted: BTreeMap<&Name, String> = wanted.collect();
         let (of, _) = rollout.id();
         let mut refused = Ok(());
         let is_latest = |node: &Name, seen: &Seen| {
             let document = self.controller.known().watched(node).given.document;
-            document.is_some_and(|document| crate::authority::hex(&sha256(&document)) == seen.running)
+            document.is_some_and(|document| hex(&sha256(&document)) == seen.running)
         };
         let is_over = || {
             self.look(|roll| {
@@ -451,7 +451,7 @@ impl Push {
             told: (BTreeSet::new(), String::new()),
             held: self.controller.held(),
             programs: self.controller.programs(),
-            program: crate::authority::hex(&first.program[..first.program.len().min(64)]),
+            program: hex(&first.program[..first.program.len().min(64)]),
             is_unlisted: false,
             watched: self.controller.watch(&node),
             key: peer.key.clone(),
@@ -535,12 +535,12 @@ impl Presence {
                 has_reported: seen.has_reported,
                 authorities: std::mem::take(&mut seen.authorities),
                 issuer: std::mem::take(&mut seen.issuer),
-                running: crate::authority::hex(&running[..running.len().min(64)]),
+                running: hex(&running[..running.len().min(64)]),
                 tried: *tried,
                 refused: shortened(refused),
                 unwell: shortened(unwell),
                 version: crate::audit::visible(&version.chars().take(64).collect::<String>()),
-                program: crate::authority::hex(&program[..program.len().min(64)]),
+                program: hex(&program[..program.len().min(64)]),
                 sessions: *sessions,
                 last_seen: crate::controller::now() / 1000,
                 certificate_until: seen.certificate_until,
@@ -565,7 +565,7 @@ struct Identity {
 
 impl Identity {
     fn of(report: &Report) -> Self {
-        let digest = |bytes: &Bytes| crate::authority::hex(&bytes[..bytes.len().min(64)]);
+        let digest = |bytes: &Bytes| hex(&bytes[..bytes.len().min(64)]);
         let authorities = report.authorities.iter().take(MOST_TRUSTED).map(digest).collect();
         Self { authorities, issuer: digest(&report.issuer) }
     }
@@ -738,11 +738,6 @@ impl Following {
         }
         is_news.then(|| Order { renew: true, ..Order::default() })
     }
-}
-
-/// What a document is known by.
-pub fn sha256(document: &[u8]) -> Bytes {
-    Bytes::copy_from_slice(digest(&SHA256, document).as_ref())
 }
 
 /// As gRPC says it.

@@ -30,6 +30,7 @@ use crate::audit::{Audit, Event};
 use crate::authority::{Facts, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
+use crate::digest::key_digest;
 use crate::metrics;
 use crate::push::{Peer, Push};
 use crate::xds;
@@ -207,7 +208,7 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
 
 fn peer(io: &Io, from: SocketAddr) -> Peer {
     let uris = tls::peer_uris(io).unwrap_or_default();
-    let key = tls::peer_public_key(io).map(|info| crate::authority::key_digest(&info)).unwrap_or_default();
+    let key = tls::peer_public_key(io).map(|info| key_digest(&info)).unwrap_or_default();
     let chain = tls::peer_chain(io);
     let until = chain.first().and_then(|leaf| Some(Facts::of(leaf).ok()?.until)).unwrap_or_default();
     Peer { uris, key, from: Some(from), until }

@@ -7,11 +7,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
-use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
 
-use crate::authority::hex;
+use crate::digest::{hex, sha256};
 
 const MARK: &str = "hermes1";
 const ID: usize = 8;
@@ -42,7 +41,7 @@ impl Ticket {
 
     /// What the store keeps of its secret.
     pub fn digest(&self) -> String {
-        hex(digest(&SHA256, self.secret.as_bytes()).as_ref())
+        hex(&sha256(self.secret.as_bytes()))
     }
 
     /// Whether this is the digest of its secret, found out in the same time for any other.

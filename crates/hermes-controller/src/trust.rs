@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use crate::authority::{Facts, facts};
+use crate::digest::{hex, sha256};
 use crate::state::{Retired, Rotation, State};
 
 /// What is to be trusted, and who signs.
@@ -73,6 +74,6 @@ impl Trust {
     /// What tells one of these from another, for who has what is sent of it.
     pub fn mark(&self) -> String {
         let all = format!("{}{}{}", self.authorities, self.issuer, self.chain);
-        crate::authority::hex(&crate::push::sha256(all.as_bytes())[..8])
+        hex(&sha256(all.as_bytes())[..8])
     }
 }

@@ -42,9 +42,8 @@ use hermes_model::snapshot::{HostPort, Role};
 
 pub use self::bootstrap::{DIRECTORY, bootstrap, secrets};
 pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, Whole, WholeRequest, WholeResponse, serve};
-use crate::authority::hex;
+use crate::digest::{hex, sha256};
 use crate::document::{Node, Program};
-use crate::push::sha256;
 
 /// An Envoy asks for what differs.
 pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";

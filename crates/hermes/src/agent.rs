@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use hermes_controller::client::{Client, ClientError, Known, Place, Streaming};
 use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
-use hermes_controller::push::sha256;
+use hermes_controller::digest::sha256;
 use hermes_controller::token::Ticket;
 use hermes_model::snapshot::Role;
 use hermes_net::lock::open_own;

@@ -5,7 +5,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use hermes_model::snapshot::Role;
@@ -20,7 +19,8 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::x509::X509Name;
 
-use super::{Subject, Unissued, authority, hex};
+use super::{Subject, Unissued, authority};
+use crate::digest::{hex, sha256};
 use crate::state::Authority;
 
 /// The longest chain that is taken: webpki builds none that is longer.
@@ -47,7 +47,7 @@ impl Facts {
     pub(crate) fn of(der: &[u8]) -> Result<Self, String> {
         let parsed = parsed(der)?;
         Ok(Self {
-            fingerprint: hex(digest(&SHA256, der).as_ref()),
+            fingerprint: hex(&sha256(der)),
             subject: parsed.subject().to_string(),
             key: subject_key(&parsed).map(hex).unwrap_or_default(),
             from: parsed.validity().not_before.timestamp(),

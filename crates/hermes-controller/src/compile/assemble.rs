@@ -17,6 +17,7 @@ use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamPro
 use super::way::Stop;
 use super::{Plan, names};
 use crate::catalog::{Catalog, Offer, Revoked};
+use crate::digest::key_name;
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
 /// The device of an app that names none.
@@ -31,7 +32,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     let mut listeners = listeners(plan, name, node);
     listeners.extend(upstreams.uplinks.clone().iter().map(|sender| uplink(sender, &mut upstreams)));
     let is_told = |one: &&Revoked| node.address.is_some() || plan.graph.is_beside(name, &one.node);
-    let revoked = catalog.revoked().filter(is_told).map(|one| crate::authority::key_name(&one.key)).collect();
+    let revoked = catalog.revoked().filter(is_told).map(|one| key_name(&one.key)).collect();
     Document {
         admin: node.admin.or(defaults.admin),
         drain: node.drain.or(defaults.drain),

@@ -10,6 +10,7 @@ use x509_parser::prelude::FromDer as _;
 
 use super::{Controller, HELD, Known, Refused, now};
 use crate::authority::{Subject, Unissued};
+use crate::digest::key_digest;
 use crate::document::{Key, Name};
 use crate::state::{Authority, Change, Member, Token};
 use crate::token::Ticket;
@@ -242,7 +243,7 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, Refused> {
                 .to_owned(),
         ));
     }
-    Ok(crate::authority::key_digest(&issued))
+    Ok(key_digest(&issued))
 }
 
 /// What a token says of the authority that it is for: SHA-256 of its certificate (DER).

@@ -16,9 +16,9 @@ use bytes::Bytes;
 
 use super::{Controller, Known, Refused, now};
 use crate::audit::Event;
-use crate::authority::key_name;
 use crate::catalog::Revoked;
 use crate::control::{Order, Readmission, Report, Revocation};
+use crate::digest::key_name;
 use crate::document::Name;
 use crate::state::Change;
 use crate::store::Revision;

@@ -434,7 +434,7 @@ async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
     let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
     let backup = controller.backup();
     controller.expel("operator", &name("one")).await.unwrap();
-    let document = Bytes::from(crate::authority::key_name(&key));
+    let document = Bytes::from(crate::digest::key_name(&key));
     let lost = controller.with_history(Order { document, ..Order::default() }).revoked;
     assert_eq!(lost.len(), 1);
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(second.path()).unwrap());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::push::sha256;
+use crate::digest::sha256;
 use crate::store::Revision;
 
 /// The maximum number of unsettled changes; beyond it the oldest are forgotten.

@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 
 use super::{Held, Resources};
-use crate::authority::hex;
-use crate::push::sha256;
+use crate::digest::{hex, sha256};
 use crate::store::Revision;
 
 /// An Envoy asks for so many names of a kind; of more there is nothing.

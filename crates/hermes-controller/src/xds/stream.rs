@@ -25,8 +25,9 @@ use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
 use super::{Site, nothing, resources};
 use crate::control::Report;
 use crate::controller::{HELD, Known, Watched};
+use crate::digest::sha256;
 use crate::document::{Name, Program};
-use crate::push::{EXPELLED, Peer, Presence, Push, sha256};
+use crate::push::{EXPELLED, Peer, Presence, Push};
 use crate::trust::Trust;
 
 /// No path is longer.

@@ -269,7 +269,7 @@ async fn who_was_dismissed_makes_nobody_an_operator() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let request = |key: &KeyPair| CertificateParams::default().serialize_request(key).unwrap().der().to_vec();
-    let digest = |key: &KeyPair| crate::authority::key_digest(&rcgen::PublicKeyData::subject_public_key_info(key));
+    let digest = |key: &KeyPair| crate::digest::key_digest(&rcgen::PublicKeyData::subject_public_key_info(key));
     let (root, joe, life) = ("root".parse().unwrap(), "joe".parse().unwrap(), Duration::from_secs(60));
     let (root_key, joe_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     controller.make_operator(("controller", None), &request(&root_key), (&root, None), life).await.unwrap();
