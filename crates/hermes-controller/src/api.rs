@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 
 use self::fate::{Fate, await_nodes};
 use crate::audit::{Audit, Event};
-use crate::authority::Office;
+use crate::ca::Office;
 use crate::controller::{Controller, HELD, Known, Outcome, Refused, Request, at_length};
 use crate::digest::{hex, sha256};
 use crate::document::{self, Key, Kind, Name, Resource};

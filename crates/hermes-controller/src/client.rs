@@ -26,7 +26,7 @@ use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
 
-use crate::authority::Office;
+use crate::ca::Office;
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, Order, RenewRequest, Report};
 
 /// A connection is there within this, or not at all.

@@ -23,16 +23,16 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 
-pub use self::enrol::{CERTIFICATE_LIFE, Certificate, pin};
+pub use self::enrol::{Certificate, pin};
 pub(crate) use self::history::HELD;
 pub use self::operator::Asking;
 use self::unsettled::Outcomes;
 pub use self::unsettled::Settled;
+use crate::ca::Seal;
 use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, ProgramDigest, Resource, Spec};
 use crate::rollout::{Rollout, StepId};
-use crate::seal::Seal;
 use crate::state::{Before, Change, Commit, Member, State, owner_of};
 use crate::store::{After, Base, Revision, Shared, Store, StoreError};
 use crate::trust::Trust;

@@ -5,7 +5,7 @@
 
 pub mod api;
 pub mod audit;
-pub mod authority;
+pub mod ca;
 pub mod catalog;
 pub mod client;
 pub mod compile;
@@ -16,7 +16,6 @@ pub mod document;
 mod metrics;
 pub mod push;
 pub mod rollout;
-pub mod seal;
 pub mod seen;
 pub mod server;
 pub mod state;

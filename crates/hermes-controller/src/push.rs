@@ -403,7 +403,7 @@ impl Push {
             self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
             status(&refused)
         })?;
-        if let Ok(facts) = crate::authority::facts(&issued.certificate) {
+        if let Ok(facts) = crate::ca::facts(&issued.certificate) {
             self.note(&node, |seen| seen.certificate_until = facts.until);
         }
         Ok(Response::new(Issued {

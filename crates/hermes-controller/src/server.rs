@@ -27,7 +27,7 @@ use tower::service_fn;
 
 use crate::api;
 use crate::audit::{Audit, Event};
-use crate::authority::{Facts, Subject};
+use crate::ca::{Facts, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{Controller, Refused};
 use crate::digest::key_digest;

@@ -9,9 +9,8 @@ use std::time::Duration;
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
-use crate::authority::OPERATOR_LIFE;
+use crate::ca::{Authority, CERTIFICATE_LIFE, OPERATOR_LIFE};
 use crate::catalog::{Catalog, Revoked};
-use crate::controller::CERTIFICATE_LIFE;
 use crate::document::{Key, Name, Resource};
 use crate::store::Revision;
 
@@ -129,19 +128,6 @@ pub struct Turns {
     pub until: u64,
 }
 
-/// A certificate authority of the overlay.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Authority {
-    /// Its certificate (PEM).
-    pub certificate: String,
-    /// Those above it (PEM), up to the root, which is what nodes trust. Empty: it is the root itself.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub chain: String,
-    /// Its key: PKCS #8 (PEM), or sealed ([`crate::seal`]).
-    pub key: String,
-}
-
 /// Two authorities are trusted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -205,13 +191,6 @@ const TURN: u64 = 30_000;
 const MAX_WAITING: usize = 1024;
 /// So many authorities are remembered that were one.
 const MOST_RETIRED: usize = 4;
-
-/// Keys are in no log.
-impl std::fmt::Debug for Authority {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").field("certificate", &self.certificate).finish_non_exhaustive()
-    }
-}
 
 /// Leave to enrol, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

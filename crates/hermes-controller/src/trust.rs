@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::authority::{Facts, facts};
+use crate::ca::{Facts, facts};
 use crate::digest::{hex, sha256};
 use crate::state::{Retired, Rotation, State};
 

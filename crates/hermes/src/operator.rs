@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use hermes_controller::api::TRUST;
-use hermes_controller::authority::OPERATOR_LIFE;
+use hermes_controller::ca::OPERATOR_LIFE;
 use hermes_controller::client::{Client, ClientError, Known, Place};
 use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::digest::key_digest;

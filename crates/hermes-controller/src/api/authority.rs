@@ -7,10 +7,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
-use crate::authority::{Facts, facts};
+use crate::ca::{self, Facts, facts};
 use crate::controller::{Known, Refused, now};
 use crate::push::{Lacking, Progress};
-use crate::state;
 
 /// Nobody may bring a larger one.
 const LARGEST: usize = 256 << 10;
@@ -21,7 +20,7 @@ const NAMED: usize = 10;
 const WHOSE: &str = "the authority is the operator's of the whole overlay";
 
 /// What is told of an authority.
-fn one(authority: &state::Authority) -> Value {
+fn one(authority: &ca::Authority) -> Value {
     let known = facts(&authority.certificate);
     let root = facts(&authority.root()).map(|root| root.fingerprint).unwrap_or_default();
     match known {
@@ -85,13 +84,13 @@ pub(super) async fn rotate(
     let asker = desk.operator(&peer, what, WHOSE)?;
     let done = async {
         let made = if body.is_empty() {
-            state::Authority::generate(std::time::SystemTime::now())
+            ca::Authority::generate(std::time::SystemTime::now())
         } else {
             let imported = (body.len() <= LARGEST).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
             let imported = imported.ok_or_else(|| {
                 Refused::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
             })?;
-            state::Authority::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
+            ca::Authority::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
         };
         let next = made.map_err(|error| Refused::Unusable(error.to_string()))?;
         let about = facts(&next.certificate).map(|facts| format!("{} {}", facts.subject, facts.fingerprint)).ok();

@@ -9,10 +9,10 @@ use std::time::{Duration, SystemTime};
 use x509_parser::prelude::FromDer as _;
 
 use super::{Controller, HELD, Known, Refused, now};
-use crate::authority::{Subject, Unissued};
+use crate::ca::{Authority, Subject, Unissued};
 use crate::digest::key_digest;
 use crate::document::{Key, Name};
-use crate::state::{Authority, Change, Member, Token};
+use crate::state::{Change, Member, Token};
 use crate::token::Ticket;
 use crate::trust::Trust;
 
@@ -22,8 +22,6 @@ const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 const AGAIN: u64 = 10 * 60 * 1000;
 /// Tokens that are not used yet, of one overlay.
 const MOST_TOKENS: usize = 100_000;
-/// How long a node's certificate lives, unless the overlay says otherwise.
-pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// What a node or an operator gets.
 #[derive(Clone, Debug, PartialEq, Eq)]

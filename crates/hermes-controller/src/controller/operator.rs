@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::enrol::key_of;
 use super::{Certificate, Controller, Known, Refused, now};
-use crate::authority::{OPERATOR_LIFE, Subject};
+use crate::ca::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
 

@@ -10,10 +10,9 @@ use tokio::sync::watch;
 
 use super::enrol::unissued;
 use super::{Base, Controller, Known, Refused, now};
-use crate::authority::facts;
+use crate::ca::{Authority, Seal, SealError, facts};
 use crate::document::Program;
-use crate::seal::{Seal, SealError};
-use crate::state::{Authority, Change, Rotation};
+use crate::state::{Change, Rotation};
 use crate::store::{Revision, StoreError};
 use crate::trust::Trust;
 

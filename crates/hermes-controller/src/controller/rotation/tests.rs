@@ -9,9 +9,9 @@ use hermes_net::tls::{Roots, chains_to};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 use super::super::{Asking, Controller, Refused};
-use crate::authority::Subject;
-use crate::seal::Seal;
-use crate::state::Authority;
+use crate::ca::Authority;
+use crate::ca::Seal;
+use crate::ca::Subject;
 use crate::store::{Sqlite, Store};
 
 async fn begin(directory: &std::path::Path) -> Controller {
@@ -48,7 +48,7 @@ fn issued(controller: &Controller) -> (String, String) {
 
 /// Whether who has this believes whoever shows that.
 fn believes((_, trusted): &(String, String), (shown, _): &(String, String)) -> bool {
-    let ders = crate::authority::blocks(shown).unwrap().into_iter().map(Into::into).collect::<Vec<_>>();
+    let ders = crate::ca::blocks(shown).unwrap().into_iter().map(Into::into).collect::<Vec<_>>();
     chains_to(&Roots::from_pem(trusted.as_bytes()).unwrap(), &ders).is_ok()
 }
 

@@ -5,6 +5,7 @@
 //! Never: a key of anybody else's. Each makes its own, and keeps it.
 
 mod chain;
+mod seal;
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -16,14 +17,17 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevokedCertParams,
     SanType, SerialNumber,
 };
+use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 pub(crate) use self::chain::blocks;
 pub use self::chain::{Facts, facts};
+pub use self::seal::{Seal, SealError};
 use crate::digest::{from_hex, hex, key_digest, sha256};
 use crate::document::Name;
-use crate::state::Authority;
 
+/// How long a node's certificate lives, unless the overlay says otherwise.
+pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// No certificate of an operator lives longer.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a certificate authority lives.
@@ -32,6 +36,26 @@ const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const FOLLOWING: u8 = 4;
 /// Clocks of others may be behind by as much.
 const SKEW: Duration = Duration::from_secs(300);
+
+/// A certificate authority of the overlay.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Authority {
+    /// Its certificate (PEM).
+    pub certificate: String,
+    /// Those above it (PEM), up to the root, which is what nodes trust. Empty: it is the root itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub chain: String,
+    /// Its key: PKCS #8 (PEM), or sealed ([`Seal`]).
+    pub key: String,
+}
+
+/// Keys are in no log.
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
 
 /// Why a certificate is not made.
 #[derive(Debug, thiserror::Error)]
@@ -255,8 +279,7 @@ mod tests {
     use hermes_model::snapshot::Role;
     use rcgen::{CertificateParams, KeyPair, SanType};
 
-    use super::{Office, Subject};
-    use crate::state::Authority;
+    use super::{Authority, Office, Subject};
 
     fn uris(pem: &str) -> Vec<String> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();

@@ -19,9 +19,8 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::x509::X509Name;
 
-use super::{Subject, Unissued, authority};
+use super::{Authority, Subject, Unissued, authority};
 use crate::digest::{hex, sha256};
-use crate::state::Authority;
 
 /// The longest chain that is taken: webpki builds none that is longer.
 const LONGEST: usize = 5;
@@ -302,8 +301,8 @@ mod tests {
 
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
+    use super::super::Authority;
     use super::{blocks, facts, parsed};
-    use crate::state::Authority;
 
     fn params(name: &str, limit: Option<u8>) -> CertificateParams {
         let mut params = CertificateParams::default();

@@ -12,7 +12,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 
-use crate::state::Authority;
+use super::Authority;
 
 /// How a key begins that is sealed.
 const MARK: &str = "sealed-1:";
@@ -157,8 +157,8 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt as _;
 
+    use super::super::Authority;
     use super::{Seal, SealError};
-    use crate::state::Authority;
 
     #[test]
     fn a_key_is_opened_by_its_seal_and_for_its_certificate_alone() {
