@@ -19,8 +19,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::controller::Refused;
-
 /// The file for operators, tokens and the controller.
 const FILE: &str = "audit.jsonl";
 /// The size in bytes at which a file is rotated: the main file, and each other file.
@@ -63,17 +61,6 @@ pub struct Event<'a> {
     /// Why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
-}
-
-impl Event<'_> {
-    /// The same event, as one that failed.
-    #[must_use]
-    pub fn failed(self, why: &Refused) -> Self {
-        match why.is_unknown() {
-            true => Self { unknown: Some(why.to_string()), ..self },
-            false => Self { refused: Some(why.to_string()), ..self },
-        }
-    }
 }
 
 /// Where events go.

@@ -28,6 +28,7 @@ pub(crate) use self::history::HELD;
 pub use self::operator::Asking;
 use self::unsettled::Outcomes;
 pub use self::unsettled::Settled;
+use crate::audit::Event;
 use crate::ca::Seal;
 use crate::catalog::Revoked;
 use crate::compile::{Plan, Touched};
@@ -112,6 +113,17 @@ impl Refused {
     /// True if the change may have been made all the same.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Store(StoreError::Unknown(_)))
+    }
+}
+
+impl Event<'_> {
+    /// The same event, as one that failed.
+    #[must_use]
+    pub fn failed(self, why: &Refused) -> Self {
+        match why.is_unknown() {
+            true => Self { unknown: Some(why.to_string()), ..self },
+            false => Self { refused: Some(why.to_string()), ..self },
+        }
     }
 }
 

@@ -13,6 +13,7 @@ pub mod control;
 pub mod controller;
 pub mod digest;
 pub mod document;
+mod grpc;
 mod metrics;
 pub mod push;
 pub mod rollout;

@@ -25,7 +25,7 @@ use self::message::{
     after_last,
 };
 use super::{After, Base, Entry, MAX_ENTRY, Revision, Shared, Store, StoreError};
-use crate::client::{ClientError, Line};
+use crate::grpc::{ClientError, Line};
 
 /// Bytes of one part: etcd takes requests of 1.5 MiB.
 const PART: usize = 1 << 20;

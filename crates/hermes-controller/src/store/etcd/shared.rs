@@ -13,7 +13,7 @@ use super::message::{
     RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest, Watched, after_last,
 };
 use super::{Etcd, message};
-use crate::client::ClientError;
+use crate::grpc::ClientError;
 use crate::store::{Heard, Said, Shared, StoreError, Word};
 
 /// Who says nothing for so long has gone, with all that it said. Seconds.
