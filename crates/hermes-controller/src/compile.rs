@@ -12,7 +12,7 @@
 mod alternate;
 mod assemble;
 mod graph;
-pub(crate) mod names;
+mod names;
 mod way;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,9 +30,9 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use self::graph::Graph;
 use self::way::{Everyones, Stop, Way, way};
-use crate::catalog::{Catalog, Offer, Owner};
+use crate::catalog::{Catalog, Offer, on_the_wire};
 use crate::control::MAX_MESSAGE;
-use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
+use crate::document::{Audience, Fault, Key, Kind, Name, Node, Program};
 use crate::xds::{self, Site};
 
 /// The listener that other nodes dial.
@@ -527,42 +527,10 @@ fn of_node(node: &Name, problems: Vec<Problem>) -> Vec<Fault> {
     problems.into_iter().map(fault).collect()
 }
 
-/// What a user or a service of somebody is called between nodes.
-pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
-    match owner {
-        Some(provider) => format!("{provider}/{name}"),
-        None => name.to_string(),
-    }
-}
-
 /// What the route of a service or a network is called: a service may have the name of a network.
 pub(crate) fn route_of(key: &Key) -> String {
     let name = on_the_wire(&key.provider, &key.name);
     if key.kind == Kind::Network { format!("{name}:ip") } else { name }
-}
-
-/// Whose the sessions of an app are, between nodes. `None`: nobody's.
-///
-/// # Errors
-/// The user is not on that node, or is to be said.
-pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
-    let here: Vec<_> = catalog.users_on(node).collect();
-    let wire = |key: &Key| on_the_wire(&key.provider, &key.name);
-    match &app.user {
-        Some(user) => {
-            let is_meant = |key: &Key| key.name == user.name && key.provider == user.provider;
-            let found = here.iter().find(|key| is_meant(key));
-            found
-                .map(|key| Some(wire(key)))
-                .ok_or_else(|| format!("user {user} is not on this node; add {node} to the user's nodes"))
-        }
-        None if here.len() > 1 => {
-            // Whose others are is not told: the node is the operator's, who sees them.
-            Err("several users are on this node; say whose sessions these are with user: NAME, or PROVIDER/NAME"
-                .to_owned())
-        }
-        None => Ok(here.first().map(|key| wire(key))),
-    }
 }
 
 #[cfg(test)]

@@ -38,12 +38,11 @@ use envoy_types::pb::envoy::r#type::matcher::v3::{StringMatcher, string_matcher:
 use envoy_types::pb::google::protobuf::{Any, Duration};
 use hermes_model::Problem;
 use hermes_model::document::Document;
-use hermes_model::snapshot::{HostPort, Role};
+use hermes_model::snapshot::HostPort;
 
 pub use self::bootstrap::{DIRECTORY, bootstrap, secrets};
 pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, Whole, WholeRequest, WholeResponse, serve};
 use crate::digest::{hex, sha256};
-use crate::document::{Node, Program};
 
 /// An Envoy asks for what differs.
 pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
@@ -113,31 +112,6 @@ pub fn resources(document: &Document, site: Site<'_>) -> Result<Resources, Vec<P
 pub(crate) fn nothing() -> Resources {
     let routes = BTreeMap::from([(OVERLAY.to_owned(), Held::new(route::nothing()))]);
     Resources { routes, ..Resources::default() }
-}
-
-/// What a `kind: Node` says that an Envoy cannot do; its links and services are judged by what they come to.
-pub(crate) fn unfit(node: &Node) -> Vec<(&'static str, String)> {
-    if node.runs != Program::Envoy {
-        return Vec::new();
-    }
-    let mut told = Vec::new();
-    let mut tell = |is_so: bool, key, message: &str| {
-        if is_so {
-            told.push((key, format!("this node runs Envoy, {message}")));
-        }
-    };
-    tell(node.role != Role::Standalone, "role", "which has no users of its own; write role: standalone");
-    tell(node.address.is_none(), "address", "which other nodes dial; give it an address");
-    tell(node.http3, "http3", "which asks nobody for a certificate over HTTP/3; leave http3 out");
-    tell(!node.apps.is_empty(), "apps", "which carries what other nodes send; give apps to a node of its own");
-    tell(!node.listeners.is_empty(), "listeners", "which has a listener for other nodes alone; leave listeners out");
-    let own = "which has this from its own bootstrap and command line; leave it out";
-    tell(node.admin.is_some(), "admin", own);
-    tell(node.drain.is_some(), "drain", own);
-    tell(node.workers != Default::default(), "workers", own);
-    tell(node.dispatch != Default::default(), "dispatch", own);
-    tell(node.limits.is_some(), "limits", own);
-    told
 }
 
 fn problem(path: impl Into<String>, message: impl Into<String>) -> Problem {

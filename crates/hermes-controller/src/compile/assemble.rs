@@ -16,7 +16,7 @@ use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamPro
 
 use super::way::Stop;
 use super::{Plan, names};
-use crate::catalog::{Catalog, Offer, Revoked};
+use crate::catalog::{Catalog, Offer, Revoked, addresses, on_the_wire, user_of_app};
 use crate::digest::key_name;
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
@@ -59,16 +59,15 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
     dependent
         .filter_map(|(sender, services)| {
             let stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
-            let users = stops.flat_map(|(key, stop)| {
-                stop.users.iter().flatten().map(|user| super::on_the_wire(&key.provider, user))
-            });
+            let users =
+                stops.flat_map(|(key, stop)| stop.users.iter().flatten().map(|user| on_the_wire(&key.provider, user)));
             let mut users: BTreeSet<String> = users.collect();
             let is_for_everyone = |(_, stop): (&Key, &Stop)| stop.users.is_none();
             let mut stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
             if !users.is_empty() && stops.any(is_for_everyone) {
                 // Other users of that node come with a user claim, too. Only from a node without users is the claim
                 // just removed.
-                users.extend(plan.catalog.users_on(sender).map(|key| super::on_the_wire(&key.provider, &key.name)));
+                users.extend(plan.catalog.users_on(sender).map(|key| on_the_wire(&key.provider, &key.name)));
             }
             (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
         })
@@ -98,7 +97,7 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
         Speech::Tun => ("tun", Protocol::Tun),
         Speech::Dns => ("dns", Protocol::Dns),
     };
-    let user = super::user_of_app(&plan.catalog, node, app).unwrap_or_default();
+    let user = user_of_app(&plan.catalog, node, app).unwrap_or_default();
     let device = || app.device.clone().unwrap_or_else(|| DeviceName(DEVICE.into()));
     let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
     let of_names = if is_tun { names::captured(plan, (node, section), app) } else { Vec::new() };
@@ -110,7 +109,7 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
         capture: Many(if is_tun { captures(plan, (node, app), user.as_deref(), &of_names) } else { Vec::new() }),
         carry_names: if of_names.is_empty() { CarryNames::Packets } else { CarryNames::Flows },
         names: Many(if is_dns { names::names(plan, node, user.as_deref()) } else { Vec::new() }),
-        addresses: Many(if is_dns { names::addresses(app) } else { Vec::new() }),
+        addresses: Many(if is_dns { addresses(app) } else { Vec::new() }),
         forward: app.forward.clone(),
         set_headers: user.filter(|_| !is_dns).map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
         ..Listener::new(&format!("app-{at}-{word}"), protocol)
@@ -122,7 +121,7 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
 fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |stop: &Stop, key: &Key| {
-        let is_one = |one: &Name| user == Some(&*super::on_the_wire(&key.provider, one));
+        let is_one = |one: &Name| user == Some(&*on_the_wire(&key.provider, one));
         !stop.next.is_empty() && stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let networks = offered.filter_map(|key| match plan.catalog.offer(key)? {
@@ -206,7 +205,7 @@ fn breadth(network: &Network) -> Generality {
 /// Whose sessions come by.
 fn users(key: &Key, stop: &Stop) -> Many<UserPattern> {
     let users = stop.users.iter().flatten();
-    Many(users.map(|user| UserPattern::Is(super::on_the_wire(&key.provider, user).into())).collect())
+    Many(users.map(|user| UserPattern::Is(on_the_wire(&key.provider, user).into())).collect())
 }
 
 fn route_of_packets((node, stop): (&Name, &Stop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {

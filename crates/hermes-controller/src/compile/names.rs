@@ -10,21 +10,12 @@ use hermes_model::pattern::{AuthorityPattern, HostPattern, PortPattern};
 
 use super::Plan;
 use super::way::Stop;
-use crate::catalog::Offer;
+use crate::catalog::{Offer, addresses, on_the_wire, user_of_app};
 use crate::document::{App, Key, Name, Node, Speech};
-
-/// The default prefix of addresses that stand for names: the shared address space (RFC 6598), which the Internet does
-/// not route.
-const ADDRESSES: &str = "100.64.0.0/10";
-
-/// The prefixes whose addresses stand for the names of an app.
-pub(crate) fn addresses(app: &App) -> Vec<Prefix> {
-    if app.addresses.is_empty() { ADDRESSES.parse().into_iter().collect() } else { app.addresses.0.clone() }
-}
 
 /// The addresses that stand for names of the user of a device, as far as it has an address of their version of IP.
 pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) -> Vec<Prefix> {
-    let user_of = |app: &App| super::user_of_app(&plan.catalog, name, app).ok();
+    let user_of = |app: &App| user_of_app(&plan.catalog, name, app).ok();
     let own = |app: &&App| app.protocol == Speech::Dns && user_of(app) == user_of(device);
     let is_ours = |prefix: &Prefix| device.address.iter().any(|own| own.0.is_ipv4() == prefix.0.addr().is_ipv4());
     node.apps.iter().filter(own).flat_map(addresses).filter(is_ours).collect()
@@ -34,7 +25,7 @@ pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) 
 pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |stop: &Stop, key: &Key| {
-        let is_one = |one: &Name| user == Some(&*super::on_the_wire(&key.provider, one));
+        let is_one = |one: &Name| user == Some(&*on_the_wire(&key.provider, one));
         stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let services = offered.filter_map(|key| match plan.catalog.offer(key)? {
