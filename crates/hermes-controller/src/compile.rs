@@ -11,6 +11,7 @@
 
 mod alternate;
 mod assemble;
+pub mod envoy;
 mod graph;
 mod names;
 mod way;
@@ -28,12 +29,12 @@ use hermes_model::guard;
 use hermes_model::snapshot::{Role, Target};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
+use self::envoy::Site;
 use self::graph::Graph;
 use self::way::{Everyones, Stop, Way, way};
 use crate::catalog::{Catalog, Offer, on_the_wire};
 use crate::control::MAX_MESSAGE;
 use crate::document::{Audience, Fault, Key, Kind, Name, Node, Program};
-use crate::xds::{self, Site};
 
 /// The listener that other nodes dial.
 pub const OVERLAY: &str = "overlay";
@@ -373,7 +374,7 @@ impl Plan {
         let mut problems = Vec::new();
         if node.runs == Program::Envoy {
             let site = Site { overlay: "", directory: "", revocations: "" };
-            problems.extend(xds::resources(&document, site).err().unwrap_or_default());
+            problems.extend(envoy::resources(&document, site).err().unwrap_or_default());
         }
         let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
         if before.documents.get(name) == Some(&bytes) {

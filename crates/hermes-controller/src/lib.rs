@@ -23,4 +23,3 @@ pub mod state;
 pub mod store;
 pub mod token;
 pub mod trust;
-pub mod xds;

@@ -4,6 +4,7 @@
 //! nodes said about them.
 //! Never: another node's document. What a node asks for is found by its certificate, and by nothing that it says.
 
+pub(crate) mod envoy;
 mod rotation;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -32,8 +32,7 @@ use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_RE
 use crate::controller::{Controller, Refused};
 use crate::digest::key_digest;
 use crate::metrics;
-use crate::push::{Peer, Push};
-use crate::xds;
+use crate::push::{Peer, Push, envoy};
 
 /// Connections at once.
 const CONNECTIONS: usize = 50_000;
@@ -249,23 +248,23 @@ async fn answer(
             });
             grpc.streaming(follow, request).await
         }
-        xds::DELTA => {
-            let mut grpc = Grpc::new(ProstCodec::<xds::DeltaResponse, xds::DeltaRequest>::default())
+        envoy::DELTA => {
+            let mut grpc = Grpc::new(ProstCodec::<envoy::DeltaResponse, envoy::DeltaRequest>::default())
                 .max_decoding_message_size(MAX_REQUEST)
                 .max_encoding_message_size(MAX_MESSAGE);
-            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<xds::DeltaRequest>>| {
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<envoy::DeltaRequest>>| {
                 let (push, peer) = (push.clone(), peer.clone());
-                async move { xds::serve::<xds::Delta>(push, &peer, request.into_inner()).await }
+                async move { envoy::serve::<envoy::Delta>(push, &peer, request.into_inner()).await }
             });
             grpc.streaming(serve, request).await
         }
-        xds::WHOLE => {
-            let mut grpc = Grpc::new(ProstCodec::<xds::WholeResponse, xds::WholeRequest>::default())
+        envoy::WHOLE => {
+            let mut grpc = Grpc::new(ProstCodec::<envoy::WholeResponse, envoy::WholeRequest>::default())
                 .max_decoding_message_size(MAX_REQUEST)
                 .max_encoding_message_size(MAX_MESSAGE);
-            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<xds::WholeRequest>>| {
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<envoy::WholeRequest>>| {
                 let (push, peer) = (push.clone(), peer.clone());
-                async move { xds::serve::<xds::Whole>(push, &peer, request.into_inner()).await }
+                async move { envoy::serve::<envoy::Whole>(push, &peer, request.into_inner()).await }
             });
             grpc.streaming(serve, request).await
         }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use hermes_controller::client::Place;
-use hermes_controller::xds;
+use hermes_controller::compile::envoy;
 use hermes_model::document::Bind;
 
 use crate::agent::{Home, enrolled, keep_identity};
@@ -72,13 +72,13 @@ impl Envoy {
         let absolute = |path: &Path| path.canonicalize().with_context(|| format!("--state {}", path.display()));
         let directory = absolute(&self.state)?;
         let directory = directory.to_str().context("--state: Envoy takes no path that is not UTF-8")?;
-        for (file, content) in xds::secrets(directory) {
+        for (file, content) in envoy::secrets(directory) {
             home.keep(&home.path(file), &serde_json::to_vec_pretty(&content)?)?;
         }
         // Whatever Envoy calls itself, it is known by its certificate.
         let uris = home.identity()?.0.uris();
         let node = uris.iter().find_map(|uri| uri.split_once("/node/")).map_or("node", |(_, node)| node);
-        let bootstrap = xds::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));
+        let bootstrap = envoy::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));
         let path = home.path(BOOTSTRAP);
         home.keep(&path, &serde_json::to_vec_pretty(&bootstrap)?)?;
         absolute(&path)

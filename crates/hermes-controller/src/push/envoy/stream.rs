@@ -20,14 +20,13 @@ use hermes_model::document::Document;
 use tokio::sync::watch;
 use tonic::{Response, Status, Streaming};
 
-use super::bootstrap::DIRECTORY;
+use super::super::{EXPELLED, Peer, Presence, Push};
 use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
-use super::{Site, nothing, resources};
+use crate::compile::envoy::{DIRECTORY, Held, Site, nothing, resources};
 use crate::control::Report;
 use crate::controller::{HELD, Known, Watched};
 use crate::digest::sha256;
 use crate::document::{Name, Program};
-use crate::push::{EXPELLED, Peer, Presence, Push};
 use crate::trust::Trust;
 
 /// No path is longer.
@@ -72,7 +71,7 @@ impl Form for Delta {
     }
 
     fn said(said: Said) -> DeltaResponse {
-        let resource = |(name, held): (String, super::Held)| Resource {
+        let resource = |(name, held): (String, Held)| Resource {
             name,
             version: held.version,
             resource: held.body,

@@ -1,26 +1,23 @@
-//! Envoy as a standalone node: the same overlay documents, served over xDS to a stock Envoy.
+//! Envoy as a standalone node: a node document as xDS resources of a stock Envoy.
 //!
-//! In: the document that a Hermes node would run in this one's place. Out: the listener, routes and clusters by which Envoy
-//! does the same, in the order in which nothing breaks; and what Envoy says about them, as of any node.
-//! Never: something left out silently. What an Envoy cannot do is a problem of the document, told before it is applied.
+//! In: the document that a Hermes node would run in the Envoy's place. Out: the listener, the routes and the clusters that
+//! make Envoy do the same.
+//! Never: a part of the document left out silently. A part that Envoy does not support is a problem of the document,
+//! reported before the document is applied.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `listener` | where other nodes dial it, and who may |
-//! | `route` | what becomes of which request, and who is believed about whose it is |
-//! | `cluster` | whom it dials |
-//! | `matcher` | maps of xDS in an order, so that the same document gives the same bytes |
-//! | `session` | what an Envoy has, and what it is sent next |
-//! | `stream` | both forms of the protocol on the controller's port |
-//! | `bootstrap` | files with which an Envoy starts |
+//! | `listener` | the listener for other nodes, and the nodes that it admits |
+//! | `route` | routes of requests, and the user claims that are accepted |
+//! | `cluster` | upstream nodes and origins |
+//! | `matcher` | xDS maps in a fixed order, so that the same document gives the same bytes |
+//! | `bootstrap` | files that an Envoy starts with |
 
 mod bootstrap;
 mod cluster;
 mod listener;
 mod matcher;
 mod route;
-mod session;
-mod stream;
 
 use std::collections::BTreeMap;
 
@@ -41,13 +38,8 @@ use hermes_model::document::Document;
 use hermes_model::snapshot::HostPort;
 
 pub use self::bootstrap::{DIRECTORY, bootstrap, secrets};
-pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, Whole, WholeRequest, WholeResponse, serve};
 use crate::digest::{hex, sha256};
 
-/// An Envoy asks for what differs.
-pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-/// An Envoy asks for all of it, each time.
-pub(crate) const WHOLE: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// The listener, and its routes.
 const OVERLAY: &str = "overlay";
 

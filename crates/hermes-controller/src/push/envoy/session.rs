@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use super::{Held, Resources};
+use crate::compile::envoy::{Held, Resources};
 use crate::digest::{hex, sha256};
 use crate::store::Revision;
 

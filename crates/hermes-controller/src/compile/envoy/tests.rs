@@ -1,7 +1,5 @@
-//! What documents come to in Envoy's words, and in which order an Envoy gets it.
+//! Node documents as xDS resources.
 #![allow(clippy::unwrap_used)]
-
-use std::collections::BTreeMap;
 
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::route::v3::route::Action;
@@ -12,8 +10,7 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::{MatcherType, OnMatch, m
 use hermes_model::document::Document;
 use prost::Message as _;
 
-use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
-use super::{Held, Resources, Site, resources};
+use super::{Site, resources};
 use crate::catalog::Catalog;
 use crate::compile::compile;
 use crate::document::read;
@@ -164,96 +161,4 @@ fn what_an_envoy_cannot_do_is_told() {
         OVERLAY.replace("laptop, links: in,", "laptop, address: \"192.0.2.9:1\",").replace("[a, b]", "[a, b, laptop]");
     let said = faults(&waited);
     assert!(said.contains("give laptop a link to in"), "{said}");
-}
-
-fn held(version: &str) -> Held {
-    Held { version: version.to_owned(), body: Some(Default::default()) }
-}
-
-fn goal(revision: u64, clusters: &[&str], routes: &str) -> Goal {
-    let resources = Resources {
-        clusters: clusters.iter().map(|name| ((*name).to_owned(), held("1"))).collect(),
-        listeners: BTreeMap::from([("overlay".to_owned(), held("1"))]),
-        routes: BTreeMap::from([("overlay".to_owned(), held(routes))]),
-    };
-    Goal { revision, resources, ..Goal::default() }
-}
-
-fn ask(session: &mut Session, kind: Kind, is_whole: bool) {
-    let subscribe = if kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
-    assert_eq!(session.hear(kind, Heard { subscribe, is_whole, ..Heard::default() }), None);
-}
-
-/// Takes it, as an Envoy does.
-fn take(session: &mut Session, said: &Said, is_whole: bool) -> Option<Verdict> {
-    let subscribe = if is_whole && said.kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
-    session.hear(said.kind, Heard { nonce: said.nonce.clone(), subscribe, is_whole, ..Heard::default() })
-}
-
-fn names(said: &Said) -> Vec<&str> {
-    said.all.keys().map(String::as_str).collect()
-}
-
-fn started(is_whole: bool) -> Session {
-    let mut session = Session::new(goal(1, &["a", "b"], "1"));
-    assert_eq!(session.next(), None, "nobody has asked");
-    for kind in [Kind::Clusters, Kind::Listeners, Kind::Routes] {
-        ask(&mut session, kind, is_whole);
-        let said = session.next().unwrap();
-        assert_eq!(said.kind, kind);
-        assert_eq!(session.next(), None, "one at a time");
-        let verdict = take(&mut session, &said, is_whole);
-        assert_eq!(verdict, (kind == Kind::Routes).then_some(Verdict::Runs));
-    }
-    assert_eq!(session.next(), None);
-    session
-}
-
-#[test]
-fn clusters_come_before_routes_and_go_after_them() {
-    for is_whole in [false, true] {
-        let mut session = started(is_whole);
-        session.aim(goal(2, &["b", "c"], "2"));
-        let said = session.next().unwrap();
-        assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["a", "b", "c"]));
-        assert_eq!((said.changed.len(), said.removed.len()), (1, 0));
-        assert_eq!(session.next(), None, "no route before its cluster is there");
-        assert_eq!(take(&mut session, &said, is_whole), None);
-        let said = session.next().unwrap();
-        assert_eq!(said.kind, Kind::Routes);
-        assert_eq!(session.next(), None, "no cluster goes that a route may need");
-        assert_eq!(take(&mut session, &said, is_whole), None);
-        let said = session.next().unwrap();
-        assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["b", "c"]));
-        assert_eq!(said.removed, ["a"]);
-        assert_eq!(take(&mut session, &said, is_whole), Some(Verdict::Runs));
-        assert_eq!(session.next(), None);
-    }
-}
-
-#[test]
-fn what_is_refused_is_told_once_and_not_sent_again() {
-    let mut session = started(false);
-    session.aim(goal(2, &["a", "b"], "2"));
-    let said = session.next().unwrap();
-    // Words about what was sent before that do not count.
-    let old = Heard { nonce: "0".to_owned(), refused: Some("old".to_owned()), ..Heard::default() };
-    assert_eq!(session.hear(Kind::Routes, old), None);
-    let no = Heard { nonce: said.nonce, refused: Some("no".to_owned()), ..Heard::default() };
-    assert_eq!(session.hear(Kind::Routes, no), Some(Verdict::Refused("no".to_owned())));
-    assert_eq!(session.next(), None);
-    session.aim(goal(3, &["a", "b"], "3"));
-    let said = session.next().unwrap();
-    assert_eq!((said.kind, said.all["overlay"].version.as_str()), (Kind::Routes, "3"));
-    assert_eq!(take(&mut session, &said, false), Some(Verdict::Runs));
-}
-
-#[test]
-fn an_envoy_that_comes_back_is_sent_what_differs() {
-    let mut session = Session::new(goal(2, &["b", "c"], "2"));
-    let has = BTreeMap::from([("a".to_owned(), "1".to_owned()), ("b".to_owned(), "1".to_owned())]);
-    session.hear(Kind::Clusters, Heard { has, ..Heard::default() });
-    let said = session.next().unwrap();
-    assert_eq!(said.changed.keys().collect::<Vec<_>>(), ["c"]);
-    assert!(said.removed.is_empty(), "its routes may need it yet");
 }
