@@ -4,37 +4,34 @@
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
 mod authority;
+mod documents;
 mod fate;
 mod history;
 mod node;
 mod operator;
+mod problem;
 mod rollout;
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Extension, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use base64::prelude::BASE64_STANDARD as BASE64;
 use http::{HeaderValue, StatusCode, header};
-use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 
-use self::fate::{Fate, await_nodes};
+use self::problem::Problem;
 use crate::audit::{Audit, Event};
 use crate::ca::Office;
-use crate::controller::{Controller, HELD, Known, Outcome, Refused, Request, at_length};
+use crate::controller::{Controller, Known, Refused};
 use crate::digest::{hex, sha256};
-use crate::document::{self, Key, Kind, Name, Resource};
+use crate::document::{self, Key, Name};
 use crate::push::{Peer, Push};
-use crate::store::Revision;
 
 /// The largest request.
 const MAX_BODY: usize = 64 << 20;
@@ -43,10 +40,6 @@ const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// The maximum number of changes that are made at once, of the operator and of providers; further ones wait.
 const MAX_CHANGES: usize = 64;
-/// So many documents that a change touched are named in the audit log.
-const MOST_NAMED: usize = 100;
-/// The maximum number of warnings in an answer.
-const MAX_WARNINGS: usize = 100;
 /// Nobody waits longer for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
@@ -75,9 +68,9 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
     };
     // Changes of documents wait for nodes, and are therefore made by tasks of their own.
     let documents = Router::new()
-        .route("/v1/apply", post(apply))
-        .route("/v1/documents", get(list))
-        .route("/v1/documents/{*key}", get(one).delete(remove));
+        .route("/v1/apply", post(documents::apply))
+        .route("/v1/documents", get(documents::list))
+        .route("/v1/documents/{*key}", get(documents::one).delete(documents::remove));
     Router::new()
         .route("/v1/nodes", get(node::list))
         .route("/v1/rollout", get(rollout::show).post(rollout::finish).delete(rollout::cancel))
@@ -148,68 +141,6 @@ async fn finish(State(desk): State<Desk>, request: axum::extract::Request, next:
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
     let asker = desk.asker(&peer)?;
     desk.owned(&asker, next.run(request)).await
-}
-
-/// What is wrong, as RFC 9457 says it.
-struct Problem {
-    status: StatusCode,
-    detail: String,
-    faults: Vec<serde_json::Value>,
-}
-
-impl Problem {
-    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), faults: Vec::new() }
-    }
-}
-
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Self {
-        let status = match &refused {
-            Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => StatusCode::CONFLICT,
-            Refused::Denied(_) => StatusCode::FORBIDDEN,
-            Refused::Absent(_) | Refused::Unknown(_) => StatusCode::NOT_FOUND,
-            // The store has not answered: the change is neither made nor refused.
-            refused if refused.is_unknown() => StatusCode::GATEWAY_TIMEOUT,
-            Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        match refused {
-            Refused::Faults(faults) => Self::of_faults(&faults),
-            refused => Self::new(status, refused.to_string()),
-        }
-    }
-}
-
-impl Problem {
-    fn of_faults(faults: &[document::Fault]) -> Self {
-        let detail = format!("nothing was changed: {} problems", faults.len());
-        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(told).collect() }
-    }
-}
-
-/// A fault as the API returns it.
-fn told(fault: &document::Fault) -> serde_json::Value {
-    json!({
-        "document": fault.key.as_ref().map(ToString::to_string),
-        "number": fault.number,
-        "path": fault.problem.path,
-        "message": fault.problem.message,
-    })
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let Self { status, detail, faults } = self;
-        let mut body = json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
-        if !faults.is_empty() {
-            body["problems"] = faults.into();
-        }
-        let mut response = (status, axum::Json(body)).into_response();
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        response
-    }
 }
 
 impl Desk {
@@ -348,221 +279,6 @@ impl Asker {
         };
         Err(Problem::new(StatusCode::FORBIDDEN, detail))
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct ApplyOptions {
-    /// Only says what it would change.
-    #[serde(default)]
-    dry_run: bool,
-    /// Nothing that is changed may have been changed after this.
-    since: Option<Revision>,
-    /// Milliseconds to wait for nodes.
-    #[serde(default)]
-    wait: u64,
-    /// To all nodes at once.
-    #[serde(default)]
-    now: bool,
-    /// Deletes the documents that are not among these.
-    #[serde(default)]
-    prune: bool,
-}
-
-async fn apply(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    Query(options): Query<ApplyOptions>,
-    body: Bytes,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let text =
-        std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
-    let put = at_length(|| document::read(text)).map_err(|faults| Problem::of_faults(&faults))?;
-    for resource in &put {
-        asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
-    }
-    let ApplyOptions { dry_run: is_dry, now: is_now, since, .. } = options;
-    let delete = if options.prune { pruned(&desk, &asker, &put)? } else { Vec::new() };
-    if is_now && asker.provider.is_some() {
-        let problem =
-            Problem::new(StatusCode::FORBIDDEN, "when nodes take a change is the operator's; leave --now out");
-        return Err(desk.refuse("apply", &asker, &peer, problem));
-    }
-    let request = Request { by: asker.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
-    change(&desk, (&asker, &peer), request, options.wait).await
-}
-
-/// The documents of whoever asks that are not among these. The overlay's own document stays, so does what is a provider's where
-/// the operator asks, and so do nodes where none is among these: to delete one revokes its key.
-fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Problem> {
-    if put.is_empty() {
-        let detail = "no documents, so that prune would delete all of them; name at least one";
-        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
-    }
-    let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
-    let known = desk.controller.known();
-    let all = known.state.catalog.iter().map(|resource| &resource.key);
-    let has_nodes = put.iter().any(|key| key.kind == Kind::Node);
-    let is_meant = |key: &&Key| {
-        key.kind != Kind::Overlay
-            && (key.kind != Kind::Node || has_nodes)
-            && key.provider == asker.provider
-            && !put.contains(key)
-            && asker.must_own(key).is_ok()
-    };
-    Ok(all.filter(is_meant).cloned().collect())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct DeleteOptions {
-    #[serde(default)]
-    dry_run: bool,
-    since: Option<Revision>,
-    #[serde(default)]
-    wait: u64,
-}
-
-async fn remove(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    Path(key): Path<String>,
-    Query(options): Query<DeleteOptions>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    asker.must_own(&key).map_err(|problem| desk.refuse("delete", &asker, &peer, problem))?;
-    let request = Request {
-        by: asker.by.clone(),
-        delete: vec![key],
-        since: options.since,
-        is_dry: options.dry_run,
-        ..Request::default()
-    };
-    change(&desk, (&asker, &peer), request, options.wait).await
-}
-
-/// Writes to the audit log what became of a change of documents.
-fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, Refused>) {
-    let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
-    let event = Event { what, by: Some(&request.by), from, ..Event::default() };
-    let outcome = match done {
-        Ok(outcome) => outcome,
-        Err(refused) => return audit.tell(event.failed(refused)),
-    };
-    let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
-    let more = touched.clone().count().saturating_sub(MOST_NAMED);
-    let mut documents: Vec<_> = touched.take(MOST_NAMED).map(ToString::to_string).collect();
-    if more > 0 {
-        documents.push(format!("and {more} more"));
-    }
-    if !(request.is_dry || documents.is_empty()) {
-        audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
-    }
-}
-
-async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, wait: u64) -> Result<Response, Problem> {
-    let is_dry = request.is_dry;
-    let (controller, audit, from) = (desk.controller.clone(), desk.audit.clone(), peer.from);
-    let made = async move {
-        let done = controller.apply(&request).await;
-        tell(&audit, from, &request, &done);
-        done
-    };
-    let outcome = desk.owned(asker, made).await?.map_err(|refused| asker.told(refused))?;
-    let wait = Duration::from_millis(wait).min(MAX_WAIT);
-    let nodes = if is_dry {
-        let planned = |document: &Option<Bytes>| document.as_ref().map_or(Fate::Gone, |_| Fate::Planned);
-        outcome.nodes.iter().map(|(node, document)| (node.clone(), planned(document))).collect()
-    } else {
-        await_nodes(desk, &outcome, wait).await
-    };
-    let keys = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let mut answer = json!({
-        "revision": outcome.revision,
-        "created": keys(&outcome.created),
-        "changed": keys(&outcome.changed),
-        "deleted": keys(&outcome.deleted),
-    });
-    if !outcome.still_draining.is_empty() {
-        answer["still-draining"] = json!(outcome.still_draining);
-    }
-    let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
-    let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
-    if desk.controller.known().is_held() {
-        let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
-        warnings.push(told(&document::Fault { key: None, number: None, problem }));
-    }
-    if !warnings.is_empty() {
-        answer["warnings"] = warnings.into();
-    }
-    let known = desk.controller.known();
-    match (&known.state.failed, &known.state.rollout) {
-        (Some((of, why)), _) if *of == outcome.revision => {
-            // Which node would not have it is the operator's.
-            let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
-            answer["taken-back"] = why.into();
-        }
-        (_, Some(waved)) if waved.of == outcome.revision && asker.provider.is_none() => {
-            answer["rollout"] = rollout::told(&known);
-        }
-        _ => {}
-    }
-    // Nodes are the operator's: a provider hears how many of them took it.
-    if asker.provider.is_none() {
-        answer["nodes"] = json!(nodes);
-    } else {
-        answer["nodes-touched"] = nodes.len().into();
-    }
-    Ok(axum::Json(answer).into_response())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct ListOptions {
-    kind: Option<String>,
-}
-
-#[derive(Serialize)]
-struct Listed<'a> {
-    revision: Revision,
-    document: &'a Resource,
-}
-
-async fn list(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    Query(options): Query<ListOptions>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let kind = options.kind.map(|kind| kind.parse::<Kind>()).transpose();
-    let kind = kind.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    let known = desk.controller.known();
-    let state = &known.state;
-    let wanted = state
-        .catalog
-        .iter()
-        .filter(|resource| asker.may_see(&resource.key) && kind.is_none_or(|kind| kind == resource.key.kind));
-    let listed = wanted.map(|resource| Listed {
-        revision: state.changed.get(&resource.key).copied().unwrap_or_default(),
-        document: resource,
-    });
-    Ok(axum::Json(json!({ "revision": state.revision, "documents": listed.collect::<Vec<_>>() })).into_response())
-}
-
-async fn one(
-    State(desk): State<Desk>,
-    Extension(peer): Extension<Arc<Peer>>,
-    Path(key): Path<String>,
-) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    let known = desk.controller.known();
-    let found = known.state.catalog.get(&key).filter(|_| asker.may_see(&key));
-    let document = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {key}")))?;
-    let revision = known.state.changed.get(&key).copied().unwrap_or_default();
-    Ok(axum::Json(Listed { revision, document }).into_response())
 }
 
 /// All of the state: who has it is the overlay.

@@ -10,7 +10,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
-use super::{COMPACT, Controller, Refused, Request};
+use super::follow::COMPACT;
+use super::{Controller, Refused, Request};
 use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
 use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};

@@ -1,0 +1,244 @@
+//! Documents of the overlay: apply, delete, list and show.
+//!
+//! In: requests of operators and of administrators of providers. Out: what changed, and what each node made of it.
+//! Never: a document of another provider.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{Extension, Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::fate::{Fate, await_nodes};
+use super::problem::{Problem, told};
+use super::{Asker, Desk, MAX_WAIT, rollout};
+use crate::audit::{Audit, Event};
+use crate::controller::{HELD, Outcome, Refused, Request, at_length};
+use crate::document::{self, Key, Kind, Resource};
+use crate::push::Peer;
+use crate::store::Revision;
+
+/// So many documents that a change touched are named in the audit log.
+const MOST_NAMED: usize = 100;
+/// The maximum number of warnings in an answer.
+const MAX_WARNINGS: usize = 100;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ApplyOptions {
+    /// Only says what it would change.
+    #[serde(default)]
+    dry_run: bool,
+    /// Nothing that is changed may have been changed after this.
+    since: Option<Revision>,
+    /// Milliseconds to wait for nodes.
+    #[serde(default)]
+    wait: u64,
+    /// To all nodes at once.
+    #[serde(default)]
+    now: bool,
+    /// Deletes the documents that are not among these.
+    #[serde(default)]
+    prune: bool,
+}
+
+pub(super) async fn apply(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Query(options): Query<ApplyOptions>,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let text =
+        std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
+    let put = at_length(|| document::read(text)).map_err(|faults| Problem::of_faults(&faults))?;
+    for resource in &put {
+        asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
+    }
+    let ApplyOptions { dry_run: is_dry, now: is_now, since, .. } = options;
+    let delete = if options.prune { pruned(&desk, &asker, &put)? } else { Vec::new() };
+    if is_now && asker.provider.is_some() {
+        let problem =
+            Problem::new(StatusCode::FORBIDDEN, "when nodes take a change is the operator's; leave --now out");
+        return Err(desk.refuse("apply", &asker, &peer, problem));
+    }
+    let request = Request { by: asker.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
+    change(&desk, (&asker, &peer), request, options.wait).await
+}
+
+/// The documents of whoever asks that are not among these. The overlay's own document stays, so does what is a provider's where
+/// the operator asks, and so do nodes where none is among these: to delete one revokes its key.
+fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Problem> {
+    if put.is_empty() {
+        let detail = "no documents, so that prune would delete all of them; name at least one";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
+    let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
+    let known = desk.controller.known();
+    let all = known.state.catalog.iter().map(|resource| &resource.key);
+    let has_nodes = put.iter().any(|key| key.kind == Kind::Node);
+    let is_meant = |key: &&Key| {
+        key.kind != Kind::Overlay
+            && (key.kind != Kind::Node || has_nodes)
+            && key.provider == asker.provider
+            && !put.contains(key)
+            && asker.must_own(key).is_ok()
+    };
+    Ok(all.filter(is_meant).cloned().collect())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct DeleteOptions {
+    #[serde(default)]
+    dry_run: bool,
+    since: Option<Revision>,
+    #[serde(default)]
+    wait: u64,
+}
+
+pub(super) async fn remove(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(key): Path<String>,
+    Query(options): Query<DeleteOptions>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    asker.must_own(&key).map_err(|problem| desk.refuse("delete", &asker, &peer, problem))?;
+    let request = Request {
+        by: asker.by.clone(),
+        delete: vec![key],
+        since: options.since,
+        is_dry: options.dry_run,
+        ..Request::default()
+    };
+    change(&desk, (&asker, &peer), request, options.wait).await
+}
+
+/// Writes to the audit log what became of a change of documents.
+fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, Refused>) {
+    let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
+    let event = Event { what, by: Some(&request.by), from, ..Event::default() };
+    let outcome = match done {
+        Ok(outcome) => outcome,
+        Err(refused) => return audit.tell(event.failed(refused)),
+    };
+    let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
+    let more = touched.clone().count().saturating_sub(MOST_NAMED);
+    let mut documents: Vec<_> = touched.take(MOST_NAMED).map(ToString::to_string).collect();
+    if more > 0 {
+        documents.push(format!("and {more} more"));
+    }
+    if !(request.is_dry || documents.is_empty()) {
+        audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
+    }
+}
+
+async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, wait: u64) -> Result<Response, Problem> {
+    let is_dry = request.is_dry;
+    let (controller, audit, from) = (desk.controller.clone(), desk.audit.clone(), peer.from);
+    let made = async move {
+        let done = controller.apply(&request).await;
+        tell(&audit, from, &request, &done);
+        done
+    };
+    let outcome = desk.owned(asker, made).await?.map_err(|refused| asker.told(refused))?;
+    let wait = Duration::from_millis(wait).min(MAX_WAIT);
+    let nodes = if is_dry {
+        let planned = |document: &Option<Bytes>| document.as_ref().map_or(Fate::Gone, |_| Fate::Planned);
+        outcome.nodes.iter().map(|(node, document)| (node.clone(), planned(document))).collect()
+    } else {
+        await_nodes(desk, &outcome, wait).await
+    };
+    let keys = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let mut answer = json!({
+        "revision": outcome.revision,
+        "created": keys(&outcome.created),
+        "changed": keys(&outcome.changed),
+        "deleted": keys(&outcome.deleted),
+    });
+    if !outcome.still_draining.is_empty() {
+        answer["still-draining"] = json!(outcome.still_draining);
+    }
+    let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
+    let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
+    if desk.controller.known().is_held() {
+        let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
+        warnings.push(told(&document::Fault { key: None, number: None, problem }));
+    }
+    if !warnings.is_empty() {
+        answer["warnings"] = warnings.into();
+    }
+    let known = desk.controller.known();
+    match (&known.state.failed, &known.state.rollout) {
+        (Some((of, why)), _) if *of == outcome.revision => {
+            // Which node would not have it is the operator's.
+            let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
+            answer["taken-back"] = why.into();
+        }
+        (_, Some(waved)) if waved.of == outcome.revision && asker.provider.is_none() => {
+            answer["rollout"] = rollout::told(&known);
+        }
+        _ => {}
+    }
+    // Nodes are the operator's: a provider hears how many of them took it.
+    if asker.provider.is_none() {
+        answer["nodes"] = json!(nodes);
+    } else {
+        answer["nodes-touched"] = nodes.len().into();
+    }
+    Ok(axum::Json(answer).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ListOptions {
+    kind: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Listed<'a> {
+    revision: Revision,
+    document: &'a Resource,
+}
+
+pub(super) async fn list(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Query(options): Query<ListOptions>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let kind = options.kind.map(|kind| kind.parse::<Kind>()).transpose();
+    let kind = kind.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    let known = desk.controller.known();
+    let state = &known.state;
+    let wanted = state
+        .catalog
+        .iter()
+        .filter(|resource| asker.may_see(&resource.key) && kind.is_none_or(|kind| kind == resource.key.kind));
+    let listed = wanted.map(|resource| Listed {
+        revision: state.changed.get(&resource.key).copied().unwrap_or_default(),
+        document: resource,
+    });
+    Ok(axum::Json(json!({ "revision": state.revision, "documents": listed.collect::<Vec<_>>() })).into_response())
+}
+
+pub(super) async fn one(
+    State(desk): State<Desk>,
+    Extension(peer): Extension<Arc<Peer>>,
+    Path(key): Path<String>,
+) -> Result<Response, Problem> {
+    let asker = desk.asker(&peer)?;
+    let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
+    let known = desk.controller.known();
+    let found = known.state.catalog.get(&key).filter(|_| asker.may_see(&key));
+    let document = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {key}")))?;
+    let revision = known.state.changed.get(&key).copied().unwrap_or_default();
+    Ok(axum::Json(Listed { revision, document }).into_response())
+}

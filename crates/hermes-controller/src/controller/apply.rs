@@ -1,0 +1,200 @@
+//! Changes of documents: what a request would change, and the commit that changes it.
+//!
+//! In: a request, and the state that it is judged against. Out: the changes to write, and their outcome at each node.
+//! Never: a change that the documents of some node do not survive.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{Controller, Known, Refused, at_length, lock, now};
+use crate::compile::{Plan, Touched};
+use crate::document::{Fault, Key, Kind, Name, Resource, Spec};
+use crate::state::{Before, Change, State, owner_of};
+use crate::store::Revision;
+
+/// Documents to be put and deleted, together or not at all.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Who wants it, as [`Commit::by`].
+    pub by: String,
+    /// In the place of those with their keys.
+    pub put: Vec<Resource>,
+    /// There no more.
+    pub delete: Vec<Key>,
+    /// What whoever asks knows: nothing that changes may have been changed later. `None`: that does not matter.
+    pub since: Option<Revision>,
+    /// Only says what it would change.
+    pub is_dry: bool,
+    /// To all nodes at once, whatever the overlay says; and so is what was going out in waves.
+    pub is_now: bool,
+    /// Takes back what goes out in waves: which revision, and why.
+    pub takes_back: Option<(Revision, String)>,
+}
+
+/// What a request changed, or would.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The revision that has it; of a dry run, and where nothing changes, the one before.
+    pub revision: Revision,
+    /// Documents that are new.
+    pub created: Vec<Key>,
+    /// Documents that say something else.
+    pub changed: Vec<Key>,
+    /// Nodes that keep draining, since their new documents do not set `draining`.
+    pub still_draining: Vec<Name>,
+    /// Documents that are gone.
+    pub deleted: Vec<Key>,
+    /// Nodes whose own document is another one, with it. `None`: the node is gone.
+    pub nodes: Touched,
+    /// Warnings: valid, but perhaps not intended.
+    pub warnings: Vec<Fault>,
+}
+
+/// What a change comes to that was judged right.
+pub(super) struct Planned {
+    pub(super) plan: Plan,
+    /// Nodes whose document is another one, and whether they are there.
+    pub(super) touched: Vec<(Name, bool)>,
+    /// Documents that have changed by then.
+    pub(super) changed: BTreeSet<Key>,
+}
+
+impl Planned {
+    /// Whether it was found for these documents: the entry with its revision may be another controller's.
+    pub(super) fn is_of(&self, state: &State) -> bool {
+        self.changed.iter().all(|key| self.plan.catalog().get(key) == state.catalog.get(key))
+    }
+}
+
+impl Controller {
+    /// Changes documents, or says what that would change.
+    ///
+    /// # Errors
+    /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
+    pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
+        let judge = |known: &Known| {
+            if let Some(refused) = turn(known, request) {
+                // Recorded once: the owner has its turn from then on.
+                let owner = owner_of(&request.by);
+                let is_own = known.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
+                let is_known = is_own || known.state.turns.waiting.contains(&owner);
+                return Ok(((!is_known).then_some(Change::Awaited { owner }).into_iter().collect(), Err(refused)));
+            }
+            let (changes, outcome, planned) = at_length(|| plan(known, request))?;
+            if request.is_dry {
+                return Ok((Vec::new(), Ok(outcome)));
+            }
+            // What was compiled to judge it is not compiled again.
+            *lock(&self.planned) = planned.map(|planned| (known.state.revision + 1, planned));
+            Ok((changes, Ok(outcome)))
+        };
+        let (revision, outcome) = self.transact(&request.by, judge).await?;
+        Ok(Outcome { revision, ..outcome? })
+    }
+}
+
+/// The refusal if it is another owner's turn. `None`: the request may go on.
+fn turn(known: &Known, request: &Request) -> Option<Refused> {
+    if request.is_now || request.is_dry || request.takes_back.is_some() {
+        return None;
+    }
+    if let Some(waved) = &known.state.rollout {
+        return Some(Refused::Busy(waved.of));
+    }
+    let owner = owner_of(&request.by);
+    let has_waves = known.state.catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
+    (has_waves && owner.is_some() && known.state.is_before(&owner, now())).then_some(Refused::Turn)
+}
+
+/// Keeps the drain of a node whose new document does not set `draining`: a command sets a drain, and applying a file
+/// again must not end it.
+fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mut Vec<Name>) -> Resource {
+    let Spec::Node(node) = &mut resource.spec else { return resource };
+    let was_draining = matches!(before.map(|before| &before.spec), Some(Spec::Node(before)) if before.is_draining());
+    if node.draining.is_none() && was_draining {
+        still.push(resource.key.name.clone());
+    }
+    let is_draining = node.draining.unwrap_or(was_draining);
+    node.draining = is_draining.then_some(true);
+    resource
+}
+
+/// What a request comes to with this state: what is to be written, and what that changes.
+fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
+    let state = &known.state;
+    let waved = state.rollout.as_ref().map(|waved| waved.of);
+    if let Some((of, _)) = request.takes_back.as_ref().filter(|(of, _)| waved != Some(*of)) {
+        return Err(Refused::Denied(format!("revision {of} goes out no more")));
+    }
+    let mut catalog = state.catalog.clone();
+    let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };
+    let mut changes = Vec::new();
+    for key in &request.delete {
+        if catalog.remove(key).is_none() {
+            return Err(Refused::Absent(Box::new(key.clone())));
+        }
+        outcome.deleted.push(key.clone());
+        if let Some(member) = state.members.get(&key.name).filter(|_| key.kind == Kind::Node) {
+            // What it has enrolled with is worth nothing for a node of this name that comes later.
+            let revoked = state.revoked(member, now());
+            catalog.revoke(revoked.clone(), now());
+            changes.extend([Change::Expelled { node: key.name.clone() }, Change::Revoked(revoked)]);
+        }
+        if key.kind == Kind::Node {
+            let tokens = state.tokens.values().filter(|token| token.node == key.name);
+            changes.extend(tokens.map(|token| Change::Spent { token: token.id.clone() }));
+        }
+        changes.push(Change::Delete(key.clone()));
+    }
+    for resource in &request.put {
+        let before = state.catalog.get(&resource.key);
+        // A rollback restores the earlier document, drained or not.
+        let resource = match &request.takes_back {
+            Some(_) => resource.clone(),
+            None => with_drain(resource.clone(), before, &mut outcome.still_draining),
+        };
+        let key = resource.key.clone();
+        match catalog.put(resource.clone()) {
+            Some(before) if *before == resource => continue,
+            Some(_) => outcome.changed.push(key),
+            None => outcome.created.push(key),
+        }
+        changes.push(Change::Put(resource));
+    }
+    if let Some(since) = request.since {
+        for key in outcome.changed.iter().chain(&outcome.created).chain(&outcome.deleted) {
+            let found = state.touched(key);
+            if found > since {
+                return Err(Refused::Conflict { key: Box::new(key.clone()), since, found });
+            }
+        }
+    }
+    if !changes.is_empty() {
+        let changed: BTreeSet<Key> = known.waiting.iter().chain(&request.delete).cloned().collect();
+        let written = changes.iter().filter_map(|change| match change {
+            Change::Put(resource) => Some(resource.key.clone()),
+            _ => None,
+        });
+        let changed: BTreeSet<Key> = changed.into_iter().chain(written).collect();
+        let (plan, touched) = known.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
+        let nodes: Vec<_> = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
+        if waved.is_some() {
+            changes.push(Change::Settled { failed: request.takes_back.as_ref().map(|(_, why)| why.clone()) });
+        }
+        let is_in_waves = !request.is_now && catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
+        if is_in_waves && nodes.iter().any(|(node, _)| known.plan.document(node).is_some()) {
+            let keys = outcome.deleted.iter().chain(&outcome.changed).chain(&outcome.created);
+            let before = |key: &Key| state.catalog.get(key).map(|resource| (**resource).clone());
+            let all = keys.map(|key| Before { key: key.clone(), resource: before(key) });
+            changes.push(Change::Rollout(all.collect()));
+        }
+        outcome.nodes = touched;
+        outcome.warnings = plan.warnings().to_vec();
+        return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
+    }
+    // The earlier documents are in force already: the rollout ends all the same.
+    if let Some((_, why)) = request.takes_back.as_ref().filter(|_| waved.is_some()) {
+        changes.push(Change::Settled { failed: Some(why.clone()) });
+    }
+    Ok((changes, outcome, None))
+}

@@ -1,0 +1,236 @@
+//! Follows the store: reads the commits of all controllers, and publishes what they mean for nodes.
+//!
+//! In: entries of the store, in the order of their revisions. Out: the current view, and a notification for each node that it concerns.
+//! Never: an entry skipped.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Controller, Known, at_length, lock, now};
+use crate::catalog::Revoked;
+use crate::document::{Key, Name};
+use crate::state::{Change, Commit, Member, State};
+use crate::store::{After, Base, Revision, StoreError};
+
+/// After so many entries they are made a base: who begins reads no more than these.
+pub(super) const COMPACT: u64 = 1000;
+/// A store that cannot be read is tried again after this.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl Controller {
+    /// Follows the store, for as long as it is polled: what other controllers write is known here.
+    pub async fn follow(&self) {
+        loop {
+            let revision = self.known().state.revision;
+            let followed = async {
+                self.check_lost()?;
+                tokio::select! {
+                    changed = self.store.changed(revision) => changed?,
+                    () = self.outcomes.wanted(AGAIN) => {}
+                }
+                self.catch_up().await?;
+                self.settle_next().await
+            };
+            let done = followed.await;
+            self.heed(&done);
+            if done.is_err() {
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+
+    /// Settles changes whose revision was read before their append ended. Then settles a change that may still reach the
+    /// store: an entry without changes takes the revision, or fails because the change has it.
+    pub(super) async fn settle_next(&self) -> Result<(), StoreError> {
+        let _one = self.writing.lock().await;
+        self.check_lost()?;
+        let revision = self.known().state.revision;
+        while let Some(passed) = self.outcomes.passed(revision) {
+            match self.store.read(passed.saturating_sub(1)).await? {
+                After::Lost => return Err(self.lose(revision)),
+                After::Entries(entries) if !entries.is_empty() => self.outcomes.read(passed, &entries[0].bytes),
+                After::Gone | After::Entries(_) => self.outcomes.skip(passed),
+            }
+        }
+        if !self.outcomes.is_open(revision + 1) {
+            return Ok(());
+        }
+        let commit = Commit { at: now(), by: "controller".to_owned(), changes: Vec::new() };
+        let bytes = serde_json::to_vec(&commit).map_err(|error| StoreError::Unable("be written", error.to_string()))?;
+        match self.store.append(revision, bytes.into()).await {
+            Ok(_) | Err(StoreError::Behind(_)) => self.catch_up().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The error while the store is known to have lost what this controller has read: until a restart.
+    pub(super) fn check_lost(&self) -> Result<(), StoreError> {
+        self.lost.get().map_or(Ok(()), |revision| Err(StoreError::Lost(*revision)))
+    }
+
+    /// Records that the store has lost this revision.
+    fn lose(&self, revision: Revision) -> StoreError {
+        StoreError::Lost(*self.lost.get_or_init(|| revision))
+    }
+
+    /// Records whether the store is reachable, and logs each transition.
+    fn heed(&self, done: &Result<(), StoreError>) {
+        let why = done.as_ref().err().map(ToString::to_string);
+        let is_new = self.trouble.send_if_modified(|before| {
+            let is_new =
+                before.is_some() != why.is_some() || matches!(done, Err(StoreError::Lost(_))) && *before != why;
+            before.clone_from(&why);
+            is_new
+        });
+        match done {
+            _ if !is_new => {}
+            Ok(()) => tracing::info!("the store is followed again"),
+            Err(error @ StoreError::Lost(_)) => tracing::error!("{error}"),
+            Err(error) => tracing::warn!(again_in = ?AGAIN, "the store cannot be followed: {error}"),
+        }
+    }
+
+    /// Reads the store now, where somebody has heard of a later revision than this controller: it may not have been told yet of
+    /// what another one wrote.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(crate) async fn catch_up_with(&self, revision: Revision) -> Result<(), StoreError> {
+        if self.known().state.revision < revision { self.catch_up().await } else { Ok(()) }
+    }
+
+    /// Reads what is new in the store, and tells the nodes that it concerns.
+    pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
+        let _one = self.reading.lock().await;
+        self.check_lost()?;
+        let before = self.known();
+        let mut known = (*before).clone();
+        let mut from = known.state.revision;
+        let mut concerned = BTreeSet::new();
+        loop {
+            let entries = match self.store.read(known.state.revision).await? {
+                After::Lost => return Err(self.lose(known.state.revision)),
+                After::Gone => {
+                    let state = self.read_base().await?;
+                    self.outcomes.skip(state.revision);
+                    // What differs is not told: all may.
+                    let keys = |state: &State| state.catalog.iter().map(|one| one.key.clone()).collect::<Vec<_>>();
+                    known.waiting.extend(keys(&known.state).into_iter().chain(keys(&state)));
+                    concerned.extend(lock(&self.nodes).keys().cloned());
+                    (from, known.state) = (state.revision, state);
+                    continue;
+                }
+                After::Entries(entries) if entries.is_empty() => break,
+                After::Entries(entries) => entries,
+            };
+            for entry in entries {
+                self.outcomes.read(entry.revision, &entry.bytes);
+                let commit: Commit = serde_json::from_slice(&entry.bytes)
+                    .map_err(|error| foreign(format!("entry {}: {error}", entry.revision)))?;
+                for change in &commit.changes {
+                    match change {
+                        Change::Put(resource) => _ = known.waiting.insert(resource.key.clone()),
+                        Change::Delete(key) => _ = known.waiting.insert(key.clone()),
+                        Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
+                            concerned.insert(node.clone());
+                        }
+                        // Others hear of it.
+                        Change::Revoked(Revoked { node, .. }) | Change::Readmitted { node, .. } => {
+                            known.waiting.insert(Key::node(node));
+                        }
+                        Change::Authority(_)
+                        | Change::Rotation(_)
+                        | Change::Retired(_)
+                        | Change::Operator(_)
+                        | Change::Dismissed { .. }
+                        | Change::Token(_)
+                        | Change::Spent { .. }
+                        | Change::Rollout(_)
+                        | Change::Awaited { .. }
+                        | Change::Behind { .. }
+                        | Change::Confirmed
+                        | Change::Step(_)
+                        | Change::Settled { .. } => {}
+                    }
+                }
+                known.state.apply(entry.revision, commit);
+            }
+        }
+        let revision = known.state.revision;
+        if revision == before.state.revision {
+            return Ok(());
+        }
+        let planned = lock(&self.planned).take().filter(|(of, planned)| {
+            *of == revision && before.state.revision + 1 == revision && planned.changed == known.waiting
+        });
+        concerned.extend(match planned {
+            Some((_, planned)) if planned.is_of(&known.state) => known.take_plan(planned.plan, planned.touched),
+            _ => at_length(|| known.replan()),
+        });
+        concerned.extend(known.step());
+        let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: known.state.base().into() });
+        let known = Arc::new(known);
+        *lock(&self.known) = known.clone();
+        self.publish(&known, &concerned);
+        if let Some(base) = base {
+            // What cannot be compacted is longer, and no worse.
+            let compacted = self.store.compact(base).await;
+            let _ = compacted.inspect_err(|error| tracing::warn!("the log stays as long as it is: {error}"));
+        }
+        Ok(())
+    }
+
+    async fn read_base(&self) -> Result<State, StoreError> {
+        let base = self.store.base().await?.ok_or_else(|| foreign("it begins without a base".to_owned()))?;
+        State::from_base(base.revision, &base.state).map_err(foreign)
+    }
+
+    /// Tells who follows one of these nodes.
+    pub(super) fn publish(&self, known: &Known, concerned: &BTreeSet<Name>) {
+        // First: what a node is given by this is judged by it.
+        let programs = known.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
+        self.programs.send_if_modified(|before| {
+            let is_new = *before != programs;
+            *before = programs;
+            is_new
+        });
+        match known.state.trust().map(Arc::new) {
+            Ok(trust) => {
+                _ = self.trust.send_if_modified(|before| {
+                    let is_new = *before != trust;
+                    *before = trust;
+                    is_new
+                })
+            }
+            Err(why) => tracing::error!("the authority in the store cannot be read; nodes trust whom they did: {why}"),
+        }
+        self.held.send_if_modified(|before| std::mem::replace(before, known.is_held()) != known.is_held());
+        let mut nodes = lock(&self.nodes);
+        for node in concerned {
+            let Some(sender) = nodes.get(node) else { continue };
+            // Whom nobody follows any more is looked up when somebody does.
+            if sender.receiver_count() == 0 {
+                nodes.remove(node);
+                continue;
+            }
+            sender.send_if_modified(|before| {
+                let watched = known.watched(node);
+                let is_new = *before != watched;
+                *before = watched;
+                is_new
+            });
+        }
+        drop(nodes);
+        self.rollout.send_if_modified(|before| {
+            let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id())
+                || known.is_over().is_some();
+            before.clone_from(&known.rollout);
+            is_new
+        });
+    }
+}
+
+fn foreign(why: String) -> StoreError {
+    StoreError::Foreign("what the store holds".to_owned(), why)
+}

@@ -1,0 +1,72 @@
+//! Rollouts in waves: the next step, the end, and the rollback.
+//!
+//! In: the decision of an operator or of the rollout itself. Out: commits, and the next step to nodes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{Controller, Known, Refused, Request, lock};
+use crate::document::Name;
+use crate::rollout::StepId;
+use crate::state::Change;
+use crate::store::Revision;
+
+impl Controller {
+    /// What goes out in waves goes on after this step, or is over.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn go_on(&self, (of, step): StepId) -> Result<(), Refused> {
+        let judge = |known: &Known| {
+            let is_it = known.state.rollout.as_ref().is_some_and(|waved| waved.of == of && waved.step == step);
+            let is_last = known.rollout.as_ref().is_none_or(|rollout| rollout.remaining() == 0);
+            let change = if is_last { Change::Settled { failed: None } } else { Change::Step(step + 1) };
+            Ok((is_it.then_some(change).into_iter().collect(), ()))
+        };
+        self.transact("controller", judge).await.map(drop)
+    }
+
+    /// What goes out in waves does so no more: all nodes have it.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn finish(&self, by: &str, of: Revision) -> Result<(), Refused> {
+        let judge = |known: &Known| {
+            let is_it = known.state.rollout.as_ref().is_some_and(|waved| waved.of == of);
+            Ok((is_it.then_some(Change::Settled { failed: None }).into_iter().collect(), ()))
+        };
+        self.transact(by, judge).await.map(drop)
+    }
+
+    /// What goes out in waves is taken back: documents are as they were before it.
+    ///
+    /// # Errors
+    /// It is over; or the store cannot be written.
+    pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), Refused> {
+        let known = self.known();
+        let Some(waved) = known.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
+        let (mut put, mut delete) = (Vec::new(), Vec::new());
+        for before in &waved.before {
+            match &before.resource {
+                Some(resource) => put.push(resource.clone()),
+                None => delete.push(before.key.clone()),
+            }
+        }
+        let by = by.to_owned();
+        let takes_back = Some((of, why));
+        self.apply(&Request { by, put, delete, takes_back, is_now: true, ..Request::default() }).await.map(drop)
+    }
+
+    /// The next step is given, if this is the last one that was.
+    pub async fn advance(&self, step: StepId) {
+        let _one = self.reading.lock().await;
+        let mut known = (*self.known()).clone();
+        let Some(rollout) = known.rollout.take_if(|rollout| rollout.id() == step) else { return };
+        let mut concerned: BTreeSet<Name> = rollout.pending().cloned().collect();
+        known.rollout = Arc::unwrap_or_clone(rollout).advance(&known.plan).map(Arc::new);
+        concerned.extend(known.rollout.iter().flat_map(|rollout| rollout.pending().cloned()));
+        let known = Arc::new(known);
+        *lock(&self.known) = known.clone();
+        self.publish(&known, &concerned);
+    }
+}

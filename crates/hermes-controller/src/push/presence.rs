@@ -1,0 +1,134 @@
+//! The status of a node while it is connected, from its reports.
+//!
+//! In: the start and the end of a connection, and the reports on it. Out: the node's status.
+//! Never: unlimited text from a node, or control characters.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Peer, Push};
+use crate::audit::Event;
+use crate::control::Report;
+use crate::digest::hex;
+use crate::document::Name;
+use crate::seen::Seen;
+use crate::store::Revision;
+
+/// What a node says against a document is kept up to here.
+const MOST_SAID: usize = 16 << 10;
+/// A node says of so many authorities that it trusts them.
+const MOST_TRUSTED: usize = 16;
+
+/// That a node is there, for as long as this lives.
+pub(crate) struct Presence {
+    pub(super) push: Arc<Push>,
+    pub(super) node: Name,
+    /// It is another program, beside the node.
+    pub(super) is_beside: bool,
+}
+
+impl Presence {
+    pub(crate) fn begin(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
+        push.note(&node, |seen| {
+            seen.connections += 1;
+            connected(seen, peer);
+        });
+        Self { push, node, is_beside: false }
+    }
+
+    pub(super) fn beside(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
+        push.note(&node, |seen| {
+            seen.companions += 1;
+            connected(seen, peer);
+        });
+        Self { push, node, is_beside: true }
+    }
+
+    pub(crate) fn hear(&self, report: &Report) {
+        let Report { running, tried, refused, version, program, sessions, unwell, .. } = report;
+        let said = Identity::of(report);
+        self.push.note(&self.node, |seen| {
+            seen.has_reported = !report.more;
+            // Who says nothing of that leaves it as it is: Envoy, beside which somebody else does.
+            if !said.authorities.is_empty() {
+                (seen.authorities, seen.issuer) = (said.authorities, said.issuer);
+            }
+            if self.is_beside {
+                return;
+            }
+            *seen = Seen {
+                connections: seen.connections,
+                companions: seen.companions,
+                has_reported: seen.has_reported,
+                authorities: std::mem::take(&mut seen.authorities),
+                issuer: std::mem::take(&mut seen.issuer),
+                running: hex(&running[..running.len().min(64)]),
+                tried: *tried,
+                refused: shortened(refused),
+                unwell: shortened(unwell),
+                version: crate::audit::visible(&version.chars().take(64).collect::<String>()),
+                program: hex(&program[..program.len().min(64)]),
+                sessions: *sessions,
+                last_seen: crate::controller::now() / 1000,
+                certificate_until: seen.certificate_until,
+                from: std::mem::take(&mut seen.from),
+            };
+        });
+    }
+}
+
+/// Records what a connection shows of its node.
+fn connected(seen: &mut Seen, peer: &Peer) {
+    (seen.last_seen, seen.certificate_until) = (crate::controller::now() / 1000, peer.until);
+    seen.from = peer.from.map(|from| from.ip().to_canonical().to_string()).unwrap_or_default();
+}
+
+/// Whom a node trusts, and who issued its certificate, as it says.
+#[derive(Debug, Default)]
+pub(super) struct Identity {
+    pub(super) authorities: BTreeSet<String>,
+    pub(super) issuer: String,
+}
+
+impl Identity {
+    pub(super) fn of(report: &Report) -> Self {
+        let digest = |bytes: &Bytes| hex(&bytes[..bytes.len().min(64)]);
+        let authorities = report.authorities.iter().take(MOST_TRUSTED).map(digest).collect();
+        Self { authorities, issuer: digest(&report.issuer) }
+    }
+}
+
+impl Presence {
+    /// Its program is none that the overlay lists: it goes on with what it has, and gets nothing new.
+    pub(super) fn unlisted(&self, program: &str, revision: Revision, is_news: bool) {
+        let refused = format!("its program ({program}) is none of `programs` of the overlay");
+        if is_news {
+            let by = format!("node/{}", self.node);
+            let event = Event { what: "follow", by: Some(&by), refused: Some(refused.clone()), ..Event::default() };
+            self.push.audit.tell(event);
+        }
+        let seen = self.push.seen_of(&self.node);
+        if seen.refused != refused || seen.tried != revision {
+            self.push.note(&self.node, |seen| (seen.refused, seen.tried) = (refused, revision));
+        }
+    }
+}
+
+/// What is kept of what a node says.
+fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(MOST_SAID);
+    let text = if end < text.len() { format!("{} ...", &text[..end]) } else { text.to_owned() };
+    crate::audit::visible(&text)
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.push.note(&self.node, |seen| {
+            let count = if self.is_beside { &mut seen.companions } else { &mut seen.connections };
+            *count = count.saturating_sub(1);
+            seen.last_seen = crate::controller::now() / 1000;
+        });
+    }
+}

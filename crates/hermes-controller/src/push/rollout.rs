@@ -1,0 +1,166 @@
+//! Rollouts: each step of a change goes to its nodes once the step before has been taken.
+//!
+//! In: the current step, and the status reports of nodes. Out: the next step, or a rollback.
+//! Never: a wait without a limit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use hermes_net::outage::{Attempts, OutageLog};
+
+use super::{BEAT, Push};
+use crate::audit::Event;
+use crate::digest::{hex, sha256};
+use crate::document::Name;
+use crate::rollout::{Rollout, STEP};
+use crate::seen::Seen;
+
+/// Nodes of a wave that are connected have so long to take it.
+const WAVE: Duration = Duration::from_secs(30);
+
+impl Push {
+    /// Gives what is on its way to nodes step by step, for as long as it is polled.
+    pub(crate) async fn roll_out(&self) {
+        let mut rollout = self.controller.rollout();
+        let mut outage = OutageLog::default();
+        loop {
+            let step = rollout.borrow_and_update().clone();
+            if let Some(step) = step {
+                tokio::select! {
+                    () = self.take(&step, &mut outage) => {}
+                    // Another change: its steps are others.
+                    changed = rollout.changed() => if changed.is_err() { return },
+                }
+            } else {
+                if let Some(of) = self.controller.known().is_over()
+                    && let Err(error) = self.controller.finish("controller", of).await
+                {
+                    if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                        tracing::warn!(
+                            revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                            "what went out in waves is not over: {error}"
+                        );
+                    }
+                    tokio::time::sleep(BEAT).await;
+                    continue;
+                }
+                outage.recovered();
+                if rollout.changed().await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Gives the step after this one when its time has come.
+    async fn take(&self, step: &Rollout, outage: &mut OutageLog) {
+        let Some(settle) = step.settle() else {
+            let _ = self.taken(step, STEP).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
+            tokio::time::sleep(step.linger()).await;
+            return self.controller.advance(step.id()).await;
+        };
+        let (of, number) = step.id();
+        let done = match self.judge(step, settle.max(step.linger())).await {
+            Ok(()) => self.controller.go_on(step.id()).await,
+            Err(why) => {
+                let about = Some(format!("revision {of} at step {number}: {why}"));
+                self.audit.tell(Event { what: "take-back", by: Some("controller"), about, ..Event::default() });
+                self.controller.take_back("controller", of, why).await
+            }
+        };
+        if let Err(error) = done {
+            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                tracing::warn!(
+                    revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                    "what goes out in waves stands still: {error}"
+                );
+            }
+            tokio::time::sleep(BEAT).await;
+        } else {
+            outage.recovered();
+        }
+    }
+
+    /// Whether a wave's nodes take it, and go on well for so long; why not.
+    async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
+        let is_there = |node: &Name| self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections > 0));
+        // A controller that has just begun knows nobody yet: where all are away they have some time to come. Those that have not
+        // enrolled do not.
+        let comes_nobody = || {
+            let members = &self.controller.known().state.members;
+            !step.current().keys().any(|node| members.contains_key(node))
+        };
+        self.heard(WAVE, || step.current().keys().any(is_there) || comes_nobody()).await;
+        let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
+        let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.seen_of(node).unwell.is_empty()).collect();
+        self.taken(step, WAVE).await?;
+        if there.is_empty() {
+            return Ok(());
+        }
+        let mut why = None;
+        let is_wrong = || {
+            // One that is no member any more was sent away.
+            let known = self.controller.known();
+            let gone = there.iter().find(|node| !is_there(node) && known.state.members.contains_key(**node));
+            let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
+            // Who was unwell before may be so for another reason.
+            let unwell = || {
+                let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.seen_of(node).unwell.is_empty();
+                there.iter().find(fallen).map(|node| format!("node {node} is not well: {}", self.seen_of(node).unwell))
+            };
+            why = gone.or_else(unwell);
+            why.is_some()
+        };
+        self.heard(settle, is_wrong).await;
+        why.map_or(Ok(()), Err)
+    }
+
+    /// Waits until this holds of what nodes say, for so long. Whether it does.
+    async fn heard(&self, patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+        let mut said = self.said();
+        let deadline = tokio::time::Instant::now() + patience;
+        loop {
+            said.borrow_and_update();
+            if holds() {
+                return true;
+            }
+            match tokio::time::timeout_at(deadline, said.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// Waits until the nodes of a step have taken it or are away. Who refuses it, or is silent for so long.
+    async fn taken(&self, rollout: &Rollout, patience: Duration) -> Result<(), String> {
+        let wanted = rollout.current().iter().map(|(node, document)| (node, hex(&sha256(document))));
+        let mut wanted: BTreeMap<&Name, String> = wanted.collect();
+        let (of, _) = rollout.id();
+        let mut refused = Ok(());
+        let is_latest = |node: &Name, seen: &Seen| {
+            let document = self.controller.known().watched(node).given.document;
+            document.is_some_and(|document| hex(&sha256(&document)) == seen.running)
+        };
+        let is_over = || {
+            self.look(|roll| {
+                wanted.retain(|node, digest| {
+                    let seen = roll.get(node).filter(|seen| seen.connections > 0 && seen.running != *digest);
+                    // Something else may have gone out to it since then, such as whom to believe no more.
+                    let seen =
+                        seen.filter(|seen| seen.tried < of || !seen.refused.is_empty() || !is_latest(node, seen));
+                    let reason = seen.filter(|seen| seen.tried >= of && !seen.refused.is_empty());
+                    if let Some(Seen { refused: reason, .. }) = reason {
+                        refused = Err(format!("node {node} refuses it: {reason}"));
+                    }
+                    seen.is_some() && reason.is_none()
+                });
+            });
+            wanted.is_empty() || (refused.is_err() && rollout.settle().is_some())
+        };
+        if self.heard(patience, is_over).await {
+            return refused;
+        }
+        let first = wanted.keys().next().map(ToString::to_string).unwrap_or_default();
+        Err(format!("{} nodes have said nothing for {patience:?}, {first} among them", wanted.len()))
+    }
+}
