@@ -4,8 +4,8 @@
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
 mod authority;
+mod change_status;
 mod documents;
-mod fate;
 mod history;
 mod node;
 mod operator;

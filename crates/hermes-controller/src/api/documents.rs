@@ -14,7 +14,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::fate::{Fate, await_nodes};
+use super::change_status::{ChangeStatus, await_nodes};
 use super::problem::{Problem, told};
 use super::{Asker, Desk, MAX_WAIT, rollout};
 use crate::audit::{Audit, Event};
@@ -151,7 +151,8 @@ async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, w
     let outcome = desk.owned(asker, made).await?.map_err(|refused| asker.told(refused))?;
     let wait = Duration::from_millis(wait).min(MAX_WAIT);
     let nodes = if is_dry {
-        let planned = |document: &Option<Bytes>| document.as_ref().map_or(Fate::Gone, |_| Fate::Planned);
+        let planned =
+            |document: &Option<Bytes>| document.as_ref().map_or(ChangeStatus::Gone, |_| ChangeStatus::Planned);
         outcome.nodes.iter().map(|(node, document)| (node.clone(), planned(document))).collect()
     } else {
         await_nodes(desk, &outcome, wait).await

@@ -1,6 +1,6 @@
 //! What becomes of a change at the nodes that it touches.
 //!
-//! In: what it came to, what nodes say, and what is changed after it. Out: a fate for each node, as soon as none is open.
+//! In: what it came to, what nodes say, and what is changed after it. Out: a status for each node, as soon as none is open.
 //! Never: a node that is said to run what it has not said itself that it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use crate::store::Revision;
 /// What became of a change at one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
-pub(super) enum Fate {
+pub(super) enum ChangeStatus {
     /// It would have another document.
     Planned,
     /// It runs it.
@@ -67,31 +67,35 @@ impl<'a> Awaited<'a> {
             documents.filter(|(node, document)| is_other(node, document)).map(|(node, _)| node.clone()).collect();
     }
 
-    fn fate(&self, node: &Name, digest: &str, seen: Option<&Seen>) -> Fate {
+    fn status(&self, node: &Name, digest: &str, seen: Option<&Seen>) -> ChangeStatus {
         match seen {
-            Some(seen) if seen.running == digest => Fate::Running,
+            Some(seen) if seen.running == digest => ChangeStatus::Running,
             Some(Seen { connections: 1.., refused, tried, .. })
                 if *tried >= self.outcome.revision && !refused.is_empty() =>
             {
-                Fate::Refused { reason: refused.clone() }
+                ChangeStatus::Refused { reason: refused.clone() }
             }
-            _ if self.superseded.contains(node) => Fate::Superseded { by: self.seen },
-            Some(Seen { connections: 1.., .. }) => Fate::Waiting,
-            _ => Fate::Away,
+            _ if self.superseded.contains(node) => ChangeStatus::Superseded { by: self.seen },
+            Some(Seen { connections: 1.., .. }) => ChangeStatus::Waiting,
+            _ => ChangeStatus::Away,
         }
     }
 
-    fn fates(&self, known: &Known, seen: &Roll) -> BTreeMap<Name, Fate> {
-        let fate = |node, digest: &Option<String>| {
-            let fate = digest.as_ref().map_or(Fate::Gone, |one| self.fate(node, one, seen.get(node)));
-            if fate == Fate::Away && !known.state.members.contains_key(node) { Fate::Unenrolled } else { fate }
+    fn fates(&self, known: &Known, seen: &Roll) -> BTreeMap<Name, ChangeStatus> {
+        let status = |node, digest: &Option<String>| {
+            let status = digest.as_ref().map_or(ChangeStatus::Gone, |one| self.status(node, one, seen.get(node)));
+            if status == ChangeStatus::Away && !known.state.members.contains_key(node) {
+                ChangeStatus::Unenrolled
+            } else {
+                status
+            }
         };
-        self.digests.iter().map(|(node, digest)| (node.clone(), fate(node, digest))).collect()
+        self.digests.iter().map(|(node, digest)| (node.clone(), status(node, digest))).collect()
     }
 }
 
 /// Waits until each node that a change touches has had its say, or can have none, or for so long.
-pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, Fate> {
+pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, ChangeStatus> {
     let mut awaited = Awaited::of(outcome);
     let (mut said, mut rollout) = (desk.push.said(), desk.controller.rollout());
     let deadline = tokio::time::Instant::now() + wait;
@@ -103,7 +107,7 @@ pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) 
         let known = desk.controller.known();
         awaited.heed(&known);
         desk.push.look(|seen| {
-            waiting.retain(|(node, digest)| awaited.fate(node, digest, seen.get(node)) == Fate::Waiting);
+            waiting.retain(|(node, digest)| awaited.status(node, digest, seen.get(node)) == ChangeStatus::Waiting);
         });
         let is_failed = known.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
         let news = async {
