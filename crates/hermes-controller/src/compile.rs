@@ -10,10 +10,10 @@
 //! its sessions go by loop-free alternates, where there are some.
 
 mod alternate;
-mod assemble;
 pub mod envoy;
 mod graph;
 mod names;
+mod render;
 mod way;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,7 +103,7 @@ impl Plan {
         };
         next.moved = Arc::new(services.iter().filter(is_moved).cloned().collect());
         next.warnings = Arc::new(services.iter().filter_map(|key| next.unreachable(key)).collect());
-        next.assemble(self, touched)
+        next.render(self, touched)
     }
 
     /// Services that were there before the last update, and whose sessions take another way since, at two nodes or more.
@@ -343,7 +343,7 @@ impl Plan {
     }
 
     /// Puts the documents of these nodes together. Those that are others by that.
-    fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
+    fn render(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
         let (mut faults, mut others) = (Vec::new(), Touched::new());
         let mut warnings = (*self.warnings).clone();
         let touched: Vec<Name> = touched.into_iter().collect();
@@ -370,7 +370,7 @@ impl Plan {
     /// A node's document, and what is wrong with it.
     fn made(&self, before: &Self, name: &Name) -> (Made, Vec<Fault>) {
         let Some(node) = self.catalog.node(name) else { return (Made::None, Vec::new()) };
-        let document = assemble::document(self, name, node);
+        let document = render::document(self, name, node);
         let mut problems = Vec::new();
         if node.runs == Program::Envoy {
             let site = Site { overlay: "", directory: "", revocations: "" };
@@ -508,7 +508,7 @@ fn for_everyone(catalog: &Catalog) -> impl Iterator<Item = Key> {
 pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>> {
     let all = catalog.iter().map(|resource| resource.key.clone()).collect();
     let (plan, _) = Plan::default().update(catalog, &all)?;
-    Ok(catalog.nodes().map(|(name, node)| (name.clone(), assemble::document(&plan, name, node))).collect())
+    Ok(catalog.nodes().map(|(name, node)| (name.clone(), render::document(&plan, name, node))).collect())
 }
 
 /// Warnings about these documents: valid, but perhaps not intended.

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hermes_model::snapshot::Role;
 
-use super::assemble::dialled;
 use super::graph::Graph;
+use super::render::dialled;
 use super::way::Stop;
 use crate::catalog::{Catalog, Offer};
 use crate::document::{Name, Program};
