@@ -14,7 +14,7 @@ pub mod envoy;
 mod graph;
 mod names;
 mod render;
-mod way;
+mod service_path;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,7 +31,7 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use self::envoy::Site;
 use self::graph::Graph;
-use self::way::{Everyones, Stop, Way, way};
+use self::service_path::{Hop, PublicPaths, ServicePath, service_path};
 use crate::catalog::{Catalog, Offer, on_the_wire};
 use crate::control::MAX_MESSAGE;
 use crate::document::{Audience, Fault, Key, Kind, Name, Node, Program};
@@ -48,7 +48,7 @@ pub const IDENTITY: [&str; 3] = ["node.pem", "node.key", "ca.pem"];
 pub struct Plan {
     catalog: Catalog,
     graph: Graph,
-    ways: RedBlackTreeMapSync<Key, Arc<Way>>,
+    paths: RedBlackTreeMapSync<Key, Arc<ServicePath>>,
     /// Services that a node has to do with.
     at: RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>,
     /// Who sends to a node, and for which services.
@@ -91,13 +91,13 @@ impl Plan {
             next.lay(key, changed.contains(key), &mut touched);
         }
         let nodes = changed.iter().filter(|key| key.kind == Kind::Node && moves(key));
-        let everyones: Vec<Key> = for_everyone(catalog).filter(|key| key.provider.is_none()).collect();
-        for (node, service) in nodes.flat_map(|node| everyones.iter().map(move |service| (node, service))) {
+        let public: Vec<Key> = for_everyone(catalog).filter(|key| key.provider.is_none()).collect();
+        for (node, service) in nodes.flat_map(|node| public.iter().map(move |service| (node, service))) {
             if !services.contains(service) {
                 next.visit(service, &node.name, &mut touched);
             }
         }
-        let is_moved = |key: &&Key| match (self.ways.get(*key), next.ways.get(*key)) {
+        let is_moved = |key: &&Key| match (self.paths.get(*key), next.paths.get(*key)) {
             (Some(before), Some(after)) => after.is_moved(before),
             _ => false,
         };
@@ -118,20 +118,23 @@ impl Plan {
 
     /// A warning if nobody can use the service.
     fn unreachable(&self, key: &Key) -> Option<Fault> {
-        let (offer, way) = (self.catalog.offer(key)?, self.ways.get(key)?);
-        let begins = |(name, stop): (&Name, &Stop)| stop.is_first && self.catalog.node(name).is_some_and(way::is_entry);
-        if way.stops.iter().any(begins) {
+        let (offer, path) = (self.catalog.offer(key)?, self.paths.get(key)?);
+        let begins =
+            |(name, hop): (&Name, &Hop)| hop.is_first && self.catalog.node(name).is_some_and(service_path::is_entry);
+        if path.hops.iter().any(begins) {
             return None;
         }
         let users = self.catalog.audience(key, offer.audience());
         let has_entry = |user: &Name| {
             let nodes = self.catalog.user(&key.provider, user).into_iter().flat_map(|user| user.nodes.iter());
-            nodes.filter_map(|node| self.catalog.node(node)).any(way::is_entry)
+            nodes.filter_map(|node| self.catalog.node(node)).any(service_path::is_entry)
         };
         let why = match users {
             Some(users) if users.is_empty() => "it is for nobody",
             Some(users) if !users.iter().any(has_entry) => "none of its users' nodes has apps or listeners",
-            None if !self.catalog.nodes().any(|(_, node)| way::is_entry(node)) => "no node has apps or listeners",
+            None if !self.catalog.nodes().any(|(_, node)| service_path::is_entry(node)) => {
+                "no node has apps or listeners"
+            }
             _ => "no links lead from its users' nodes to where it lives",
         };
         Some(Fault::of(key, "", format!("no user can reach it: {why}")))
@@ -140,8 +143,8 @@ impl Plan {
     /// How far a node is from the furthest of these services: who sends to others is further than they are.
     pub fn distance(&self, node: &Name, services: &BTreeSet<Key>) -> usize {
         let of = |key: &Key| {
-            let way = self.ways.get(key)?;
-            way.stops.contains_key(node).then(|| way.distances.get(node).copied().unwrap_or(usize::MAX))
+            let path = self.paths.get(key)?;
+            path.hops.contains_key(node).then(|| path.distances.get(node).copied().unwrap_or(usize::MAX))
         };
         services.iter().filter_map(of).max().unwrap_or_default()
     }
@@ -173,7 +176,7 @@ impl Plan {
         let senders = self.into.get(node).into_iter().flat_map(|senders| senders.iter());
         let sent = senders.flat_map(|(sender, services)| services.iter().map(move |key| (sender, key)));
         let is_next = |(sender, key): &(&Name, &Key)| {
-            self.ways.get(*key).and_then(|way| way.stops.get(*sender)).is_some_and(|stop| stop.next.contains(node))
+            self.paths.get(*key).and_then(|path| path.hops.get(*sender)).is_some_and(|hop| hop.next.contains(node))
         };
         sent.filter(is_next).map(|(_, key)| key.clone()).collect()
     }
@@ -198,8 +201,8 @@ impl Plan {
                     touched.insert(key.name.clone());
                     let (old, new) = (before.catalog.node(&key.name), self.catalog.node(&key.name));
                     let shape = |node: &Node| {
-                        let way = (node.role, node.links.clone(), node.is_draining());
-                        (way, node.address.clone(), node.http3, node.runs)
+                        let path = (node.role, node.links.clone(), node.is_draining());
+                        (path, node.address.clone(), node.http3, node.runs)
                     };
                     if old.map(shape) == new.map(shape) {
                         continue;
@@ -240,62 +243,67 @@ impl Plan {
     fn beside(&self, node: &Name) -> BTreeSet<Name> {
         let senders = self.into.get(node).into_iter().flat_map(|senders| senders.keys().cloned());
         let services = self.at.get(node).into_iter().flat_map(RedBlackTreeSetSync::iter);
-        let next = services.filter_map(|key| self.ways.get(key)?.stops.get(node)).flat_map(Stop::beside);
+        let next = services.filter_map(|key| self.paths.get(key)?.hops.get(node)).flat_map(Hop::beside);
         senders.chain(next).collect()
     }
 
     /// Finds the way of a service anew, and notes which nodes have something else to do by that.
     fn lay(&mut self, key: &Key, is_changed: bool, touched: &mut BTreeSet<Name>) {
-        let old = self.ways.get(key).cloned().unwrap_or_default();
-        let new = self.catalog.offer(key).map(|offer| way(&self.catalog, &self.graph, key, offer)).unwrap_or_default();
-        let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
+        let old = self.paths.get(key).cloned().unwrap_or_default();
+        let new = self
+            .catalog
+            .offer(key)
+            .map(|offer| service_path(&self.catalog, &self.graph, key, offer))
+            .unwrap_or_default();
+        let names: BTreeSet<&Name> = old.hops.keys().chain(new.hops.keys()).collect();
         for name in names {
             // The precedence of routes depends on audiences.
             if is_changed || (old.audience != new.audience && !self.catalog.beside(key).is_empty()) {
                 touched.insert(name.clone());
             }
-            self.stop(key, name, (old.stops.get(name), new.stops.get(name)), touched);
+            self.hop(key, name, (old.hops.get(name), new.hops.get(name)), touched);
         }
         if self.catalog.offer(key).is_some() {
-            self.ways.insert_mut(key.clone(), Arc::new(new));
+            self.paths.insert_mut(key.clone(), Arc::new(new));
         } else {
-            self.ways.remove_mut(key);
+            self.paths.remove_mut(key);
         }
     }
 
     /// Finds out what a node that is only where sessions begin has to do for a service that is for everyone: nobody else's
     /// way is another one by that.
     fn visit(&mut self, key: &Key, node: &Name, touched: &mut BTreeSet<Name>) {
-        let Some(old) = self.ways.get(key).cloned() else { return };
+        let Some(old) = self.paths.get(key).cloned() else { return };
         let documents = self.catalog.offer(key).zip(self.catalog.node(node));
-        let now = documents
-            .and_then(|(offer, document)| Everyones::new(&self.catalog, &self.graph, offer, &old).stop(node, document));
-        let before = old.stops.get(node);
+        let now = documents.and_then(|(offer, document)| {
+            PublicPaths::new(&self.catalog, &self.graph, offer, &old).hop(node, document)
+        });
+        let before = old.hops.get(node);
         if before == now.as_ref() {
             return;
         }
-        self.stop(key, node, (before, now.as_ref()), touched);
+        self.hop(key, node, (before, now.as_ref()), touched);
         let mut new = (*old).clone();
         match now {
-            Some(stop) => new.stops.insert_mut(node.clone(), stop),
-            None => _ = new.stops.remove_mut(node),
+            Some(hop) => new.hops.insert_mut(node.clone(), hop),
+            None => _ = new.hops.remove_mut(node),
         }
-        self.ways.insert_mut(key.clone(), Arc::new(new));
+        self.paths.insert_mut(key.clone(), Arc::new(new));
     }
 
     /// A node has something else to do for a service.
-    fn stop(
+    fn hop(
         &mut self,
         key: &Key,
         name: &Name,
-        (before, now): (Option<&Stop>, Option<&Stop>),
+        (before, now): (Option<&Hop>, Option<&Hop>),
         touched: &mut BTreeSet<Name>,
     ) {
         if before == now {
             return;
         }
         touched.insert(name.clone());
-        let of = |stop: Option<&Stop>| stop.map(Stop::beside).unwrap_or_default();
+        let of = |hop: Option<&Hop>| hop.map(Hop::beside).unwrap_or_default();
         let (before_next, now_next) = (of(before), of(now));
         for next in before_next.difference(&now_next) {
             self.unlink(next, name, key);
@@ -467,7 +475,7 @@ fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> V
 
 /// What of a node says which ways lead from it, and to it.
 fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, [bool; 3])> {
-    let flags = |node: &Node| [way::is_entry(node), node.is_draining(), node.address.is_some()];
+    let flags = |node: &Node| [service_path::is_entry(node), node.is_draining(), node.address.is_some()];
     catalog.node(&key.name).map(|node| (node.role, &node.links, flags(node)))
 }
 

@@ -13,7 +13,7 @@ use hermes_model::snapshot::Role;
 
 use super::graph::Graph;
 use super::render::dialled;
-use super::way::Stop;
+use super::service_path::Hop;
 use crate::catalog::{Catalog, Offer};
 use crate::document::{Name, Program};
 
@@ -106,19 +106,19 @@ impl<'a> Alternates<'a> {
 
     /// Gives nodes on the way their alternates, where they may have some, and tells these, and whoever is behind, of the users who
     /// may come.
-    pub(super) fn join(&self, stops: &mut BTreeMap<Name, Stop>, may: impl Fn(&Name) -> bool) {
-        for (name, stop) in stops.iter_mut().filter(|(name, _)| may(name)) {
-            stop.alternates = self.of(name, &stop.next);
+    pub(super) fn join(&self, hops: &mut BTreeMap<Name, Hop>, may: impl Fn(&Name) -> bool) {
+        for (name, hop) in hops.iter_mut().filter(|(name, _)| may(name)) {
+            hop.alternates = self.of(name, &hop.next);
         }
         // The furthest first: so most of them are looked at once.
         let turn = |name: &Name| (Reverse(self.distances.get(name).copied().unwrap_or(usize::MAX)), name.clone());
         let mut waiting: BTreeSet<_> =
-            stops.iter().filter(|(_, stop)| !stop.alternates.is_empty()).map(|(name, _)| turn(name)).collect();
+            hops.iter().filter(|(_, hop)| !hop.alternates.is_empty()).map(|(name, _)| turn(name)).collect();
         while let Some((_, name)) = waiting.pop_first() {
-            let Some(stop) = stops.get(&name) else { continue };
-            let (users, to) = (stop.users.clone().unwrap_or_default(), stop.after());
+            let Some(hop) = hops.get(&name) else { continue };
+            let (users, to) = (hop.users.clone().unwrap_or_default(), hop.after());
             for other in to {
-                let behind = stops.entry(other.clone()).or_insert_with(|| self.spare(&other));
+                let behind = hops.entry(other.clone()).or_insert_with(|| self.spare(&other));
                 let known = behind.users.get_or_insert_default();
                 if !users.is_subset(known) {
                     known.extend(users.iter().cloned());
@@ -129,9 +129,9 @@ impl<'a> Alternates<'a> {
     }
 
     /// What a node has to do that is on nobody's way but as an alternate.
-    fn spare(&self, name: &Name) -> Stop {
+    fn spare(&self, name: &Name) -> Hop {
         let lives = self.distances.get(name) == Some(&0);
         let next = self.graph.nearest(name, self.distances).filter(|_| !lives).map(|(_, next)| next);
-        Stop { users: Some(BTreeSet::new()), next: next.unwrap_or_default(), is_spare: true, ..Stop::default() }
+        Hop { users: Some(BTreeSet::new()), next: next.unwrap_or_default(), is_spare: true, ..Hop::default() }
     }
 }

@@ -9,7 +9,7 @@ use hermes_model::document::scalar::Prefix;
 use hermes_model::pattern::{AuthorityPattern, HostPattern, PortPattern};
 
 use super::Plan;
-use super::way::Stop;
+use super::service_path::Hop;
 use crate::catalog::{Offer, addresses, on_the_wire, user_of_app};
 use crate::document::{App, Key, Name, Node, Speech};
 
@@ -24,12 +24,12 @@ pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) 
 /// The names of the services that a user may use from a node.
 pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
-    let is_for = |stop: &Stop, key: &Key| {
+    let is_for = |hop: &Hop, key: &Key| {
         let is_one = |one: &Name| user == Some(&*on_the_wire(&key.provider, one));
-        stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
+        hop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let services = offered.filter_map(|key| match plan.catalog.offer(key)? {
-        Offer::Service(service) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some((key, service)),
+        Offer::Service(service) => is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some((key, service)),
         Offer::Network(_) => None,
     });
     let hosts = services.flat_map(|(key, service)| service.authorities(&key.name)).filter_map(dns_name);

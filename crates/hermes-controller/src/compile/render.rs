@@ -14,7 +14,7 @@ use hermes_model::facts::Kind;
 use hermes_model::pattern::UserPattern;
 use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamProtocol};
 
-use super::way::Stop;
+use super::service_path::Hop;
 use super::{Plan, names};
 use crate::catalog::{Catalog, Offer, Revoked, addresses, on_the_wire, user_of_app};
 use crate::digest::key_name;
@@ -58,13 +58,13 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
         senders.filter(|(sender, _)| plan.catalog.node(sender).is_some_and(|node| node.role == Role::Dependent));
     dependent
         .filter_map(|(sender, services)| {
-            let stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
+            let hops = services.iter().filter_map(|key| Some((key, plan.paths.get(key)?.hops.get(sender)?)));
             let users =
-                stops.flat_map(|(key, stop)| stop.users.iter().flatten().map(|user| on_the_wire(&key.provider, user)));
+                hops.flat_map(|(key, hop)| hop.users.iter().flatten().map(|user| on_the_wire(&key.provider, user)));
             let mut users: BTreeSet<String> = users.collect();
-            let is_for_everyone = |(_, stop): (&Key, &Stop)| stop.users.is_none();
-            let mut stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
-            if !users.is_empty() && stops.any(is_for_everyone) {
+            let is_for_everyone = |(_, hop): (&Key, &Hop)| hop.users.is_none();
+            let mut hops = services.iter().filter_map(|key| Some((key, plan.paths.get(key)?.hops.get(sender)?)));
+            if !users.is_empty() && hops.any(is_for_everyone) {
                 // Other users of that node come with a user claim, too. Only from a node without users is the claim
                 // just removed.
                 users.extend(plan.catalog.users_on(sender).map(|key| on_the_wire(&key.provider, &key.name)));
@@ -120,12 +120,12 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
 /// the device has an address of their IP version; and the addresses that stand for names.
 fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
-    let is_for = |stop: &Stop, key: &Key| {
+    let is_for = |hop: &Hop, key: &Key| {
         let is_one = |one: &Name| user == Some(&*on_the_wire(&key.provider, one));
-        !stop.next.is_empty() && stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
+        !hop.next.is_empty() && hop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let networks = offered.filter_map(|key| match plan.catalog.offer(key)? {
-        Offer::Network(network) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some(network),
+        Offer::Network(network) => is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some(network),
         Offer::Service(_) => None,
     });
     let mut prefixes: Vec<Prefix> = of_names.to_vec();
@@ -141,13 +141,13 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_name
 
 /// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
 fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route> {
-    let mut routes: Vec<_> = stops(plan, name)
-        .filter_map(|(key, stop)| {
+    let mut routes: Vec<_> = hops(plan, name)
+        .filter_map(|(key, hop)| {
             let offer = plan.catalog.offer(key)?;
-            let onward = (!stop.next.is_empty()).then(|| upstreams.of(&stop.next, &stop.alternates));
+            let onward = (!hop.next.is_empty()).then(|| upstreams.of(&hop.next, &hop.alternates));
             let (general, route) = match offer {
-                Offer::Service(service) => (generality(service, key), route((name, stop), (key, service), onward)),
-                Offer::Network(network) => (breadth(network), route_of_packets((name, stop), (key, network), onward)),
+                Offer::Service(service) => (generality(service, key), route((name, hop), (key, service), onward)),
+                Offer::Network(network) => (breadth(network), route_of_packets((name, hop), (key, network), onward)),
             };
             Some((general, key.clone(), route))
         })
@@ -160,7 +160,7 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
 /// Puts the service for fewer users first among services that could take the same session. Others keep their order, so
 /// that a change of services that a node does not know does not change its document.
 fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
-    let audience = |key: &Key| plan.ways.get(key).map_or(usize::MAX, |way| way.audience);
+    let audience = |key: &Key| plan.paths.get(key).map_or(usize::MAX, |path| path.audience);
     for at in 1..routes.len() {
         let (general, key, _) = &routes[at];
         let beside = plan.catalog.beside(key);
@@ -177,9 +177,9 @@ fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
 }
 
 /// What a node has to do, for which service.
-fn stops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'a Stop)> {
+fn hops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'a Hop)> {
     let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
-    services.filter_map(move |key| Some((key, plan.ways.get(key)?.stops.get(name)?)))
+    services.filter_map(move |key| Some((key, plan.paths.get(key)?.hops.get(name)?)))
 }
 
 /// The order of services, the more specific first: names before wildcards, the wider wildcards last; then services for
@@ -203,18 +203,18 @@ fn breadth(network: &Network) -> Generality {
 }
 
 /// Whose sessions come by.
-fn users(key: &Key, stop: &Stop) -> Many<UserPattern> {
-    let users = stop.users.iter().flatten();
+fn users(key: &Key, hop: &Hop) -> Many<UserPattern> {
+    let users = hop.users.iter().flatten();
     Many(users.map(|user| UserPattern::Is(on_the_wire(&key.provider, user).into())).collect())
 }
 
-fn route_of_packets((node, stop): (&Name, &Stop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {
+fn route_of_packets((node, hop): (&Name, &Hop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {
     let gateway = network.at.iter().find(|gateway| gateway.node == *node).filter(|_| upstream.is_none());
     Route {
         matching: Match {
             kind: Many(vec![Kind::Ip]),
             network: network.prefixes.clone(),
-            user: users(key, stop),
+            user: users(key, hop),
             ..Match::default()
         },
         upstream,
@@ -232,7 +232,7 @@ fn route_of_packets((node, stop): (&Name, &Stop), (key, network): (&Key, &Networ
     }
 }
 
-fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstream: Option<String>) -> Route {
+fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream: Option<String>) -> Route {
     let replica = service.at.iter().find(|replica| replica.node == *node).filter(|_| upstream.is_none());
     let kinds = service.at.0.first().map(|first| {
         let speaks =
@@ -244,10 +244,10 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
         authority: Many(service.authorities(&key.name)),
         path: service.path.clone(),
         method: service.method.clone(),
-        user: users(key, stop),
+        user: users(key, hop),
         ..Match::default()
     };
-    let first = stop.is_first.then_some(service);
+    let first = hop.is_first.then_some(service);
     let onward = upstream.is_some();
     Route {
         matching,
@@ -291,10 +291,10 @@ impl<'a> Upstreams<'a> {
         let kept = senders.filter(|sender| dialled(plan.catalog.node(sender), node, name).is_none());
         let uplinks: Vec<_> = kept.filter(|sender| node.links.iter().any(|link| link == *sender)).cloned().collect();
         let mut first = BTreeMap::new();
-        for (_, stop) in stops(plan, name).filter(|(_, stop)| !stop.alternates.is_empty()) {
-            let known = first.entry(stop.next.clone()).or_insert_with(|| stop.alternates.clone());
-            if stop.alternates < *known {
-                known.clone_from(&stop.alternates);
+        for (_, hop) in hops(plan, name).filter(|(_, hop)| !hop.alternates.is_empty()) {
+            let known = first.entry(hop.next.clone()).or_insert_with(|| hop.alternates.clone());
+            if hop.alternates < *known {
+                known.clone_from(&hop.alternates);
             }
         }
         Self { catalog: &plan.catalog, node: name, uplinks, first, all: BTreeMap::new() }

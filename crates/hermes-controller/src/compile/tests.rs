@@ -222,7 +222,7 @@ fn alternates_lead_on_and_come_in_order() {
     assert!(["near", "far"].iter().all(|node| documents[*node].routes[0].terminate.is_some()));
     let health = documents["device"].upstreams[0].health.clone().unwrap();
     assert_eq!(health.interval.unwrap().to_string(), "1s");
-    assert!(documents["long"].upstreams[0].health.is_none(), "there is no other way");
+    assert!(documents["long"].upstreams[0].health.is_none(), "there is no other path");
 }
 
 #[test]

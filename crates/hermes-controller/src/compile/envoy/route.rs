@@ -122,23 +122,24 @@ fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
         found.iter().filter(fits).collect()
     };
     let host = VirtualHost { name: OVERLAY.to_owned(), domains: vec!["*".to_owned()], ..VirtualHost::default() };
-    let everyones = routes_of(&of(None));
-    let mut count = everyones.len();
+    let public = routes_of(&of(None));
+    let mut count = public.len();
     let mut map = BTreeMap::new();
     for user in users {
         let routes = routes_of(&of(Some(user)));
         count += routes.len();
         if count > MOST {
-            let message = format!("an Envoy would have more than {MOST} of them, one for each user; give others a way");
+            let message =
+                format!("an Envoy would have more than {MOST} of them, one for each user; give others a path");
             problems.push(problem("routes", message));
             return host;
         }
         map.insert(user.clone(), matcher::routes(routes).into());
     }
     if map.is_empty() {
-        return VirtualHost { routes: everyones, ..host };
+        return VirtualHost { routes: public, ..host };
     }
-    let otherwise = (!everyones.is_empty()).then(|| matcher::routes(everyones).into());
+    let otherwise = (!public.is_empty()).then(|| matcher::routes(public).into());
     VirtualHost { matcher: Some(Matcher::tree(matcher::user(), map, otherwise)), ..host }
 }
 

@@ -1,6 +1,6 @@
 //! The way of a service: who is on it, with whose sessions, and who comes next.
 //!
-//! In: a catalog without faults. Out: for each node that is on its way, a [`Stop`].
+//! In: a catalog without faults. Out: for each node that is on its way, a [`Hop`].
 //! Never: a way through a dependent node, which is where sessions begin and end.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use crate::document::{Audience, Key, Name, Node};
 
 /// What one node has to do for one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stop {
+pub(super) struct Hop {
     /// Whose sessions come by. `None`: anybody's.
     pub(super) users: Option<BTreeSet<Name>>,
     /// Neighbours that are nearest to the service. None where it lives here.
@@ -30,7 +30,7 @@ pub(super) struct Stop {
     pub(super) is_spare: bool,
 }
 
-impl Stop {
+impl Hop {
     /// Neighbours that have sessions from here, or get them.
     pub(super) fn beside(&self) -> BTreeSet<Name> {
         self.next.iter().chain(&self.draining).chain(&self.alternates).cloned().collect()
@@ -44,8 +44,8 @@ impl Stop {
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Way {
-    pub(super) stops: RedBlackTreeMapSync<Name, Stop>,
+pub(super) struct ServicePath {
+    pub(super) hops: RedBlackTreeMapSync<Name, Hop>,
     /// How far standalone nodes are from where the service lives.
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
     /// The same for what begins now, which goes by no node that drains. `None`: none of them is on any way.
@@ -54,15 +54,15 @@ pub(super) struct Way {
     pub(super) audience: usize,
 }
 
-impl Way {
+impl ServicePath {
     /// Whether sessions go otherwise than before, and other nodes have something else to do by that, so that it matters who does
     /// so first. Alternates are no such: who goes by one that does not know of it yet would have had no way at all.
     pub(super) fn is_moved(&self, before: &Self) -> bool {
-        let gone = before.stops.keys().filter(|node| !self.stops.contains_key(node));
-        let others = self.stops.keys().filter(|node| self.stops.get(node) != before.stops.get(node)).chain(gone);
+        let gone = before.hops.keys().filter(|node| !self.hops.contains_key(node));
+        let others = self.hops.keys().filter(|node| self.hops.get(node) != before.hops.get(node)).chain(gone);
         let others: Vec<_> = others.collect();
         let goes =
-            |way: &Self, node: &Name| way.stops.get(node).filter(|stop| !stop.is_spare).map(|stop| stop.next.clone());
+            |path: &Self, node: &Name| path.hops.get(node).filter(|hop| !hop.is_spare).map(|hop| hop.next.clone());
         others.len() > 1 && others.iter().any(|node| goes(self, node) != goes(before, node))
     }
 }
@@ -71,7 +71,7 @@ impl Way {
 ///
 /// A node that drains keeps what it has to do, so that its sessions live on; those beside it find another way for what begins.
 /// Where there is none they go on as before: a drain makes no service unavailable.
-pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>) -> Way {
+pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>) -> ServicePath {
     let places: BTreeSet<Name> = offer.nodes().into_iter().cloned().collect();
     let distances = graph.distances(&places, false);
     let is_concerned = graph.draining().any(|node| distances.contains_key(node));
@@ -81,123 +81,123 @@ pub(super) fn way(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>)
         Audience::Everyone => usize::MAX,
         Audience::Those { .. } => users.as_ref().map_or(usize::MAX, BTreeSet::len),
     };
-    let mut way = Way { distances: Arc::new(distances), avoiding, audience, ..Way::default() };
-    way.stops = match users {
-        Some(users) => users_stops(catalog, graph, (key, offer), &users, &way),
+    let mut path = ServicePath { distances: Arc::new(distances), avoiding, audience, ..ServicePath::default() };
+    path.hops = match users {
+        Some(users) => users_hops(catalog, graph, (key, offer), &users, &path),
         None => {
-            let everyones = Everyones::new(catalog, graph, offer, &way);
-            catalog.nodes().filter_map(|(name, node)| Some((name.clone(), everyones.stop(name, node)?))).collect()
+            let public = PublicPaths::new(catalog, graph, offer, &path);
+            catalog.nodes().filter_map(|(name, node)| Some((name.clone(), public.hop(name, node)?))).collect()
         }
     };
-    way
+    path
 }
 
 /// What nodes have to do for a service that is for these users.
-fn users_stops(
+fn users_hops(
     catalog: &Catalog,
     graph: &Graph,
     (key, offer): (&Key, Offer<'_>),
     users: &BTreeSet<Name>,
-    way: &Way,
-) -> RedBlackTreeMapSync<Name, Stop> {
+    path: &ServicePath,
+) -> RedBlackTreeMapSync<Name, Hop> {
     let sources = entries(catalog, key, users);
     let is_first: BTreeSet<Name> = sources.keys().cloned().collect();
-    let mut stops = stops_of(graph, &is_first, sources, &way.distances);
+    let mut hops = hops_of(graph, &is_first, sources, &path.distances);
     let mut now = BTreeMap::new();
-    if let Some(distances) = &way.avoiding {
+    if let Some(distances) = &path.avoiding {
         // Whoever had a session come by may still be sent others, by a neighbour that does not know better yet.
-        let sources = stops.iter().filter(|(node, _)| !graph.is_draining(node));
-        let sources = sources.map(|(node, stop)| (node.clone(), stop.users.clone().unwrap_or_default())).collect();
-        now = stops_of(graph, &is_first, sources, distances);
+        let sources = hops.iter().filter(|(node, _)| !graph.is_draining(node));
+        let sources = sources.map(|(node, hop)| (node.clone(), hop.users.clone().unwrap_or_default())).collect();
+        now = hops_of(graph, &is_first, sources, distances);
         Alternates::new(catalog, graph, distances, offer).join(&mut now, |_| true);
     }
     let may = |node: &Name| !graph.is_draining(node) && !now.contains_key(node);
-    Alternates::new(catalog, graph, &way.distances, offer).join(&mut stops, may);
-    for (node, stop) in now {
-        let stop = instead(stops.get(&node), stop);
-        stops.insert(node, stop);
+    Alternates::new(catalog, graph, &path.distances, offer).join(&mut hops, may);
+    for (node, hop) in now {
+        let hop = instead(hops.get(&node), hop);
+        hops.insert(node, hop);
     }
-    stops.into_iter().collect()
+    hops.into_iter().collect()
 }
 
-fn instead(before: Option<&Stop>, mut now: Stop) -> Stop {
+fn instead(before: Option<&Hop>, mut now: Hop) -> Hop {
     now.draining = before.into_iter().flat_map(|before| before.next.difference(&now.next).cloned()).collect();
     now
 }
 
 /// What nodes have to do for a service that is for everyone: it may come by at each standalone node.
-pub(super) struct Everyones<'a> {
+pub(super) struct PublicPaths<'a> {
     graph: &'a Graph,
-    way: &'a Way,
+    path: &'a ServicePath,
     before: Alternates<'a>,
     now: Option<Alternates<'a>>,
 }
 
-impl<'a> Everyones<'a> {
-    pub(super) fn new(catalog: &'a Catalog, graph: &'a Graph, offer: Offer<'a>, way: &'a Way) -> Self {
+impl<'a> PublicPaths<'a> {
+    pub(super) fn new(catalog: &'a Catalog, graph: &'a Graph, offer: Offer<'a>, path: &'a ServicePath) -> Self {
         let alternates = |distances| Alternates::new(catalog, graph, distances, offer);
-        let now = way.avoiding.as_deref().map(alternates);
-        Self { graph, way, before: alternates(&way.distances), now }
+        let now = path.avoiding.as_deref().map(alternates);
+        Self { graph, path, before: alternates(&path.distances), now }
     }
 
     /// Of one node.
-    pub(super) fn stop(&self, name: &Name, node: &Node) -> Option<Stop> {
+    pub(super) fn hop(&self, name: &Name, node: &Node) -> Option<Hop> {
         let is_draining = self.graph.is_draining(name);
-        let before = stop_by(self.graph, &self.way.distances, name, node);
-        let avoiding = self.way.avoiding.as_ref().zip(self.now.as_ref()).filter(|_| !is_draining);
-        let now = avoiding.and_then(|(distances, now)| Some((stop_by(self.graph, distances, name, node)?, now)));
-        let (mut stop, alternates) = match now {
-            Some((stop, now)) => (instead(before.as_ref(), stop), now),
+        let before = hop_by(self.graph, &self.path.distances, name, node);
+        let avoiding = self.path.avoiding.as_ref().zip(self.now.as_ref()).filter(|_| !is_draining);
+        let now = avoiding.and_then(|(distances, now)| Some((hop_by(self.graph, distances, name, node)?, now)));
+        let (mut hop, alternates) = match now {
+            Some((hop, now)) => (instead(before.as_ref(), hop), now),
             None => (before?, &self.before),
         };
         if !is_draining {
-            stop.alternates = alternates.of(name, &stop.next);
+            hop.alternates = alternates.of(name, &hop.next);
         }
-        Some(stop)
+        Some(hop)
     }
 }
 
-fn stop_by(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &Node) -> Option<Stop> {
+fn hop_by(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &Node) -> Option<Hop> {
     let (distance, is_first) = (distances.get(name), is_entry(node));
     if distance.is_none() && !is_first {
         return None;
     }
     let next = if distance == Some(&0) { BTreeSet::new() } else { graph.nearest(name, distances)?.1 };
-    Some(Stop { users: None, next, is_first, ..Stop::default() })
+    Some(Hop { users: None, next, is_first, ..Hop::default() })
 }
 
 /// What nodes have to do on whose way it is, by these distances.
-fn stops_of(
+fn hops_of(
     graph: &Graph,
     is_first: &BTreeSet<Name>,
     sources: BTreeMap<Name, BTreeSet<Name>>,
     distances: &BTreeMap<Name, usize>,
-) -> BTreeMap<Name, Stop> {
+) -> BTreeMap<Name, Hop> {
     // Nodes that are to be looked at, the furthest first: who is on the way of somebody else comes after them.
-    let mut waiting: BTreeMap<usize, BTreeMap<Name, Stop>> = BTreeMap::new();
+    let mut waiting: BTreeMap<usize, BTreeMap<Name, Hop>> = BTreeMap::new();
     for (node, users) in sources {
         let distance = distances.get(&node).copied();
         if let Some(distance) = distance.or_else(|| Some(graph.nearest(&node, distances)?.0 + 1)) {
-            let stop = Stop { users: Some(users), is_first: is_first.contains(&node), ..Stop::default() };
-            waiting.entry(distance).or_default().insert(node, stop);
+            let hop = Hop { users: Some(users), is_first: is_first.contains(&node), ..Hop::default() };
+            waiting.entry(distance).or_default().insert(node, hop);
         }
     }
-    let mut stops = BTreeMap::new();
+    let mut hops = BTreeMap::new();
     while let Some((distance, nodes)) = waiting.pop_last() {
-        for (node, mut stop) in nodes {
+        for (node, mut hop) in nodes {
             let next = if distance > 0 { graph.nearest(&node, distances) } else { None };
             for next in next.into_iter().flat_map(|(_, next)| next) {
-                let fresh = Stop { users: Some(BTreeSet::new()), ..Stop::default() };
+                let fresh = Hop { users: Some(BTreeSet::new()), ..Hop::default() };
                 let after = waiting.entry(distance - 1).or_default().entry(next.clone()).or_insert(fresh);
-                if let (Some(all), Some(more)) = (&mut after.users, &stop.users) {
+                if let (Some(all), Some(more)) = (&mut after.users, &hop.users) {
                     all.extend(more.iter().cloned());
                 }
-                stop.next.insert(next);
+                hop.next.insert(next);
             }
-            stops.insert(node, stop);
+            hops.insert(node, hop);
         }
     }
-    stops
+    hops
 }
 
 /// Whether sessions may begin here that are nobody's.
