@@ -56,13 +56,15 @@ fn metrics(push: &Push) -> String {
     });
     gauge("hermes_controller_documents", "Overlay documents.", &kinds);
     let nodes = || known.state.catalog.nodes().map(|(name, _)| name);
-    let seen = |holds: &dyn Fn(&crate::seen::Seen) -> bool| nodes().filter(|node| holds(&push.seen_of(node))).count();
+    let status = |holds: &dyn Fn(&crate::node_status::NodeStatus) -> bool| {
+        nodes().filter(|node| holds(&push.status_of(node))).count()
+    };
     let enrolled = nodes().filter(|node| known.state.members.contains_key(*node)).count();
     let states = [
         ("enrolled", enrolled),
-        ("connected", seen(&|seen| seen.connections > 0)),
-        ("refusing", seen(&|seen| seen.connections > 0 && !seen.refused.is_empty())),
-        ("unwell", seen(&|seen| seen.connections > 0 && !seen.unwell.is_empty())),
+        ("connected", status(&|status| status.connections > 0)),
+        ("refusing", status(&|status| status.connections > 0 && !status.refused.is_empty())),
+        ("unwell", status(&|status| status.connections > 0 && !status.unwell.is_empty())),
     ];
     let states = states.map(|(state, count)| (format!("{{state=\"{state}\"}}"), count as u64));
     gauge("hermes_controller_nodes", "Nodes of the overlay.", &states);

@@ -24,7 +24,7 @@ use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, RenewRequest};
 use crate::controller::{Controller, HELD, Refused, Settled};
 use crate::document::Name;
-use crate::seen::{Roll, Seen};
+use crate::node_status::{NodeStatus, NodeStatuses};
 use crate::token::Ticket;
 
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
@@ -48,7 +48,7 @@ pub struct Peer {
 pub struct Push {
     controller: Arc<Controller>,
     audit: Arc<Audit>,
-    seen: Mutex<Roll>,
+    status: Mutex<NodeStatuses>,
     /// Counts what they say.
     said: watch::Sender<u64>,
 }
@@ -56,7 +56,7 @@ pub struct Push {
 impl Push {
     /// For the nodes of this controller.
     pub fn new(controller: Arc<Controller>, audit: Arc<Audit>) -> Arc<Self> {
-        Arc::new(Self { controller, audit, seen: Mutex::default(), said: watch::Sender::new(0) })
+        Arc::new(Self { controller, audit, status: Mutex::default(), said: watch::Sender::new(0) })
     }
 
     /// Whose documents they are told.
@@ -70,12 +70,12 @@ impl Push {
     }
 
     /// Looks at what nodes have said so far.
-    pub fn look<T>(&self, at: impl FnOnce(&Roll) -> T) -> T {
+    pub fn look<T>(&self, at: impl FnOnce(&NodeStatuses) -> T) -> T {
         at(&self.lock())
     }
 
     /// What one of them has said.
-    pub fn seen_of(&self, node: &Name) -> Seen {
+    pub fn status_of(&self, node: &Name) -> NodeStatus {
         self.lock().get(node).cloned().unwrap_or_default()
     }
 
@@ -84,11 +84,11 @@ impl Push {
         self.said.subscribe()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Roll> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, NodeStatuses> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, node: &Name, change: impl FnOnce(&mut Seen)) {
+    fn note(&self, node: &Name, change: impl FnOnce(&mut NodeStatus)) {
         self.lock().note(node, change);
         self.said.send_modify(|count| *count += 1);
     }
@@ -173,7 +173,7 @@ impl Push {
                 due = None;
             } else {
                 let known = self.controller.known();
-                let is_back = |node: &Name| self.look(|roll| roll.get(node).is_some_and(Seen::is_back));
+                let is_back = |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(NodeStatus::is_back));
                 if known.missing(is_back).next().is_none() {
                     match self.controller.confirm("controller").await {
                         Ok(revision) => {
@@ -221,7 +221,7 @@ impl Push {
             Ok(enrolled) => enrolled,
             Err(refused) => {
                 self.audit.tell(event.failed(&refused));
-                return Err(status(&refused));
+                return Err(rejection(&refused));
             }
         };
         self.audit.tell(Event { by: Some(&format!("node/{node}")), ..event });
@@ -242,10 +242,10 @@ impl Push {
             let by = format!("node/{node}");
             let event = Event { what: "renew", by: Some(&by), from: peer.from, ..Event::default() };
             self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
-            status(&refused)
+            rejection(&refused)
         })?;
         if let Ok(facts) = crate::ca::facts(&issued.certificate) {
-            self.note(&node, |seen| seen.certificate_until = facts.until);
+            self.note(&node, |status| status.certificate_until = facts.until);
         }
         Ok(Response::new(Issued {
             node: node.to_string(),
@@ -279,7 +279,7 @@ pub(crate) const EXPELLED: &str =
     "this node is no member any more, or has enrolled anew; enrol it with a token and an empty --state";
 
 /// As gRPC says it.
-fn status(refused: &Refused) -> Status {
+fn rejection(refused: &Refused) -> Status {
     let code = match refused {
         Refused::Faults(_) => Code::InvalidArgument,
         Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => Code::Aborted,

@@ -1,7 +1,8 @@
-//! What becomes of a change at the nodes that it touches.
+//! The status of a change at each node that it touches.
 //!
-//! In: what it came to, what nodes say, and what is changed after it. Out: a status for each node, as soon as none is open.
-//! Never: a node that is said to run what it has not said itself that it runs.
+//! In: the outcome of the change, the reports of nodes, and later changes. Out: a status for each node, once none is
+//! waiting.
+//! Never: a node listed as running a document that the node has not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,39 +13,39 @@ use serde::Serialize;
 use super::{Desk, hex, sha256};
 use crate::controller::{Known, Outcome};
 use crate::document::Name;
-use crate::seen::{Roll, Seen};
+use crate::node_status::{NodeStatus, NodeStatuses};
 use crate::store::Revision;
 
-/// What became of a change at one node.
+/// The status of a change at one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub(super) enum ChangeStatus {
-    /// It would have another document.
+    /// A dry run: the node would get a new document.
     Planned,
-    /// It runs it.
+    /// The node runs the new document.
     Running,
-    /// It does not.
+    /// The node refused the new document.
     Refused { reason: String },
-    /// It has not said so yet.
+    /// The node is connected and has not reported yet.
     Waiting,
-    /// It is not there; it gets what is newest when it comes back.
+    /// The node is not connected. It gets the latest document when it connects.
     Away,
     /// The node has not enrolled.
     Unenrolled,
-    /// It gets what another change made of it, which came before it had this one.
+    /// A later change replaced the document before the node ran it.
     Superseded { by: Revision },
-    /// It is no part of the overlay any more.
+    /// The node was removed from the overlay.
     Gone,
 }
 
-/// What becomes of a change at the nodes that it touches.
+/// A change whose nodes are awaited.
 struct Awaited<'a> {
     outcome: &'a Outcome,
-    /// Of what each is to run. `None`: it is gone.
+    /// The digest of each node's new document. `None`: the node was removed.
     digests: BTreeMap<Name, Option<String>>,
-    /// As of this revision,
-    seen: Revision,
-    /// these are to run something else.
+    /// The last revision that was checked for later changes.
+    checked: Revision,
+    /// Nodes that are to run another document as of that revision.
     superseded: BTreeSet<Name>,
 }
 
@@ -52,38 +53,38 @@ impl<'a> Awaited<'a> {
     fn of(outcome: &'a Outcome) -> Self {
         let digest = |document: &Option<Bytes>| document.as_ref().map(|document| hex(&sha256(document)));
         let digests = outcome.nodes.iter().map(|(node, document)| (node.clone(), digest(document))).collect();
-        Self { outcome, digests, seen: outcome.revision, superseded: BTreeSet::new() }
+        Self { outcome, digests, checked: outcome.revision, superseded: BTreeSet::new() }
     }
 
-    /// Looks for later changes, once for each revision: documents are long.
-    fn heed(&mut self, known: &Known) {
-        if known.state.revision <= self.seen {
+    /// Looks for later changes. Documents are large, so they are compared only once a revision.
+    fn check_superseded(&mut self, known: &Known) {
+        if known.state.revision <= self.checked {
             return;
         }
-        self.seen = known.state.revision;
+        self.checked = known.state.revision;
         let is_other = |node, document| known.document(node) != Some(document);
         let documents = self.outcome.nodes.iter().filter_map(|(node, document)| Some((node, document.as_ref()?)));
         self.superseded =
             documents.filter(|(node, document)| is_other(node, document)).map(|(node, _)| node.clone()).collect();
     }
 
-    fn status(&self, node: &Name, digest: &str, seen: Option<&Seen>) -> ChangeStatus {
-        match seen {
-            Some(seen) if seen.running == digest => ChangeStatus::Running,
-            Some(Seen { connections: 1.., refused, tried, .. })
+    fn status(&self, node: &Name, digest: &str, status: Option<&NodeStatus>) -> ChangeStatus {
+        match status {
+            Some(status) if status.running == digest => ChangeStatus::Running,
+            Some(NodeStatus { connections: 1.., refused, tried, .. })
                 if *tried >= self.outcome.revision && !refused.is_empty() =>
             {
                 ChangeStatus::Refused { reason: refused.clone() }
             }
-            _ if self.superseded.contains(node) => ChangeStatus::Superseded { by: self.seen },
-            Some(Seen { connections: 1.., .. }) => ChangeStatus::Waiting,
+            _ if self.superseded.contains(node) => ChangeStatus::Superseded { by: self.checked },
+            Some(NodeStatus { connections: 1.., .. }) => ChangeStatus::Waiting,
             _ => ChangeStatus::Away,
         }
     }
 
-    fn fates(&self, known: &Known, seen: &Roll) -> BTreeMap<Name, ChangeStatus> {
+    fn all(&self, known: &Known, statuses: &NodeStatuses) -> BTreeMap<Name, ChangeStatus> {
         let status = |node, digest: &Option<String>| {
-            let status = digest.as_ref().map_or(ChangeStatus::Gone, |one| self.status(node, one, seen.get(node)));
+            let status = digest.as_ref().map_or(ChangeStatus::Gone, |one| self.status(node, one, statuses.get(node)));
             if status == ChangeStatus::Away && !known.state.members.contains_key(node) {
                 ChangeStatus::Unenrolled
             } else {
@@ -94,20 +95,20 @@ impl<'a> Awaited<'a> {
     }
 }
 
-/// Waits until each node that a change touches has had its say, or can have none, or for so long.
+/// Waits until no node that a change touches is waiting, at most for this time.
 pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, ChangeStatus> {
     let mut awaited = Awaited::of(outcome);
     let (mut said, mut rollout) = (desk.push.said(), desk.controller.rollout());
     let deadline = tokio::time::Instant::now() + wait;
-    // Who has been seen to be done is not looked at again: the last one's word costs as much as the first one's.
+    // Nodes that are done are not checked again: each report then costs the nodes that are left.
     let mut waiting: Vec<_> =
         awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
     loop {
         said.borrow_and_update();
         let known = desk.controller.known();
-        awaited.heed(&known);
-        desk.push.look(|seen| {
-            waiting.retain(|(node, digest)| awaited.status(node, digest, seen.get(node)) == ChangeStatus::Waiting);
+        awaited.check_superseded(&known);
+        desk.push.look(|statuses| {
+            waiting.retain(|(node, digest)| awaited.status(node, digest, statuses.get(node)) == ChangeStatus::Waiting);
         });
         let is_failed = known.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
         let news = async {
@@ -117,7 +118,7 @@ pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) 
             }
         };
         if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
-            return desk.push.look(|seen| awaited.fates(&known, seen));
+            return desk.push.look(|statuses| awaited.all(&known, statuses));
         }
     }
 }

@@ -16,7 +16,7 @@ const WHOSE: &str = "what the store has is the operator's";
 const MAX_NAMED: usize = 100;
 
 fn told(desk: &Desk, known: &Known) -> Value {
-    let is_back = |node: &Name| desk.push.seen_of(node).is_back();
+    let is_back = |node: &Name| desk.push.status_of(node).is_back();
     let missing = known.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
     let missing: Vec<_> = if known.is_held() { missing.collect() } else { Vec::new() };
     json!({

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Arc, Desk, Duration, Event, Known, MAX_WAIT, Peer, Problem, hex, sha256};
 use crate::document::{self, Name};
-use crate::seen::Seen;
+use crate::node_status::NodeStatus;
 
 /// How long a token lives, unless it is said; and the shortest that can be used.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
@@ -22,32 +22,33 @@ const WHOSE: &str = "nodes are the operator's, and so are their tokens";
 pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     desk.operator(&peer, "nodes", WHOSE)?;
     let known = desk.controller.known();
-    let node = |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.seen_of(name));
+    let node =
+        |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.status_of(name));
     let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
     Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
 }
 
 /// How a node stands.
-fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) -> serde_json::Value {
+fn standing(known: &Known, name: &Name, document: &document::Node, status: &NodeStatus) -> serde_json::Value {
     let wanted = known.document(name).map(|document| hex(&sha256(document)));
     json!({
         "name": name,
         "role": document.role,
         "enrolled": known.state.members.contains_key(name),
         "revoked": known.state.catalog.revoked().any(|revoked| revoked.node == *name),
-        "connected": seen.connections > 0,
-        "current": wanted.as_ref() == Some(&seen.running),
+        "connected": status.connections > 0,
+        "current": wanted.as_ref() == Some(&status.running),
         "draining": document.is_draining(),
-        "sessions": seen.sessions,
-        "unwell": seen.unwell,
+        "sessions": status.sessions,
+        "unwell": status.unwell,
         "revision": known.watched(name).given.since,
-        "refused": seen.refused,
-        "version": seen.version,
-        "program": seen.program,
+        "refused": status.refused,
+        "version": status.version,
+        "program": status.program,
         "address": document.address.as_ref().map(ToString::to_string),
-        "from": Some(&seen.from).filter(|from| !from.is_empty()),
-        "last-seen": Some(seen.last_seen).filter(|seconds| *seconds > 0),
-        "certificate-until": Some(seen.certificate_until).filter(|seconds| *seconds > 0),
+        "from": Some(&status.from).filter(|from| !from.is_empty()),
+        "last-seen": Some(status.last_seen).filter(|seconds| *seconds > 0),
+        "certificate-until": Some(status.certificate_until).filter(|seconds| *seconds > 0),
     })
 }
 
@@ -89,14 +90,14 @@ pub(super) async fn show(
         let known = desk.controller.known();
         let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
         let document = known.state.catalog.node(&name).ok_or_else(missing)?;
-        let seen = desk.push.seen_of(&name);
-        if options.sessions == Some(seen.sessions)
-            && seen.connections > 0
+        let status = desk.push.status_of(&name);
+        if options.sessions == Some(status.sessions)
+            && status.connections > 0
             && let Ok(Ok(())) = tokio::time::timeout_at(deadline, said.changed()).await
         {
             continue;
         }
-        let mut answer = standing(&known, &name, document, &seen);
+        let mut answer = standing(&known, &name, document, &status);
         answer["needed-by"] = json!(known.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
         let compiled = known.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
         answer["document"] = compiled.and_then(Result::ok).unwrap_or_default();

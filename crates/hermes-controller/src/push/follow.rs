@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tonic::{Response, Status, Streaming};
 
 use super::presence::{Identity, Presence};
-use super::{EXPELLED, Peer, Push, status};
+use super::{EXPELLED, Peer, Push, rejection};
 use crate::control::{Order, Report};
 use crate::controller::Watched;
 use crate::digest::{hex, sha256};
@@ -48,7 +48,7 @@ impl Push {
         })?;
         // The proofs vouch for revocations, whatever the node's state is by now.
         let member = is_node.as_ref().ok().map(|node| (node, peer.key.as_str()));
-        let recalled = self.controller.recall(member, &first).await.map_err(|refused| status(&refused))?;
+        let recalled = self.controller.recall(member, &first).await.map_err(|refused| rejection(&refused))?;
         recalled.into_iter().for_each(|event| self.audit.tell(event));
         is_node?;
         // The recovered revocations may have removed this node.
@@ -143,7 +143,7 @@ impl Following {
         }
         let Presence { push, node, .. } = &self.presence;
         let recalled = push.controller.recall(Some((node, &self.key)), report).await;
-        recalled.map_err(|refused| status(&refused))?.into_iter().for_each(|event| push.audit.tell(event));
+        recalled.map_err(|refused| rejection(&refused))?.into_iter().for_each(|event| push.audit.tell(event));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use crate::audit::Event;
 use crate::control::Report;
 use crate::digest::hex;
 use crate::document::Name;
-use crate::seen::Seen;
+use crate::node_status::NodeStatus;
 use crate::store::Revision;
 
 /// What a node says against a document is kept up to here.
@@ -31,17 +31,17 @@ pub(crate) struct Presence {
 
 impl Presence {
     pub(crate) fn begin(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
-        push.note(&node, |seen| {
-            seen.connections += 1;
-            connected(seen, peer);
+        push.note(&node, |status| {
+            status.connections += 1;
+            connected(status, peer);
         });
         Self { push, node, is_beside: false }
     }
 
     pub(super) fn beside(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
-        push.note(&node, |seen| {
-            seen.companions += 1;
-            connected(seen, peer);
+        push.note(&node, |status| {
+            status.companions += 1;
+            connected(status, peer);
         });
         Self { push, node, is_beside: true }
     }
@@ -49,21 +49,21 @@ impl Presence {
     pub(crate) fn hear(&self, report: &Report) {
         let Report { running, tried, refused, version, program, sessions, unwell, .. } = report;
         let said = Identity::of(report);
-        self.push.note(&self.node, |seen| {
-            seen.has_reported = !report.more;
+        self.push.note(&self.node, |status| {
+            status.has_reported = !report.more;
             // Who says nothing of that leaves it as it is: Envoy, beside which somebody else does.
             if !said.authorities.is_empty() {
-                (seen.authorities, seen.issuer) = (said.authorities, said.issuer);
+                (status.authorities, status.issuer) = (said.authorities, said.issuer);
             }
             if self.is_beside {
                 return;
             }
-            *seen = Seen {
-                connections: seen.connections,
-                companions: seen.companions,
-                has_reported: seen.has_reported,
-                authorities: std::mem::take(&mut seen.authorities),
-                issuer: std::mem::take(&mut seen.issuer),
+            *status = NodeStatus {
+                connections: status.connections,
+                companions: status.companions,
+                has_reported: status.has_reported,
+                authorities: std::mem::take(&mut status.authorities),
+                issuer: std::mem::take(&mut status.issuer),
                 running: hex(&running[..running.len().min(64)]),
                 tried: *tried,
                 refused: shortened(refused),
@@ -72,17 +72,17 @@ impl Presence {
                 program: hex(&program[..program.len().min(64)]),
                 sessions: *sessions,
                 last_seen: crate::controller::now() / 1000,
-                certificate_until: seen.certificate_until,
-                from: std::mem::take(&mut seen.from),
+                certificate_until: status.certificate_until,
+                from: std::mem::take(&mut status.from),
             };
         });
     }
 }
 
 /// Records what a connection shows of its node.
-fn connected(seen: &mut Seen, peer: &Peer) {
-    (seen.last_seen, seen.certificate_until) = (crate::controller::now() / 1000, peer.until);
-    seen.from = peer.from.map(|from| from.ip().to_canonical().to_string()).unwrap_or_default();
+fn connected(status: &mut NodeStatus, peer: &Peer) {
+    (status.last_seen, status.certificate_until) = (crate::controller::now() / 1000, peer.until);
+    status.from = peer.from.map(|from| from.ip().to_canonical().to_string()).unwrap_or_default();
 }
 
 /// Whom a node trusts, and who issued its certificate, as it says.
@@ -109,9 +109,9 @@ impl Presence {
             let event = Event { what: "follow", by: Some(&by), refused: Some(refused.clone()), ..Event::default() };
             self.push.audit.tell(event);
         }
-        let seen = self.push.seen_of(&self.node);
-        if seen.refused != refused || seen.tried != revision {
-            self.push.note(&self.node, |seen| (seen.refused, seen.tried) = (refused, revision));
+        let status = self.push.status_of(&self.node);
+        if status.refused != refused || status.tried != revision {
+            self.push.note(&self.node, |status| (status.refused, status.tried) = (refused, revision));
         }
     }
 }
@@ -125,10 +125,10 @@ fn shortened(text: &str) -> String {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.push.note(&self.node, |seen| {
-            let count = if self.is_beside { &mut seen.companions } else { &mut seen.connections };
+        self.push.note(&self.node, |status| {
+            let count = if self.is_beside { &mut status.companions } else { &mut status.connections };
             *count = count.saturating_sub(1);
-            seen.last_seen = crate::controller::now() / 1000;
+            status.last_seen = crate::controller::now() / 1000;
         });
     }
 }

@@ -12,8 +12,8 @@ use super::{BEAT, Push};
 use crate::audit::Event;
 use crate::digest::{hex, sha256};
 use crate::document::Name;
+use crate::node_status::NodeStatus;
 use crate::rollout::{Rollout, STEP};
-use crate::seen::Seen;
 
 /// Nodes of a wave that are connected have so long to take it.
 const WAVE: Duration = Duration::from_secs(30);
@@ -83,7 +83,8 @@ impl Push {
 
     /// Whether a wave's nodes take it, and go on well for so long; why not.
     async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
-        let is_there = |node: &Name| self.look(|roll| roll.get(node).is_some_and(|seen| seen.connections > 0));
+        let is_there =
+            |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(|status| status.connections > 0));
         // A controller that has just begun knows nobody yet: where all are away they have some time to come. Those that have not
         // enrolled do not.
         let comes_nobody = || {
@@ -92,7 +93,7 @@ impl Push {
         };
         self.heard(WAVE, || step.current().keys().any(is_there) || comes_nobody()).await;
         let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
-        let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.seen_of(node).unwell.is_empty()).collect();
+        let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.status_of(node).unwell.is_empty()).collect();
         self.taken(step, WAVE).await?;
         if there.is_empty() {
             return Ok(());
@@ -105,8 +106,11 @@ impl Push {
             let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
             // Who was unwell before may be so for another reason.
             let unwell = || {
-                let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.seen_of(node).unwell.is_empty();
-                there.iter().find(fallen).map(|node| format!("node {node} is not well: {}", self.seen_of(node).unwell))
+                let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.status_of(node).unwell.is_empty();
+                there
+                    .iter()
+                    .find(fallen)
+                    .map(|node| format!("node {node} is not well: {}", self.status_of(node).unwell))
             };
             why = gone.or_else(unwell);
             why.is_some()
@@ -137,22 +141,23 @@ impl Push {
         let mut wanted: BTreeMap<&Name, String> = wanted.collect();
         let (of, _) = rollout.id();
         let mut refused = Ok(());
-        let is_latest = |node: &Name, seen: &Seen| {
+        let is_latest = |node: &Name, status: &NodeStatus| {
             let document = self.controller.known().watched(node).given.document;
-            document.is_some_and(|document| hex(&sha256(&document)) == seen.running)
+            document.is_some_and(|document| hex(&sha256(&document)) == status.running)
         };
         let is_over = || {
-            self.look(|roll| {
+            self.look(|statuses| {
                 wanted.retain(|node, digest| {
-                    let seen = roll.get(node).filter(|seen| seen.connections > 0 && seen.running != *digest);
+                    let status =
+                        statuses.get(node).filter(|status| status.connections > 0 && status.running != *digest);
                     // Something else may have gone out to it since then, such as whom to believe no more.
-                    let seen =
-                        seen.filter(|seen| seen.tried < of || !seen.refused.is_empty() || !is_latest(node, seen));
-                    let reason = seen.filter(|seen| seen.tried >= of && !seen.refused.is_empty());
-                    if let Some(Seen { refused: reason, .. }) = reason {
+                    let status = status
+                        .filter(|status| status.tried < of || !status.refused.is_empty() || !is_latest(node, status));
+                    let reason = status.filter(|status| status.tried >= of && !status.refused.is_empty());
+                    if let Some(NodeStatus { refused: reason, .. }) = reason {
                         refused = Err(format!("node {node} refuses it: {reason}"));
                     }
-                    seen.is_some() && reason.is_none()
+                    status.is_some() && reason.is_none()
                 });
             });
             wanted.is_empty() || (refused.is_err() && rollout.settle().is_some())

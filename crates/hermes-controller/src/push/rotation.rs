@@ -49,10 +49,10 @@ impl Push {
         // Those that were issued before that are over by then.
         let over = since.saturating_add(known.state.longest_life());
         let of = |name: &Name| {
-            let seen = self.look(|roll| roll.trusting(name).cloned()).unwrap_or_default();
-            let (connected, says) = (seen.is_there(), !seen.authorities.is_empty());
-            let trusts = says && trust.fingerprints.is_subset(&seen.authorities);
-            let current = seen.issuer == trust.issuer;
+            let status = self.look(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
+            let (connected, says) = (status.is_there(), !status.authorities.is_empty());
+            let trusts = says && trust.fingerprints.is_subset(&status.authorities);
+            let current = status.issuer == trust.issuer;
             let lacks = match (is_leaving, connected) {
                 (None, _) | (Some(false), false) => "",
                 (Some(_), true) if !says => {

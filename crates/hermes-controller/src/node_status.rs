@@ -16,7 +16,7 @@ const MOST: usize = 100_000;
 /// What is known of a node from itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
-pub struct Seen {
+pub struct NodeStatus {
     /// How many connections it follows by: one, if all is well, and none where it is away.
     pub connections: usize,
     /// SHA-256 of the document that it runs, in hex; empty where it runs none.
@@ -49,7 +49,7 @@ pub struct Seen {
     pub has_reported: bool,
 }
 
-impl Seen {
+impl NodeStatus {
     /// Whether the node, or who has its certificate, is there.
     pub fn is_there(&self) -> bool {
         self.connections > 0 || self.companions > 0
@@ -63,40 +63,40 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct Entry {
-    own: Seen,
+    own: NodeStatus,
     /// By controller, with what tells the later one.
-    others: BTreeMap<String, (i64, Seen)>,
+    others: BTreeMap<String, (i64, NodeStatus)>,
 }
 
 /// All nodes.
 #[derive(Debug, Default)]
-pub struct Roll {
+pub struct NodeStatuses {
     entries: BTreeMap<Name, Entry>,
     /// What other controllers have not heard yet.
     unsaid: BTreeSet<Name>,
 }
 
-impl Roll {
+impl NodeStatuses {
     /// What is known of a node: from where it is connected, and from here if it is nowhere.
-    pub fn get(&self, node: &Name) -> Option<&Seen> {
+    pub fn get(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
-        let there = others.values().filter(|(_, seen)| seen.connections > 0).max_by_key(|(at, _)| *at);
+        let there = others.values().filter(|(_, status)| status.connections > 0).max_by_key(|(at, _)| *at);
         match there {
-            Some((_, seen)) if own.connections == 0 => Some(seen),
+            Some((_, status)) if own.connections == 0 => Some(status),
             _ => Some(own),
         }
     }
 
     /// What is known of whom a node trusts: from where it, or who has its certificate, is connected.
-    pub fn trusting(&self, node: &Name) -> Option<&Seen> {
+    pub fn trusting(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
-        let all = std::iter::once(own).chain(others.values().map(|(_, seen)| seen));
-        let says = all.filter(|seen| seen.is_there() && !seen.authorities.is_empty());
-        says.max_by_key(|seen| seen.connections).or_else(|| self.get(node))
+        let all = std::iter::once(own).chain(others.values().map(|(_, status)| status));
+        let says = all.filter(|status| status.is_there() && !status.authorities.is_empty());
+        says.max_by_key(|status| status.connections).or_else(|| self.get(node))
     }
 
     /// It has said something here.
-    pub(crate) fn note(&mut self, node: &Name, change: impl FnOnce(&mut Seen)) {
+    pub(crate) fn note(&mut self, node: &Name, change: impl FnOnce(&mut NodeStatus)) {
         if self.entries.len() < MOST || self.entries.contains_key(node) {
             change(&mut self.entries.entry(node.clone()).or_default().own);
             self.unsaid.insert(node.clone());
@@ -135,18 +135,18 @@ impl Roll {
         let is_known = self.entries.contains_key(&node);
         // What this version does not understand is nothing.
         match words.and_then(|words| serde_json::from_slice(&words).ok()) {
-            Some(seen) if is_known || self.entries.len() < MOST => {
-                self.entries.entry(node).or_default().others.insert(by, (at, seen));
+            Some(status) if is_known || self.entries.len() < MOST => {
+                self.entries.entry(node).or_default().others.insert(by, (at, status));
             }
             Some(_) => {}
             None => {
                 if let Some(entry) = self.entries.get_mut(&node)
-                    && let Some((_, seen)) = entry.others.remove(&by)
-                    && seen.last_seen > entry.own.last_seen
+                    && let Some((_, status)) = entry.others.remove(&by)
+                    && status.last_seen > entry.own.last_seen
                 {
                     let own = &mut entry.own;
-                    (own.last_seen, own.certificate_until) = (seen.last_seen, seen.certificate_until);
-                    (own.version, own.from) = (seen.version, seen.from);
+                    (own.last_seen, own.certificate_until) = (status.last_seen, status.certificate_until);
+                    (own.version, own.from) = (status.version, status.from);
                 }
             }
         }
@@ -157,7 +157,7 @@ impl Roll {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::{Heard, Roll, Word};
+    use super::{Heard, NodeStatuses, Word};
     use crate::document::Name;
 
     fn word(by: &str, at: i64, words: Option<&str>) -> Word {
@@ -168,40 +168,40 @@ mod tests {
     /// A restored store must not confirm itself while revocations are on their way.
     #[test]
     fn a_node_is_back_once_it_has_reported_all_that_it_keeps() {
-        let (node, mut roll) = ("a".parse::<Name>().unwrap(), Roll::default());
-        roll.note(&node, |seen| seen.connections = 1);
-        assert!(!roll.get(&node).unwrap().is_back());
-        roll.note(&node, |seen| seen.has_reported = true);
-        assert!(roll.get(&node).unwrap().is_back());
-        roll.note(&node, |seen| seen.connections = 0);
-        assert!(!roll.get(&node).unwrap().is_back());
+        let (node, mut statuses) = ("a".parse::<Name>().unwrap(), NodeStatuses::default());
+        statuses.note(&node, |status| status.connections = 1);
+        assert!(!statuses.get(&node).unwrap().is_back());
+        statuses.note(&node, |status| status.has_reported = true);
+        assert!(statuses.get(&node).unwrap().is_back());
+        statuses.note(&node, |status| status.connections = 0);
+        assert!(!statuses.get(&node).unwrap().is_back());
         // Connected to a controller that does not tell: it may be of an earlier version.
-        roll.hear(Heard::All(vec![word("x", 1, Some("one"))]));
-        assert!(!roll.get(&node).unwrap().is_back());
+        statuses.hear(Heard::All(vec![word("x", 1, Some("one"))]));
+        assert!(!statuses.get(&node).unwrap().is_back());
     }
 
     #[test]
     fn a_node_is_what_it_said_last_where_it_is_connected() {
-        let (node, mut roll) = ("a".parse::<Name>().unwrap(), Roll::default());
-        roll.hear(Heard::All(vec![word("x", 1, Some("one"))]));
-        assert_eq!(roll.get(&node).unwrap().running, "one");
+        let (node, mut statuses) = ("a".parse::<Name>().unwrap(), NodeStatuses::default());
+        statuses.hear(Heard::All(vec![word("x", 1, Some("one"))]));
+        assert_eq!(statuses.get(&node).unwrap().running, "one");
         // It has gone from x to y, which x does not know yet.
-        roll.hear(Heard::One(word("y", 3, Some("two"))));
-        assert_eq!(roll.get(&node).unwrap().running, "two");
-        roll.hear(Heard::One(word("x", 4, None)));
-        assert_eq!(roll.get(&node).unwrap().running, "two");
+        statuses.hear(Heard::One(word("y", 3, Some("two"))));
+        assert_eq!(statuses.get(&node).unwrap().running, "two");
+        statuses.hear(Heard::One(word("x", 4, None)));
+        assert_eq!(statuses.get(&node).unwrap().running, "two");
         // It comes here.
-        roll.note(&node, |seen| (seen.connections, seen.running) = (1, "three".to_owned()));
-        assert_eq!(roll.get(&node).unwrap().running, "three");
-        let said = roll.unsaid();
-        assert!(said.len() == 1 && said[0].1.is_some() && roll.unsaid().is_empty());
+        statuses.note(&node, |status| (status.connections, status.running) = (1, "three".to_owned()));
+        assert_eq!(statuses.get(&node).unwrap().running, "three");
+        let said = statuses.unsaid();
+        assert!(said.len() == 1 && said[0].1.is_some() && statuses.unsaid().is_empty());
         // The store has forgotten all of it.
-        roll.say_all();
-        assert_eq!(roll.unsaid(), said);
-        roll.note(&node, |seen| seen.connections = 0);
-        assert_eq!(roll.get(&node).unwrap().running, "two", "the other one thinks that it is there");
-        assert_eq!(roll.unsaid(), [("a".to_owned(), None)]);
-        roll.hear(Heard::All(Vec::new()));
-        assert_eq!(roll.get(&node).unwrap().connections, 0);
+        statuses.say_all();
+        assert_eq!(statuses.unsaid(), said);
+        statuses.note(&node, |status| status.connections = 0);
+        assert_eq!(statuses.get(&node).unwrap().running, "two", "the other one thinks that it is there");
+        assert_eq!(statuses.unsaid(), [("a".to_owned(), None)]);
+        statuses.hear(Heard::All(Vec::new()));
+        assert_eq!(statuses.get(&node).unwrap().connections, 0);
     }
 }
