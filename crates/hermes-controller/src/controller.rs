@@ -39,7 +39,7 @@ use crate::compile::Plan;
 use crate::document::{Fault, Key, Name, ProgramDigest};
 use crate::rollout::Rollout;
 use crate::state::{Change, Commit, State};
-use crate::store::{Base, Revision, Shared, Store, StoreError};
+use crate::store::{Base, Revision, StatusExchange, Store, StoreError};
 use crate::trust::Trust;
 
 /// Other controllers may be faster so often in a row.
@@ -254,7 +254,7 @@ impl Controller {
     }
 
     /// What controllers say to each other. `None`: there is one.
-    pub fn shared(&self) -> Option<&dyn Shared> {
+    pub fn shared(&self) -> Option<&dyn StatusExchange> {
         self.store.shared()
     }
 

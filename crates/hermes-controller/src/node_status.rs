@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::document::Name;
-use crate::store::{Heard, Revision, Said, Word};
+use crate::store::{Revision, StatusEntry, StatusEvent, StatusUpdate};
 
 /// Nodes that are remembered for what they said.
 const MOST: usize = 100_000;
@@ -104,7 +104,7 @@ impl NodeStatuses {
     }
 
     /// What other controllers are to hear.
-    pub(crate) fn unsaid(&mut self) -> Vec<Said> {
+    pub(crate) fn unsaid(&mut self) -> Vec<StatusUpdate> {
         let nodes = std::mem::take(&mut self.unsaid).into_iter();
         let words = |node: &Name| {
             let own = self.entries.get(node).map(|entry| &entry.own).filter(|own| own.is_there())?;
@@ -120,17 +120,17 @@ impl NodeStatuses {
     }
 
     /// Another controller says something.
-    pub(crate) fn hear(&mut self, heard: Heard) {
+    pub(crate) fn hear(&mut self, heard: StatusEvent) {
         match heard {
-            Heard::All(words) => {
+            StatusEvent::Snapshot(words) => {
                 self.entries.values_mut().for_each(|entry| entry.others.clear());
                 words.into_iter().for_each(|word| self.word(word));
             }
-            Heard::One(word) => self.word(word),
+            StatusEvent::Update(word) => self.word(word),
         }
     }
 
-    fn word(&mut self, Word { by, subject, words, at }: Word) {
+    fn word(&mut self, StatusEntry { by, subject, words, at }: StatusEntry) {
         let Ok(node) = subject.parse::<Name>() else { return };
         let is_known = self.entries.contains_key(&node);
         // What this version does not understand is nothing.
@@ -157,12 +157,12 @@ impl NodeStatuses {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::{Heard, NodeStatuses, Word};
+    use super::{NodeStatuses, StatusEntry, StatusEvent};
     use crate::document::Name;
 
-    fn word(by: &str, at: i64, words: Option<&str>) -> Word {
+    fn word(by: &str, at: i64, words: Option<&str>) -> StatusEntry {
         let words = words.map(|running| format!("{{\"connections\": 1, \"running\": \"{running}\"}}").into());
-        Word { by: by.to_owned(), subject: "a".to_owned(), words, at }
+        StatusEntry { by: by.to_owned(), subject: "a".to_owned(), words, at }
     }
 
     /// A restored store must not confirm itself while revocations are on their way.
@@ -176,19 +176,19 @@ mod tests {
         statuses.note(&node, |status| status.connections = 0);
         assert!(!statuses.get(&node).unwrap().is_back());
         // Connected to a controller that does not tell: it may be of an earlier version.
-        statuses.hear(Heard::All(vec![word("x", 1, Some("one"))]));
+        statuses.hear(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
         assert!(!statuses.get(&node).unwrap().is_back());
     }
 
     #[test]
     fn a_node_is_what_it_said_last_where_it_is_connected() {
         let (node, mut statuses) = ("a".parse::<Name>().unwrap(), NodeStatuses::default());
-        statuses.hear(Heard::All(vec![word("x", 1, Some("one"))]));
+        statuses.hear(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
         assert_eq!(statuses.get(&node).unwrap().running, "one");
         // It has gone from x to y, which x does not know yet.
-        statuses.hear(Heard::One(word("y", 3, Some("two"))));
+        statuses.hear(StatusEvent::Update(word("y", 3, Some("two"))));
         assert_eq!(statuses.get(&node).unwrap().running, "two");
-        statuses.hear(Heard::One(word("x", 4, None)));
+        statuses.hear(StatusEvent::Update(word("x", 4, None)));
         assert_eq!(statuses.get(&node).unwrap().running, "two");
         // It comes here.
         statuses.note(&node, |status| (status.connections, status.running) = (1, "three".to_owned()));
@@ -201,7 +201,7 @@ mod tests {
         statuses.note(&node, |status| status.connections = 0);
         assert_eq!(statuses.get(&node).unwrap().running, "two", "the other one thinks that it is there");
         assert_eq!(statuses.unsaid(), [("a".to_owned(), None)]);
-        statuses.hear(Heard::All(Vec::new()));
+        statuses.hear(StatusEvent::Snapshot(Vec::new()));
         assert_eq!(statuses.get(&node).unwrap().connections, 0);
     }
 }

@@ -128,17 +128,17 @@ pub trait Store: Send + Sync + 'static {
     fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// What controllers say to each other beside the log. `None`: this store has one controller.
-    fn shared(&self) -> Option<&dyn Shared> {
+    fn shared(&self) -> Option<&dyn StatusExchange> {
         None
     }
 }
 
 /// Of a subject, what is said; `None`: nothing any more.
-pub type Said = (String, Option<Bytes>);
+pub type StatusUpdate = (String, Option<Bytes>);
 
 /// What another controller says of a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Word {
+pub struct StatusEntry {
     /// Who.
     pub by: String,
     /// Of whom.
@@ -151,25 +151,25 @@ pub struct Word {
 
 /// What is heard of other controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum StatusEvent {
     /// All that they say: what was heard before counts no more.
-    All(Vec<Word>),
+    Snapshot(Vec<StatusEntry>),
     /// Something new.
-    One(Word),
+    Update(StatusEntry),
 }
 
 /// What controllers say to each other, each for as long as it lives: it is no part of the log, and gone when they are.
-pub trait Shared: Send + Sync {
+pub trait StatusExchange: Send + Sync {
     /// Says this, in the place of what was said of the same subjects before. To be called every three seconds at the least, with
     /// nothing if need be: who is silent for ten has gone.
     ///
     /// # Errors
     /// It could not be said. All that was said so far is to be said again.
-    fn say(&self, said: Vec<Said>) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn say(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Hears what others say, for as long as it is polled.
     ///
     /// # Errors
     /// The store cannot be followed any more: begin again.
-    fn hear<'s>(&'s self, hear: &'s (dyn Fn(Heard) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>>;
+    fn hear<'s>(&'s self, hear: &'s (dyn Fn(StatusEvent) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>>;
 }

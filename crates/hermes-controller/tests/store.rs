@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_controller::store::{After, Base, Credentials, Etcd, Heard, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use hermes_controller::store::{
+    After, Base, Credentials, Etcd, MAX_ENTRY, Revision, Sqlite, StatusEvent, Store, StoreError,
+};
 use hermes_net::tls::{CertifiedKey, Roots};
 use tokio::task::JoinSet;
 
@@ -220,7 +222,10 @@ async fn etcd_does() {
 }
 
 /// Until this is heard.
-async fn heard(events: &mut tokio::sync::mpsc::UnboundedReceiver<Heard>, is_it: impl Fn(&Heard) -> bool) -> Heard {
+async fn heard(
+    events: &mut tokio::sync::mpsc::UnboundedReceiver<StatusEvent>,
+    is_it: impl Fn(&StatusEvent) -> bool,
+) -> StatusEvent {
     let waiting = async {
         loop {
             let heard = events.recv().await.unwrap();
@@ -242,20 +247,22 @@ async fn what_one_says_others_hear(url: &str) {
         let two = two.clone();
         async move { two.shared().unwrap().hear(&|heard| drop(tell.send(heard))).await }
     });
-    let Heard::All(all) = heard(&mut events, |_| true).await else { panic!("all of it comes first") };
+    let StatusEvent::Snapshot(all) = heard(&mut events, |_| true).await else { panic!("all of it comes first") };
     assert_eq!(all.iter().map(|word| word.subject.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     // Its own words, and another overlay's, are none.
     two.shared().unwrap().say(vec![said("own", "1")]).await.unwrap();
     let many = (0..300).map(|number| said(&format!("many-{number}"), "1"));
     one.shared().unwrap().say(many.chain([said("a", "2"), ("b".to_owned(), None)]).collect()).await.unwrap();
-    let is_of = |heard: &Heard, of: &str| matches!(heard, Heard::One(word) if word.subject == of);
-    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "a") || is_of(heard, "own")).await else { panic!() };
+    let is_of = |heard: &StatusEvent, of: &str| matches!(heard, StatusEvent::Update(word) if word.subject == of);
+    let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "a") || is_of(heard, "own")).await else {
+        panic!()
+    };
     assert!(word.words.as_deref() == Some(b"2") && word.at > all[0].at && word.by == all[0].by);
-    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "b")).await else { panic!() };
+    let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "b")).await else { panic!() };
     assert_eq!(word.words, None);
     // Who is silent has gone, with all that it said.
     drop(one);
-    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "a")).await else { panic!() };
+    let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "a")).await else { panic!() };
     assert_eq!((word.words, word.by), (None, all[0].by.clone()));
 }
 

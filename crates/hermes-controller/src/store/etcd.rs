@@ -8,7 +8,7 @@
 //! stays in the log, so that who appends behind it can be told from who is behind.
 
 mod message;
-mod shared;
+mod status;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ use self::message::{
     Compare, DeleteRangeRequest, Operation, PutRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, Watched,
     after_last,
 };
-use super::{After, Base, Entry, MAX_ENTRY, Revision, Shared, Store, StoreError};
+use super::{After, Base, Entry, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
 use crate::grpc::{ClientError, Line};
 
 /// Bytes of one part: etcd takes requests of 1.5 MiB.
@@ -57,7 +57,7 @@ pub struct Etcd {
     line: Mutex<Option<Line>>,
     prefix: String,
     /// What this controller says lives as long as this.
-    lease: Mutex<Option<shared::Kept>>,
+    lease: Mutex<Option<status::HeldLease>>,
 }
 
 fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsError> {
@@ -65,7 +65,7 @@ fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsE
     tls::client_config(credentials.own.as_ref(), ServerIdentity::Name(roots), &[b"h2"])
 }
 
-/// Said at once, or not at all.
+/// StatusUpdate at once, or not at all.
 type Answer<T> = Result<T, ClientError>;
 
 impl Etcd {
@@ -456,7 +456,7 @@ impl Store for Etcd {
         Box::pin(self.compact_now(base))
     }
 
-    fn shared(&self) -> Option<&dyn Shared> {
+    fn shared(&self) -> Option<&dyn StatusExchange> {
         Some(self)
     }
 }

@@ -14,7 +14,7 @@ use super::message::{
 };
 use super::{Etcd, message};
 use crate::grpc::ClientError;
-use crate::store::{Heard, Said, Shared, StoreError, Word};
+use crate::store::{StatusEntry, StatusEvent, StatusExchange, StatusUpdate, StoreError};
 
 /// Who says nothing for so long has gone, with all that it said. Seconds.
 const LIFE: i64 = 10;
@@ -25,7 +25,7 @@ const AT_ONCE: (usize, usize) = (100, 512 << 10);
 
 /// A lease that is held.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
+pub(super) struct HeldLease {
     id: i64,
     at: Instant,
 }
@@ -52,18 +52,18 @@ impl Etcd {
                         tonic::Status::not_found("the lease has expired: what was said with it is to be said anew");
                     return Err(ClientError::Refused(Box::new(lost)));
                 }
-                *lease = Some(Kept { at: Instant::now(), ..kept });
+                *lease = Some(HeldLease { at: Instant::now(), ..kept });
                 Ok(kept.id)
             }
             None => {
                 let granted: Lease = self.line().await?.unary(message::GRANT, GrantRequest { ttl: LIFE }).await?;
-                *lease = Some(Kept { id: granted.id, at: Instant::now() });
+                *lease = Some(HeldLease { id: granted.id, at: Instant::now() });
                 Ok(granted.id)
             }
         }
     }
 
-    async fn say_now(&self, said: Vec<Said>) -> Result<(), StoreError> {
+    async fn say_now(&self, said: Vec<StatusUpdate>) -> Result<(), StoreError> {
         let saying = async {
             let id = self.leased().await?;
             let mut said = said.into_iter().peekable();
@@ -94,11 +94,11 @@ impl Etcd {
     }
 
     /// Somebody else's words.
-    async fn word(&self, kv: &KeyValue, is_said: bool) -> Option<Word> {
+    async fn word(&self, kv: &KeyValue, is_said: bool) -> Option<StatusEntry> {
         let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&self.words())?;
         let (by, subject) = key.split_once('/')?;
         let own = self.lease.lock().await.map(|kept| format!("{:016x}", kept.id));
-        (own.as_deref() != Some(by)).then(|| Word {
+        (own.as_deref() != Some(by)).then(|| StatusEntry {
             by: by.to_owned(),
             subject: subject.to_owned(),
             words: is_said.then(|| kv.value.clone()),
@@ -106,7 +106,7 @@ impl Etcd {
         })
     }
 
-    async fn hear_now(&self, hear: &(dyn Fn(Heard) + Send + Sync)) -> Result<(), StoreError> {
+    async fn hear_now(&self, hear: &(dyn Fn(StatusEvent) + Send + Sync)) -> Result<(), StoreError> {
         const WHAT: &str = "hear other controllers";
         let (from, to) = (Bytes::from(self.words()), after_last(&self.words()));
         let all = RangeRequest { range_end: to.clone(), ..RangeRequest::of(from.clone()) };
@@ -115,7 +115,7 @@ impl Etcd {
         for kv in &range.kvs {
             words.extend(self.word(kv, true).await);
         }
-        hear(Heard::All(words));
+        hear(StatusEvent::Snapshot(words));
         let next = range.header.unwrap_or_default().revision + 1;
         let watching = async {
             let line = self.line().await?;
@@ -127,7 +127,7 @@ impl Etcd {
                 for event in said.events {
                     let Some(kv) = event.kv else { continue };
                     if let Some(word) = self.word(&kv, event.kind == 0).await {
-                        hear(Heard::One(word));
+                        hear(StatusEvent::Update(word));
                     }
                 }
             }
@@ -141,12 +141,12 @@ impl Etcd {
     }
 }
 
-impl Shared for Etcd {
-    fn say(&self, said: Vec<Said>) -> BoxFuture<'_, Result<(), StoreError>> {
+impl StatusExchange for Etcd {
+    fn say(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.say_now(said))
     }
 
-    fn hear<'s>(&'s self, hear: &'s (dyn Fn(Heard) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>> {
+    fn hear<'s>(&'s self, hear: &'s (dyn Fn(StatusEvent) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>> {
         Box::pin(self.hear_now(hear))
     }
 }
