@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hermes_controller::audit::Audit;
-use hermes_controller::client::{Client, Known, Place};
+use hermes_controller::client::{Client, ControllerAddr, ControllerPin};
 use hermes_controller::control::{EnrolRequest, Report};
 use hermes_controller::controller::{Controller, Request};
 use hermes_controller::digest::sha256;
@@ -278,7 +278,7 @@ async fn measure(count: usize, routes: usize, changes: usize) {
 
 /// All nodes: each enrols, and follows.
 async fn nodes(port: u16) {
-    let place: Place = format!("https://127.0.0.1:{port}").parse().unwrap();
+    let place: ControllerAddr = format!("https://127.0.0.1:{port}").parse().unwrap();
     let (say, mut said) = mpsc::unbounded_channel::<String>();
     let (told, mut lines) = mpsc::unbounded_channel::<String>();
     std::thread::spawn(move || {
@@ -326,19 +326,19 @@ async fn nodes(port: u16) {
 
 type Identity = (CertifiedKey, String);
 
-async fn enrol(place: &Place, ticket: &Ticket) -> Identity {
+async fn enrol(place: &ControllerAddr, ticket: &Ticket) -> Identity {
     let key = KeyPair::generate().unwrap();
     let request = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec().into();
-    let client = Client::connect(place, &Known::Pin(ticket.pin), None).await.unwrap();
+    let client = Client::connect(place, &ControllerPin::Pin(ticket.pin), None).await.unwrap();
     let issued = client.enrol(EnrolRequest { token: ticket.reveal(), request }).await.unwrap();
     let own = CertifiedKey::from_pem(issued.certificate.as_bytes(), key.serialize_pem().as_bytes()).unwrap();
     (own, issued.authorities)
 }
 
-async fn follow(place: Place, name: String, (own, authorities): Identity, say: mpsc::UnboundedSender<String>) {
+async fn follow(place: ControllerAddr, name: String, (own, authorities): Identity, say: mpsc::UnboundedSender<String>) {
     let mut snapshot: Option<Arc<Snapshot>> = None;
     loop {
-        let connected = Client::connect(&place, &Known::Authorities(authorities.clone()), Some(&own)).await;
+        let connected = Client::connect(&place, &ControllerPin::Authorities(authorities.clone()), Some(&own)).await;
         let Ok(client) = connected else {
             tokio::time::sleep(Duration::from_millis(200)).await;
             continue;

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use self::problem::Problem;
 use crate::audit::{Audit, Event};
 use crate::ca::Office;
-use crate::controller::{Controller, Known, Refused};
+use crate::controller::{Controller, Refused, StateView};
 use crate::digest::{hex, sha256};
 use crate::document::{self, Key, Name};
 use crate::push::{Peer, Push};
@@ -100,7 +100,7 @@ const ARRIVAL: Duration = Duration::from_secs(60);
 /// Nobody's body is read who may ask nothing.
 async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
-    let may_ask = |asker: &Asker| asker.is_known(&desk.controller.known(), &peer);
+    let may_ask = |asker: &Asker| asker.is_known(&desk.controller.view(), &peer);
     if Asker::of(&peer).is_ok_and(|asker| !may_ask(&asker)) {
         // Another controller may have made this one just now.
         desk.controller.catch_up().await.map_err(Refused::from)?;
@@ -146,7 +146,7 @@ async fn finish(State(desk): State<Desk>, request: axum::extract::Request, next:
 impl Desk {
     fn asker(&self, peer: &Peer) -> Result<Asker, Problem> {
         let asker = Asker::of(peer).and_then(|asker| {
-            if asker.is_known(&self.controller.known(), peer) {
+            if asker.is_known(&self.controller.view(), peer) {
                 return Ok(asker);
             }
             let detail = "nobody has this certificate now: it was taken back, or this overlay never gave it; have another operator \
@@ -239,8 +239,8 @@ impl Asker {
     }
 
     /// Its certificate is not all: it can be taken back.
-    fn is_known(&self, known: &Known, peer: &Peer) -> bool {
-        known.is_operator(&peer.key, &self.name, self.provider.as_ref())
+    fn is_known(&self, view: &StateView, peer: &Peer) -> bool {
+        view.is_operator(&peer.key, &self.name, self.provider.as_ref())
     }
 
     /// What is wrong, without what is somebody else's.

@@ -23,7 +23,7 @@ pub const PORT: u16 = 9400;
 
 /// How a controller is known.
 #[derive(Clone)]
-pub enum Known {
+pub enum ControllerPin {
     /// By its authority's digest, from a token.
     Pin([u8; 32]),
     /// By its authority's certificate (PEM), which is there since the first time.
@@ -32,19 +32,19 @@ pub enum Known {
 
 /// Where a controller is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ControllerAddr {
     pub(crate) host: String,
     pub(crate) port: u16,
 }
 
-impl Place {
+impl ControllerAddr {
     /// The controller's host and port.
     pub fn host_and_port(&self) -> (String, u16) {
         (self.host.clone(), self.port)
     }
 }
 
-impl std::str::FromStr for Place {
+impl std::str::FromStr for ControllerAddr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -61,14 +61,14 @@ impl std::str::FromStr for Place {
     }
 }
 
-impl Place {
+impl ControllerAddr {
     fn authority(&self) -> String {
         let Self { host, port } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for ControllerAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "https://{}", self.authority())
     }
@@ -84,7 +84,11 @@ impl Client {
     ///
     /// # Errors
     /// Nobody answers there, or it is no controller of this overlay.
-    pub async fn connect(place: &Place, known: &Known, own: Option<&CertifiedKey>) -> Result<Self, ClientError> {
+    pub async fn connect(
+        place: &ControllerAddr,
+        known: &ControllerPin,
+        own: Option<&CertifiedKey>,
+    ) -> Result<Self, ClientError> {
         let unreachable = |reason: String| ClientError::Unreachable { place: place.to_string(), reason };
         let is_controller = |uris: &[String]| match Office::of(uris.iter().map(String::as_str)) {
             Some(Office::Controller) => Ok(()),
@@ -92,8 +96,8 @@ impl Client {
         };
         let accepts: tls::NodePredicate = Arc::new(is_controller);
         let server = match known {
-            Known::Pin(pin) => ServerIdentity::Pinned(*pin, accepts),
-            Known::Authorities(pem) => {
+            ControllerPin::Pin(pin) => ServerIdentity::Pinned(*pin, accepts),
+            ControllerPin::Authorities(pem) => {
                 let roots = Roots::from_pem(pem.as_bytes()).map_err(|error| unreachable(error.to_string()))?;
                 ServerIdentity::Node(roots, accepts)
             }

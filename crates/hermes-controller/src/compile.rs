@@ -29,7 +29,7 @@ use hermes_model::guard;
 use hermes_model::snapshot::{Role, Target};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
-use self::envoy::Site;
+use self::envoy::EnvoyIdentity;
 use self::graph::Graph;
 use self::service_path::{Hop, PublicPaths, ServicePath, service_path};
 use crate::catalog::{Catalog, Offer, on_the_wire};
@@ -381,8 +381,8 @@ impl Plan {
         let document = render::document(self, name, node);
         let mut problems = Vec::new();
         if node.runs == Program::Envoy {
-            let site = Site { overlay: "", directory: "", revocations: "" };
-            problems.extend(envoy::resources(&document, site).err().unwrap_or_default());
+            let identity = EnvoyIdentity { overlay: "", directory: "", revocations: "" };
+            problems.extend(envoy::resources(&document, identity).err().unwrap_or_default());
         }
         let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
         if before.documents.get(name) == Some(&bytes) {

@@ -9,11 +9,11 @@ mod apply;
 mod enrol;
 mod follow;
 mod history;
-mod known;
 mod operator;
 mod rollout;
 mod rotation;
 mod unsettled;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -135,7 +135,7 @@ fn lines(faults: &[Fault]) -> String {
 pub struct Controller {
     store: Arc<dyn Store>,
     /// Only [`Controller::catch_up`] writes it, one at a time.
-    known: Mutex<Arc<Known>>,
+    view: Mutex<Arc<StateView>>,
     reading: tokio::sync::Mutex<()>,
     /// One changes something at a time: only other controllers may be faster.
     writing: tokio::sync::Mutex<()>,
@@ -165,7 +165,7 @@ pub struct Controller {
 
 /// The state and what it comes to. A copy costs nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct StateView {
     /// What the store's entries come to.
     pub state: State,
     /// What that means for nodes.
@@ -186,7 +186,7 @@ impl Controller {
     pub async fn start(store: Arc<dyn Store>) -> Result<Self, StoreError> {
         let this = Self {
             store,
-            known: Mutex::default(),
+            view: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
             writing: tokio::sync::Mutex::default(),
             planned: Mutex::default(),
@@ -223,7 +223,7 @@ impl Controller {
     /// All of the state (JSON), as it is restored with [`Controller::restore`]. The authority's key is in it, sealed
     /// where the store's is.
     pub fn backup(&self) -> Vec<u8> {
-        let state = &self.known().state;
+        let state = &self.view().state;
         let base = state.base();
         let head = format!("{{\"revision\":{},\"state\":", state.revision);
         [head.as_bytes(), &base, b"}"].concat()
@@ -259,15 +259,15 @@ impl Controller {
     }
 
     /// What is known now.
-    pub fn known(&self) -> Arc<Known> {
-        lock(&self.known).clone()
+    pub fn view(&self) -> Arc<StateView> {
+        lock(&self.view).clone()
     }
 
     /// What a node is to run, now and from now on.
     pub fn watch(&self, node: &Name) -> watch::Receiver<Watched> {
         let mut nodes = lock(&self.nodes);
         // Within the lock: what is published afterwards finds it.
-        let watched = || self.known().watched(node);
+        let watched = || self.view().watched(node);
         nodes.entry(node.clone()).or_insert_with(|| watch::Sender::new(watched())).subscribe()
     }
 
@@ -296,21 +296,21 @@ impl Controller {
     async fn transact<T>(
         &self,
         by: &str,
-        judge: impl Fn(&Known) -> Result<(Vec<Change>, T), Refused>,
+        judge: impl Fn(&StateView) -> Result<(Vec<Change>, T), Refused>,
     ) -> Result<(Revision, T), Refused> {
         let _one = self.writing.lock().await;
         for _ in 0..TRIES {
             self.check_lost()?;
-            let known = self.known();
-            let (changes, told) = judge(&known)?;
+            let view = self.view();
+            let (changes, told) = judge(&view)?;
             if changes.is_empty() {
-                return Ok((known.state.revision, told));
+                return Ok((view.state.revision, told));
             }
             let commit = Commit { at: now(), by: by.to_owned(), changes };
             let bytes =
                 serde_json::to_vec(&commit).map_err(|error| StoreError::Unable("be written", error.to_string()))?;
             let bytes = Bytes::from(bytes);
-            match self.store.append(known.state.revision, bytes.clone()).await {
+            match self.store.append(view.state.revision, bytes.clone()).await {
                 Ok(revision) => {
                     // It was made, whether or not it can be read now: `follow` reads it as soon as that works.
                     if let Err(error) = self.catch_up().await {
@@ -320,13 +320,13 @@ impl Controller {
                 }
                 Err(StoreError::Behind(_)) => self.catch_up().await?,
                 Err(error @ StoreError::Unknown(_)) => {
-                    self.outcomes.add(by, known.state.revision + 1, &bytes);
+                    self.outcomes.add(by, view.state.revision + 1, &bytes);
                     return Err(error.into());
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(StoreError::Behind(self.known().state.revision).into())
+        Err(StoreError::Behind(self.view().state.revision).into())
     }
 }
 

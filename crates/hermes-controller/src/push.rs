@@ -172,9 +172,9 @@ impl Push {
             if !*held.borrow_and_update() {
                 due = None;
             } else {
-                let known = self.controller.known();
+                let view = self.controller.view();
                 let is_back = |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(NodeStatus::is_back));
-                if known.missing(is_back).next().is_none() {
+                if view.missing(is_back).next().is_none() {
                     match self.controller.confirm("controller").await {
                         Ok(revision) => {
                             let about = Some("all nodes that have enrolled are back".to_owned());
@@ -195,9 +195,9 @@ impl Push {
                     }
                 }
                 let now = tokio::time::Instant::now();
-                if known.is_held() && due.is_none_or(|due| due <= now) {
-                    let missing = known.missing(is_back).count();
-                    tracing::warn!(revision = known.state.revision, missing, "{HELD}");
+                if view.is_held() && due.is_none_or(|due| due <= now) {
+                    let missing = view.missing(is_back).count();
+                    tracing::warn!(revision = view.state.revision, missing, "{HELD}");
                     due = Some(now + HELD_LOG_INTERVAL);
                 }
             }
@@ -235,7 +235,7 @@ impl Push {
     /// The next one.
     pub(crate) fn renew(&self, peer: &Peer, request: &RenewRequest) -> Result<Response<Issued>, Status> {
         let node = self.node_of(peer)?;
-        if self.controller.known().is_held() {
+        if self.controller.view().is_held() {
             return Err(Status::unavailable(HELD));
         }
         let issued = self.controller.renew(&node, &request.request).map_err(|refused| {
@@ -256,8 +256,8 @@ impl Push {
 
     /// Which node that is.
     pub(crate) fn node_of(&self, peer: &Peer) -> Result<Name, Status> {
-        let known = self.controller.known();
-        let overlay = known.state.catalog.overlay().map(|(name, _)| format!("spiffe://{name}/node/"));
+        let view = self.controller.view();
+        let overlay = view.state.catalog.overlay().map(|(name, _)| format!("spiffe://{name}/node/"));
         let named =
             overlay.and_then(|overlay| peer.uris.iter().find_map(|uri| uri.strip_prefix(&overlay)?.parse().ok()));
         let Some(node): Option<Name> = named else {
@@ -265,7 +265,7 @@ impl Push {
                 "only nodes may ask this: show the certificate of one of this overlay",
             ));
         };
-        if known.state.members.get(&node).is_none_or(|member| member.key != peer.key) {
+        if view.state.members.get(&node).is_none_or(|member| member.key != peer.key) {
             let by = format!("node/{node}");
             let event = Event { what: "follow", by: Some(&by), from: peer.from, ..Event::default() };
             self.audit.tell(Event { refused: Some(EXPELLED.to_owned()), ..event });

@@ -258,13 +258,13 @@ async fn answer(
             });
             grpc.streaming(serve, request).await
         }
-        envoy::WHOLE => {
-            let mut grpc = Grpc::new(ProstCodec::<envoy::WholeResponse, envoy::WholeRequest>::default())
+        envoy::SOTW => {
+            let mut grpc = Grpc::new(ProstCodec::<envoy::SotwResponse, envoy::SotwRequest>::default())
                 .max_decoding_message_size(MAX_REQUEST)
                 .max_encoding_message_size(MAX_MESSAGE);
-            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<envoy::WholeRequest>>| {
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<envoy::SotwRequest>>| {
                 let (push, peer) = (push.clone(), peer.clone());
-                async move { envoy::serve::<envoy::Whole>(push, &peer, request.into_inner()).await }
+                async move { envoy::serve::<envoy::StateOfTheWorld>(push, &peer, request.into_inner()).await }
             });
             grpc.streaming(serve, request).await
         }

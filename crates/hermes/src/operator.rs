@@ -12,7 +12,7 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use hermes_controller::api::TRUST;
 use hermes_controller::ca::OPERATOR_LIFE;
-use hermes_controller::client::{Client, ClientError, Known, Place};
+use hermes_controller::client::{Client, ClientError, ControllerAddr, ControllerPin};
 use hermes_controller::controller::{Controller, Refused};
 use hermes_controller::digest::key_digest;
 use hermes_controller::document::Name;
@@ -77,7 +77,7 @@ impl Operator {
     ///
     /// # Errors
     /// It cannot be written.
-    pub(crate) fn create(self, place: &Place, path: &Path) -> anyhow::Result<()> {
+    pub(crate) fn create(self, place: &ControllerAddr, path: &Path) -> anyhow::Result<()> {
         let this = Self { controller: place.to_string(), ..self };
         if path.exists() { this.replace(path) } else { this.write(path) }
     }
@@ -136,14 +136,14 @@ pub(crate) struct Access {
     file: OperatorFile,
     /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
     #[arg(long, value_name = "URL")]
-    controller: Option<Place>,
+    controller: Option<ControllerAddr>,
 }
 
 /// The controller that the environment names. `None`: it names none; an empty variable counts as unset.
 ///
 /// # Errors
 /// The variable does not have the URL of a controller.
-fn of_environment() -> anyhow::Result<Option<Place>> {
+fn of_environment() -> anyhow::Result<Option<ControllerAddr>> {
     let named = std::env::var(CONTROLLER).ok().filter(|url| !url.is_empty());
     named.map(|url| url.parse().map_err(|error| anyhow::anyhow!("{CONTROLLER}: {error}"))).transpose()
 }
@@ -161,7 +161,7 @@ impl OperatorFile {
     ///
     /// # Errors
     /// The environment names no controller.
-    pub(crate) fn access(&self, controller: Option<Place>) -> anyhow::Result<Access> {
+    pub(crate) fn access(&self, controller: Option<ControllerAddr>) -> anyhow::Result<Access> {
         let access = Access { file: self.clone(), controller };
         Ok(Access { controller: access.named()?, ..access })
     }
@@ -197,7 +197,7 @@ impl Access {
     }
 
     /// The controller that the command line names, else the environment.
-    fn named(&self) -> anyhow::Result<Option<Place>> {
+    fn named(&self) -> anyhow::Result<Option<ControllerAddr>> {
         self.controller.clone().map_or_else(of_environment, |place| Ok(Some(place)))
     }
 
@@ -249,7 +249,7 @@ impl Access {
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
         let operator = self.operator()?;
         let of_file = || operator.controller.parse().map_err(anyhow::Error::msg);
-        let place: Place = self.named()?.map_or_else(of_file, Ok)?;
+        let place: ControllerAddr = self.named()?.map_or_else(of_file, Ok)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
         anyhow::ensure!(
@@ -258,7 +258,7 @@ impl Access {
              writes its operator.json anew",
             self.file.operator.display()
         );
-        let known = Known::Authorities(operator.authorities.clone());
+        let known = ControllerPin::Authorities(operator.authorities.clone());
         let client = Client::connect(&place, &known, Some(&own)).await?;
         let answer = exchange(&client, method, path, body).await?;
         if !answer.trust.is_empty() && answer.trust != operator.trust {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
 use crate::ca::{self, Facts, facts};
-use crate::controller::{Known, Refused, now};
+use crate::controller::{Refused, StateView, now};
 use crate::push::{Lacking, Progress};
 
 /// Nobody may bring a larger one.
@@ -21,9 +21,9 @@ const WHOSE: &str = "the authority is the operator's of the whole overlay";
 
 /// What is told of an authority.
 fn one(authority: &ca::Authority) -> Value {
-    let known = facts(&authority.certificate);
+    let view = facts(&authority.certificate);
     let root = facts(&authority.root()).map(|root| root.fingerprint).unwrap_or_default();
-    match known {
+    match view {
         Ok(Facts { fingerprint, subject, until, .. }) => json!({
             "subject": subject,
             "fingerprint": fingerprint,
@@ -35,8 +35,8 @@ fn one(authority: &ca::Authority) -> Value {
     }
 }
 
-fn told(desk: &Desk, known: &Known) -> Value {
-    let state = &known.state;
+fn told(desk: &Desk, view: &StateView) -> Value {
+    let state = &view.state;
     let rotation = state.rotation.as_deref();
     let (stage, next, leaving) = match rotation {
         None => ("steady", Value::Null, Value::Null),
@@ -55,13 +55,13 @@ fn told(desk: &Desk, known: &Known) -> Value {
         "next": next,
         "leaving": leaving,
         "former": former.collect::<Vec<_>>(),
-        "nodes": desk.push.progress(known),
+        "nodes": desk.push.progress(view),
     })
 }
 
 pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     desk.operator(&peer, "authority-show", WHOSE)?;
-    Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+    Ok(axum::Json(told(&desk, &desk.controller.view())).into_response())
 }
 
 /// One that somebody brings.
@@ -115,9 +115,9 @@ pub(super) async fn finish(
 ) -> Result<Response, Problem> {
     let asker = desk.operator(&peer, "authority-finish", WHOSE)?;
     let done = async {
-        let known = desk.controller.known();
-        let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-        let lacking = lacking(&desk.push.progress(&known));
+        let view = desk.controller.view();
+        let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
+        let lacking = lacking(&desk.push.progress(&view));
         if let Some(lacking) = lacking.filter(|_| !options.force) {
             return Err(Refused::Unready(format!(
                 "not all are there yet: {lacking}. Wait, or do it all the same with --force: others believe such a node only \
@@ -163,7 +163,7 @@ fn end(
     match done {
         Ok((revision, about)) => {
             desk.audit.tell(Event { revision: Some(revision), about, ..event });
-            Ok(axum::Json(told(desk, &desk.controller.known())).into_response())
+            Ok(axum::Json(told(desk, &desk.controller.view())).into_response())
         }
         Err(refused) => {
             desk.audit.tell(event.failed(&refused));

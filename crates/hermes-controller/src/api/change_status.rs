@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use serde::Serialize;
 
 use super::{Desk, hex, sha256};
-use crate::controller::{Known, Outcome};
+use crate::controller::{Outcome, StateView};
 use crate::document::Name;
 use crate::node_status::{NodeStatus, NodeStatuses};
 use crate::store::Revision;
@@ -57,12 +57,12 @@ impl<'a> Awaited<'a> {
     }
 
     /// Looks for later changes. Documents are large, so they are compared only once a revision.
-    fn check_superseded(&mut self, known: &Known) {
-        if known.state.revision <= self.checked {
+    fn check_superseded(&mut self, view: &StateView) {
+        if view.state.revision <= self.checked {
             return;
         }
-        self.checked = known.state.revision;
-        let is_other = |node, document| known.document(node) != Some(document);
+        self.checked = view.state.revision;
+        let is_other = |node, document| view.document(node) != Some(document);
         let documents = self.outcome.nodes.iter().filter_map(|(node, document)| Some((node, document.as_ref()?)));
         self.superseded =
             documents.filter(|(node, document)| is_other(node, document)).map(|(node, _)| node.clone()).collect();
@@ -82,10 +82,10 @@ impl<'a> Awaited<'a> {
         }
     }
 
-    fn all(&self, known: &Known, statuses: &NodeStatuses) -> BTreeMap<Name, ChangeStatus> {
+    fn all(&self, view: &StateView, statuses: &NodeStatuses) -> BTreeMap<Name, ChangeStatus> {
         let status = |node, digest: &Option<String>| {
             let status = digest.as_ref().map_or(ChangeStatus::Gone, |one| self.status(node, one, statuses.get(node)));
-            if status == ChangeStatus::Away && !known.state.members.contains_key(node) {
+            if status == ChangeStatus::Away && !view.state.members.contains_key(node) {
                 ChangeStatus::Unenrolled
             } else {
                 status
@@ -105,12 +105,12 @@ pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) 
         awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
     loop {
         said.borrow_and_update();
-        let known = desk.controller.known();
-        awaited.check_superseded(&known);
+        let view = desk.controller.view();
+        awaited.check_superseded(&view);
         desk.push.look(|statuses| {
             waiting.retain(|(node, digest)| awaited.status(node, digest, statuses.get(node)) == ChangeStatus::Waiting);
         });
-        let is_failed = known.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
+        let is_failed = view.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
         let news = async {
             tokio::select! {
                 changed = said.changed() => changed.is_ok(),
@@ -118,7 +118,7 @@ pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) 
             }
         };
         if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
-            return desk.push.look(|statuses| awaited.all(&known, statuses));
+            return desk.push.look(|statuses| awaited.all(&view, statuses));
         }
     }
 }

@@ -79,8 +79,8 @@ fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Prob
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
-    let known = desk.controller.known();
-    let all = known.state.catalog.iter().map(|resource| &resource.key);
+    let view = desk.controller.view();
+    let all = view.state.catalog.iter().map(|resource| &resource.key);
     let has_nodes = put.iter().any(|key| key.kind == Kind::Node);
     let is_meant = |key: &&Key| {
         key.kind != Kind::Overlay
@@ -169,22 +169,22 @@ async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, w
     }
     let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
     let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
-    if desk.controller.known().is_held() {
+    if desk.controller.view().is_held() {
         let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
         warnings.push(told(&document::Fault { key: None, number: None, problem }));
     }
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
     }
-    let known = desk.controller.known();
-    match (&known.state.failed, &known.state.rollout) {
+    let view = desk.controller.view();
+    match (&view.state.failed, &view.state.rollout) {
         (Some((of, why)), _) if *of == outcome.revision => {
             // Which node would not have it is the operator's.
             let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
             answer["taken-back"] = why.into();
         }
         (_, Some(waved)) if waved.of == outcome.revision && asker.provider.is_none() => {
-            answer["rollout"] = rollout::told(&known);
+            answer["rollout"] = rollout::told(&view);
         }
         _ => {}
     }
@@ -217,8 +217,8 @@ pub(super) async fn list(
     let asker = desk.asker(&peer)?;
     let kind = options.kind.map(|kind| kind.parse::<Kind>()).transpose();
     let kind = kind.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    let known = desk.controller.known();
-    let state = &known.state;
+    let view = desk.controller.view();
+    let state = &view.state;
     let wanted = state
         .catalog
         .iter()
@@ -237,9 +237,9 @@ pub(super) async fn one(
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
     let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    let known = desk.controller.known();
-    let found = known.state.catalog.get(&key).filter(|_| asker.may_see(&key));
+    let view = desk.controller.view();
+    let found = view.state.catalog.get(&key).filter(|_| asker.may_see(&key));
     let document = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {key}")))?;
-    let revision = known.state.changed.get(&key).copied().unwrap_or_default();
+    let revision = view.state.changed.get(&key).copied().unwrap_or_default();
     Ok(axum::Json(Listed { revision, document }).into_response())
 }

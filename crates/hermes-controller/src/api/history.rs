@@ -7,7 +7,7 @@ use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{Arc, Desk, Event, Known, Peer, Problem};
+use super::{Arc, Desk, Event, Peer, Problem, StateView};
 use crate::document::Name;
 
 /// The refusal of a provider's request.
@@ -15,21 +15,21 @@ const WHOSE: &str = "what the store has is the operator's";
 /// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
 
-fn told(desk: &Desk, known: &Known) -> Value {
+fn told(desk: &Desk, view: &StateView) -> Value {
     let is_back = |node: &Name| desk.push.status_of(node).is_back();
-    let missing = known.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
-    let missing: Vec<_> = if known.is_held() { missing.collect() } else { Vec::new() };
+    let missing = view.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
+    let missing: Vec<_> = if view.is_held() { missing.collect() } else { Vec::new() };
     json!({
-        "revision": known.state.revision,
-        "unconfirmed": known.is_held(),
-        "behind": known.state.behind,
+        "revision": view.state.revision,
+        "unconfirmed": view.is_held(),
+        "behind": view.state.behind,
         "missing": missing,
     })
 }
 
 pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     desk.operator(&peer, "restored", WHOSE)?;
-    Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+    Ok(axum::Json(told(&desk, &desk.controller.view())).into_response())
 }
 
 /// Confirms what the store has: nodes get it from now on.
@@ -42,7 +42,7 @@ pub(super) async fn confirm(
     match desk.controller.confirm(&asker.by).await {
         Ok(revision) => {
             desk.audit.tell(Event { revision: Some(revision), ..event });
-            Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+            Ok(axum::Json(told(&desk, &desk.controller.view())).into_response())
         }
         Err(refused) => {
             desk.audit.tell(event.failed(&refused));

@@ -9,7 +9,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Arc, Desk, Duration, Event, Known, MAX_WAIT, Peer, Problem, hex, sha256};
+use super::{Arc, Desk, Duration, Event, MAX_WAIT, Peer, Problem, StateView, hex, sha256};
 use crate::document::{self, Name};
 use crate::node_status::NodeStatus;
 
@@ -21,27 +21,26 @@ const WHOSE: &str = "nodes are the operator's, and so are their tokens";
 
 pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     desk.operator(&peer, "nodes", WHOSE)?;
-    let known = desk.controller.known();
-    let node =
-        |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.status_of(name));
-    let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
-    Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
+    let view = desk.controller.view();
+    let node = |(name, document): (&Name, &document::Node)| standing(&view, name, document, &desk.push.status_of(name));
+    let all: Vec<_> = view.state.catalog.nodes().map(node).collect();
+    Ok(axum::Json(json!({ "revision": view.state.revision, "nodes": all })).into_response())
 }
 
 /// How a node stands.
-fn standing(known: &Known, name: &Name, document: &document::Node, status: &NodeStatus) -> serde_json::Value {
-    let wanted = known.document(name).map(|document| hex(&sha256(document)));
+fn standing(view: &StateView, name: &Name, document: &document::Node, status: &NodeStatus) -> serde_json::Value {
+    let wanted = view.document(name).map(|document| hex(&sha256(document)));
     json!({
         "name": name,
         "role": document.role,
-        "enrolled": known.state.members.contains_key(name),
-        "revoked": known.state.catalog.revoked().any(|revoked| revoked.node == *name),
+        "enrolled": view.state.members.contains_key(name),
+        "revoked": view.state.catalog.revoked().any(|revoked| revoked.node == *name),
         "connected": status.connections > 0,
         "current": wanted.as_ref() == Some(&status.running),
         "draining": document.is_draining(),
         "sessions": status.sessions,
         "unwell": status.unwell,
-        "revision": known.watched(name).given.since,
+        "revision": view.watched(name).given.since,
         "refused": status.refused,
         "version": status.version,
         "program": status.program,
@@ -72,7 +71,7 @@ pub(super) async fn revoke(
     let event = Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
     desk.done(&event, desk.controller.expel(&asker.by, &name).await)?;
     desk.audit.tell(event);
-    Ok(axum::Json(json!({ "revision": desk.controller.known().state.revision })).into_response())
+    Ok(axum::Json(json!({ "revision": desk.controller.view().state.revision })).into_response())
 }
 
 /// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
@@ -87,9 +86,9 @@ pub(super) async fn show(
     let mut said = desk.push.said();
     loop {
         said.borrow_and_update();
-        let known = desk.controller.known();
+        let view = desk.controller.view();
         let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
-        let document = known.state.catalog.node(&name).ok_or_else(missing)?;
+        let document = view.state.catalog.node(&name).ok_or_else(missing)?;
         let status = desk.push.status_of(&name);
         if options.sessions == Some(status.sessions)
             && status.connections > 0
@@ -97,9 +96,9 @@ pub(super) async fn show(
         {
             continue;
         }
-        let mut answer = standing(&known, &name, document, &status);
-        answer["needed-by"] = json!(known.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
-        let compiled = known.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
+        let mut answer = standing(&view, &name, document, &status);
+        answer["needed-by"] = json!(view.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
+        let compiled = view.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
         answer["document"] = compiled.and_then(Result::ok).unwrap_or_default();
         return Ok(axum::Json(answer).into_response());
     }

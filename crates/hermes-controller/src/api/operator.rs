@@ -39,7 +39,7 @@ fn decoded(request: &str) -> Result<Vec<u8>, Problem> {
 /// Whoever may change what who asks may change, or some of it.
 pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
-    let known = desk.controller.known();
+    let view = desk.controller.view();
     let one = |operator: &crate::state::Operator| {
         json!({
             "name": operator.name,
@@ -48,7 +48,7 @@ pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Ar
             "until": operator.until / 1000,
         })
     };
-    let all: Vec<_> = known.operators(asker.provider.as_ref()).map(one).collect();
+    let all: Vec<_> = view.operators(asker.provider.as_ref()).map(one).collect();
     Ok(axum::Json(json!({ "operators": all })).into_response())
 }
 
@@ -113,8 +113,8 @@ pub(super) async fn make(
         let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} makes no {about}", asker.by));
         return Err(desk.refuse("operator", &asker, &peer, problem));
     }
-    let known = desk.controller.known();
-    let providers = known.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
+    let view = desk.controller.view();
+    let providers = view.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
     if let Some(provider) = provider.as_ref().filter(|name| !providers.is_some_and(|all| all.contains_key(*name))) {
         let detail =
             format!("the overlay has no provider {provider}; name it in `providers` of the Overlay document first");

@@ -6,13 +6,13 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
-use crate::controller::{Known, Refused};
+use crate::controller::{Refused, StateView};
 use crate::state::owner_of;
 
 /// What is told of it; `of` is null where there is nothing.
-pub(super) fn told(known: &Known) -> Value {
-    let failed = known.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
-    let (waved, rollout) = (known.state.rollout.as_ref(), known.rollout());
+pub(super) fn told(view: &StateView) -> Value {
+    let failed = view.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
+    let (waved, rollout) = (view.state.rollout.as_ref(), view.rollout());
     json!({
         "of": waved.map(|waved| waved.of),
         "step": waved.map(|waved| waved.step),
@@ -27,7 +27,7 @@ const WHOSE: &str = "what goes out to nodes is the operator's";
 
 pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     desk.operator(&peer, "rollout", WHOSE)?;
-    Ok(axum::Json(told(&desk.controller.known())).into_response())
+    Ok(axum::Json(told(&desk.controller.view())).into_response())
 }
 
 /// All nodes have it at once.
@@ -46,7 +46,7 @@ pub(super) async fn cancel(
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
     let asker = desk.asker(&peer)?;
-    let waved = desk.controller.known().state.rollout.clone();
+    let waved = desk.controller.view().state.rollout.clone();
     let is_own = waved.as_ref().is_some_and(|waved| owner_of(&waved.by) == asker.provider);
     let (asker, of) = match waved {
         // A provider may cancel its own rollout.
@@ -59,8 +59,8 @@ pub(super) async fn cancel(
 
 fn going(desk: &Desk, peer: &Peer, what: &str) -> Result<(Asker, u64), Problem> {
     let asker = desk.operator(peer, what, WHOSE)?;
-    let known = desk.controller.known();
-    let Some(waved) = &known.state.rollout else {
+    let view = desk.controller.view();
+    let Some(waved) = &view.state.rollout else {
         let problem = Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
         return Err(desk.refuse(what, &asker, peer, problem));
     };
@@ -79,7 +79,7 @@ fn end(
     desk.done(&event, done)?;
     desk.audit.tell(event);
     let answer = match asker.provider {
-        None => told(&desk.controller.known()),
+        None => told(&desk.controller.view()),
         // Node documents belong to the operator.
         Some(_) => {
             json!({ "of": null, "failed": { "revision": of, "reason": format!("{} has canceled it", asker.by) } })

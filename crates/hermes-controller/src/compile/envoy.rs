@@ -47,23 +47,23 @@ const OVERLAY: &str = "overlay";
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
     /// By their names, as are the others.
-    pub clusters: BTreeMap<String, Held>,
+    pub clusters: BTreeMap<String, VersionedResource>,
     /// Where it listens.
-    pub listeners: BTreeMap<String, Held>,
+    pub listeners: BTreeMap<String, VersionedResource>,
     /// What becomes of requests.
-    pub routes: BTreeMap<String, Held>,
+    pub routes: BTreeMap<String, VersionedResource>,
 }
 
 /// One resource.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct VersionedResource {
     /// What its bytes are known by.
     pub version: String,
     /// The resource. `None`: this Envoy said that it has this version of it, from a connection before.
     pub body: Option<Any>,
 }
 
-impl Held {
+impl VersionedResource {
     fn new(body: Any) -> Self {
         let version = hex(&sha256(&body.value)[..8]);
         Self { version, body: Some(body) }
@@ -72,7 +72,7 @@ impl Held {
 
 /// Whose the resources are: what of them is not in the document.
 #[derive(Clone, Copy, Debug)]
-pub struct Site<'a> {
+pub struct EnvoyIdentity<'a> {
     /// The trust domain.
     pub overlay: &'a str,
     /// Where this Envoy has the files of its identity, as it says.
@@ -85,24 +85,24 @@ pub struct Site<'a> {
 ///
 /// # Errors
 /// Everything in it that Envoy does not do.
-pub fn resources(document: &Document, site: Site<'_>) -> Result<Resources, Vec<Problem>> {
+pub fn resources(document: &Document, identity: EnvoyIdentity<'_>) -> Result<Resources, Vec<Problem>> {
     let mut problems = Vec::new();
-    let listeners = listener::listeners(document, site, &mut problems);
-    let mut clusters = cluster::hops(document, site, &mut problems);
-    let routes = route::routes(document, site, &mut clusters, &mut problems);
+    let listeners = listener::listeners(document, identity, &mut problems);
+    let mut clusters = cluster::hops(document, identity, &mut problems);
+    let routes = route::routes(document, identity, &mut clusters, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
     }
     Ok(Resources {
-        clusters: clusters.into_iter().map(|(name, cluster)| (name, Held::new(pack(&cluster)))).collect(),
+        clusters: clusters.into_iter().map(|(name, cluster)| (name, VersionedResource::new(pack(&cluster)))).collect(),
         listeners,
-        routes: BTreeMap::from([(OVERLAY.to_owned(), Held::new(routes))]),
+        routes: BTreeMap::from([(OVERLAY.to_owned(), VersionedResource::new(routes))]),
     })
 }
 
 /// What serves nobody: for a node that is no part of the overlay any more.
 pub(crate) fn nothing() -> Resources {
-    let routes = BTreeMap::from([(OVERLAY.to_owned(), Held::new(route::nothing()))]);
+    let routes = BTreeMap::from([(OVERLAY.to_owned(), VersionedResource::new(route::nothing()))]);
     Resources { routes, ..Resources::default() }
 }
 
@@ -147,11 +147,11 @@ fn exact(text: impl Into<String>) -> StringMatcher {
 }
 
 /// TLS with the node's own certificate, which is read anew whenever its file is another one, to peers with one of these URIs.
-fn tls(site: Site<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> CommonTlsContext {
+fn tls(identity: EnvoyIdentity<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> CommonTlsContext {
     let [certificate, authorities] = bootstrap::SECRETS.map(|(name, file)| {
         let source = PathConfigSource {
-            path: format!("{}/{file}", site.directory),
-            watched_directory: Some(WatchedDirectory { path: site.directory.to_owned(), ..Default::default() }),
+            path: format!("{}/{file}", identity.directory),
+            watched_directory: Some(WatchedDirectory { path: identity.directory.to_owned(), ..Default::default() }),
             ..PathConfigSource::default()
         };
         let config = ConfigSource {
@@ -166,7 +166,7 @@ fn tls(site: Site<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> Common
         matcher: Some(matcher),
         ..SubjectAltNameMatcher::default()
     };
-    let lists = Some(site.revocations.to_owned()).filter(|lists| !lists.is_empty());
+    let lists = Some(identity.revocations.to_owned()).filter(|lists| !lists.is_empty());
     let names = CertificateValidationContext {
         match_typed_subject_alt_names: peers.into_iter().map(matcher).collect(),
         // There are none of those above a root that is somebody else's.

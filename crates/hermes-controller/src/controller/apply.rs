@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Controller, Known, Refused, at_length, lock, now};
+use super::{Controller, Refused, StateView, at_length, lock, now};
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, Resource, Spec};
 use crate::state::{Before, Change, State, owner_of};
@@ -72,20 +72,20 @@ impl Controller {
     /// # Errors
     /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
     pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
-        let judge = |known: &Known| {
-            if let Some(refused) = turn(known, request) {
+        let judge = |view: &StateView| {
+            if let Some(refused) = turn(view, request) {
                 // Recorded once: the owner has its turn from then on.
                 let owner = owner_of(&request.by);
-                let is_own = known.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
-                let is_known = is_own || known.state.turns.waiting.contains(&owner);
+                let is_own = view.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
+                let is_known = is_own || view.state.turns.waiting.contains(&owner);
                 return Ok(((!is_known).then_some(Change::Awaited { owner }).into_iter().collect(), Err(refused)));
             }
-            let (changes, outcome, planned) = at_length(|| plan(known, request))?;
+            let (changes, outcome, planned) = at_length(|| plan(view, request))?;
             if request.is_dry {
                 return Ok((Vec::new(), Ok(outcome)));
             }
             // What was compiled to judge it is not compiled again.
-            *lock(&self.planned) = planned.map(|planned| (known.state.revision + 1, planned));
+            *lock(&self.planned) = planned.map(|planned| (view.state.revision + 1, planned));
             Ok((changes, Ok(outcome)))
         };
         let (revision, outcome) = self.transact(&request.by, judge).await?;
@@ -94,16 +94,16 @@ impl Controller {
 }
 
 /// The refusal if it is another owner's turn. `None`: the request may go on.
-fn turn(known: &Known, request: &Request) -> Option<Refused> {
+fn turn(view: &StateView, request: &Request) -> Option<Refused> {
     if request.is_now || request.is_dry || request.takes_back.is_some() {
         return None;
     }
-    if let Some(waved) = &known.state.rollout {
+    if let Some(waved) = &view.state.rollout {
         return Some(Refused::Busy(waved.of));
     }
     let owner = owner_of(&request.by);
-    let has_waves = known.state.catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
-    (has_waves && owner.is_some() && known.state.is_before(&owner, now())).then_some(Refused::Turn)
+    let has_waves = view.state.catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
+    (has_waves && owner.is_some() && view.state.is_before(&owner, now())).then_some(Refused::Turn)
 }
 
 /// Keeps the drain of a node whose new document does not set `draining`: a command sets a drain, and applying a file
@@ -120,8 +120,8 @@ fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mu
 }
 
 /// What a request comes to with this state: what is to be written, and what that changes.
-fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
-    let state = &known.state;
+fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
+    let state = &view.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
     if let Some((of, _)) = request.takes_back.as_ref().filter(|(of, _)| waved != Some(*of)) {
         return Err(Refused::Denied(format!("revision {of} goes out no more")));
@@ -170,19 +170,19 @@ fn plan(known: &Known, request: &Request) -> Result<(Vec<Change>, Outcome, Optio
         }
     }
     if !changes.is_empty() {
-        let changed: BTreeSet<Key> = known.waiting.iter().chain(&request.delete).cloned().collect();
+        let changed: BTreeSet<Key> = view.waiting.iter().chain(&request.delete).cloned().collect();
         let written = changes.iter().filter_map(|change| match change {
             Change::Put(resource) => Some(resource.key.clone()),
             _ => None,
         });
         let changed: BTreeSet<Key> = changed.into_iter().chain(written).collect();
-        let (plan, touched) = known.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
+        let (plan, touched) = view.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
         let nodes: Vec<_> = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
         if waved.is_some() {
             changes.push(Change::Settled { failed: request.takes_back.as_ref().map(|(_, why)| why.clone()) });
         }
         let is_in_waves = !request.is_now && catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
-        if is_in_waves && nodes.iter().any(|(node, _)| known.plan.document(node).is_some()) {
+        if is_in_waves && nodes.iter().any(|(node, _)| view.plan.document(node).is_some()) {
             let keys = outcome.deleted.iter().chain(&outcome.changed).chain(&outcome.created);
             let before = |key: &Key| state.catalog.get(key).map(|resource| (**resource).clone());
             let all = keys.map(|key| Before { key: key.clone(), resource: before(key) });

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use x509_parser::prelude::FromDer as _;
 
-use super::{Controller, HELD, Known, Refused, now};
+use super::{Controller, HELD, Refused, StateView, now};
 use crate::ca::{Authority, Subject, Unissued};
 use crate::digest::key_digest;
 use crate::document::{Key, Name};
@@ -39,7 +39,7 @@ impl Controller {
     /// It cannot be made, or not be written.
     pub async fn authority(&self) -> Result<Authority, Refused> {
         let made = self.sealed(Authority::generate(SystemTime::now()).map_err(unissued)?)?;
-        let judge = |known: &Known| match &known.state.authority {
+        let judge = |view: &StateView| match &view.state.authority {
             Some(there) => Ok((Vec::new(), there.clone())),
             None => Ok((vec![Change::Authority(made.clone())], made.clone())),
         };
@@ -54,17 +54,17 @@ impl Controller {
         let authority = self.authority().await?;
         let ticket = Ticket::generate(pin(&authority)?).map_err(Refused::Denied)?;
         let life = u64::try_from(life.min(LONGEST).as_millis()).unwrap_or(u64::MAX);
-        let judge = |known: &Known| {
-            if known.state.catalog.node(node).is_none() {
+        let judge = |view: &StateView| {
+            if view.state.catalog.node(node).is_none() {
                 return Err(Refused::Absent(Box::new(Key::node(node))));
             }
             let now = now();
-            if known.state.tokens.values().filter(|token| token.expires > now).count() >= MOST_TOKENS {
+            if view.state.tokens.values().filter(|token| token.expires > now).count() >= MOST_TOKENS {
                 return Err(Refused::Denied(format!(
                     "there are {MOST_TOKENS} tokens that nobody has used; wait until they expire"
                 )));
             }
-            let over = known.state.tokens.values().filter(|token| token.expires <= now);
+            let over = view.state.tokens.values().filter(|token| token.expires <= now);
             let mut changes: Vec<_> = over.map(|token| Change::Spent { token: token.id.clone() }).collect();
             let token = Token {
                 id: ticket.id.clone(),
@@ -87,13 +87,13 @@ impl Controller {
         let key = key_of(request)?;
         // Who asks with one that is none costs no more than this.
         let digest = ticket.digest();
-        let judge = |known: &Known| {
-            let again = known.state.members.values().find(|member| member.token == digest && member.key == key);
+        let judge = |view: &StateView| {
+            let again = view.state.members.values().find(|member| member.token == digest && member.key == key);
             if let Some(member) = again.filter(|member| now() < member.since.saturating_add(AGAIN)) {
                 return Ok((Vec::new(), member.node.clone()));
             }
-            let token = known.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
-            if known.is_held() {
+            let token = view.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
+            if view.is_held() {
                 return Err(Refused::Unready(HELD.to_owned()));
             }
             let Some(token) = token else {
@@ -105,16 +105,16 @@ impl Controller {
             if token.expires <= now() {
                 return Err(Refused::Denied("this token has expired; ask for another one".to_owned()));
             }
-            if known.state.catalog.node(&token.node).is_none() {
+            if view.state.catalog.node(&token.node).is_none() {
                 return Err(Refused::Denied(format!("node {} is no part of the overlay any more", token.node)));
             }
             let member =
                 Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
             let mut changes = vec![Change::Spent { token: token.id.clone() }];
             // Its other key may be somebody else's by now.
-            let other = known.state.members.get(&token.node).filter(|before| before.key != key);
-            changes.extend(other.map(|before| Change::Revoked(known.state.revoked(before, now()))));
-            match known.state.catalog.revoked().find(|revoked| revoked.key == key) {
+            let other = view.state.members.get(&token.node).filter(|before| before.key != key);
+            changes.extend(other.map(|before| Change::Revoked(view.state.revoked(before, now()))));
+            match view.state.catalog.revoked().find(|revoked| revoked.key == key) {
                 Some(revoked) if revoked.node == token.node => {
                     changes.push(Change::Readmitted { node: token.node.clone(), key: key.clone() });
                 }
@@ -140,8 +140,8 @@ impl Controller {
     /// It is no member any more, or the request is for another key.
     pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
         let key = key_of(request)?;
-        let known = self.known();
-        if known.state.members.get(node).is_none_or(|member| member.key != key) {
+        let view = self.view();
+        if view.state.members.get(node).is_none_or(|member| member.key != key) {
             return Err(Refused::Denied(format!("{node} has enrolled with another key; enrol it anew with a token")));
         }
         self.issue(node, request)
@@ -152,9 +152,9 @@ impl Controller {
     /// # Errors
     /// It is no member, or the store cannot be written.
     pub async fn expel(&self, by: &str, node: &Name) -> Result<(), Refused> {
-        let judge = |known: &Known| match known.state.members.get(node) {
+        let judge = |view: &StateView| match view.state.members.get(node) {
             Some(member) => {
-                let revoked = Change::Revoked(known.state.revoked(member, now()));
+                let revoked = Change::Revoked(view.state.revoked(member, now()));
                 Ok((vec![Change::Expelled { node: node.clone() }, revoked], ()))
             }
             None => Err(Refused::Denied(format!("{node} has not enrolled"))),
@@ -163,14 +163,14 @@ impl Controller {
     }
 
     fn issue(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
-        let known = self.known();
-        let catalog = &known.state.catalog;
+        let view = self.view();
+        let catalog = &view.state.catalog;
         let (overlay, document) = catalog
             .overlay()
             .zip(catalog.node(node))
             .ok_or_else(|| Refused::Denied(format!("node {node} is no part of the overlay any more")))?;
         let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
-        let life = known.state.certificate_life();
+        let life = view.state.certificate_life();
         self.sign(request, &subject, life)
     }
 
@@ -190,23 +190,23 @@ impl Controller {
         subject: &Subject<'_>,
         life: Duration,
     ) -> Result<(String, Trust), Refused> {
-        let known = self.known();
-        let authority = known.state.authority.as_ref();
+        let view = self.view();
+        let authority = view.state.authority.as_ref();
         let authority = authority.ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))?;
         let signer = self.opened(authority)?.signer().map_err(unissued)?;
         let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
-        Ok((certificate, known.state.trust().map_err(Refused::Denied)?))
+        Ok((certificate, view.state.trust().map_err(Refused::Denied)?))
     }
 
     /// Lists of what is revoked, of each authority that is trusted (PEM). Empty where nothing is; or where one of them may sign
     /// no lists: who checks one asks for all.
-    pub(crate) fn revocations(&self, known: &Known) -> String {
-        let mut keys = known.state.catalog.revoked().map(|one| &*one.key).peekable();
+    pub(crate) fn revocations(&self, view: &StateView) -> String {
+        let mut keys = view.state.catalog.revoked().map(|one| &*one.key).peekable();
         if keys.peek().is_none() {
             return String::new();
         }
         let keys: Vec<_> = keys.collect();
-        let lists = known.state.authorities().map(|authority| {
+        let lists = view.state.authorities().map(|authority| {
             let signer = self.opened(authority)?.signer().map_err(unissued)?;
             signer.revoke(keys.iter().copied(), SystemTime::now()).map_err(unissued)
         });

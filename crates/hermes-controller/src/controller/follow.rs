@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Controller, Known, at_length, lock, now};
+use super::{Controller, StateView, at_length, lock, now};
 use crate::catalog::Revoked;
 use crate::document::{Key, Name};
 use crate::state::{Change, Commit, Member, State};
@@ -22,7 +22,7 @@ impl Controller {
     /// Follows the store, for as long as it is polled: what other controllers write is known here.
     pub async fn follow(&self) {
         loop {
-            let revision = self.known().state.revision;
+            let revision = self.view().state.revision;
             let followed = async {
                 self.check_lost()?;
                 tokio::select! {
@@ -45,7 +45,7 @@ impl Controller {
     pub(super) async fn settle_next(&self) -> Result<(), StoreError> {
         let _one = self.writing.lock().await;
         self.check_lost()?;
-        let revision = self.known().state.revision;
+        let revision = self.view().state.revision;
         while let Some(passed) = self.outcomes.passed(revision) {
             match self.store.read(passed.saturating_sub(1)).await? {
                 After::Lost => return Err(self.lose(revision)),
@@ -97,28 +97,28 @@ impl Controller {
     /// # Errors
     /// The store cannot be read.
     pub(crate) async fn catch_up_with(&self, revision: Revision) -> Result<(), StoreError> {
-        if self.known().state.revision < revision { self.catch_up().await } else { Ok(()) }
+        if self.view().state.revision < revision { self.catch_up().await } else { Ok(()) }
     }
 
     /// Reads what is new in the store, and tells the nodes that it concerns.
     pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
         let _one = self.reading.lock().await;
         self.check_lost()?;
-        let before = self.known();
-        let mut known = (*before).clone();
-        let mut from = known.state.revision;
+        let before = self.view();
+        let mut view = (*before).clone();
+        let mut from = view.state.revision;
         let mut concerned = BTreeSet::new();
         loop {
-            let entries = match self.store.read(known.state.revision).await? {
-                After::Lost => return Err(self.lose(known.state.revision)),
+            let entries = match self.store.read(view.state.revision).await? {
+                After::Lost => return Err(self.lose(view.state.revision)),
                 After::Gone => {
                     let state = self.read_base().await?;
                     self.outcomes.skip(state.revision);
                     // What differs is not told: all may.
                     let keys = |state: &State| state.catalog.iter().map(|one| one.key.clone()).collect::<Vec<_>>();
-                    known.waiting.extend(keys(&known.state).into_iter().chain(keys(&state)));
+                    view.waiting.extend(keys(&view.state).into_iter().chain(keys(&state)));
                     concerned.extend(lock(&self.nodes).keys().cloned());
-                    (from, known.state) = (state.revision, state);
+                    (from, view.state) = (state.revision, state);
                     continue;
                 }
                 After::Entries(entries) if entries.is_empty() => break,
@@ -130,14 +130,14 @@ impl Controller {
                     .map_err(|error| foreign(format!("entry {}: {error}", entry.revision)))?;
                 for change in &commit.changes {
                     match change {
-                        Change::Put(resource) => _ = known.waiting.insert(resource.key.clone()),
-                        Change::Delete(key) => _ = known.waiting.insert(key.clone()),
+                        Change::Put(resource) => _ = view.waiting.insert(resource.key.clone()),
+                        Change::Delete(key) => _ = view.waiting.insert(key.clone()),
                         Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
                             concerned.insert(node.clone());
                         }
                         // Others hear of it.
                         Change::Revoked(Revoked { node, .. }) | Change::Readmitted { node, .. } => {
-                            known.waiting.insert(Key::node(node));
+                            view.waiting.insert(Key::node(node));
                         }
                         Change::Authority(_)
                         | Change::Rotation(_)
@@ -154,25 +154,25 @@ impl Controller {
                         | Change::Settled { .. } => {}
                     }
                 }
-                known.state.apply(entry.revision, commit);
+                view.state.apply(entry.revision, commit);
             }
         }
-        let revision = known.state.revision;
+        let revision = view.state.revision;
         if revision == before.state.revision {
             return Ok(());
         }
         let planned = lock(&self.planned).take().filter(|(of, planned)| {
-            *of == revision && before.state.revision + 1 == revision && planned.changed == known.waiting
+            *of == revision && before.state.revision + 1 == revision && planned.changed == view.waiting
         });
         concerned.extend(match planned {
-            Some((_, planned)) if planned.is_of(&known.state) => known.take_plan(planned.plan, planned.touched),
-            _ => at_length(|| known.replan()),
+            Some((_, planned)) if planned.is_of(&view.state) => view.take_plan(planned.plan, planned.touched),
+            _ => at_length(|| view.replan()),
         });
-        concerned.extend(known.step());
-        let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: known.state.base().into() });
-        let known = Arc::new(known);
-        *lock(&self.known) = known.clone();
-        self.publish(&known, &concerned);
+        concerned.extend(view.step());
+        let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: view.state.base().into() });
+        let view = Arc::new(view);
+        *lock(&self.view) = view.clone();
+        self.publish(&view, &concerned);
         if let Some(base) = base {
             // What cannot be compacted is longer, and no worse.
             let compacted = self.store.compact(base).await;
@@ -187,15 +187,15 @@ impl Controller {
     }
 
     /// Tells who follows one of these nodes.
-    pub(super) fn publish(&self, known: &Known, concerned: &BTreeSet<Name>) {
+    pub(super) fn publish(&self, view: &StateView, concerned: &BTreeSet<Name>) {
         // First: what a node is given by this is judged by it.
-        let programs = known.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
+        let programs = view.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
         self.programs.send_if_modified(|before| {
             let is_new = *before != programs;
             *before = programs;
             is_new
         });
-        match known.state.trust().map(Arc::new) {
+        match view.state.trust().map(Arc::new) {
             Ok(trust) => {
                 _ = self.trust.send_if_modified(|before| {
                     let is_new = *before != trust;
@@ -205,7 +205,7 @@ impl Controller {
             }
             Err(why) => tracing::error!("the authority in the store cannot be read; nodes trust whom they did: {why}"),
         }
-        self.held.send_if_modified(|before| std::mem::replace(before, known.is_held()) != known.is_held());
+        self.held.send_if_modified(|before| std::mem::replace(before, view.is_held()) != view.is_held());
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };
@@ -215,7 +215,7 @@ impl Controller {
                 continue;
             }
             sender.send_if_modified(|before| {
-                let watched = known.watched(node);
+                let watched = view.watched(node);
                 let is_new = *before != watched;
                 *before = watched;
                 is_new
@@ -223,9 +223,9 @@ impl Controller {
         }
         drop(nodes);
         self.rollout.send_if_modified(|before| {
-            let is_new = before.as_ref().map(|one| one.id()) != known.rollout.as_ref().map(|one| one.id())
-                || known.is_over().is_some();
-            before.clone_from(&known.rollout);
+            let is_new = before.as_ref().map(|one| one.id()) != view.rollout.as_ref().map(|one| one.id())
+                || view.is_over().is_some();
+            before.clone_from(&view.rollout);
             is_new
         });
     }

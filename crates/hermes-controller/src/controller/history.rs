@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 
-use super::{Controller, Known, Refused, now};
+use super::{Controller, Refused, StateView, now};
 use crate::audit::Event;
 use crate::catalog::Revoked;
 use crate::control::{Order, Readmission, Report, Revocation};
@@ -40,11 +40,11 @@ fn of_revision(revision: Revision) -> String {
 
 impl Controller {
     /// Keys for proofs, one for each CA whose key this controller has; the first makes new proofs.
-    fn proof_keys(&self, known: &Known) -> Vec<hmac::Key> {
+    fn proof_keys(&self, view: &StateView) -> Vec<hmac::Key> {
         // Several overlays may share one CA.
-        let name = known.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
+        let name = view.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
         let label = format!("hermes history of {name}");
-        let opened = known.state.authorities().filter_map(|authority| self.opened(authority).ok());
+        let opened = view.state.authorities().filter_map(|authority| self.opened(authority).ok());
         opened
             .map(|authority| {
                 let secret = hmac::Key::new(hmac::HMAC_SHA256, authority.key.as_bytes());
@@ -55,19 +55,19 @@ impl Controller {
 
     /// The order with the revocations and the proof that the node has to keep.
     pub(crate) fn with_history(&self, order: Order) -> Order {
-        let known = self.known();
-        let Some(key) = self.proof_keys(&known).into_iter().next() else { return order };
+        let view = self.view();
+        let Some(key) = self.proof_keys(&view).into_iter().next() else { return order };
         let prove = |text: String| Bytes::copy_from_slice(hmac::sign(&key, text.as_bytes()).as_ref());
         let told = String::from_utf8_lossy(&order.document);
         let is_told = |one: &&Revoked| told.contains(&key_name(&one.key));
-        let revoked = known.state.catalog.revoked().filter(is_told).map(|Revoked { node, key, until }| Revocation {
+        let revoked = view.state.catalog.revoked().filter(is_told).map(|Revoked { node, key, until }| Revocation {
             node: node.to_string(),
             key: key.clone(),
             until: *until,
             proof: prove(of_key(node.as_str(), key, *until)),
         });
         let revoked = revoked.collect();
-        let readmitted = known.state.readmitted.iter();
+        let readmitted = view.state.readmitted.iter();
         let readmitted = readmitted.map(|(key, until)| Readmission { key: key.clone(), until: *until }).collect();
         let proof = prove(of_revision(order.revision));
         Order { revoked, readmitted, proof, ..order }
@@ -85,21 +85,21 @@ impl Controller {
         report: &Report,
     ) -> Result<Vec<Event<'static>>, Refused> {
         let node = member.map_or("-", |(node, _)| node.as_str());
-        let known = self.known();
+        let view = self.view();
         let is_any = !report.revoked.is_empty();
         let revoked: BTreeSet<&str> =
-            known.state.catalog.revoked().filter(|_| is_any).map(|one| one.key.as_str()).collect();
+            view.state.catalog.revoked().filter(|_| is_any).map(|one| one.key.as_str()).collect();
         let is_news = |state: &crate::state::State, one: &Revocation| {
             let is_known = revoked.contains(one.key.as_str());
             one.until > now() && !is_known && state.readmitted.get(&one.key).is_none_or(|until| one.until > *until)
         };
-        let is_later = member.is_some() && report.latest > known.state.revision.max(known.state.behind);
+        let is_later = member.is_some() && report.latest > view.state.revision.max(view.state.behind);
         let returned: Vec<_> =
-            report.revoked.iter().filter(|one| is_news(&known.state, one)).take(MAX_RETURNED).collect();
+            report.revoked.iter().filter(|one| is_news(&view.state, one)).take(MAX_RETURNED).collect();
         if returned.is_empty() && !is_later {
             return Ok(Vec::new());
         }
-        let keys = self.proof_keys(&known);
+        let keys = self.proof_keys(&view);
         let is_proven =
             |text: &str, proof: &[u8]| keys.iter().any(|key| hmac::verify(key, text.as_bytes(), proof).is_ok());
         let returned: Vec<Revoked> = returned
@@ -108,10 +108,10 @@ impl Controller {
             .filter_map(|one| Some(Revoked { node: one.node.parse().ok()?, key: one.key.clone(), until: one.until }))
             .collect();
         let latest = Some(report.latest).filter(|latest| is_later && is_proven(&of_revision(*latest), &report.proof));
-        let judge = |known: &Known| {
-            let state = &known.state;
+        let judge = |view: &StateView| {
+            let state = &view.state;
             let mut changes = Vec::new();
-            for revoked in returned.iter().filter(|one| !state.catalog.revoked().any(|known| known.key == one.key)) {
+            for revoked in returned.iter().filter(|one| !state.catalog.revoked().any(|view| view.key == one.key)) {
                 if state.members.get(&revoked.node).is_some_and(|member| member.key == revoked.key) {
                     changes.push(Change::Expelled { node: revoked.node.clone() });
                 }
@@ -132,7 +132,7 @@ impl Controller {
         let revoked = returned.iter().map(|one| event(format!("node {} is revoked, as node {node} knows", one.node)));
         let mut events: Vec<_> = revoked.collect();
         if let Some(latest) = latest {
-            let (own, why) = (known.state.revision, "the store has lost what was after its own");
+            let (own, why) = (view.state.revision, "the store has lost what was after its own");
             tracing::error!(revision = own, "node {node} has run revision {latest}: {why}. {HELD}");
             events.push(event(format!("node {node} has run revision {latest}: {why} ({own})")));
         }
@@ -145,12 +145,12 @@ impl Controller {
     /// The store cannot be written.
     pub async fn confirm(&self, by: &str) -> Result<Revision, Refused> {
         let judge =
-            |known: &Known| Ok((known.state.is_unconfirmed.then_some(Change::Confirmed).into_iter().collect(), ()));
+            |view: &StateView| Ok((view.state.is_unconfirmed.then_some(Change::Confirmed).into_iter().collect(), ()));
         Ok(self.transact(by, judge).await?.0)
     }
 }
 
-impl Known {
+impl StateView {
     /// True while nodes get nothing, since recent revocations may be lost.
     pub fn is_held(&self) -> bool {
         self.state.is_unconfirmed

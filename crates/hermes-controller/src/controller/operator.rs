@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::enrol::key_of;
-use super::{Certificate, Controller, Known, Refused, now};
+use super::{Certificate, Controller, Refused, StateView, now};
 use crate::ca::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
@@ -42,10 +42,10 @@ impl Controller {
         let certificate = self.sign(request, &Subject::Operator { provider, name }, life)?;
         let until = now().saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
         let operator = Operator { key, name: name.clone(), provider: provider.cloned(), until };
-        let judge = |known: &Known| {
-            known.must_ask(asking)?;
-            let beside = known.operators(None).filter(|one| one.provider.as_ref() == provider);
-            let is_there = known.state.operators.contains_key(&operator.key);
+        let judge = |view: &StateView| {
+            view.must_ask(asking)?;
+            let beside = view.operators(None).filter(|one| one.provider.as_ref() == provider);
+            let is_there = view.state.operators.contains_key(&operator.key);
             if asking.is_some() && !is_there && beside.count() >= MOST {
                 return Err(Refused::Denied(format!(
                     "there are {MOST} operators; take some back with `hermes operator remove`"
@@ -82,12 +82,12 @@ impl Controller {
     /// There is none, or it is that of who asks: somebody remains. Or the store cannot be written.
     pub async fn dismiss(&self, by: &str, asking: Asking<'_>, who: (&Name, Option<&Name>)) -> Result<usize, Refused> {
         let (name, provider) = who;
-        let judge = |known: &Known| {
-            known.must_ask(Some(asking))?;
-            let all = known.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
+        let judge = |view: &StateView| {
+            view.must_ask(Some(asking))?;
+            let all = view.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
             let keys: Vec<_> = all.map(|one| one.key.clone()).collect();
             if keys.is_empty() {
-                let mut others = known.operators(None).filter(|one| one.name == *name);
+                let mut others = view.operators(None).filter(|one| one.name == *name);
                 let next_step = match others.find_map(|one| one.provider.as_ref().filter(|_| provider.is_none())) {
                     Some(of) => format!("one of this name is {of}'s: --provider {of}"),
                     None => "`hermes operator list` has all".to_owned(),
@@ -104,7 +104,7 @@ impl Controller {
     }
 }
 
-impl Known {
+impl StateView {
     /// Who asks may have been dismissed while that waited for its turn: nobody makes themselves an operator again.
     fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), Refused> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Controller, Known, Refused, Request, lock};
+use super::{Controller, Refused, Request, StateView, lock};
 use crate::document::Name;
 use crate::rollout::StepId;
 use crate::state::Change;
@@ -17,9 +17,9 @@ impl Controller {
     /// # Errors
     /// The store cannot be written.
     pub async fn go_on(&self, (of, step): StepId) -> Result<(), Refused> {
-        let judge = |known: &Known| {
-            let is_it = known.state.rollout.as_ref().is_some_and(|waved| waved.of == of && waved.step == step);
-            let is_last = known.rollout.as_ref().is_none_or(|rollout| rollout.remaining() == 0);
+        let judge = |view: &StateView| {
+            let is_it = view.state.rollout.as_ref().is_some_and(|waved| waved.of == of && waved.step == step);
+            let is_last = view.rollout.as_ref().is_none_or(|rollout| rollout.remaining() == 0);
             let change = if is_last { Change::Settled { failed: None } } else { Change::Step(step + 1) };
             Ok((is_it.then_some(change).into_iter().collect(), ()))
         };
@@ -31,8 +31,8 @@ impl Controller {
     /// # Errors
     /// The store cannot be written.
     pub async fn finish(&self, by: &str, of: Revision) -> Result<(), Refused> {
-        let judge = |known: &Known| {
-            let is_it = known.state.rollout.as_ref().is_some_and(|waved| waved.of == of);
+        let judge = |view: &StateView| {
+            let is_it = view.state.rollout.as_ref().is_some_and(|waved| waved.of == of);
             Ok((is_it.then_some(Change::Settled { failed: None }).into_iter().collect(), ()))
         };
         self.transact(by, judge).await.map(drop)
@@ -43,8 +43,8 @@ impl Controller {
     /// # Errors
     /// It is over; or the store cannot be written.
     pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), Refused> {
-        let known = self.known();
-        let Some(waved) = known.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
+        let view = self.view();
+        let Some(waved) = view.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
         let (mut put, mut delete) = (Vec::new(), Vec::new());
         for before in &waved.before {
             match &before.resource {
@@ -60,13 +60,13 @@ impl Controller {
     /// The next step is given, if this is the last one that was.
     pub async fn advance(&self, step: StepId) {
         let _one = self.reading.lock().await;
-        let mut known = (*self.known()).clone();
-        let Some(rollout) = known.rollout.take_if(|rollout| rollout.id() == step) else { return };
+        let mut view = (*self.view()).clone();
+        let Some(rollout) = view.rollout.take_if(|rollout| rollout.id() == step) else { return };
         let mut concerned: BTreeSet<Name> = rollout.pending().cloned().collect();
-        known.rollout = Arc::unwrap_or_clone(rollout).advance(&known.plan).map(Arc::new);
-        concerned.extend(known.rollout.iter().flat_map(|rollout| rollout.pending().cloned()));
-        let known = Arc::new(known);
-        *lock(&self.known) = known.clone();
-        self.publish(&known, &concerned);
+        view.rollout = Arc::unwrap_or_clone(rollout).advance(&view.plan).map(Arc::new);
+        concerned.extend(view.rollout.iter().flat_map(|rollout| rollout.pending().cloned()));
+        let view = Arc::new(view);
+        *lock(&self.view) = view.clone();
+        self.publish(&view, &concerned);
     }
 }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 use super::enrol::unissued;
-use super::{Base, Controller, Known, Refused, now};
+use super::{Base, Controller, Refused, StateView, now};
 use crate::ca::{Authority, Seal, SealError, facts};
 use crate::document::Program;
 use crate::state::{Change, Rotation};
@@ -33,23 +33,23 @@ impl Controller {
         if let Some(seal) = seal {
             let _ = self.seal.set(seal);
         }
-        let is_open = |known: &Known| known.state.authorities().any(|authority| !authority.is_sealed());
-        for authority in self.known().state.authorities() {
+        let is_open = |view: &StateView| view.state.authorities().any(|authority| !authority.is_sealed());
+        for authority in self.view().state.authorities() {
             self.opened(authority)?;
         }
         if self.seal.get().is_none() {
             return Ok(());
         }
-        if !is_open(&self.known()) {
+        if !is_open(&self.view()) {
             // A start before may have ended between the two.
             return Ok(self.compact().await?);
         }
-        let judge = |known: &Known| {
+        let judge = |view: &StateView| {
             let mut changes = Vec::new();
-            if let Some(authority) = &known.state.authority {
+            if let Some(authority) = &view.state.authority {
                 changes.push(Change::Authority(self.sealed(authority.clone())?));
             }
-            if let Some(rotation) = known.state.rotation.as_deref() {
+            if let Some(rotation) = view.state.rotation.as_deref() {
                 let other = self.sealed(rotation.other.clone())?;
                 changes.push(Change::Rotation(Some(Rotation { other, ..rotation.clone() })));
             }
@@ -65,11 +65,11 @@ impl Controller {
     }
 
     async fn compact(&self) -> Result<(), StoreError> {
-        let known = self.known();
-        if known.state.revision == 0 {
+        let view = self.view();
+        if view.state.revision == 0 {
             return Ok(());
         }
-        self.store.compact(Base { revision: known.state.revision, state: known.state.base().into() }).await
+        self.store.compact(Base { revision: view.state.revision, state: view.state.base().into() }).await
     }
 
     /// An authority whose key can be used.
@@ -93,18 +93,18 @@ impl Controller {
         let fault = Refused::Unusable;
         let key = facts(&next.certificate).map_err(fault)?.key;
         let kept = self.sealed(next.clone())?;
-        let judge = |known: &Known| {
-            if known.state.rotation.is_some() {
+        let judge = |view: &StateView| {
+            if view.state.rotation.is_some() {
                 return Err(Refused::Unready(
                     "an authority follows another already; `hermes authority finish` ends that, and `hermes authority cancel` \
                      takes it back"
                         .to_owned(),
                 ));
             }
-            if known.state.signing().map_err(fault)?.key == key {
+            if view.state.signing().map_err(fault)?.key == key {
                 return Err(Refused::Unusable("this authority signs already; bring another one".to_owned()));
             }
-            let authority = self.opened(signing(known)?)?;
+            let authority = self.opened(signing(view)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
             if let Err(why) = next.is_believed_by(&proof, &authority, SystemTime::now()) {
                 // Those that are connected are told whom to trust: they need no proof.
@@ -113,7 +113,7 @@ impl Controller {
                      signs is believed by nobody who trusts the old one alone ({why})"
                 );
             }
-            let has_envoys = known.state.catalog.nodes().any(|(_, node)| node.runs == Program::Envoy);
+            let has_envoys = view.state.catalog.nodes().any(|(_, node)| node.runs == Program::Envoy);
             if has_envoys
                 && next.signer().and_then(|signer| signer.revoke(std::iter::empty(), SystemTime::now())).is_err()
             {
@@ -135,10 +135,10 @@ impl Controller {
     /// # Errors
     /// The store cannot be written.
     pub async fn switch(&self, by: &str, of: u64) -> Result<Revision, Refused> {
-        let judge = |known: &Known| {
-            let next = known.state.rotation.as_deref().filter(|rotation| !rotation.is_leaving && rotation.since == of);
+        let judge = |view: &StateView| {
+            let next = view.state.rotation.as_deref().filter(|rotation| !rotation.is_leaving && rotation.since == of);
             let Some(Rotation { other, proof, .. }) = next else { return Ok((Vec::new(), ())) };
-            let (before, proof) = (signing(known)?.clone(), proof.clone());
+            let (before, proof) = (signing(view)?.clone(), proof.clone());
             let rotation = Rotation { other: before, is_leaving: true, proof, since: now() };
             Ok((vec![Change::Authority(other.clone()), Change::Rotation(Some(rotation))], ()))
         };
@@ -150,8 +150,8 @@ impl Controller {
     /// # Errors
     /// None follows another; or the newer one signs nothing yet, unless that is to be all the same.
     pub async fn retire(&self, by: &str, of: u64, is_forced: bool) -> Result<Revision, Refused> {
-        let judge = |known: &Known| {
-            let state = &known.state;
+        let judge = |view: &StateView| {
+            let state = &view.state;
             let rotation = state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
             if rotation.since != of {
                 return Err(Refused::Unready(
@@ -162,7 +162,7 @@ impl Controller {
             let changes = match rotation.is_leaving {
                 true => vec![gone(&rotation.other), Change::Rotation(None)],
                 false if is_forced => {
-                    vec![gone(signing(known)?), Change::Authority(rotation.other.clone()), Change::Rotation(None)]
+                    vec![gone(signing(view)?), Change::Authority(rotation.other.clone()), Change::Rotation(None)]
                 }
                 false => {
                     return Err(Refused::Unready("the new authority signs nothing yet".to_owned()));
@@ -178,13 +178,13 @@ impl Controller {
     /// # Errors
     /// None follows another; or the store cannot be written.
     pub async fn take_back_rotation(&self, by: &str) -> Result<Revision, Refused> {
-        let judge = |known: &Known| {
-            let rotation = known.state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
+        let judge = |view: &StateView| {
+            let rotation = view.state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
             if !rotation.is_leaving {
                 // It has signed nothing.
                 return Ok((vec![Change::Rotation(None)], ()));
             }
-            let (newer, older) = (signing(known)?, &rotation.other);
+            let (newer, older) = (signing(view)?, &rotation.other);
             let proof = self.opened(newer)?.proof_of(older, SystemTime::now()).map_err(unissued)?;
             let rotation = Rotation { other: newer.clone(), is_leaving: true, proof, since: now() };
             Ok((vec![Change::Authority(older.clone()), Change::Rotation(Some(rotation))], ()))
@@ -193,8 +193,8 @@ impl Controller {
     }
 }
 
-fn signing(known: &Known) -> Result<&Authority, Refused> {
-    known.state.authority.as_ref().ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))
+fn signing(view: &StateView) -> Result<&Authority, Refused> {
+    view.state.authority.as_ref().ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))
 }
 
 fn sealing(error: SealError) -> Refused {

@@ -35,7 +35,7 @@ name: x
 const MOVED: &str = "{kind: Service, name: A, at: {node: one, http: \"127.0.0.1:81\"}, for: {users: ann}}";
 
 fn documents(of: &Controller) -> Vec<(Name, Bytes)> {
-    of.known().plan.documents().map(|(name, document)| (name.clone(), document.clone())).collect()
+    of.view().plan.documents().map(|(name, document)| (name.clone(), document.clone())).collect()
 }
 
 async fn begin(directory: &Path) -> (Arc<dyn Store>, Controller) {
@@ -112,7 +112,7 @@ async fn a_lost_store_stays_lost_until_a_restart() {
     assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
     let refused = controller.apply(&put(MOVED)).await.unwrap_err();
     assert!(matches!(refused, Refused::Store(StoreError::Lost(1))), "{refused}");
-    assert_eq!(writer.known().state.revision, 1, "nothing is written into the other history");
+    assert_eq!(writer.view().state.revision, 1, "nothing is written into the other history");
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn an_entry_that_was_read_before_its_append_ended_is_settled() {
     let settled = controller.settled().await;
     let made: Vec<_> = settled.iter().map(|one| (&*one.by, one.revision, one.is_made)).collect();
     assert_eq!(made, [("joe", 2, Some(true)), ("ann", 2, Some(false))]);
-    assert_eq!(controller.known().state.revision, 2, "no entry is appended for them");
+    assert_eq!(controller.view().state.revision, 2, "no entry is appended for them");
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn what_is_wrong_or_dry_changes_nothing() {
     let refused = controller.apply(&delete("Node/one")).await.unwrap_err();
     assert!(refused.to_string().contains("Service/A: at[0].node: there is no node one"), "{refused}");
     assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(Refused::Absent(_))));
-    assert_eq!(controller.known().state.revision, 1);
+    assert_eq!(controller.view().state.revision, 1);
     // With all that names it, it goes.
     let outcome = controller.apply(&delete("Node/two")).await;
     assert!(outcome.is_err(), "hub links to it");
@@ -228,22 +228,22 @@ async fn a_restart_changes_nothing() {
     let (_, controller) = begin(directory.path()).await;
     controller.apply(&put(OVERLAY)).await.unwrap();
     controller.apply(&put(MOVED)).await.unwrap();
-    let (before, given) = (controller.known(), documents(&controller));
+    let (before, given) = (controller.view(), documents(&controller));
     drop(controller);
     let (store, controller) = begin(directory.path()).await;
     assert_eq!(store.base().await.unwrap(), None);
     assert_eq!(documents(&controller), given);
-    let after = controller.known();
+    let after = controller.view();
     assert_eq!((after.state.base(), after.state.changed.size()), (before.state.base(), before.state.changed.size()));
     for number in 0..COMPACT {
         let node = format!("{{kind: User, name: u, nodes: [{}]}}", if number % 2 == 0 { "one" } else { "one, hub" });
         controller.apply(&put(&node)).await.unwrap();
     }
-    let before = controller.known();
+    let before = controller.view();
     drop((controller, store));
     let (store, controller) = begin(directory.path()).await;
     assert!(store.base().await.unwrap().is_some_and(|base| base.revision == COMPACT));
-    let after = controller.known();
+    let after = controller.view();
     assert_eq!((after.state.base(), after.state.revision), (before.state.base(), before.state.revision));
 }
 
@@ -279,11 +279,11 @@ mod enrolment {
         let (mine, other) = (request(), request());
         assert!(refused(&controller, &ticket, &mine[1..]).await.contains("PKCS #10"), "what is no request uses none");
         let (node, first) = controller.enrol(&ticket, &mine).await.unwrap();
-        assert_eq!((node, controller.known().state.tokens.size()), (name("a"), 0));
+        assert_eq!((node, controller.view().state.tokens.size()), (name("a"), 0));
         // Whose answer was lost asks again.
-        let revision = controller.known().state.revision;
+        let revision = controller.view().state.revision;
         let (_, again) = controller.enrol(&ticket, &mine).await.unwrap();
-        assert_eq!((again.authorities, controller.known().state.revision), (first.authorities, revision));
+        assert_eq!((again.authorities, controller.view().state.revision), (first.authorities, revision));
         assert!(refused(&controller, &ticket, &other).await.contains("used"));
         let foreign = Ticket::generate(ticket.pin).unwrap();
         assert!(refused(&controller, &foreign, &other).await.contains("none of this overlay"));
@@ -316,7 +316,7 @@ mod enrolment {
         assert!(refused(&controller, &old, &request()).await.contains("used, taken back"));
         // What has expired goes when the next one comes.
         controller.create_token("operator", &name("a"), LIFE).await.unwrap();
-        assert_eq!(controller.known().state.tokens.size(), 1);
+        assert_eq!(controller.view().state.tokens.size(), 1);
     }
 
     /// Of two nodes with one token, at two controllers at the same time, one enrols.
@@ -398,12 +398,12 @@ async fn a_revoked_key_is_believed_again_for_its_own_node_alone_and_as_long_as_i
     enrol("one").await.unwrap();
     controller.apply(&lives("1h")).await.unwrap();
     controller.expel("operator", &name("one")).await.unwrap();
-    let until = controller.known().state.catalog.revoked().next().unwrap().until;
+    let until = controller.view().state.catalog.revoked().next().unwrap().until;
     assert!(until > super::now() + 29 * 24 * 3600 * 1000, "it may have a certificate for thirty days");
     let refused = enrol("two").await.unwrap_err();
     assert!(refused.to_string().contains("another node's, and is revoked"), "{refused}");
     enrol("one").await.unwrap();
-    assert_eq!(controller.known().state.catalog.revoked().count(), 0);
+    assert_eq!(controller.view().state.catalog.revoked().count(), 0);
 }
 
 #[tokio::test]
@@ -413,16 +413,16 @@ async fn a_later_revision_counts_from_a_member_alone() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
     controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
-    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let key = controller.view().state.members.get(&name("one")).unwrap().key.clone();
     let proof = controller.with_history(Order { revision: 100, ..Order::default() }).proof;
     let report = Report { latest: 100, proof, ..Report::default() };
     let one = name("one");
     for stranger in [None, Some((&one, "another key"))] {
         controller.recall(stranger, &report).await.unwrap();
-        assert_eq!(controller.known().state.behind, 0, "{stranger:?}");
+        assert_eq!(controller.view().state.behind, 0, "{stranger:?}");
     }
     controller.recall(Some((&one, &key)), &report).await.unwrap();
-    assert_eq!(controller.known().state.behind, 100);
+    assert_eq!(controller.view().state.behind, 100);
 }
 
 #[tokio::test]
@@ -432,7 +432,7 @@ async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
     controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
-    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let key = controller.view().state.members.get(&name("one")).unwrap().key.clone();
     let backup = controller.backup();
     controller.expel("operator", &name("one")).await.unwrap();
     let document = Bytes::from(crate::digest::key_name(&key));
@@ -444,9 +444,9 @@ async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
     let over = Revocation { key: "another".to_owned(), until: 1, ..Revocation::default() };
     let revoked = std::iter::repeat_n(over, 600).chain(lost).collect();
     restored.recall(None, &Report { revoked, ..Report::default() }).await.unwrap();
-    let known = restored.known();
-    assert_eq!(known.state.catalog.revoked().map(|one| &one.key).collect::<Vec<_>>(), [&key]);
-    assert!(known.state.members.get(&name("one")).is_none());
+    let view = restored.view();
+    assert_eq!(view.state.catalog.revoked().map(|one| &one.key).collect::<Vec<_>>(), [&key]);
+    assert!(view.state.members.get(&name("one")).is_none());
 }
 
 #[tokio::test]
@@ -493,7 +493,7 @@ async fn providers_have_turns_where_changes_go_out_in_waves() {
     let all = format!("{overlay}---\n{{kind: User, provider: acme, name: u, nodes: one}}\n");
     controller.apply(&Request { is_now: true, ..put(&all) }).await.unwrap();
     let finish = async || {
-        let of = controller.known().state.rollout.as_ref().unwrap().of;
+        let of = controller.view().state.rollout.as_ref().unwrap().of;
         controller.finish("operator/root", of).await.unwrap();
     };
     controller.apply(&service("acme", 1)).await.unwrap();

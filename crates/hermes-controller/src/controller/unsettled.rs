@@ -69,8 +69,8 @@ impl Outcomes {
     }
 
     /// The lowest revision up to this one with an unknown outcome: it was read before the change was added.
-    pub(super) fn passed(&self, known: Revision) -> Option<Revision> {
-        self.lock().unsettled.iter().map(|one| one.revision).filter(|revision| *revision <= known).min()
+    pub(super) fn passed(&self, view: Revision) -> Option<Revision> {
+        self.lock().unsettled.iter().map(|one| one.revision).filter(|revision| *revision <= view).min()
     }
 
     /// Waits until an outcome is unknown, and then for `pause`.

@@ -11,12 +11,12 @@
 mod session;
 mod stream;
 
-pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, Whole, WholeRequest, WholeResponse, serve};
+pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, SotwRequest, SotwResponse, StateOfTheWorld, serve};
 
 /// An Envoy asks for what differs.
 pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 /// An Envoy asks for all of it, each time.
-pub(crate) const WHOLE: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+pub(crate) const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 
 #[cfg(test)]
 mod tests;

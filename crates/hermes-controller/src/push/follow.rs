@@ -190,8 +190,8 @@ impl Following {
 
     /// It is a node, and this controller could make no document of what another version of it has taken: it keeps what it has.
     fn is_uncompiled(&self) -> bool {
-        let known = self.presence.push.controller.known();
-        known.state.catalog.node(&self.presence.node).is_some() && known.document(&self.presence.node).is_none()
+        let view = self.presence.push.controller.view();
+        view.state.catalog.node(&self.presence.node).is_some() && view.document(&self.presence.node).is_none()
     }
 
     /// What it is to trust now, and then whose certificate it is to have.

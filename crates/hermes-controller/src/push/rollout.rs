@@ -32,7 +32,7 @@ impl Push {
                     changed = rollout.changed() => if changed.is_err() { return },
                 }
             } else {
-                if let Some(of) = self.controller.known().is_over()
+                if let Some(of) = self.controller.view().is_over()
                     && let Err(error) = self.controller.finish("controller", of).await
                 {
                     if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
@@ -88,7 +88,7 @@ impl Push {
         // A controller that has just begun knows nobody yet: where all are away they have some time to come. Those that have not
         // enrolled do not.
         let comes_nobody = || {
-            let members = &self.controller.known().state.members;
+            let members = &self.controller.view().state.members;
             !step.current().keys().any(|node| members.contains_key(node))
         };
         self.heard(WAVE, || step.current().keys().any(is_there) || comes_nobody()).await;
@@ -101,8 +101,8 @@ impl Push {
         let mut why = None;
         let is_wrong = || {
             // One that is no member any more was sent away.
-            let known = self.controller.known();
-            let gone = there.iter().find(|node| !is_there(node) && known.state.members.contains_key(**node));
+            let view = self.controller.view();
+            let gone = there.iter().find(|node| !is_there(node) && view.state.members.contains_key(**node));
             let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
             // Who was unwell before may be so for another reason.
             let unwell = || {
@@ -142,7 +142,7 @@ impl Push {
         let (of, _) = rollout.id();
         let mut refused = Ok(());
         let is_latest = |node: &Name, status: &NodeStatus| {
-            let document = self.controller.known().watched(node).given.document;
+            let document = self.controller.view().watched(node).given.document;
             document.is_some_and(|document| hex(&sha256(&document)) == status.running)
         };
         let is_over = || {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{BEAT, Push};
 use crate::audit::Event;
-use crate::controller::{Known, now};
+use crate::controller::{StateView, now};
 use crate::document::Name;
 
 /// A controller that has just begun waits so long for nodes to come before it takes their silence for agreement.
@@ -42,12 +42,12 @@ pub struct Lacking(pub String);
 
 impl Push {
     /// How far each node that has enrolled is.
-    pub fn progress(&self, known: &Known) -> Vec<Progress> {
-        let trust = known.state.trust().unwrap_or_default();
-        let is_leaving = known.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
-        let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
+    pub fn progress(&self, view: &StateView) -> Vec<Progress> {
+        let trust = view.state.trust().unwrap_or_default();
+        let is_leaving = view.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
+        let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
         // Those that were issued before that are over by then.
-        let over = since.saturating_add(known.state.longest_life());
+        let over = since.saturating_add(view.state.longest_life());
         let of = |name: &Name| {
             let status = self.look(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
             let (connected, says) = (status.is_there(), !status.authorities.is_empty());
@@ -67,7 +67,7 @@ impl Push {
             };
             Progress { name: name.clone(), connected, trusts, current, lacks: Lacking(lacks.to_owned()) }
         };
-        let nodes = known.state.members.keys().filter(|name| known.state.catalog.node(name).is_some());
+        let nodes = view.state.members.keys().filter(|name| view.state.catalog.node(name).is_some());
         nodes.map(of).collect()
     }
 
@@ -78,10 +78,10 @@ impl Push {
         loop {
             trust.borrow_and_update();
             said.borrow_and_update();
-            let known = self.controller.known();
-            let is_wanted = known.state.rotation.as_ref().is_some_and(|rotation| !rotation.is_leaving);
-            let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-            let progress = if is_wanted { self.progress(&known) } else { Vec::new() };
+            let view = self.controller.view();
+            let is_wanted = view.state.rotation.as_ref().is_some_and(|rotation| !rotation.is_leaving);
+            let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
+            let progress = if is_wanted { self.progress(&view) } else { Vec::new() };
             let is_ready = progress.iter().all(|node| node.lacks.0.is_empty());
             let is_early = tokio::time::Instant::now() < arrival && progress.iter().any(|node| !node.connected);
             if is_wanted && is_ready && !is_early {

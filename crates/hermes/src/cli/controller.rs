@@ -127,7 +127,7 @@ impl Run {
     async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
         let controller = Controller::start(store).await?;
         let operator = self.place.data.join(operator::FILE);
-        if controller.known().state.authority.is_none() && operator.exists() {
+        if controller.view().state.authority.is_none() && operator.exists() {
             // Nodes would believe nothing of what this controller makes now.
             return Err(Refused::Denied(format!(
                 "the store has no overlay, and {} is of one; `hermes restore` puts a backup of that into the store. To begin \
@@ -146,7 +146,7 @@ impl Run {
         if let Some(seal) = Seal::read(file)? {
             return Ok(Some(seal));
         }
-        if controller.known().state.authorities().any(Authority::is_sealed) {
+        if controller.view().state.authorities().any(Authority::is_sealed) {
             let why = "it is not there, and the authority's key in the store is sealed; bring the file with which it was, from where \
                        the controller ran before, or from another controller of this overlay";
             return Err(SealError::File { file: file.clone(), why: why.to_owned() });
@@ -186,7 +186,8 @@ impl Run {
             ip => ip.to_string(),
         });
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
+        let place: client::ControllerAddr =
+            format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
         if !self.names.is_empty() {
             controller.announce(place.to_string());
         }
@@ -205,7 +206,7 @@ impl Run {
         }
         let mut hosts = self.names.clone();
         hosts.extend(["localhost".to_owned(), address.ip().to_string()]);
-        tracing::info!(controller = %place, revision = controller.known().state.revision, "running");
+        tracing::info!(controller = %place, revision = controller.view().state.revision, "running");
         crate::notify::ready();
         let following = controller.clone();
         tokio::select! {

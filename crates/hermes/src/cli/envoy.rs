@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use hermes_controller::client::Place;
+use hermes_controller::client::ControllerAddr;
 use hermes_controller::compile::envoy;
 use hermes_model::document::Bind;
 
@@ -24,7 +24,7 @@ const BOOTSTRAP: &str = "envoy.json";
 pub(super) struct Envoy {
     /// The controller, by which Envoy is configured. Of several, which share one store, any will do.
     #[arg(long, value_name = "URL", required = true, value_delimiter = ',')]
-    controller: Vec<Place>,
+    controller: Vec<ControllerAddr>,
     /// Leave to enrol, the first time: from `hermes token create`.
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use hermes_controller::client::{PORT, Place};
+use hermes_controller::client::{ControllerAddr, PORT};
 use hermes_model::document::Bind;
 use hermes_model::document::scalar::Period;
 
@@ -34,7 +34,7 @@ pub(super) struct Install {
     what: What,
     /// The node's controller. Of several any will do.
     #[arg(long, value_name = "URL", conflicts_with = "config", value_delimiter = ',')]
-    controller: Vec<Place>,
+    controller: Vec<ControllerAddr>,
     /// The directory of the node, or of the controller: below /var/lib, whose last part is the unit's name. Default:
     /// /var/lib/hermes, and /var/lib/hermes-controller of a controller.
     #[arg(long, value_name = "DIR")]

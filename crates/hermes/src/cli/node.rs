@@ -65,7 +65,7 @@ enum NodeVerb {
         at: At,
         /// How nodes there reach the controller, where that is otherwise than from here.
         #[arg(long, value_name = "URL")]
-        controller: Option<hermes_controller::client::Place>,
+        controller: Option<hermes_controller::client::ControllerAddr>,
         #[command(flatten)]
         placing: Placing,
     },
@@ -78,7 +78,7 @@ enum NodeVerb {
         now: bool,
         /// Ask this controller instead of the one that the environment (HERMES_CONTROLLER) or the operator's file names.
         #[arg(long, value_name = "URL")]
-        controller: Option<hermes_controller::client::Place>,
+        controller: Option<hermes_controller::client::ControllerAddr>,
     },
     /// Believes a node's key no more: it is cut off within seconds, whatever it does. Its document stays; with a token and an empty
     /// --state it may enrol again.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use hermes_controller::client::Place;
+use hermes_controller::client::ControllerAddr;
 use hermes_controller::token::Ticket;
 
 use crate::agent::Home;
@@ -25,7 +25,7 @@ pub(super) struct Proxy {
     /// The controller that gives this node its identity and its document. What it gave last is kept in --state, and the node
     /// runs from that while the controller is away. Of several, which share one store, any will do.
     #[arg(long, value_name = "URL", requires = "state", conflicts_with = "config", value_delimiter = ',')]
-    controller: Vec<Place>,
+    controller: Vec<ControllerAddr>,
     /// Leave to enrol, the first time: from `hermes token create`.
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_controller::client::{Client, Known, Place, body};
+use hermes_controller::client::{Client, ControllerAddr, ControllerPin, body};
 use hermes_net::tls::CertifiedKey;
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
@@ -17,7 +17,7 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Desk {
-    place: Place,
+    place: ControllerAddr,
     authorities: String,
     own: CertifiedKey,
     client: Option<Client>,
@@ -45,7 +45,7 @@ impl Desk {
         let client = match self.client.take() {
             Some(client) => client,
             None => {
-                let known = Known::Authorities(self.authorities.clone());
+                let known = ControllerPin::Authorities(self.authorities.clone());
                 Client::connect(&self.place, &known, Some(&self.own)).await.map_err(|error| error.to_string())?
             }
         };

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::Place;
+use crate::client::ControllerAddr;
 use crate::compile::IDENTITY;
 
 /// The key of Envoy's metadata that says where its identity is.
@@ -37,9 +37,9 @@ pub fn secrets(directory: &str) -> [(&'static str, Value); 2] {
 }
 
 /// What Envoy is started with. `admin`: where its own admin endpoint listens.
-pub fn bootstrap(node: &str, places: &[Place], directory: &str, admin: Option<std::net::SocketAddr>) -> Value {
+pub fn bootstrap(node: &str, places: &[ControllerAddr], directory: &str, admin: Option<std::net::SocketAddr>) -> Value {
     let socket = |host: &str, port: u16| json!({"socket_address": {"address": host, "port_value": port}});
-    let endpoint = |place: &Place| json!({"endpoint": {"address": socket(&place.host, place.port)}});
+    let endpoint = |place: &ControllerAddr| json!({"endpoint": {"address": socket(&place.host, place.port)}});
     let [identity, authorities] = SECRETS.map(|(name, file)| {
         let source = json!({"path": format!("{directory}/{file}"), "watched_directory": {"path": directory}});
         json!({"name": name, "sds_config": {"path_config_source": source, "resource_api_version": "V3"}})

@@ -29,7 +29,7 @@ use hermes_model::snapshot::{HostPort, UpstreamProtocol};
 use prost::Name as _;
 
 use super::listener::http2;
-use super::{Site, address_of, duration, exact, pack, problem, tls, transport};
+use super::{EnvoyIdentity, address_of, duration, exact, pack, problem, tls, transport};
 
 /// As a Hermes node has it, where a service says nothing.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -53,7 +53,11 @@ pub(super) fn hop(upstream: &str) -> String {
 }
 
 /// Clusters of the next nodes.
-pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Cluster> {
+pub(super) fn hops(
+    document: &Document,
+    identity: EnvoyIdentity<'_>,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<String, Cluster> {
     let mut clusters = BTreeMap::new();
     for (at, upstream) in document.upstreams.iter().enumerate() {
         let path = format!("upstreams[{at}]");
@@ -96,16 +100,22 @@ pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Probl
             name.clone(),
             Cluster {
                 health_checks: upstream.health.iter().map(health_check).collect(),
-                ..to_nodes(&name, dialled.split_at(first_backup), &nodes, site)
+                ..to_nodes(&name, dialled.split_at(first_backup), &nodes, identity)
             },
         );
     }
     clusters
 }
 
-fn to_nodes(name: &str, endpoints: (&[HostPort], &[HostPort]), nodes: &Many<String>, site: Site<'_>) -> Cluster {
-    let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", site.overlay)));
-    let context = UpstreamTlsContext { common_tls_context: Some(tls(site, peers)), ..UpstreamTlsContext::default() };
+fn to_nodes(
+    name: &str,
+    endpoints: (&[HostPort], &[HostPort]),
+    nodes: &Many<String>,
+    identity: EnvoyIdentity<'_>,
+) -> Cluster {
+    let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", identity.overlay)));
+    let context =
+        UpstreamTlsContext { common_tls_context: Some(tls(identity, peers)), ..UpstreamTlsContext::default() };
     Cluster {
         transport_socket: Some(transport(&context)),
         typed_extension_protocol_options: speaking(ProtocolConfig::Http2ProtocolOptions(http2())),

@@ -34,7 +34,7 @@ use hermes_model::document::word::Protocol;
 use hermes_model::document::{AccessLog, Document, listener};
 use hermes_model::snapshot::ClientAuth;
 
-use super::{Held, OVERLAY, Site, ads, duration, pack, problem, tls, transport};
+use super::{EnvoyIdentity, OVERLAY, VersionedResource, ads, duration, pack, problem, tls, transport};
 
 /// Who is believed about whose a request is.
 pub(super) const TRUST: &str = "envoy.filters.http.rbac";
@@ -49,7 +49,11 @@ const RESETS: (u64, u64) = (100_000, 10_000);
 /// A head takes no longer.
 const HEAD: std::time::Duration = std::time::Duration::from_secs(10);
 
-pub(super) fn listeners(document: &Document, site: Site<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Held> {
+pub(super) fn listeners(
+    document: &Document,
+    identity: EnvoyIdentity<'_>,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<String, VersionedResource> {
     let mut found = BTreeMap::new();
     for (at, listener) in document.listeners.iter().enumerate() {
         let path = format!("listeners[{at}]");
@@ -73,14 +77,14 @@ pub(super) fn listeners(document: &Document, site: Site<'_>, problems: &mut Vec<
                     address: Some(super::address(&bind.0.ip().to_string(), bind.0.port())),
                     filter_chains: vec![FilterChain {
                         filters: vec![manager(document)],
-                        transport_socket: Some(transport(&server_tls(site))),
+                        transport_socket: Some(transport(&server_tls(identity))),
                         transport_socket_connect_timeout: Some(duration(HEAD)),
                         ..FilterChain::default()
                     }],
                     per_connection_buffer_limit_bytes: Some(UInt32Value { value: 1 << 20 }),
                     ..Listener::default()
                 };
-                found.insert(OVERLAY.to_owned(), Held::new(pack(&listener)));
+                found.insert(OVERLAY.to_owned(), VersionedResource::new(pack(&listener)));
             }
             _ => problems.push(problem(path, "an Envoy has one listener, for other nodes; this one is another")),
         }
@@ -89,13 +93,13 @@ pub(super) fn listeners(document: &Document, site: Site<'_>, problems: &mut Vec<
 }
 
 /// TLS of a server, to which nodes of the overlay alone come.
-fn server_tls(site: Site<'_>) -> DownstreamTlsContext {
+fn server_tls(identity: EnvoyIdentity<'_>) -> DownstreamTlsContext {
     let nodes = StringMatcher {
-        match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{}/node/", site.overlay))),
+        match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{}/node/", identity.overlay))),
         ignore_case: false,
     };
     DownstreamTlsContext {
-        common_tls_context: Some(tls(site, [nodes])),
+        common_tls_context: Some(tls(identity, [nodes])),
         require_client_certificate: Some(BoolValue { value: true }),
         // Who comes again shows its certificate again: it may be over, or be another one by then.
         disable_stateful_session_resumption: true,

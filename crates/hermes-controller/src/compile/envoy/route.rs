@@ -40,7 +40,7 @@ use prost::{Message as _, Name as _};
 use super::cluster::{Speaks, hop, origin, patient};
 use super::listener::{MUTATION, TRUST};
 use super::matcher::{self, Matcher, OnMatch, Rbac, VirtualHost};
-use super::{OVERLAY, Site, duration, exact, pack, problem};
+use super::{EnvoyIdentity, OVERLAY, duration, exact, pack, problem};
 
 /// An Envoy looks at the routes of a user one after the other; all together are no more than this.
 const MOST: usize = 100_000;
@@ -56,7 +56,7 @@ struct Found {
 
 pub(super) fn routes(
     document: &Document,
-    site: Site<'_>,
+    identity: EnvoyIdentity<'_>,
     clusters: &mut BTreeMap<String, Cluster>,
     problems: &mut Vec<Problem>,
 ) -> Any {
@@ -71,7 +71,7 @@ pub(super) fn routes(
         problems.extend(told.into_iter().map(|told| Problem { path: format!("{path}{}", told.path), ..told }));
     }
     let host = by_user(&found, problems);
-    let trust = matcher::RbacPerRoute { rbac: Some(Rbac { matcher: Some(trust(document, site)) }) };
+    let trust = matcher::RbacPerRoute { rbac: Some(Rbac { matcher: Some(trust(document, identity)) }) };
     let trust = Any { type_url: RbacPerRoute::type_url(), value: trust.encode_to_vec() };
     let whole = matcher::RouteConfiguration {
         name: OVERLAY.to_owned(),
@@ -88,9 +88,9 @@ pub(super) fn nothing() -> Any {
 
 /// Who is believed: standalone nodes of whatever user they say, others of the users that are theirs; and anybody who says
 /// nobody. Who is not is refused.
-fn trust(document: &Document, site: Site<'_>) -> Matcher {
+fn trust(document: &Document, identity: EnvoyIdentity<'_>) -> Matcher {
     let silent = || (matcher::nobody(), matcher::allow());
-    let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", site.overlay));
+    let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", identity.overlay));
     let otherwise = Matcher::list([(standalone, matcher::allow()), silent()]);
     let of_node = |users: &Many<String>| -> OnMatch {
         if users.iter().any(|user| user == "*") {
@@ -106,7 +106,7 @@ fn trust(document: &Document, site: Site<'_>) -> Matcher {
     let nodes = document
         .users
         .iter()
-        .map(|(node, users)| (format!("spiffe://{}/node/{node}", site.overlay), of_node(users)))
+        .map(|(node, users)| (format!("spiffe://{}/node/{node}", identity.overlay), of_node(users)))
         .collect::<BTreeMap<_, _>>();
     if nodes.is_empty() { otherwise } else { Matcher::tree(matcher::peer(), nodes, Some(otherwise.into())) }
 }

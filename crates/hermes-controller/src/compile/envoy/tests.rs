@@ -10,12 +10,12 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::{MatcherType, OnMatch, m
 use hermes_model::document::Document;
 use prost::Message as _;
 
-use super::{Site, resources};
+use super::{EnvoyIdentity, resources};
 use crate::catalog::Catalog;
 use crate::compile::compile;
 use crate::document::read;
 
-const SITE: Site<'_> = Site { overlay: "x", directory: "/state", revocations: "" };
+const IDENTITY: EnvoyIdentity<'_> = EnvoyIdentity { overlay: "x", directory: "/state", revocations: "" };
 
 const OVERLAY: &str = "\
 kind: Overlay
@@ -77,9 +77,9 @@ fn cluster_of(route: &Route) -> &str {
 #[test]
 fn the_same_document_gives_the_same_bytes_and_each_user_the_routes_that_are_theirs() {
     let document = document(OVERLAY);
-    let made = resources(&document, SITE).unwrap();
+    let made = resources(&document, IDENTITY).unwrap();
     for _ in 0..20 {
-        assert_eq!(resources(&document, SITE).unwrap(), made);
+        assert_eq!(resources(&document, IDENTITY).unwrap(), made);
     }
     let body = made.routes["overlay"].body.as_ref().unwrap();
     // What we write with maps in an order is the message of this name.
@@ -112,7 +112,7 @@ fn an_alternate_is_of_a_priority_of_its_own_and_neighbours_are_asked_after() {
         "{node: b, http: \"127.0.0.1:80\"}]",
         "{node: b, http: \"127.0.0.1:80\"}, {node: far, http: \"127.0.0.1:80\"}]",
     );
-    let made = resources(&document(&(text + more)), SITE).unwrap();
+    let made = resources(&document(&(text + more)), IDENTITY).unwrap();
     // Whom it does not dial is none of its alternates.
     let body = made.clusters["hop/a+b|*"].body.as_ref().unwrap();
     let cluster = Cluster::decode(&*body.value).unwrap();

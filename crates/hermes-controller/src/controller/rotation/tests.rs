@@ -23,7 +23,7 @@ async fn begin(directory: &std::path::Path) -> Controller {
 
 /// Since when the rotation is.
 fn since(controller: &Controller) -> u64 {
-    controller.known().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
+    controller.view().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
 }
 
 /// The whole of a rotation.
@@ -73,7 +73,7 @@ async fn members_believe_each_other_at_each_step() {
     all_believe(&[before.clone(), announced.clone()]);
     controller.switch("x", since(&controller)).await.unwrap();
     let revision = controller.switch("x", since(&controller)).await.unwrap();
-    assert_eq!(revision, controller.known().state.revision, "once is enough");
+    assert_eq!(revision, controller.view().state.revision, "once is enough");
     let switched = issued(&controller);
     // One that was away since before it believes the others nevertheless.
     all_believe(&[announced.clone(), switched.clone()]);
@@ -83,7 +83,7 @@ async fn members_believe_each_other_at_each_step() {
     all_believe(&[switched.clone(), after.clone()]);
     assert!(!believes(&after, &before) && !believes(&after, &announced));
     // At the controller's door.
-    let trust = controller.known().state.trust().unwrap();
+    let trust = controller.view().state.trust().unwrap();
     let own = issued(&controller).0.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap().to_owned();
     assert!(believes(&before, &(own + &trust.shown, String::new())));
 }
@@ -96,7 +96,7 @@ async fn who_was_away_for_several_rotations_finds_the_controller_and_nobody_else
     for _ in 0..4 {
         follow(&controller, next()).await;
     }
-    let trust = controller.known().state.trust().unwrap();
+    let trust = controller.view().state.trust().unwrap();
     let own = issued(&controller).0;
     assert!(!believes(&before, &(own.clone(), String::new())));
     assert!(believes(&before, &(own + &trust.shown, String::new())));
@@ -129,7 +129,7 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     let directory = tempfile::tempdir().unwrap();
     let (one, other) = (directory.path().join("one"), directory.path().join("other"));
     let controller = begin(directory.path()).await;
-    let key = controller.known().state.authority.as_ref().unwrap().key.lines().nth(1).unwrap().to_owned();
+    let key = controller.view().state.authority.as_ref().unwrap().key.lines().nth(1).unwrap().to_owned();
     let files = || {
         let found = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
         let ours = found.filter(|path| path.to_string_lossy().contains("controller.db"));
@@ -141,13 +141,13 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     drop(controller);
     let controller = begin(directory.path()).await;
     controller.unlock(Some(Seal::create(&one).unwrap())).await.unwrap();
-    assert!(controller.known().state.authorities().all(Authority::is_sealed));
+    assert!(controller.view().state.authorities().all(Authority::is_sealed));
     assert!(!has_key(), "what was there before is there no more");
     controller.switch("x", since(&controller)).await.unwrap();
     issued(&controller);
     controller.retire("x", since(&controller), false).await.unwrap();
     controller.rotate("x", next()).await.unwrap();
-    assert!(controller.known().state.authorities().all(Authority::is_sealed));
+    assert!(controller.view().state.authorities().all(Authority::is_sealed));
     assert!(!String::from_utf8(controller.backup()).unwrap().contains("PRIVATE KEY"));
     drop(controller);
     for (seal, words) in [(None, "--seal-file"), (Some(Seal::create(&other).unwrap()), "another file")] {
@@ -202,7 +202,7 @@ async fn an_organisations_authority_comes_and_goes_without_a_gap() {
     let after = issued(&controller);
     all_believe(&[switched, after.clone()]);
     assert!(!believes(&after, &under));
-    let shown = (after.0.clone() + &controller.known().state.trust().unwrap().shown, String::new());
+    let shown = (after.0.clone() + &controller.view().state.trust().unwrap().shown, String::new());
     assert!(believes(&before, &shown) && believes(&under, &shown));
 }
 
@@ -259,7 +259,7 @@ async fn what_was_looked_at_is_what_ends() {
     controller.rotate("x", next()).await.unwrap();
     let other = looked_at.wrapping_sub(1);
     assert!(matches!(controller.retire("x", other, true).await, Err(Refused::Unready(_))));
-    let revision = controller.known().state.revision;
+    let revision = controller.view().state.revision;
     assert_eq!(controller.switch("x", other).await.unwrap(), revision);
 }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use crate::compile::envoy::{Held, Resources};
+use crate::compile::envoy::{Resources, VersionedResource};
 use crate::digest::{hex, sha256};
 use crate::store::Revision;
 
@@ -51,7 +51,7 @@ pub(crate) struct Goal {
 
 /// What an Envoy says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct XdsRequest {
     /// Which message this answers. Empty: none.
     pub(crate) nonce: String,
     /// Why it does not take that one.
@@ -60,22 +60,22 @@ pub(crate) struct Heard {
     pub(crate) subscribe: Vec<String>,
     pub(crate) unsubscribe: Vec<String>,
     /// It asks for these names, and for none of before.
-    pub(crate) is_whole: bool,
+    pub(crate) is_sotw: bool,
     /// Versions that it has from a connection before.
     pub(crate) has: BTreeMap<String, String>,
 }
 
 /// What an Envoy is told.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Said {
+pub(crate) struct XdsResponse {
     pub(crate) kind: Kind,
     pub(crate) nonce: String,
     /// Of all of the kind.
     pub(crate) version: String,
     /// All of the kind, as it is from then on.
-    pub(crate) all: BTreeMap<String, Held>,
+    pub(crate) all: BTreeMap<String, VersionedResource>,
     /// Those that it has in another version, or not at all.
-    pub(crate) changed: BTreeMap<String, Held>,
+    pub(crate) changed: BTreeMap<String, VersionedResource>,
     pub(crate) removed: Vec<String>,
 }
 
@@ -106,9 +106,9 @@ struct Subscription {
     /// Names; `*` is all. `None`: it has not asked yet.
     names: Option<BTreeSet<String>>,
     /// What it has, as far as it has said so.
-    has: BTreeMap<String, Held>,
+    has: BTreeMap<String, VersionedResource>,
     /// What was sent and is not answered: which message, and what it has if it takes it.
-    pending: Option<(String, BTreeMap<String, Held>)>,
+    pending: Option<(String, BTreeMap<String, VersionedResource>)>,
     /// It waits for an answer, whatever that is.
     is_owed: bool,
 }
@@ -137,7 +137,7 @@ impl Session {
     }
 
     /// It says something. What that comes to, where it comes to something.
-    pub(crate) fn hear(&mut self, kind: Kind, heard: Heard) -> Option<Verdict> {
+    pub(crate) fn hear(&mut self, kind: Kind, heard: XdsRequest) -> Option<Verdict> {
         let subscription = &mut self.kinds[kind as usize];
         subscription.ask(&heard, kind);
         if heard.nonce.is_empty() {
@@ -176,7 +176,7 @@ impl Session {
     }
 
     /// What it is to have of a kind at this step. `None`: it waits.
-    fn target(&self, kind: Kind) -> Option<BTreeMap<String, Held>> {
+    fn target(&self, kind: Kind) -> Option<BTreeMap<String, VersionedResource>> {
         let Subscription { names, has, .. } = &self.kinds[kind as usize];
         let names = names.as_ref()?;
         let all = match kind {
@@ -200,7 +200,7 @@ impl Session {
     }
 
     /// The next message, where there is one to be sent.
-    pub(crate) fn next(&mut self) -> Option<Said> {
+    pub(crate) fn next(&mut self) -> Option<XdsResponse> {
         self.advance();
         let (kind, all) = Kind::ALL.into_iter().find_map(|kind| {
             let subscription = &self.kinds[kind as usize];
@@ -210,8 +210,9 @@ impl Session {
         self.sent += 1;
         let nonce = self.sent.to_string();
         let subscription = &mut self.kinds[kind as usize];
-        let is_new =
-            |name: &String, held: &Held| subscription.has.get(name).is_none_or(|has| has.version != held.version);
+        let is_new = |name: &String, held: &VersionedResource| {
+            subscription.has.get(name).is_none_or(|has| has.version != held.version)
+        };
         let changed = all.iter().filter(|(name, held)| is_new(name, held));
         let changed = changed.map(|(name, held)| (name.clone(), held.clone())).collect();
         // Names that it asks for, and that are not there, are said to be gone.
@@ -221,12 +222,12 @@ impl Session {
         let removed = removed.into_iter().cloned().collect();
         subscription.is_owed = false;
         subscription.pending = Some((nonce.clone(), all.clone()));
-        Some(Said { kind, nonce, version: version(&all), all, changed, removed })
+        Some(XdsResponse { kind, nonce, version: version(&all), all, changed, removed })
     }
 }
 
 impl Subscription {
-    fn ask(&mut self, heard: &Heard, kind: Kind) {
+    fn ask(&mut self, heard: &XdsRequest, kind: Kind) {
         let is_first = self.names.is_none();
         let mut names = self.names.take().unwrap_or_default();
         if is_first {
@@ -234,11 +235,12 @@ impl Subscription {
             if heard.subscribe.is_empty() && kind != Kind::Routes {
                 names.insert("*".to_owned());
             }
-            let known =
-                |(name, version): (&String, &String)| (name.clone(), Held { version: version.clone(), body: None });
-            self.has = heard.has.iter().take(MOST_NAMES).map(known).collect();
+            let view = |(name, version): (&String, &String)| {
+                (name.clone(), VersionedResource { version: version.clone(), body: None })
+            };
+            self.has = heard.has.iter().take(MOST_NAMES).map(view).collect();
         }
-        if heard.is_whole {
+        if heard.is_sotw {
             let asked: BTreeSet<_> = heard.subscribe.iter().take(MOST_NAMES).cloned().collect();
             let is_other = !asked.is_empty() && asked != names;
             self.is_owed |= is_first || is_other;
@@ -266,14 +268,14 @@ impl Subscription {
     }
 }
 
-fn is_same(a: &BTreeMap<String, Held>, b: &BTreeMap<String, Held>) -> bool {
-    let versions = |map: &BTreeMap<String, Held>| {
+fn is_same(a: &BTreeMap<String, VersionedResource>, b: &BTreeMap<String, VersionedResource>) -> bool {
+    let versions = |map: &BTreeMap<String, VersionedResource>| {
         map.iter().map(|(name, held)| (name.clone(), held.version.clone())).collect::<Vec<_>>()
     };
     a.len() == b.len() && versions(a) == versions(b)
 }
 
-fn version(all: &BTreeMap<String, Held>) -> String {
+fn version(all: &BTreeMap<String, VersionedResource>) -> String {
     let text: String = all.iter().map(|(name, held)| format!("{name}\n{}\n", held.version)).collect();
     hex(&sha256(text.as_bytes())[..8])
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use envoy_types::pb::envoy::config::core::v3::{Node as Envoy, node::UserAgentVersionType};
 pub(crate) use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest as DeltaRequest, DeltaDiscoveryResponse as DeltaResponse, DiscoveryRequest as WholeRequest,
-    DiscoveryResponse as WholeResponse, Resource,
+    DeltaDiscoveryRequest as DeltaRequest, DeltaDiscoveryResponse as DeltaResponse, DiscoveryRequest as SotwRequest,
+    DiscoveryResponse as SotwResponse, Resource,
 };
 use envoy_types::pb::google::protobuf::value::Kind as Scalar;
 use futures_util::Stream;
@@ -21,10 +21,10 @@ use tokio::sync::watch;
 use tonic::{Response, Status, Streaming};
 
 use super::super::{EXPELLED, Peer, Presence, Push};
-use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
-use crate::compile::envoy::{DIRECTORY, Held, Site, nothing, resources};
+use super::session::{Goal, Kind, Session, Verdict, XdsRequest, XdsResponse};
+use crate::compile::envoy::{DIRECTORY, EnvoyIdentity, VersionedResource, nothing, resources};
 use crate::control::Report;
-use crate::controller::{HELD, Known, Watched};
+use crate::controller::{HELD, StateView, Watched};
 use crate::digest::sha256;
 use crate::document::{Name, Program};
 use crate::trust::Trust;
@@ -38,14 +38,14 @@ pub(crate) trait Form: Send + 'static {
     type Response;
     fn node(request: &mut Self::Request) -> Option<Envoy>;
     fn kind(request: &Self::Request) -> Option<Kind>;
-    fn heard(request: Self::Request) -> Heard;
-    fn said(said: Said) -> Self::Response;
+    fn heard(request: Self::Request) -> XdsRequest;
+    fn said(said: XdsResponse) -> Self::Response;
 }
 
 /// What differs.
 pub(crate) struct Delta;
 /// All of it each time.
-pub(crate) struct Whole;
+pub(crate) struct StateOfTheWorld;
 
 impl Form for Delta {
     type Request = DeltaRequest;
@@ -59,19 +59,19 @@ impl Form for Delta {
         Kind::of(&request.type_url)
     }
 
-    fn heard(request: DeltaRequest) -> Heard {
-        Heard {
+    fn heard(request: DeltaRequest) -> XdsRequest {
+        XdsRequest {
             nonce: request.response_nonce,
             refused: request.error_detail.map(|status| status.message),
             subscribe: request.resource_names_subscribe,
             unsubscribe: request.resource_names_unsubscribe,
-            is_whole: false,
+            is_sotw: false,
             has: request.initial_resource_versions.into_iter().collect(),
         }
     }
 
-    fn said(said: Said) -> DeltaResponse {
-        let resource = |(name, held): (String, Held)| Resource {
+    fn said(said: XdsResponse) -> DeltaResponse {
+        let resource = |(name, held): (String, VersionedResource)| Resource {
             name,
             version: held.version,
             resource: held.body,
@@ -88,36 +88,36 @@ impl Form for Delta {
     }
 }
 
-impl Form for Whole {
-    type Request = WholeRequest;
-    type Response = WholeResponse;
+impl Form for StateOfTheWorld {
+    type Request = SotwRequest;
+    type Response = SotwResponse;
 
-    fn node(request: &mut WholeRequest) -> Option<Envoy> {
+    fn node(request: &mut SotwRequest) -> Option<Envoy> {
         request.node.take()
     }
 
-    fn kind(request: &WholeRequest) -> Option<Kind> {
+    fn kind(request: &SotwRequest) -> Option<Kind> {
         Kind::of(&request.type_url)
     }
 
-    fn heard(request: WholeRequest) -> Heard {
-        Heard {
+    fn heard(request: SotwRequest) -> XdsRequest {
+        XdsRequest {
             nonce: request.response_nonce,
             refused: request.error_detail.map(|status| status.message),
             subscribe: request.resource_names,
             unsubscribe: Vec::new(),
-            is_whole: true,
+            is_sotw: true,
             has: BTreeMap::new(),
         }
     }
 
-    fn said(said: Said) -> WholeResponse {
-        WholeResponse {
+    fn said(said: XdsResponse) -> SotwResponse {
+        SotwResponse {
             version_info: said.version,
             resources: said.all.into_values().filter_map(|held| held.body).collect(),
             type_url: said.kind.url().to_owned(),
             nonce: said.nonce,
-            ..WholeResponse::default()
+            ..SotwResponse::default()
         }
     }
 }
@@ -129,7 +129,7 @@ pub(crate) async fn serve<F: Form>(
     mut requests: Streaming<F::Request>,
 ) -> Result<Response<impl Stream<Item = Result<F::Response, Status>> + use<F>>, Status> {
     let node = push.node_of(peer)?;
-    if push.controller().known().is_held() {
+    if push.controller().view().is_held() {
         return Err(Status::unavailable(HELD));
     }
     let silent = || Status::invalid_argument("say first who you are, and what you ask for");
@@ -235,12 +235,12 @@ impl<F: Form> Serving<F> {
     }
 
     /// What is signed anew is another text each time, for which Envoy would begin all connections anew.
-    fn look_for_revoked(&mut self, known: &Known) {
+    fn look_for_revoked(&mut self, view: &StateView) {
         let trust = self.trust.borrow_and_update().clone();
-        let keys: BTreeSet<_> = known.state.catalog.revoked().map(|one| one.key.clone()).collect();
+        let keys: BTreeSet<_> = view.state.catalog.revoked().map(|one| one.key.clone()).collect();
         let basis = (keys, trust.issuers.clone());
         if self.revoked != basis {
-            self.revocations = self.push.controller().revocations(known);
+            self.revocations = self.push.controller().revocations(view);
             self.revoked = basis;
         }
     }
@@ -255,7 +255,7 @@ impl<F: Form> Serving<F> {
             self.trust.borrow_and_update();
             return Ok(());
         }
-        let is_node = self.push.controller().known().state.catalog.node(&self.node).is_some();
+        let is_node = self.push.controller().view().state.catalog.node(&self.node).is_some();
         if watched.given.document.is_none() && is_node && !self.is_expelled {
             // What another version has taken this one could not compile: it keeps what it has.
             return Ok(());
@@ -264,8 +264,8 @@ impl<F: Form> Serving<F> {
             self.session.aim(Goal { revision, digest: Bytes::new(), resources: nothing() });
             return Ok(());
         };
-        let known = self.push.controller().known();
-        let catalog = &known.state.catalog;
+        let view = self.push.controller().view();
+        let catalog = &view.state.catalog;
         if catalog.node(&self.node).is_none_or(|node| node.runs != Program::Envoy) {
             return Err(Status::failed_precondition(format!(
                 "{} runs Hermes: write runs: envoy in its document, or start `hermes proxy` there",
@@ -273,15 +273,15 @@ impl<F: Form> Serving<F> {
             )));
         }
         let overlay = catalog.overlay().map(|(name, _)| name.to_string()).unwrap_or_default();
-        self.look_for_revoked(&known);
-        let site = Site { overlay: &overlay, directory: &self.directory, revocations: &self.revocations };
+        self.look_for_revoked(&view);
+        let identity = EnvoyIdentity { overlay: &overlay, directory: &self.directory, revocations: &self.revocations };
         let digest = sha256(&document);
         let parsed = serde_json::from_slice::<Document>(&document).map_err(|error| error.to_string());
         let made = parsed.and_then(|document| {
             let lines = |problems: Vec<hermes_model::Problem>| {
                 problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
             };
-            resources(&document, site).map_err(lines)
+            resources(&document, identity).map_err(lines)
         });
         match made {
             Ok(resources) => self.session.aim(Goal { revision, digest, resources }),

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Given, Known, Watched, lines};
+use super::{Given, StateView, Watched, lines};
 use crate::compile::Plan;
 use crate::document::{Key, Name};
 use crate::rollout::Rollout;
 use crate::store::Revision;
 
-impl Known {
+impl StateView {
     /// What a node is to run in the end. `None`: it is no part of the overlay.
     pub fn document(&self, node: &Name) -> Option<&Bytes> {
         self.plan.document(node)
