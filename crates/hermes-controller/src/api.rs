@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use self::problem::Problem;
 use crate::audit::{Audit, Event};
 use crate::ca::Office;
-use crate::controller::{Controller, Refused, StateView};
+use crate::controller::{ApplyError, Controller, StateView};
 use crate::digest::{hex, sha256};
 use crate::document::{self, Key, Name};
 use crate::push::{Peer, Push};
@@ -103,7 +103,7 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
     let may_ask = |asker: &Asker| asker.is_known(&desk.controller.view(), &peer);
     if Asker::of(&peer).is_ok_and(|asker| !may_ask(&asker)) {
         // Another controller may have made this one just now.
-        desk.controller.catch_up().await.map_err(Refused::from)?;
+        desk.controller.catch_up().await.map_err(ApplyError::from)?;
     }
     let asker = desk.asker(&peer)?;
     let (parts, body) = request.into_parts();
@@ -197,7 +197,7 @@ impl Desk {
     }
 
     /// Writes a failed change to the audit log, whether it was refused or its outcome is unknown.
-    fn done<T>(&self, event: &Event<'_>, done: Result<T, Refused>) -> Result<T, Problem> {
+    fn done<T>(&self, event: &Event<'_>, done: Result<T, ApplyError>) -> Result<T, Problem> {
         done.map_err(|refused| {
             self.audit.tell(event.clone().failed(&refused));
             refused.into()
@@ -244,9 +244,9 @@ impl Asker {
     }
 
     /// What is wrong, without what is somebody else's.
-    fn told(&self, refused: Refused) -> Problem {
+    fn told(&self, refused: ApplyError) -> Problem {
         match refused {
-            Refused::Faults(mut faults) if self.provider.is_some() => {
+            ApplyError::Faults(mut faults) if self.provider.is_some() => {
                 let is_own =
                     |fault: &document::Fault| fault.key.as_ref().is_none_or(|key| self.provider == key.provider);
                 let all = faults.len();

@@ -59,7 +59,7 @@ impl std::fmt::Debug for Authority {
 
 /// Why a certificate is not made.
 #[derive(Debug, thiserror::Error)]
-pub enum Unissued {
+pub enum IssueError {
     /// What was sent is no request, or is not signed with its own key.
     #[error("this is no certificate request (PKCS #10, DER) that is signed with its own key: {0}")]
     Request(String),
@@ -141,7 +141,7 @@ impl Authority {
     ///
     /// # Errors
     /// The system gives no key.
-    pub fn generate(now: SystemTime) -> Result<Self, Unissued> {
+    pub fn generate(now: SystemTime) -> Result<Self, IssueError> {
         let key = KeyPair::generate().map_err(authority)?;
         let mut params = CertificateParams::default();
         // It signs no authorities, but those that follow it: `proof_of`.
@@ -159,7 +159,7 @@ impl Authority {
     ///
     /// # Errors
     /// Its certificate or its key is none.
-    pub fn signer(&self) -> Result<Signer, Unissued> {
+    pub fn signer(&self) -> Result<Signer, IssueError> {
         let key = KeyPair::from_pem(&self.key).map_err(authority)?;
         Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(authority)? })
     }
@@ -176,9 +176,9 @@ impl Signer {
         subject: &Subject<'_>,
         now: SystemTime,
         life: Duration,
-    ) -> Result<(String, String), Unissued> {
+    ) -> Result<(String, String), IssueError> {
         let asked = CertificateSigningRequestParams::from_der(&request.into());
-        let key = asked.map_err(|error| Unissued::Request(error.to_string()))?.public_key;
+        let key = asked.map_err(|error| IssueError::Request(error.to_string()))?.public_key;
         let digest = key_digest(&key.subject_public_key_info());
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::ExplicitNoCa;
@@ -204,7 +204,7 @@ impl Signer {
     ///
     /// # Errors
     /// This authority may sign no lists.
-    pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, Unissued> {
+    pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, IssueError> {
         let this_update = (now - SKEW).into();
         let one = |key| RevokedCertParams {
             serial_number: serial(key),
@@ -266,8 +266,8 @@ fn serial(digest: &str) -> SerialNumber {
     bytes.into()
 }
 
-fn authority(error: rcgen::Error) -> Unissued {
-    Unissued::Authority(error.to_string())
+fn authority(error: rcgen::Error) -> IssueError {
+    IssueError::Authority(error.to_string())
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ pub struct Watched {
 
 /// Why a change is not made.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum ApplyError {
     /// The documents are wrong, or what they come to.
     #[error("{}", lines(.0))]
     Faults(Vec<Fault>),
@@ -91,7 +91,7 @@ pub enum Refused {
     Turn,
     /// It is not the time for that.
     #[error("{0}")]
-    Unready(String),
+    NotReady(String),
     /// There is nobody of that name.
     #[error("{0}")]
     Unknown(String),
@@ -109,7 +109,7 @@ pub enum Refused {
     Store(#[from] StoreError),
 }
 
-impl Refused {
+impl ApplyError {
     /// True if the change may have been made all the same.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Store(StoreError::Unknown(_)))
@@ -119,7 +119,7 @@ impl Refused {
 impl Event<'_> {
     /// The same event, as one that failed.
     #[must_use]
-    pub fn failed(self, why: &Refused) -> Self {
+    pub fn failed(self, why: &ApplyError) -> Self {
         match why.is_unknown() {
             true => Self { unknown: Some(why.to_string()), ..self },
             false => Self { refused: Some(why.to_string()), ..self },
@@ -296,8 +296,8 @@ impl Controller {
     async fn transact<T>(
         &self,
         by: &str,
-        judge: impl Fn(&StateView) -> Result<(Vec<Change>, T), Refused>,
-    ) -> Result<(Revision, T), Refused> {
+        judge: impl Fn(&StateView) -> Result<(Vec<Change>, T), ApplyError>,
+    ) -> Result<(Revision, T), ApplyError> {
         let _one = self.writing.lock().await;
         for _ in 0..TRIES {
             self.check_lost()?;

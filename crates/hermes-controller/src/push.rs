@@ -22,7 +22,7 @@ pub(crate) use self::presence::Presence;
 pub use self::rotation::{Lacking, Progress};
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, RenewRequest};
-use crate::controller::{Controller, HELD, Refused, Settled};
+use crate::controller::{ApplyError, Controller, HELD, Settled};
 use crate::document::Name;
 use crate::node_status::{NodeStatus, NodeStatuses};
 use crate::token::Ticket;
@@ -279,14 +279,14 @@ pub(crate) const EXPELLED: &str =
     "this node is no member any more, or has enrolled anew; enrol it with a token and an empty --state";
 
 /// As gRPC says it.
-fn rejection(refused: &Refused) -> Status {
+fn rejection(refused: &ApplyError) -> Status {
     let code = match refused {
-        Refused::Faults(_) => Code::InvalidArgument,
-        Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => Code::Aborted,
-        Refused::Unusable(_) => Code::InvalidArgument,
-        Refused::Denied(_) => Code::PermissionDenied,
-        Refused::Absent(_) | Refused::Unknown(_) => Code::NotFound,
-        Refused::Store(_) => Code::Unavailable,
+        ApplyError::Faults(_) => Code::InvalidArgument,
+        ApplyError::Conflict { .. } | ApplyError::Busy(_) | ApplyError::Turn | ApplyError::NotReady(_) => Code::Aborted,
+        ApplyError::Unusable(_) => Code::InvalidArgument,
+        ApplyError::Denied(_) => Code::PermissionDenied,
+        ApplyError::Absent(_) | ApplyError::Unknown(_) => Code::NotFound,
+        ApplyError::Store(_) => Code::Unavailable,
     };
     Status::new(code, refused.to_string())
 }

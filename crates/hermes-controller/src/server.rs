@@ -29,7 +29,7 @@ use crate::api;
 use crate::audit::{Audit, Event};
 use crate::ca::{Facts, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
-use crate::controller::{Controller, Refused};
+use crate::controller::{ApplyError, Controller};
 use crate::digest::key_digest;
 use crate::metrics;
 use crate::push::{Peer, Push, envoy};
@@ -62,7 +62,7 @@ pub async fn serve(
     audit: Arc<Audit>,
     (listener, admin): (TcpListener, Option<TcpListener>),
     hosts: Vec<String>,
-) -> Result<(), Refused> {
+) -> Result<(), ApplyError> {
     let push = Push::new(controller.clone(), audit.clone());
     let api = api::router(controller.clone(), push.clone(), audit.clone());
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
@@ -119,8 +119,8 @@ pub async fn serve(
 
 /// What the controller shows, and whom it takes: a certificate for these names and addresses, and behind it its authority's
 /// and what leads there from those before, so that who knows only the digest of one finds it.
-fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, Refused> {
-    let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
+fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, ApplyError> {
+    let denied = |error: String| ApplyError::Denied(format!("the controller's own certificate: {error}"));
     let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
     let request = CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
     let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, LIFE)?;

@@ -13,7 +13,7 @@ use clap::Args;
 use hermes_controller::api::TRUST;
 use hermes_controller::ca::OPERATOR_LIFE;
 use hermes_controller::client::{Client, ClientError, ControllerAddr, ControllerPin};
-use hermes_controller::controller::{Controller, Refused};
+use hermes_controller::controller::{ApplyError, Controller};
 use hermes_controller::digest::key_digest;
 use hermes_controller::document::Name;
 use hermes_net::tls::CertifiedKey;
@@ -49,11 +49,11 @@ impl Operator {
     ///
     /// # Errors
     /// There is no authority, or the store cannot be written.
-    pub(crate) async fn issue(controller: &Controller) -> Result<Self, Refused> {
-        let unable = |error: rcgen::Error| Refused::Denied(format!("the operator's key: {error}"));
+    pub(crate) async fn issue(controller: &Controller) -> Result<Self, ApplyError> {
+        let unable = |error: rcgen::Error| ApplyError::Denied(format!("the operator's key: {error}"));
         let key = KeyPair::generate().map_err(unable)?;
         let request = CertificateParams::default().serialize_request(&key).map_err(unable)?;
-        let name: Name = "root".parse().map_err(Refused::Denied)?;
+        let name: Name = "root".parse().map_err(ApplyError::Denied)?;
         let issued =
             controller.make_operator(("controller", None), request.der(), (&name, None), OPERATOR_LIFE).await?;
         let trust = controller.trust().borrow().mark();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
 use crate::ca::{self, Facts, facts};
-use crate::controller::{Refused, StateView, now};
+use crate::controller::{ApplyError, StateView, now};
 use crate::push::{Lacking, Progress};
 
 /// Nobody may bring a larger one.
@@ -88,11 +88,11 @@ pub(super) async fn rotate(
         } else {
             let imported = (body.len() <= LARGEST).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
             let imported = imported.ok_or_else(|| {
-                Refused::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
+                ApplyError::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
             })?;
             ca::Authority::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
         };
-        let next = made.map_err(|error| Refused::Unusable(error.to_string()))?;
+        let next = made.map_err(|error| ApplyError::Unusable(error.to_string()))?;
         let about = facts(&next.certificate).map(|facts| format!("{} {}", facts.subject, facts.fingerprint)).ok();
         Ok((desk.controller.rotate(&asker.by, next).await?, about))
     };
@@ -119,7 +119,7 @@ pub(super) async fn finish(
         let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
         let lacking = lacking(&desk.push.progress(&view));
         if let Some(lacking) = lacking.filter(|_| !options.force) {
-            return Err(Refused::Unready(format!(
+            return Err(ApplyError::NotReady(format!(
                 "not all are there yet: {lacking}. Wait, or do it all the same with --force: others believe such a node only \
                  when it has been at a controller again, as it can while its certificate lives"
             )));
@@ -157,7 +157,7 @@ fn end(
     desk: &Desk,
     (asker, peer): (&Asker, &Peer),
     what: &str,
-    done: Result<(u64, Option<String>), Refused>,
+    done: Result<(u64, Option<String>), ApplyError>,
 ) -> Result<Response, Problem> {
     let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
     match done {

@@ -18,7 +18,7 @@ use super::change_status::{ChangeStatus, await_nodes};
 use super::problem::{Problem, told};
 use super::{Asker, Desk, MAX_WAIT, rollout};
 use crate::audit::{Audit, Event};
-use crate::controller::{HELD, Outcome, Refused, Request, at_length};
+use crate::controller::{ApplyError, HELD, Outcome, Request, at_length};
 use crate::document::{self, Key, Kind, Resource};
 use crate::push::Peer;
 use crate::store::Revision;
@@ -122,7 +122,7 @@ pub(super) async fn remove(
 }
 
 /// Writes to the audit log what became of a change of documents.
-fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, Refused>) {
+fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, ApplyError>) {
     let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
     let event = Event { what, by: Some(&request.by), from, ..Event::default() };
     let outcome = match done {

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 
-use crate::controller::Refused;
+use crate::controller::ApplyError;
 use crate::document;
 
 /// What is wrong, as RFC 9457 says it.
@@ -22,20 +22,22 @@ impl Problem {
     }
 }
 
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Self {
+impl From<ApplyError> for Problem {
+    fn from(refused: ApplyError) -> Self {
         let status = match &refused {
-            Refused::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            Refused::Conflict { .. } | Refused::Busy(_) | Refused::Turn | Refused::Unready(_) => StatusCode::CONFLICT,
-            Refused::Denied(_) => StatusCode::FORBIDDEN,
-            Refused::Absent(_) | Refused::Unknown(_) => StatusCode::NOT_FOUND,
+            ApplyError::Faults(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ApplyError::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ApplyError::Conflict { .. } | ApplyError::Busy(_) | ApplyError::Turn | ApplyError::NotReady(_) => {
+                StatusCode::CONFLICT
+            }
+            ApplyError::Denied(_) => StatusCode::FORBIDDEN,
+            ApplyError::Absent(_) | ApplyError::Unknown(_) => StatusCode::NOT_FOUND,
             // The store has not answered: the change is neither made nor refused.
             refused if refused.is_unknown() => StatusCode::GATEWAY_TIMEOUT,
-            Refused::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ApplyError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         match refused {
-            Refused::Faults(faults) => Self::of_faults(&faults),
+            ApplyError::Faults(faults) => Self::of_faults(&faults),
             refused => Self::new(status, refused.to_string()),
         }
     }

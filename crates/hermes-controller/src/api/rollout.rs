@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{Arc, Asker, Desk, Event, Peer, Problem};
-use crate::controller::{Refused, StateView};
+use crate::controller::{ApplyError, StateView};
 use crate::state::owner_of;
 
 /// What is told of it; `of` is null where there is nothing.
@@ -72,7 +72,7 @@ fn end(
     (asker, peer): (&Asker, &Peer),
     what: &str,
     of: u64,
-    done: Result<(), Refused>,
+    done: Result<(), ApplyError>,
 ) -> Result<Response, Problem> {
     let about = Some(format!("revision {of}"));
     let event = Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() };

@@ -19,7 +19,7 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::x509::X509Name;
 
-use super::{Authority, Subject, Unissued, authority};
+use super::{Authority, IssueError, Subject, authority};
 use crate::digest::{hex, sha256};
 
 /// The longest chain that is taken: webpki builds none that is longer.
@@ -96,8 +96,8 @@ impl Authority {
     ///
     /// # Errors
     /// It could not sign what nodes believe, and why.
-    pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, Unissued> {
-        let refuse = |why: String| Unissued::Import(why);
+    pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, IssueError> {
+        let refuse = |why: String| IssueError::Import(why);
         let ders = blocks(certificates).map_err(|why| refuse(format!("the certificates: {why}")))?;
         if ders.is_empty() || ders.len() > LONGEST {
             return Err(refuse(format!(
@@ -130,9 +130,9 @@ impl Authority {
     }
 
     /// Whether a node would believe what it signs.
-    fn try_it(&self, now: SystemTime) -> Result<(), Unissued> {
-        let refuse = |why: String| Unissued::Import(format!("what this authority signs is not believed: {why}"));
-        let name = |name: &str| name.parse().map_err(Unissued::Import);
+    fn try_it(&self, now: SystemTime) -> Result<(), IssueError> {
+        let refuse = |why: String| IssueError::Import(format!("what this authority signs is not believed: {why}"));
+        let name = |name: &str| name.parse().map_err(IssueError::Import);
         let (overlay, node, host) = (name("overlay")?, name("node")?, "localhost".to_owned());
         let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let node = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
@@ -148,10 +148,10 @@ impl Authority {
         subject: &Subject<'_>,
         above: &str,
         now: SystemTime,
-    ) -> Result<Vec<CertificateDer<'static>>, Unissued> {
+    ) -> Result<Vec<CertificateDer<'static>>, IssueError> {
         let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
         let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), subject, now, TRIAL)?;
-        let shown = blocks(&(leaf + above)).map_err(Unissued::Import)?;
+        let shown = blocks(&(leaf + above)).map_err(IssueError::Import)?;
         Ok(shown.into_iter().map(Into::into).collect())
     }
 
@@ -159,8 +159,8 @@ impl Authority {
     ///
     /// # Errors
     /// Why not, such as for a path length that the older one's certificate has.
-    pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), Unissued> {
-        let refuse = |why: String| Unissued::Authority(why);
+    pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), IssueError> {
+        let refuse = |why: String| IssueError::Authority(why);
         let (overlay, node) = ("overlay".parse().map_err(refuse)?, "node".parse().map_err(refuse)?);
         let roots = Roots::from_pem(older.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
@@ -187,8 +187,8 @@ impl Authority {
     ///
     /// # Errors
     /// This one's key is none, or the other's certificate.
-    pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, Unissued> {
-        let refuse = |why: String| Unissued::Authority(why);
+    pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, IssueError> {
+        let refuse = |why: String| IssueError::Authority(why);
         let ders = blocks(&other.certificate).map_err(refuse)?;
         let der = ders.first().ok_or_else(|| refuse("it has no certificate".to_owned()))?;
         let other = parsed(der).map_err(refuse)?;

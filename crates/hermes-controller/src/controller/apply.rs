@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Controller, Refused, StateView, at_length, lock, now};
+use super::{ApplyError, Controller, StateView, at_length, lock, now};
 use crate::compile::{Plan, Touched};
 use crate::document::{Fault, Key, Kind, Name, Resource, Spec};
 use crate::state::{Before, Change, State, owner_of};
@@ -71,7 +71,7 @@ impl Controller {
     ///
     /// # Errors
     /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
-    pub async fn apply(&self, request: &Request) -> Result<Outcome, Refused> {
+    pub async fn apply(&self, request: &Request) -> Result<Outcome, ApplyError> {
         let judge = |view: &StateView| {
             if let Some(refused) = turn(view, request) {
                 // Recorded once: the owner has its turn from then on.
@@ -94,16 +94,16 @@ impl Controller {
 }
 
 /// The refusal if it is another owner's turn. `None`: the request may go on.
-fn turn(view: &StateView, request: &Request) -> Option<Refused> {
+fn turn(view: &StateView, request: &Request) -> Option<ApplyError> {
     if request.is_now || request.is_dry || request.takes_back.is_some() {
         return None;
     }
     if let Some(waved) = &view.state.rollout {
-        return Some(Refused::Busy(waved.of));
+        return Some(ApplyError::Busy(waved.of));
     }
     let owner = owner_of(&request.by);
     let has_waves = view.state.catalog.overlay().is_some_and(|(_, overlay)| overlay.rollout.is_some());
-    (has_waves && owner.is_some() && view.state.is_before(&owner, now())).then_some(Refused::Turn)
+    (has_waves && owner.is_some() && view.state.is_before(&owner, now())).then_some(ApplyError::Turn)
 }
 
 /// Keeps the drain of a node whose new document does not set `draining`: a command sets a drain, and applying a file
@@ -120,18 +120,18 @@ fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mu
 }
 
 /// What a request comes to with this state: what is to be written, and what that changes.
-fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), Refused> {
+fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), ApplyError> {
     let state = &view.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
     if let Some((of, _)) = request.takes_back.as_ref().filter(|(of, _)| waved != Some(*of)) {
-        return Err(Refused::Denied(format!("revision {of} goes out no more")));
+        return Err(ApplyError::Denied(format!("revision {of} goes out no more")));
     }
     let mut catalog = state.catalog.clone();
     let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };
     let mut changes = Vec::new();
     for key in &request.delete {
         if catalog.remove(key).is_none() {
-            return Err(Refused::Absent(Box::new(key.clone())));
+            return Err(ApplyError::Absent(Box::new(key.clone())));
         }
         outcome.deleted.push(key.clone());
         if let Some(member) = state.members.get(&key.name).filter(|_| key.kind == Kind::Node) {
@@ -165,7 +165,7 @@ fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Op
         for key in outcome.changed.iter().chain(&outcome.created).chain(&outcome.deleted) {
             let found = state.touched(key);
             if found > since {
-                return Err(Refused::Conflict { key: Box::new(key.clone()), since, found });
+                return Err(ApplyError::Conflict { key: Box::new(key.clone()), since, found });
             }
         }
     }
@@ -176,7 +176,7 @@ fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Op
             _ => None,
         });
         let changed: BTreeSet<Key> = changed.into_iter().chain(written).collect();
-        let (plan, touched) = view.plan.update(&catalog, &changed).map_err(Refused::Faults)?;
+        let (plan, touched) = view.plan.update(&catalog, &changed).map_err(ApplyError::Faults)?;
         let nodes: Vec<_> = touched.iter().map(|(node, document)| (node.clone(), document.is_some())).collect();
         if waved.is_some() {
             changes.push(Change::Settled { failed: request.takes_back.as_ref().map(|(_, why)| why.clone()) });

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use x509_parser::prelude::FromDer as _;
 
-use super::{Controller, HELD, Refused, StateView, now};
-use crate::ca::{Authority, Subject, Unissued};
+use super::{ApplyError, Controller, HELD, StateView, now};
+use crate::ca::{Authority, IssueError, Subject};
 use crate::digest::key_digest;
 use crate::document::{Key, Name};
 use crate::state::{Change, Member, Token};
@@ -37,7 +37,7 @@ impl Controller {
     ///
     /// # Errors
     /// It cannot be made, or not be written.
-    pub async fn authority(&self) -> Result<Authority, Refused> {
+    pub async fn authority(&self) -> Result<Authority, ApplyError> {
         let made = self.sealed(Authority::generate(SystemTime::now()).map_err(unissued)?)?;
         let judge = |view: &StateView| match &view.state.authority {
             Some(there) => Ok((Vec::new(), there.clone())),
@@ -50,17 +50,17 @@ impl Controller {
     ///
     /// # Errors
     /// There is no such node, or the store cannot be written.
-    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, Refused> {
+    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, ApplyError> {
         let authority = self.authority().await?;
-        let ticket = Ticket::generate(pin(&authority)?).map_err(Refused::Denied)?;
+        let ticket = Ticket::generate(pin(&authority)?).map_err(ApplyError::Denied)?;
         let life = u64::try_from(life.min(LONGEST).as_millis()).unwrap_or(u64::MAX);
         let judge = |view: &StateView| {
             if view.state.catalog.node(node).is_none() {
-                return Err(Refused::Absent(Box::new(Key::node(node))));
+                return Err(ApplyError::Absent(Box::new(Key::node(node))));
             }
             let now = now();
             if view.state.tokens.values().filter(|token| token.expires > now).count() >= MOST_TOKENS {
-                return Err(Refused::Denied(format!(
+                return Err(ApplyError::Denied(format!(
                     "there are {MOST_TOKENS} tokens that nobody has used; wait until they expire"
                 )));
             }
@@ -83,7 +83,7 @@ impl Controller {
     ///
     /// # Errors
     /// The token is used, expired or none; or the request is none.
-    pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), Refused> {
+    pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), ApplyError> {
         let key = key_of(request)?;
         // Who asks with one that is none costs no more than this.
         let digest = ticket.digest();
@@ -94,19 +94,19 @@ impl Controller {
             }
             let token = view.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
             if view.is_held() {
-                return Err(Refused::Unready(HELD.to_owned()));
+                return Err(ApplyError::NotReady(HELD.to_owned()));
             }
             let Some(token) = token else {
                 // Whether there was one with this id is not told.
-                return Err(Refused::Denied(
+                return Err(ApplyError::Denied(
                     "this token is used, taken back, or none of this overlay; ask for another one".to_owned(),
                 ));
             };
             if token.expires <= now() {
-                return Err(Refused::Denied("this token has expired; ask for another one".to_owned()));
+                return Err(ApplyError::Denied("this token has expired; ask for another one".to_owned()));
             }
             if view.state.catalog.node(&token.node).is_none() {
-                return Err(Refused::Denied(format!("node {} is no part of the overlay any more", token.node)));
+                return Err(ApplyError::Denied(format!("node {} is no part of the overlay any more", token.node)));
             }
             let member =
                 Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
@@ -120,7 +120,7 @@ impl Controller {
                 }
                 // The other node's certificates would be believed again.
                 Some(_) => {
-                    return Err(Refused::Denied(
+                    return Err(ApplyError::Denied(
                         "this key was another node's, and is revoked; enrol with an empty --state directory".to_owned(),
                     ));
                 }
@@ -138,11 +138,13 @@ impl Controller {
     ///
     /// # Errors
     /// It is no member any more, or the request is for another key.
-    pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
+    pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, ApplyError> {
         let key = key_of(request)?;
         let view = self.view();
         if view.state.members.get(node).is_none_or(|member| member.key != key) {
-            return Err(Refused::Denied(format!("{node} has enrolled with another key; enrol it anew with a token")));
+            return Err(ApplyError::Denied(format!(
+                "{node} has enrolled with another key; enrol it anew with a token"
+            )));
         }
         self.issue(node, request)
     }
@@ -151,24 +153,24 @@ impl Controller {
     ///
     /// # Errors
     /// It is no member, or the store cannot be written.
-    pub async fn expel(&self, by: &str, node: &Name) -> Result<(), Refused> {
+    pub async fn expel(&self, by: &str, node: &Name) -> Result<(), ApplyError> {
         let judge = |view: &StateView| match view.state.members.get(node) {
             Some(member) => {
                 let revoked = Change::Revoked(view.state.revoked(member, now()));
                 Ok((vec![Change::Expelled { node: node.clone() }, revoked], ()))
             }
-            None => Err(Refused::Denied(format!("{node} has not enrolled"))),
+            None => Err(ApplyError::Denied(format!("{node} has not enrolled"))),
         };
         self.transact(by, judge).await.map(drop)
     }
 
-    fn issue(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
+    fn issue(&self, node: &Name, request: &[u8]) -> Result<Certificate, ApplyError> {
         let view = self.view();
         let catalog = &view.state.catalog;
         let (overlay, document) = catalog
             .overlay()
             .zip(catalog.node(node))
-            .ok_or_else(|| Refused::Denied(format!("node {node} is no part of the overlay any more")))?;
+            .ok_or_else(|| ApplyError::Denied(format!("node {node} is no part of the overlay any more")))?;
         let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
         let life = view.state.certificate_life();
         self.sign(request, &subject, life)
@@ -178,7 +180,7 @@ impl Controller {
     ///
     /// # Errors
     /// There is no authority yet, or the request is none.
-    pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, Refused> {
+    pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, ApplyError> {
         let (certificate, trust) = self.sign_alone(request, subject, life)?;
         Ok(Certificate { certificate: certificate + &trust.chain, authorities: trust.authorities })
     }
@@ -189,13 +191,13 @@ impl Controller {
         request: &[u8],
         subject: &Subject<'_>,
         life: Duration,
-    ) -> Result<(String, Trust), Refused> {
+    ) -> Result<(String, Trust), ApplyError> {
         let view = self.view();
         let authority = view.state.authority.as_ref();
-        let authority = authority.ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))?;
+        let authority = authority.ok_or_else(|| ApplyError::Denied("there is no authority yet".to_owned()))?;
         let signer = self.opened(authority)?.signer().map_err(unissued)?;
         let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
-        Ok((certificate, view.state.trust().map_err(Refused::Denied)?))
+        Ok((certificate, view.state.trust().map_err(ApplyError::Denied)?))
     }
 
     /// Lists of what is revoked, of each authority that is trusted (PEM). Empty where nothing is; or where one of them may sign
@@ -210,32 +212,32 @@ impl Controller {
             let signer = self.opened(authority)?.signer().map_err(unissued)?;
             signer.revoke(keys.iter().copied(), SystemTime::now()).map_err(unissued)
         });
-        lists.collect::<Result<String, Refused>>().unwrap_or_else(|error| {
+        lists.collect::<Result<String, ApplyError>>().unwrap_or_else(|error| {
             tracing::warn!("Envoys are not told which certificates are revoked: {error}");
             String::new()
         })
     }
 }
 
-pub(super) fn unissued(error: Unissued) -> Refused {
+pub(super) fn unissued(error: IssueError) -> ApplyError {
     match error {
-        Unissued::Import(why) => Refused::Unusable(why),
-        error => Refused::Denied(error.to_string()),
+        IssueError::Import(why) => ApplyError::Unusable(why),
+        error => ApplyError::Denied(error.to_string()),
     }
 }
 
 /// The digest of the key that a request is for, as the certificate will have it. Before anything is written for it.
-pub(super) fn key_of(request: &[u8]) -> Result<String, Refused> {
+pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
-    let (_, parsed) =
-        parsed.map_err(|error| Refused::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;
+    let (_, parsed) = parsed
+        .map_err(|error| ApplyError::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;
     let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into()).map_err(|error| {
-        Refused::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
+        ApplyError::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
     })?;
     let issued = rcgen::PublicKeyData::subject_public_key_info(&asked.public_key);
     // By another one it would not be found again when it is revoked.
     if issued != parsed.certification_request_info.subject_pki.raw {
-        return Err(Refused::Denied(
+        return Err(ApplyError::Denied(
             "the request has its key in another form than certificates have (RFC 5280, section 4.1.2.7), or is signed by another \
              scheme than is usual for it; make it anew, for P-256 for instance"
                 .to_owned(),
@@ -248,10 +250,10 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, Refused> {
 ///
 /// # Errors
 /// Its certificate is none.
-pub fn pin(authority: &Authority) -> Result<[u8; 32], Refused> {
+pub fn pin(authority: &Authority) -> Result<[u8; 32], ApplyError> {
     let parsed = x509_parser::pem::parse_x509_pem(authority.certificate.as_bytes());
     let (_, pem) =
-        parsed.map_err(|error| Refused::Denied(format!("the authority's certificate cannot be read: {error}")))?;
+        parsed.map_err(|error| ApplyError::Denied(format!("the authority's certificate cannot be read: {error}")))?;
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &pem.contents);
-    digest.as_ref().try_into().map_err(|_| Refused::Denied("SHA-256 has 32 bytes".to_owned()))
+    digest.as_ref().try_into().map_err(|_| ApplyError::Denied("SHA-256 has 32 bytes".to_owned()))
 }

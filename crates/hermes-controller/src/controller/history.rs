@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 
-use super::{Controller, Refused, StateView, now};
+use super::{ApplyError, Controller, StateView, now};
 use crate::audit::Event;
 use crate::catalog::Revoked;
 use crate::control::{Order, Readmission, Report, Revocation};
@@ -83,7 +83,7 @@ impl Controller {
         &self,
         member: Option<(&Name, &str)>,
         report: &Report,
-    ) -> Result<Vec<Event<'static>>, Refused> {
+    ) -> Result<Vec<Event<'static>>, ApplyError> {
         let node = member.map_or("-", |(node, _)| node.as_str());
         let view = self.view();
         let is_any = !report.revoked.is_empty();
@@ -143,7 +143,7 @@ impl Controller {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn confirm(&self, by: &str) -> Result<Revision, Refused> {
+    pub async fn confirm(&self, by: &str) -> Result<Revision, ApplyError> {
         let judge =
             |view: &StateView| Ok((view.state.is_unconfirmed.then_some(Change::Confirmed).into_iter().collect(), ()));
         Ok(self.transact(by, judge).await?.0)

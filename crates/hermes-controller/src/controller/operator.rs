@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::enrol::key_of;
-use super::{Certificate, Controller, Refused, StateView, now};
+use super::{ApplyError, Certificate, Controller, StateView, now};
 use crate::ca::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
@@ -37,7 +37,7 @@ impl Controller {
         request: &[u8],
         (name, provider): (&Name, Option<&Name>),
         life: Duration,
-    ) -> Result<Certificate, Refused> {
+    ) -> Result<Certificate, ApplyError> {
         let (life, key) = (life.min(OPERATOR_LIFE), key_of(request)?);
         let certificate = self.sign(request, &Subject::Operator { provider, name }, life)?;
         let until = now().saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
@@ -47,7 +47,7 @@ impl Controller {
             let beside = view.operators(None).filter(|one| one.provider.as_ref() == provider);
             let is_there = view.state.operators.contains_key(&operator.key);
             if asking.is_some() && !is_there && beside.count() >= MOST {
-                return Err(Refused::Denied(format!(
+                return Err(ApplyError::Denied(format!(
                     "there are {MOST} operators; take some back with `hermes operator remove`"
                 )));
             }
@@ -67,9 +67,9 @@ impl Controller {
         request: &[u8],
         asking: Asking<'_>,
         life: Duration,
-    ) -> Result<Certificate, Refused> {
+    ) -> Result<Certificate, ApplyError> {
         if key_of(request)? != asking.key {
-            return Err(Refused::Denied(
+            return Err(ApplyError::Denied(
                 "this is for another key than that of the certificate that was shown".to_owned(),
             ));
         }
@@ -80,7 +80,12 @@ impl Controller {
     ///
     /// # Errors
     /// There is none, or it is that of who asks: somebody remains. Or the store cannot be written.
-    pub async fn dismiss(&self, by: &str, asking: Asking<'_>, who: (&Name, Option<&Name>)) -> Result<usize, Refused> {
+    pub async fn dismiss(
+        &self,
+        by: &str,
+        asking: Asking<'_>,
+        who: (&Name, Option<&Name>),
+    ) -> Result<usize, ApplyError> {
         let (name, provider) = who;
         let judge = |view: &StateView| {
             view.must_ask(Some(asking))?;
@@ -92,10 +97,10 @@ impl Controller {
                     Some(of) => format!("one of this name is {of}'s: --provider {of}"),
                     None => "`hermes operator list` has all".to_owned(),
                 };
-                return Err(Refused::Unknown(format!("there is no operator {name}; {next_step}")));
+                return Err(ApplyError::Unknown(format!("there is no operator {name}; {next_step}")));
             }
             if keys.iter().any(|key| key == asking.key) {
-                return Err(Refused::Denied(format!("{name} is who asks; another operator takes this one back")));
+                return Err(ApplyError::Denied(format!("{name} is who asks; another operator takes this one back")));
             }
             let count = keys.len();
             Ok((keys.into_iter().map(|key| Change::Dismissed { key }).collect(), count))
@@ -106,9 +111,9 @@ impl Controller {
 
 impl StateView {
     /// Who asks may have been dismissed while that waited for its turn: nobody makes themselves an operator again.
-    fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), Refused> {
+    fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), ApplyError> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
-        is_one.then_some(()).ok_or_else(|| Refused::Denied("who asks is no operator any more".to_owned()))
+        is_one.then_some(()).ok_or_else(|| ApplyError::Denied("who asks is no operator any more".to_owned()))
     }
 
     /// Who may change documents of this provider. `None`: all who may change any.

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Controller, Refused, Request, StateView, lock};
+use super::{ApplyError, Controller, Request, StateView, lock};
 use crate::document::Name;
 use crate::rollout::StepId;
 use crate::state::Change;
@@ -16,7 +16,7 @@ impl Controller {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn go_on(&self, (of, step): StepId) -> Result<(), Refused> {
+    pub async fn go_on(&self, (of, step): StepId) -> Result<(), ApplyError> {
         let judge = |view: &StateView| {
             let is_it = view.state.rollout.as_ref().is_some_and(|waved| waved.of == of && waved.step == step);
             let is_last = view.rollout.as_ref().is_none_or(|rollout| rollout.remaining() == 0);
@@ -30,7 +30,7 @@ impl Controller {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn finish(&self, by: &str, of: Revision) -> Result<(), Refused> {
+    pub async fn finish(&self, by: &str, of: Revision) -> Result<(), ApplyError> {
         let judge = |view: &StateView| {
             let is_it = view.state.rollout.as_ref().is_some_and(|waved| waved.of == of);
             Ok((is_it.then_some(Change::Settled { failed: None }).into_iter().collect(), ()))
@@ -42,7 +42,7 @@ impl Controller {
     ///
     /// # Errors
     /// It is over; or the store cannot be written.
-    pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), Refused> {
+    pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), ApplyError> {
         let view = self.view();
         let Some(waved) = view.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
         let (mut put, mut delete) = (Vec::new(), Vec::new());

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 use super::enrol::unissued;
-use super::{Base, Controller, Refused, StateView, now};
+use super::{ApplyError, Base, Controller, StateView, now};
 use crate::ca::{Authority, Seal, SealError, facts};
 use crate::document::Program;
 use crate::state::{Change, Rotation};
@@ -29,7 +29,7 @@ impl Controller {
     ///
     /// # Errors
     /// They are sealed with another one, or there is none; or the store cannot be written.
-    pub async fn unlock(&self, seal: Option<Seal>) -> Result<(), Refused> {
+    pub async fn unlock(&self, seal: Option<Seal>) -> Result<(), ApplyError> {
         if let Some(seal) = seal {
             let _ = self.seal.set(seal);
         }
@@ -73,12 +73,12 @@ impl Controller {
     }
 
     /// An authority whose key can be used.
-    pub(super) fn opened(&self, authority: &Authority) -> Result<Authority, Refused> {
+    pub(super) fn opened(&self, authority: &Authority) -> Result<Authority, ApplyError> {
         authority.opened(self.seal.get()).map_err(sealing)
     }
 
     /// The same as it is kept.
-    pub(super) fn sealed(&self, authority: Authority) -> Result<Authority, Refused> {
+    pub(super) fn sealed(&self, authority: Authority) -> Result<Authority, ApplyError> {
         match self.seal.get() {
             Some(seal) => authority.sealed(seal).map_err(sealing),
             None => Ok(authority),
@@ -89,20 +89,20 @@ impl Controller {
     ///
     /// # Errors
     /// It is no other one, or one follows another already; or the store cannot be written.
-    pub async fn rotate(&self, by: &str, next: Authority) -> Result<Revision, Refused> {
-        let fault = Refused::Unusable;
+    pub async fn rotate(&self, by: &str, next: Authority) -> Result<Revision, ApplyError> {
+        let fault = ApplyError::Unusable;
         let key = facts(&next.certificate).map_err(fault)?.key;
         let kept = self.sealed(next.clone())?;
         let judge = |view: &StateView| {
             if view.state.rotation.is_some() {
-                return Err(Refused::Unready(
+                return Err(ApplyError::NotReady(
                     "an authority follows another already; `hermes authority finish` ends that, and `hermes authority cancel` \
                      takes it back"
                         .to_owned(),
                 ));
             }
             if view.state.signing().map_err(fault)?.key == key {
-                return Err(Refused::Unusable("this authority signs already; bring another one".to_owned()));
+                return Err(ApplyError::Unusable("this authority signs already; bring another one".to_owned()));
             }
             let authority = self.opened(signing(view)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
@@ -117,7 +117,7 @@ impl Controller {
             if has_envoys
                 && next.signer().and_then(|signer| signer.revoke(std::iter::empty(), SystemTime::now())).is_err()
             {
-                return Err(Refused::Unusable(
+                return Err(ApplyError::Unusable(
                     "some nodes are Envoys, which know by signed lists what is revoked: the certificate of the authority needs \
                      cRLSign among its key usages"
                         .to_owned(),
@@ -134,7 +134,7 @@ impl Controller {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn switch(&self, by: &str, of: u64) -> Result<Revision, Refused> {
+    pub async fn switch(&self, by: &str, of: u64) -> Result<Revision, ApplyError> {
         let judge = |view: &StateView| {
             let next = view.state.rotation.as_deref().filter(|rotation| !rotation.is_leaving && rotation.since == of);
             let Some(Rotation { other, proof, .. }) = next else { return Ok((Vec::new(), ())) };
@@ -149,12 +149,12 @@ impl Controller {
     ///
     /// # Errors
     /// None follows another; or the newer one signs nothing yet, unless that is to be all the same.
-    pub async fn retire(&self, by: &str, of: u64, is_forced: bool) -> Result<Revision, Refused> {
+    pub async fn retire(&self, by: &str, of: u64, is_forced: bool) -> Result<Revision, ApplyError> {
         let judge = |view: &StateView| {
             let state = &view.state;
-            let rotation = state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
+            let rotation = state.rotation.as_deref().ok_or_else(|| ApplyError::NotReady(NONE.to_owned()))?;
             if rotation.since != of {
-                return Err(Refused::Unready(
+                return Err(ApplyError::NotReady(
                     "somebody else has changed that meanwhile; see `hermes authority show`".to_owned(),
                 ));
             }
@@ -165,7 +165,7 @@ impl Controller {
                     vec![gone(signing(view)?), Change::Authority(rotation.other.clone()), Change::Rotation(None)]
                 }
                 false => {
-                    return Err(Refused::Unready("the new authority signs nothing yet".to_owned()));
+                    return Err(ApplyError::NotReady("the new authority signs nothing yet".to_owned()));
                 }
             };
             Ok((changes, ()))
@@ -177,9 +177,9 @@ impl Controller {
     ///
     /// # Errors
     /// None follows another; or the store cannot be written.
-    pub async fn take_back_rotation(&self, by: &str) -> Result<Revision, Refused> {
+    pub async fn take_back_rotation(&self, by: &str) -> Result<Revision, ApplyError> {
         let judge = |view: &StateView| {
-            let rotation = view.state.rotation.as_deref().ok_or_else(|| Refused::Unready(NONE.to_owned()))?;
+            let rotation = view.state.rotation.as_deref().ok_or_else(|| ApplyError::NotReady(NONE.to_owned()))?;
             if !rotation.is_leaving {
                 // It has signed nothing.
                 return Ok((vec![Change::Rotation(None)], ()));
@@ -193,12 +193,12 @@ impl Controller {
     }
 }
 
-fn signing(view: &StateView) -> Result<&Authority, Refused> {
-    view.state.authority.as_ref().ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))
+fn signing(view: &StateView) -> Result<&Authority, ApplyError> {
+    view.state.authority.as_ref().ok_or_else(|| ApplyError::Denied("there is no authority yet".to_owned()))
 }
 
-fn sealing(error: SealError) -> Refused {
-    Refused::Denied(error.to_string())
+fn sealing(error: SealError) -> ApplyError {
+    ApplyError::Denied(error.to_string())
 }
 
 #[cfg(test)]

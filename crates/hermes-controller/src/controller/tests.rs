@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use super::follow::COMPACT;
-use super::{Controller, Refused, Request};
+use super::{ApplyError, Controller, Request};
 use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
 use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
@@ -111,7 +111,7 @@ async fn a_lost_store_stays_lost_until_a_restart() {
     writer.apply(&put(&OVERLAY.replace(":80\"", ":82\""))).await.unwrap();
     assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
     let refused = controller.apply(&put(MOVED)).await.unwrap_err();
-    assert!(matches!(refused, Refused::Store(StoreError::Lost(1))), "{refused}");
+    assert!(matches!(refused, ApplyError::Store(StoreError::Lost(1))), "{refused}");
     assert_eq!(writer.view().state.revision, 1, "nothing is written into the other history");
 }
 
@@ -165,7 +165,7 @@ async fn what_is_wrong_or_dry_changes_nothing() {
     let delete = |key: &str| Request { delete: vec![key.parse().unwrap()], ..Request::default() };
     let refused = controller.apply(&delete("Node/one")).await.unwrap_err();
     assert!(refused.to_string().contains("Service/A: at[0].node: there is no node one"), "{refused}");
-    assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(Refused::Absent(_))));
+    assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(ApplyError::Absent(_))));
     assert_eq!(controller.view().state.revision, 1);
     // With all that names it, it goes.
     let outcome = controller.apply(&delete("Node/two")).await;
@@ -183,7 +183,7 @@ async fn who_knows_an_older_revision_is_told() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let knowing = |revision| Request { since: Some(revision), ..put(MOVED) };
     let refused = controller.apply(&knowing(0)).await.unwrap_err();
-    assert!(matches!(refused, Refused::Conflict { since: 0, found: 1, .. }), "{refused}");
+    assert!(matches!(refused, ApplyError::Conflict { since: 0, found: 1, .. }), "{refused}");
     controller.apply(&knowing(1)).await.unwrap();
     assert_eq!(controller.apply(&knowing(1)).await.unwrap().revision, 2, "it is so already");
     let back = Request { since: Some(1), ..put(OVERLAY) };
@@ -351,7 +351,7 @@ async fn who_knew_what_is_deleted_is_told() {
     let again = Controller::start(store).await.unwrap();
     for controller in [&controller, &again] {
         let refused = controller.apply(&Request { is_dry: true, ..back.clone() }).await.unwrap_err();
-        assert!(matches!(refused, Refused::Conflict { since: 1, found: 2, .. }), "{refused}");
+        assert!(matches!(refused, ApplyError::Conflict { since: 1, found: 2, .. }), "{refused}");
     }
     controller.apply(&Request { since: Some(2), ..back }).await.unwrap();
 }
@@ -498,17 +498,17 @@ async fn providers_have_turns_where_changes_go_out_in_waves() {
     };
     controller.apply(&service("acme", 1)).await.unwrap();
     for provider in ["carla", "bella", "carla"] {
-        assert!(matches!(controller.apply(&service(provider, 1)).await, Err(Refused::Busy(_))));
+        assert!(matches!(controller.apply(&service(provider, 1)).await, Err(ApplyError::Busy(_))));
     }
     finish().await;
     // Waiting owners come first, in order; a refusal needs an owner who waits.
-    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
-    assert!(matches!(controller.apply(&service("bella", 2)).await, Err(Refused::Turn)));
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Turn)));
+    assert!(matches!(controller.apply(&service("bella", 2)).await, Err(ApplyError::Turn)));
     controller.apply(&service("carla", 2)).await.unwrap();
     finish().await;
-    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Turn)));
     controller.apply(&service("bella", 2)).await.unwrap();
-    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Busy(_))));
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Busy(_))));
     finish().await;
     controller.apply(&service("acme", 2)).await.unwrap();
     finish().await;

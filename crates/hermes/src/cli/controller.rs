@@ -13,7 +13,7 @@ use hermes_controller::audit::Audit;
 use hermes_controller::ca::Authority;
 use hermes_controller::ca::{Seal, SealError};
 use hermes_controller::client::{self, PORT};
-use hermes_controller::controller::{Controller, Refused};
+use hermes_controller::controller::{ApplyError, Controller};
 use hermes_controller::server;
 use hermes_controller::store::{Credentials, Etcd, Sqlite, Store, StoreError};
 use hermes_model::document::Bind;
@@ -90,11 +90,11 @@ impl Place {
     }
 
     /// Does what needs the store. One that several controllers share may come later than they do, after a power cut: it is waited for.
-    async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, Refused>) -> Result<T, Refused> {
+    async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, ApplyError>) -> Result<T, ApplyError> {
         let mut outage = OutageLog::default();
         loop {
             match work().await {
-                Err(error @ Refused::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
+                Err(error @ ApplyError::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
                     if let Some(Attempts { count, elapsed }) = outage.failed(&self.store, &error.to_string()) {
                         tracing::warn!(again_in = ?AGAIN, attempts = count, since = ?elapsed, "no overlay yet: {error}");
                     }
@@ -124,18 +124,18 @@ impl Run {
     }
 
     /// Reads the store, and makes the authority where there is none.
-    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
+    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, ApplyError> {
         let controller = Controller::start(store).await?;
         let operator = self.place.data.join(operator::FILE);
         if controller.view().state.authority.is_none() && operator.exists() {
             // Nodes would believe nothing of what this controller makes now.
-            return Err(Refused::Denied(format!(
+            return Err(ApplyError::Denied(format!(
                 "the store has no overlay, and {} is of one; `hermes restore` puts a backup of that into the store. To begin \
                  another overlay take the file away",
                 operator.display()
             )));
         }
-        controller.unlock(self.seal(&controller).map_err(|error| Refused::Denied(error.to_string()))?).await?;
+        controller.unlock(self.seal(&controller).map_err(|error| ApplyError::Denied(error.to_string()))?).await?;
         controller.authority().await?;
         Ok(controller)
     }

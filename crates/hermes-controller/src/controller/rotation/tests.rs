@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use hermes_net::tls::{Roots, chains_to};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
-use super::super::{Asking, Controller, Refused};
+use super::super::{ApplyError, Asking, Controller};
 use crate::ca::Authority;
 use crate::ca::Seal;
 use crate::ca::Subject;
@@ -65,10 +65,10 @@ async fn members_believe_each_other_at_each_step() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    assert!(matches!(controller.retire("x", since(&controller), true).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.retire("x", since(&controller), true).await, Err(ApplyError::NotReady(_))));
     controller.rotate("x", next()).await.unwrap();
-    assert!(matches!(controller.rotate("x", next()).await, Err(Refused::Unready(_))));
-    assert!(matches!(controller.retire("x", since(&controller), false).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.rotate("x", next()).await, Err(ApplyError::NotReady(_))));
+    assert!(matches!(controller.retire("x", since(&controller), false).await, Err(ApplyError::NotReady(_))));
     let announced = issued(&controller);
     all_believe(&[before.clone(), announced.clone()]);
     controller.switch("x", since(&controller)).await.unwrap();
@@ -107,7 +107,7 @@ async fn what_is_taken_back_leaves_nobody_behind() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    assert!(matches!(controller.take_back_rotation("x").await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.take_back_rotation("x").await, Err(ApplyError::NotReady(_))));
     controller.rotate("x", next()).await.unwrap();
     controller.take_back_rotation("x").await.unwrap();
     assert_eq!(issued(&controller).1, before.1);
@@ -258,7 +258,7 @@ async fn what_was_looked_at_is_what_ends() {
     controller.take_back_rotation("x").await.unwrap();
     controller.rotate("x", next()).await.unwrap();
     let other = looked_at.wrapping_sub(1);
-    assert!(matches!(controller.retire("x", other, true).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.retire("x", other, true).await, Err(ApplyError::NotReady(_))));
     let revision = controller.view().state.revision;
     assert_eq!(controller.switch("x", other).await.unwrap(), revision);
 }
