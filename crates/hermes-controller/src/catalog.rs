@@ -42,27 +42,27 @@ pub struct Revoked {
 
 /// What sessions are led to.
 #[derive(Clone, Copy, Debug)]
-pub enum Offer<'a> {
+pub enum ServiceOrNetwork<'a> {
     /// A name.
     Service(&'a Service),
     /// Prefixes of addresses.
     Network(&'a Network),
 }
 
-impl<'a> Offer<'a> {
+impl<'a> ServiceOrNetwork<'a> {
     /// Nodes where it lives.
     pub fn nodes(self) -> Vec<&'a Name> {
         match self {
-            Offer::Service(service) => service.at.iter().map(|replica| &replica.node).collect(),
-            Offer::Network(network) => network.at.iter().map(|gateway| &gateway.node).collect(),
+            ServiceOrNetwork::Service(service) => service.at.iter().map(|replica| &replica.node).collect(),
+            ServiceOrNetwork::Network(network) => network.at.iter().map(|gateway| &gateway.node).collect(),
         }
     }
 
     /// Who may use it.
     pub fn audience(self) -> &'a Audience {
         match self {
-            Offer::Service(service) => &service.audience,
-            Offer::Network(network) => &network.audience,
+            ServiceOrNetwork::Service(service) => &service.audience,
+            ServiceOrNetwork::Network(network) => &network.audience,
         }
     }
 }
@@ -161,12 +161,14 @@ impl Catalog {
 
     /// Other services that could take sessions of this one, if their audiences are left aside.
     pub fn beside(&self, key: &Key) -> BTreeSet<&Key> {
-        let Some((resource, Offer::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
+        let Some((resource, ServiceOrNetwork::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
             return BTreeSet::new();
         };
         let all = called(resource).into_iter().filter_map(|called| self.authorities.get(&called));
         let meets = |other: &&Key| match self.offer(other) {
-            Some(Offer::Service(offered)) => *other != key && service.meets(&key.name, (offered, &other.name)),
+            Some(ServiceOrNetwork::Service(offered)) => {
+                *other != key && service.meets(&key.name, (offered, &other.name))
+            }
             _ => false,
         };
         all.flat_map(RedBlackTreeSetSync::iter).filter(meets).collect()
@@ -191,10 +193,10 @@ impl Catalog {
     }
 
     /// A service or a network.
-    pub fn offer(&self, key: &Key) -> Option<Offer<'_>> {
+    pub fn offer(&self, key: &Key) -> Option<ServiceOrNetwork<'_>> {
         match &self.all.get(key)?.spec {
-            Spec::Service(service) => Some(Offer::Service(service)),
-            Spec::Network(network) => Some(Offer::Network(network)),
+            Spec::Service(service) => Some(ServiceOrNetwork::Service(service)),
+            Spec::Network(network) => Some(ServiceOrNetwork::Network(network)),
             _ => None,
         }
     }
@@ -224,7 +226,7 @@ impl Catalog {
     }
 
     /// All services and networks.
-    pub fn offers(&self) -> impl Iterator<Item = (&Key, Offer<'_>)> {
+    pub fn offers(&self) -> impl Iterator<Item = (&Key, ServiceOrNetwork<'_>)> {
         let all = self.of(Kind::Service).chain(self.of(Kind::Network));
         all.filter_map(|resource| Some((&resource.key, self.offer(&resource.key)?)))
     }
@@ -279,7 +281,7 @@ fn called(resource: &Resource) -> Vec<(Owner, String)> {
 fn named_by(resource: &Resource) -> BTreeSet<Key> {
     let owner = &resource.key.provider;
     let own = |kind: Kind, name: &Name| Key { kind, provider: owner.clone(), name: name.clone() };
-    let offered = |offer: Offer<'_>| {
+    let offered = |offer: ServiceOrNetwork<'_>| {
         let mut all: BTreeSet<_> = offer.nodes().into_iter().map(Key::node).collect();
         if let Audience::Those { users, groups } = offer.audience() {
             all.extend(users.iter().map(|user| own(Kind::User, &user.name)));
@@ -292,8 +294,8 @@ fn named_by(resource: &Resource) -> BTreeSet<Key> {
         Spec::Node(node) => node.links.iter().map(Key::node).collect(),
         Spec::User(user) => user.nodes.iter().map(Key::node).collect(),
         Spec::Group(group) => group.users.iter().map(|user| own(Kind::User, user)).collect(),
-        Spec::Service(service) => offered(Offer::Service(service)),
-        Spec::Network(network) => offered(Offer::Network(network)),
+        Spec::Service(service) => offered(ServiceOrNetwork::Service(service)),
+        Spec::Network(network) => offered(ServiceOrNetwork::Network(network)),
     }
 }
 

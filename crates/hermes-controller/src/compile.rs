@@ -32,7 +32,7 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use self::envoy::EnvoyIdentity;
 use self::graph::Graph;
 use self::service_path::{Hop, PublicPaths, ServicePath, service_path};
-use crate::catalog::{Catalog, Offer, on_the_wire};
+use crate::catalog::{Catalog, ServiceOrNetwork, on_the_wire};
 use crate::control::MAX_MESSAGE;
 use crate::document::{Audience, Fault, Key, Kind, Name, Node, Program};
 
@@ -423,7 +423,7 @@ impl Plan {
         for key in
             self.at.get(name).into_iter().flat_map(RedBlackTreeSetSync::iter).filter(|key| key.provider.is_some())
         {
-            let Some(Offer::Service(service)) = self.catalog.offer(key) else { continue };
+            let Some(ServiceOrNetwork::Service(service)) = self.catalog.offer(key) else { continue };
             let Some((at, replica)) = service.at.iter().enumerate().find(|(_, replica)| replica.node == *name) else {
                 continue;
             };

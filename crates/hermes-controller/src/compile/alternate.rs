@@ -14,7 +14,7 @@ use hermes_model::snapshot::Role;
 use super::graph::Graph;
 use super::render::dialled;
 use super::service_path::Hop;
-use crate::catalog::{Catalog, Offer};
+use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Name, Program};
 
 /// A node knows so many for one service: each of them, and whoever is behind, has to know its users.
@@ -25,7 +25,7 @@ pub(super) struct Alternates<'a> {
     catalog: &'a Catalog,
     graph: &'a Graph,
     distances: &'a BTreeMap<Name, usize>,
-    offer: Offer<'a>,
+    offer: ServiceOrNetwork<'a>,
     /// Whether a node gets there by none of these. Thousands of devices have the same neighbours.
     spares: RefCell<BTreeMap<(BTreeSet<Name>, Name), bool>>,
     carrying: RefCell<BTreeMap<Name, bool>>,
@@ -36,7 +36,7 @@ impl<'a> Alternates<'a> {
         catalog: &'a Catalog,
         graph: &'a Graph,
         distances: &'a BTreeMap<Name, usize>,
-        offer: Offer<'a>,
+        offer: ServiceOrNetwork<'a>,
     ) -> Self {
         Self { catalog, graph, distances, offer, spares: RefCell::default(), carrying: RefCell::default() }
     }
@@ -63,7 +63,7 @@ impl<'a> Alternates<'a> {
 
     /// What is in custody waits for its link.
     fn is_held(&self) -> bool {
-        matches!(self.offer, Offer::Service(service) if service.custody.is_some())
+        matches!(self.offer, ServiceOrNetwork::Service(service) if service.custody.is_some())
     }
 
     /// Whether sessions may go from one to the other. An Envoy keeps no connection, and has none kept;
@@ -71,7 +71,7 @@ impl<'a> Alternates<'a> {
     fn joins(&self, from: &Name, to: &Name) -> bool {
         let Some((here, there)) = self.catalog.node(from).zip(self.catalog.node(to)) else { return false };
         let has_envoy = [here, there].iter().any(|node| node.runs == Program::Envoy);
-        let takes_envoys = matches!(self.offer, Offer::Service(_));
+        let takes_envoys = matches!(self.offer, ServiceOrNetwork::Service(_));
         !has_envoy || takes_envoys && dialled(Some(here), there, to).is_some()
     }
 

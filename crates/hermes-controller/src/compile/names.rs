@@ -10,7 +10,7 @@ use hermes_model::pattern::{AuthorityPattern, HostPattern, PortPattern};
 
 use super::Plan;
 use super::service_path::Hop;
-use crate::catalog::{Offer, addresses, on_the_wire, user_of_app};
+use crate::catalog::{ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::document::{App, Key, Name, Node, Speech};
 
 /// The addresses that stand for names of the user of a device, as far as it has an address of their version of IP.
@@ -29,8 +29,10 @@ pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String>
         hop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let services = offered.filter_map(|key| match plan.catalog.offer(key)? {
-        Offer::Service(service) => is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some((key, service)),
-        Offer::Network(_) => None,
+        ServiceOrNetwork::Service(service) => {
+            is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some((key, service))
+        }
+        ServiceOrNetwork::Network(_) => None,
     });
     let hosts = services.flat_map(|(key, service)| service.authorities(&key.name)).filter_map(dns_name);
     hosts.collect::<BTreeSet<_>>().into_iter().collect()

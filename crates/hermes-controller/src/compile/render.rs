@@ -16,7 +16,7 @@ use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamPro
 
 use super::service_path::Hop;
 use super::{Plan, names};
-use crate::catalog::{Catalog, Offer, Revoked, addresses, on_the_wire, user_of_app};
+use crate::catalog::{Catalog, Revoked, ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::digest::key_name;
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
@@ -125,8 +125,8 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_name
         !hop.next.is_empty() && hop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let networks = offered.filter_map(|key| match plan.catalog.offer(key)? {
-        Offer::Network(network) => is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some(network),
-        Offer::Service(_) => None,
+        ServiceOrNetwork::Network(network) => is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some(network),
+        ServiceOrNetwork::Service(_) => None,
     });
     let mut prefixes: Vec<Prefix> = of_names.to_vec();
     for prefix in networks.flat_map(|network| network.prefixes.iter()) {
@@ -146,8 +146,12 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
             let offer = plan.catalog.offer(key)?;
             let onward = (!hop.next.is_empty()).then(|| upstreams.of(&hop.next, &hop.alternates));
             let (general, route) = match offer {
-                Offer::Service(service) => (generality(service, key), route((name, hop), (key, service), onward)),
-                Offer::Network(network) => (breadth(network), route_of_packets((name, hop), (key, network), onward)),
+                ServiceOrNetwork::Service(service) => {
+                    (generality(service, key), route((name, hop), (key, service), onward))
+                }
+                ServiceOrNetwork::Network(network) => {
+                    (breadth(network), route_of_packets((name, hop), (key, network), onward))
+                }
             };
             Some((general, key.clone(), route))
         })

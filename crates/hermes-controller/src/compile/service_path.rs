@@ -10,7 +10,7 @@ use rpds::RedBlackTreeMapSync;
 
 use super::alternate::Alternates;
 use super::graph::Graph;
-use crate::catalog::{Catalog, Offer};
+use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Audience, Key, Name, Node};
 
 /// What one node has to do for one service.
@@ -71,7 +71,7 @@ impl ServicePath {
 ///
 /// A node that drains keeps what it has to do, so that its sessions live on; those beside it find another way for what begins.
 /// Where there is none they go on as before: a drain makes no service unavailable.
-pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: Offer<'_>) -> ServicePath {
+pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: ServiceOrNetwork<'_>) -> ServicePath {
     let places: BTreeSet<Name> = offer.nodes().into_iter().cloned().collect();
     let distances = graph.distances(&places, false);
     let is_concerned = graph.draining().any(|node| distances.contains_key(node));
@@ -96,7 +96,7 @@ pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: O
 fn users_hops(
     catalog: &Catalog,
     graph: &Graph,
-    (key, offer): (&Key, Offer<'_>),
+    (key, offer): (&Key, ServiceOrNetwork<'_>),
     users: &BTreeSet<Name>,
     path: &ServicePath,
 ) -> RedBlackTreeMapSync<Name, Hop> {
@@ -134,7 +134,12 @@ pub(super) struct PublicPaths<'a> {
 }
 
 impl<'a> PublicPaths<'a> {
-    pub(super) fn new(catalog: &'a Catalog, graph: &'a Graph, offer: Offer<'a>, path: &'a ServicePath) -> Self {
+    pub(super) fn new(
+        catalog: &'a Catalog,
+        graph: &'a Graph,
+        offer: ServiceOrNetwork<'a>,
+        path: &'a ServicePath,
+    ) -> Self {
         let alternates = |distances| Alternates::new(catalog, graph, distances, offer);
         let now = path.avoiding.as_deref().map(alternates);
         Self { graph, path, before: alternates(&path.distances), now }
