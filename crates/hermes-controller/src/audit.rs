@@ -67,12 +67,12 @@ pub struct Event<'a> {
 pub struct Audit {
     directory: PathBuf,
     /// By file name.
-    files: Mutex<HashMap<String, Lines>>,
+    files: Mutex<HashMap<String, LogFile>>,
     left_out: AtomicU64,
 }
 
 /// One file.
-struct Lines {
+struct LogFile {
     path: PathBuf,
     file: File,
     length: u64,
@@ -92,7 +92,7 @@ struct Bucket {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Line<'a> {
+struct AuditRecord<'a> {
     /// Milliseconds since 1970.
     at: u64,
     #[serde(flatten)]
@@ -124,7 +124,7 @@ impl Audit {
     /// # Errors
     /// The main file cannot be written.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        let main = Lines::open(directory, FILE)?;
+        let main = LogFile::open(directory, FILE)?;
         Ok(Self {
             directory: directory.to_owned(),
             files: Mutex::new(HashMap::from([(FILE.to_owned(), main)])),
@@ -148,7 +148,7 @@ impl Audit {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = match files.contains_key(&name) {
             true => Ok(()),
-            false => Lines::open(&self.directory, &name).map(|lines| _ = files.insert(name.clone(), lines)),
+            false => LogFile::open(&self.directory, &name).map(|lines| _ = files.insert(name.clone(), lines)),
         };
         if let Err(error) = opened {
             tracing::error!(file = name, "the audit log cannot be written: {error}");
@@ -180,7 +180,7 @@ pub(crate) fn visible(text: &str) -> String {
     text.chars().map(one).collect()
 }
 
-impl Lines {
+impl LogFile {
     fn open(directory: &Path, name: &str) -> io::Result<Self> {
         let path = directory.join(name);
         let file = hermes_net::file::append(&path, 0o600)?;
@@ -215,7 +215,7 @@ impl Lines {
         let at = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let left_out = Some(self.left_out).filter(|left_out| *left_out > 0);
         let mut line = if self.is_cut { vec![b'\n'] } else { Vec::new() };
-        serde_json::to_writer(&mut line, &Line { at, event, left_out })?;
+        serde_json::to_writer(&mut line, &AuditRecord { at, event, left_out })?;
         line.push(b'\n');
         let written = self.file.write_all(&line);
         match &written {

@@ -16,7 +16,7 @@ use tonic::body::Body;
 use crate::ca::Office;
 use crate::control::{self, EnrolRequest, Issued, Order, RenewRequest, Report};
 pub use crate::grpc::ClientError;
-use crate::grpc::Line;
+use crate::grpc::GrpcChannel;
 
 /// The controller's port, where its URL has none.
 pub const PORT: u16 = 9400;
@@ -76,7 +76,7 @@ impl std::fmt::Display for ControllerAddr {
 
 /// A connection to a controller; it ends with this.
 pub struct Client {
-    line: Line,
+    channel: GrpcChannel,
 }
 
 impl Client {
@@ -108,7 +108,7 @@ impl Client {
             tcp.set_nodelay(true)?;
             tls::connect(config, &place.host, tcp).await
         };
-        Ok(Self { line: Line::over("https", place.authority(), connecting).await? })
+        Ok(Self { channel: GrpcChannel::over("https", place.authority(), connecting).await? })
     }
 
     /// A node's first certificate.
@@ -116,7 +116,7 @@ impl Client {
     /// # Errors
     /// The controller refuses.
     pub async fn enrol(&self, request: EnrolRequest) -> Result<Issued, ClientError> {
-        self.line.unary(control::ENROL, request).await
+        self.channel.unary(control::ENROL, request).await
     }
 
     /// The next one.
@@ -124,7 +124,7 @@ impl Client {
     /// # Errors
     /// The controller refuses.
     pub async fn renew(&self, request: RenewRequest) -> Result<Issued, ClientError> {
-        self.line.unary(control::RENEW, request).await
+        self.channel.unary(control::RENEW, request).await
     }
 
     /// What the node is to run, from now on; it says what it runs by these reports.
@@ -135,7 +135,7 @@ impl Client {
         &self,
         reports: impl Stream<Item = Report> + Send + 'static,
     ) -> Result<Streaming<Order>, ClientError> {
-        self.line.stream_of(control::FOLLOW, reports).await
+        self.channel.stream_of(control::FOLLOW, reports).await
     }
 
     /// One request of the REST API.
@@ -143,7 +143,7 @@ impl Client {
     /// # Errors
     /// The connection broke.
     pub async fn request(&self, request: Request<Body>) -> Result<Response<Incoming>, ClientError> {
-        self.line.request(request).await
+        self.channel.request(request).await
     }
 }
 

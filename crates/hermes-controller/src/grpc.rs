@@ -72,13 +72,13 @@ impl ClientError {
 
 /// A connection over which gRPC is spoken; it ends with the last of its clones.
 #[derive(Clone)]
-pub(crate) struct Line {
+pub(crate) struct GrpcChannel {
     connection: Connection,
     /// Drives it.
     _task: Arc<JoinSet<()>>,
 }
 
-impl Line {
+impl GrpcChannel {
     /// A connection to a server that is no controller, at `HOST:PORT`; in the clear where there is no `tls`.
     pub(crate) async fn to_server(place: &str, tls: Option<&Arc<RustlsClientConfig>>) -> Result<Self, ClientError> {
         let connecting = async {

@@ -25,7 +25,7 @@ use self::message::{
     after_last,
 };
 use super::{After, Base, Entry, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
-use crate::grpc::{ClientError, Line};
+use crate::grpc::{ClientError, GrpcChannel};
 
 /// Bytes of one part: etcd takes requests of 1.5 MiB.
 const PART: usize = 1 << 20;
@@ -54,7 +54,7 @@ pub struct Etcd {
     tls: Option<Arc<RustlsClientConfig>>,
     /// Which of them is spoken to.
     turn: AtomicUsize,
-    line: Mutex<Option<Line>>,
+    channel: Mutex<Option<GrpcChannel>>,
     prefix: String,
     /// What this controller says lives as long as this.
     lease: Mutex<Option<status::HeldLease>>,
@@ -104,7 +104,7 @@ impl Etcd {
             members,
             tls,
             turn: AtomicUsize::new(0),
-            line: Mutex::default(),
+            channel: Mutex::default(),
             prefix: format!("{prefix}/"),
             lease: Mutex::default(),
         })
@@ -124,20 +124,20 @@ impl Etcd {
     }
 
     /// The connection, or a new one to the member whose turn it is.
-    async fn line(&self) -> Answer<Line> {
-        let mut line = self.line.lock().await;
-        if let Some(line) = &*line {
-            return Ok(line.clone());
+    async fn channel(&self) -> Answer<GrpcChannel> {
+        let mut channel = self.channel.lock().await;
+        if let Some(channel) = &*channel {
+            return Ok(channel.clone());
         }
         let member = &self.members[self.turn.load(Ordering::Relaxed) % self.members.len()];
-        let made = Line::to_server(member, self.tls.as_ref()).await?;
-        *line = Some(made.clone());
+        let made = GrpcChannel::to_server(member, self.tls.as_ref()).await?;
+        *channel = Some(made.clone());
         Ok(made)
     }
 
     /// The next request has a new connection, to the next member.
     async fn hang_up(&self) {
-        *self.line.lock().await = None;
+        *self.channel.lock().await = None;
         self.turn.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -147,7 +147,7 @@ impl Etcd {
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
-        let asking = async { self.line().await?.unary(path, request).await };
+        let asking = async { self.channel().await?.unary(path, request).await };
         let answered = tokio::time::timeout(ANSWER, asking).await;
         let answered = answered.unwrap_or_else(|_| Err(ClientError::Silent(ANSWER)));
         if answered.is_err() {
@@ -321,9 +321,9 @@ impl Etcd {
         // Asks for any entry from the last read one on: if other controllers have compacted the next one, a later one
         // exists. The last read entry disappears only by compaction, or if the log is lost.
         let (from, to) = (self.key(after), after_last(&format!("{}log/", self.prefix)));
-        let line = self.line().await.map_err(unable)?;
+        let channel = self.channel().await.map_err(unable)?;
         let watching =
-            line.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone(), 0));
+            channel.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone(), 0));
         let mut events = match watching.await {
             Ok(events) => events,
             Err(error) => {

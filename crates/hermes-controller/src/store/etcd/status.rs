@@ -44,8 +44,8 @@ impl Etcd {
                 Ok(kept.id)
             }
             Some(kept) => {
-                let line = self.line().await?;
-                let mut answers = line.stream::<_, Lease>(KEEP_ALIVE, KeepAliveRequest { id: kept.id }).await?;
+                let channel = self.channel().await?;
+                let mut answers = channel.stream::<_, Lease>(KEEP_ALIVE, KeepAliveRequest { id: kept.id }).await?;
                 let answer = answers.message().await.map_err(|status| ClientError::Refused(Box::new(status)))?;
                 if answer.is_none_or(|answer| answer.ttl <= 0) {
                     let lost =
@@ -56,7 +56,7 @@ impl Etcd {
                 Ok(kept.id)
             }
             None => {
-                let granted: Lease = self.line().await?.unary(message::GRANT, GrantRequest { ttl: LIFE }).await?;
+                let granted: Lease = self.channel().await?.unary(message::GRANT, GrantRequest { ttl: LIFE }).await?;
                 *lease = Some(HeldLease { id: granted.id, at: Instant::now() });
                 Ok(granted.id)
             }
@@ -78,7 +78,7 @@ impl Etcd {
                         None => Operation::delete(DeleteRangeRequest { key, range_end: Bytes::new() }),
                     });
                 }
-                let _: TxnResponse = self.line().await?.unary(message::TXN, TxnRequest::new([], operations)).await?;
+                let _: TxnResponse = self.channel().await?.unary(message::TXN, TxnRequest::new([], operations)).await?;
             }
             Ok(())
         };
@@ -118,8 +118,8 @@ impl Etcd {
         hear(StatusEvent::Snapshot(words));
         let next = range.header.unwrap_or_default().revision + 1;
         let watching = async {
-            let line = self.line().await?;
-            let mut events = line.stream::<_, Watched>(message::WATCH, WatchRequest::begin(from, to, next)).await?;
+            let channel = self.channel().await?;
+            let mut events = channel.stream::<_, Watched>(message::WATCH, WatchRequest::begin(from, to, next)).await?;
             while let Some(said) = events.message().await.map_err(|status| ClientError::Refused(Box::new(status)))? {
                 if said.canceled {
                     break;
