@@ -95,7 +95,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
 /// something to get.
 pub const TRUST: &str = "hermes-trust";
 /// No request takes longer to come.
-const ARRIVAL: Duration = Duration::from_secs(60);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Nobody's body is read who may ask nothing.
 async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
@@ -115,12 +115,18 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
             // Nobody waits for what providers send but they.
             let turns = &desk.large[usize::from(asker.provider.is_some())];
             let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "other large requests are read; try again");
-            Some(tokio::time::timeout(ARRIVAL, turns.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())?)
+            Some(
+                tokio::time::timeout(ARRIVAL_TIMEOUT, turns.acquire())
+                    .await
+                    .map_err(|_| busy())?
+                    .map_err(|_| busy())?,
+            )
         }
     };
     // All of it before anything is answered: a reset for what was not read could overtake the answer.
-    let read = tokio::time::timeout(ARRIVAL, axum::body::to_bytes(body, MAX_BODY)).await;
-    let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the request has not come within {ARRIVAL:?}"));
+    let read = tokio::time::timeout(ARRIVAL_TIMEOUT, axum::body::to_bytes(body, MAX_BODY)).await;
+    let late =
+        |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the request has not come within {ARRIVAL_TIMEOUT:?}"));
     let large = |_| {
         let detail = format!("the request is larger than {MAX_BODY} bytes, or was broken off; apply less at once");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)

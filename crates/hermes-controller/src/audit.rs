@@ -30,7 +30,7 @@ const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
 /// Subjects with a rate of their own, in one file. Further subjects share one rate.
 const MAX_SUBJECTS: usize = 4096;
 /// A reason is cut off here.
-const MOST_SAID: usize = 2048;
+const MAX_REASON: usize = 2048;
 
 /// Something that was asked for.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -141,7 +141,7 @@ impl Audit {
     pub fn tell(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
         for why in [&mut event.refused, &mut event.unknown].into_iter().flatten() {
-            why.truncate(why.floor_char_boundary(MOST_SAID));
+            why.truncate(why.floor_char_boundary(MAX_REASON));
             *why = visible(why);
         }
         let name = file_of(&event);

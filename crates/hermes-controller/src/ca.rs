@@ -31,11 +31,11 @@ pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// No certificate of an operator lives longer.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a certificate authority lives.
-const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// So many authorities in a row may follow one, for who was away.
-const FOLLOWING: u8 = 4;
+const MAX_PATH_LENGTH: u8 = 4;
 /// Clocks of others may be behind by as much.
-const SKEW: Duration = Duration::from_secs(300);
+const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
 /// A certificate authority of the overlay.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,12 +145,12 @@ impl Authority {
         let key = KeyPair::generate().map_err(authority)?;
         let mut params = CertificateParams::default();
         // It signs no authorities, but those that follow it: `proof_of`.
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(FOLLOWING));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(MAX_PATH_LENGTH));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         // Two authorities that follow each other have to differ in their names, too.
         let mark = hex(&sha256(key.public_key_raw())[..4]);
         params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
-        (params.not_before, params.not_after) = ((now - SKEW).into(), (now + LIFE).into());
+        (params.not_before, params.not_after) = ((now - CLOCK_SKEW).into(), (now + CA_LIFE).into());
         let certificate = params.self_signed(&key).map_err(authority)?;
         Ok(Self { certificate: certificate.pem(), chain: String::new(), key: key.serialize_pem() })
     }
@@ -194,7 +194,7 @@ impl Signer {
         params.use_authority_key_identifier_extension = true;
         // By it a list of what is revoked names all certificates of a key.
         params.serial_number = Some(serial(&digest));
-        (params.not_before, params.not_after) = ((now - SKEW.min(life / 10)).into(), (now + life).into());
+        (params.not_before, params.not_after) = ((now - CLOCK_SKEW.min(life / 10)).into(), (now + life).into());
         let certificate = params.signed_by(&key, &self.issuer).map_err(authority)?;
         Ok((certificate.pem(), digest))
     }
@@ -205,7 +205,7 @@ impl Signer {
     /// # Errors
     /// This authority may sign no lists.
     pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, IssueError> {
-        let this_update = (now - SKEW).into();
+        let this_update = (now - CLOCK_SKEW).into();
         let one = |key| RevokedCertParams {
             serial_number: serial(key),
             revocation_time: this_update,
@@ -215,7 +215,7 @@ impl Signer {
         let second = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let list = CertificateRevocationListParams {
             this_update,
-            next_update: (now + LIFE).into(),
+            next_update: (now + CA_LIFE).into(),
             crl_number: second.into(),
             issuing_distribution_point: None,
             revoked_certs: keys.map(one).collect(),

@@ -400,9 +400,11 @@ impl Plan {
             }
             Err(found) => problems.extend(found),
         }
-        if bytes.len() > MOST_BYTES {
-            let message =
-                format!("it has {} bytes, and {MOST_BYTES} go to a node at most; lead less over it", bytes.len());
+        if bytes.len() > MAX_DOCUMENT_BYTES {
+            let message = format!(
+                "it has {} bytes, and {MAX_DOCUMENT_BYTES} go to a node at most; lead less over it",
+                bytes.len()
+            );
             problems.push(Problem { path: String::new(), message });
         }
         let mut faults = of_node(name, problems);
@@ -451,15 +453,15 @@ enum Made {
 }
 
 /// A node's document has so many bytes at most: a message to a node has room for it, and for what goes with it.
-const MOST_BYTES: usize = MAX_MESSAGE / 4 * 3;
+const MAX_DOCUMENT_BYTES: usize = MAX_MESSAGE / 4 * 3;
 
 /// Fewer than this are done before other threads have begun.
-const FEW: usize = 64;
+const MIN_PARALLEL: usize = 64;
 
 /// Does this with each, and gives the results in their order. It is the overlay's largest work, and no part of it needs another.
 fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if all.len() < FEW || cores == 1 {
+    if all.len() < MIN_PARALLEL || cores == 1 {
         return all.iter().map(work).collect();
     }
     let work = &work;

@@ -43,7 +43,7 @@ use crate::store::{Base, Revision, StatusExchange, Store, StoreError};
 use crate::trust::Trust;
 
 /// Other controllers may be faster so often in a row.
-const TRIES: usize = 100;
+const MAX_ATTEMPTS: usize = 100;
 
 /// What a node is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -299,7 +299,7 @@ impl Controller {
         judge: impl Fn(&StateView) -> Result<(Vec<Change>, T), ApplyError>,
     ) -> Result<(Revision, T), ApplyError> {
         let _one = self.writing.lock().await;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             self.check_lost()?;
             let view = self.view();
             let (changes, told) = judge(&view)?;

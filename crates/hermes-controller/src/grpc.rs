@@ -28,9 +28,9 @@ use tonic_prost::ProstCodec;
 use crate::control::MAX_MESSAGE;
 
 /// A connection is there within this, or not at all.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a connection is asked whether it is alive, and how long it has for the answer.
-const ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
 /// Why a controller gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -101,14 +101,14 @@ impl GrpcChannel {
         connecting: impl Future<Output = io::Result<Io>>,
     ) -> Result<Self, ClientError> {
         let unreachable = |reason: String| ClientError::Unreachable { place: authority.clone(), reason };
-        let connected = tokio::time::timeout(CONNECT, connecting).await;
-        let io = connected.map_err(|_| unreachable(format!("no answer within {CONNECT:?}")))?;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+        let io = connected.map_err(|_| unreachable(format!("no answer within {CONNECT_TIMEOUT:?}")))?;
         let io = io.map_err(|error| unreachable(told(&error)))?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
-            .keep_alive_interval(ALIVE.0)
-            .keep_alive_timeout(ALIVE.1)
+            .keep_alive_interval(KEEPALIVE.0)
+            .keep_alive_timeout(KEEPALIVE.1)
             .keep_alive_while_idle(true);
         let made = builder.handshake(TokioIo::new(io)).await;
         let (sender, driver) = made.map_err(|error| unreachable(error.to_string()))?;

@@ -11,7 +11,7 @@ use crate::document::Name;
 use crate::store::{Revision, StatusEntry, StatusEvent, StatusUpdate};
 
 /// Nodes that are remembered for what they said.
-const MOST: usize = 100_000;
+const MAX_NODES: usize = 100_000;
 
 /// What is known of a node from itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ impl NodeStatuses {
 
     /// It has said something here.
     pub(crate) fn note(&mut self, node: &Name, change: impl FnOnce(&mut NodeStatus)) {
-        if self.entries.len() < MOST || self.entries.contains_key(node) {
+        if self.entries.len() < MAX_NODES || self.entries.contains_key(node) {
             change(&mut self.entries.entry(node.clone()).or_default().own);
             self.unsaid.insert(node.clone());
         }
@@ -135,7 +135,7 @@ impl NodeStatuses {
         let is_known = self.entries.contains_key(&node);
         // What this version does not understand is nothing.
         match words.and_then(|words| serde_json::from_slice(&words).ok()) {
-            Some(status) if is_known || self.entries.len() < MOST => {
+            Some(status) if is_known || self.entries.len() < MAX_NODES => {
                 self.entries.entry(node).or_default().others.insert(by, (at, status));
             }
             Some(_) => {}

@@ -28,7 +28,7 @@ use crate::node_status::{NodeStatus, NodeStatuses};
 use crate::token::Ticket;
 
 /// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
-const BEAT: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval between log lines about a held store.
 const HELD_LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// Who is at the other end of a connection.
@@ -106,18 +106,18 @@ impl Push {
                 let began = tokio::time::Instant::now();
                 let heard = shared.hear(&hear).await;
                 // It ends only when the store fails.
-                if began.elapsed() > BEAT {
+                if began.elapsed() > RETRY_INTERVAL {
                     outage.recovered();
                 }
                 if let Err(error) = heard
                     && let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string())
                 {
                     tracing::warn!(
-                        again_in = ?BEAT, attempts = count, since = ?elapsed,
+                        again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                         "what nodes say to other controllers is not heard: {error}"
                     );
                 }
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         };
         let saying = async {
@@ -129,16 +129,16 @@ impl Push {
                 if let Err(error) = shared.say(unsaid).await {
                     if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
-                            again_in = ?BEAT, attempts = count, since = ?elapsed,
+                            again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                             "other controllers do not hear what nodes say here: {error}"
                         );
                     }
                     self.lock().say_all();
-                    tokio::time::sleep(BEAT).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                     continue;
                 }
                 outage.recovered();
-                let _ = tokio::time::timeout(BEAT, said.changed()).await;
+                let _ = tokio::time::timeout(RETRY_INTERVAL, said.changed()).await;
             }
         };
         tokio::join!(hearing, saying);
@@ -185,11 +185,11 @@ impl Push {
                         Err(error) => {
                             if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                                 tracing::warn!(
-                                    again_in = ?BEAT, attempts = count, since = ?elapsed,
+                                    again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                                     "what was restored is not confirmed: {error}"
                                 );
                             }
-                            tokio::time::sleep(BEAT).await;
+                            tokio::time::sleep(RETRY_INTERVAL).await;
                             continue;
                         }
                     }

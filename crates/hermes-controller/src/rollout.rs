@@ -26,17 +26,17 @@ use crate::document::{Key, Name, Waves};
 use crate::store::Revision;
 
 /// A node that is connected and does not answer is waited for so long, at each step.
-pub const STEP: Duration = Duration::from_secs(2);
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 /// From the first step on; then everybody gets what it is to have. Who may do less by a change does less by then.
-const LONGEST: Duration = Duration::from_secs(10);
+const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Changes that come while one is on its way, so often.
-const MOST: usize = 16;
+const MAX_CONCURRENT_CHANGES: usize = 16;
 /// What a route is called that stands beside the one with its name for a moment.
 const MEANWHILE: &str = "~";
 
 /// What nobody begins to send any more has so long to arrive, before it is forgotten.
-const LINGER: Duration = Duration::from_millis(500);
+const FORGET_DELAY: Duration = Duration::from_millis(500);
 
 /// What is given to nodes at once.
 pub type Step = BTreeMap<Name, Bytes>;
@@ -88,7 +88,7 @@ impl Rollout {
         let began =
             earlier.filter(|earlier| earlier.settle.is_none()).map_or_else(Instant::now, |earlier| earlier.began);
         let mut befores = earlier.map(|earlier| earlier.before.clone()).unwrap_or_default();
-        if moved.is_empty() || began.elapsed() > LONGEST || befores.len() >= MOST {
+        if moved.is_empty() || began.elapsed() > ROLLOUT_TIMEOUT || befores.len() >= MAX_CONCURRENT_CHANGES {
             return None;
         }
         befores.push(before.clone());
@@ -166,7 +166,7 @@ impl Rollout {
     /// How long the next step is to be waited with when nodes have taken this one: their word is faster than what they sent
     /// just before.
     pub fn linger(&self) -> Duration {
-        if self.has_forget && self.next.len() == 1 { LINGER } else { Duration::ZERO }
+        if self.has_forget && self.next.len() == 1 { FORGET_DELAY } else { Duration::ZERO }
     }
 
     /// How many steps there are after this one.

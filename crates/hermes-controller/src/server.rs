@@ -35,23 +35,23 @@ use crate::metrics;
 use crate::push::{Peer, Push, envoy};
 
 /// Connections at once.
-const CONNECTIONS: usize = 50_000;
+const MAX_CONNECTIONS: usize = 50_000;
 /// A handshake takes no longer.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Whoever has connected asks for something within this, or is nobody who came to ask.
-const FIRST: Duration = Duration::from_secs(10);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Whoever shows no certificate comes for one, and has it within this.
-const VISIT: Duration = Duration::from_secs(60);
+const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A request for a certificate takes no longer, with all that the store needs for it.
-const ISSUE: Duration = Duration::from_secs(30);
+const ISSUE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a connection is asked whether it is alive, and how long it has for the answer.
-const ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
 /// Streams of one connection: a node needs two.
-const STREAMS: u32 = 32;
+const MAX_STREAMS: u32 = 32;
 /// The controller's own certificate, which is made anew at each start and when half of its life is over.
-const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A listener that cannot accept is tried again after this.
-const AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves until it is dropped.
 ///
@@ -65,12 +65,13 @@ pub async fn serve(
 ) -> Result<(), ApplyError> {
     let push = Push::new(controller.clone(), audit.clone());
     let api = api::router(controller.clone(), push.clone(), audit.clone());
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     controller.authority().await?;
     let mut trust = controller.trust();
     let mut own = config(&controller, &hosts)?;
-    let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
+    let mut renewal =
+        tokio::time::interval_at(tokio::time::Instant::now() + CERTIFICATE_LIFE / 2, CERTIFICATE_LIFE / 2);
     let watched = async {
         match admin {
             Some(admin) => metrics::serve(admin, push.clone()).await,
@@ -97,13 +98,13 @@ pub async fn serve(
         let (tcp, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(again_in = ?AGAIN, "no connection can be accepted: {error}");
-                tokio::time::sleep(AGAIN).await;
+                tracing::warn!(again_in = ?ACCEPT_RETRY_INTERVAL, "no connection can be accepted: {error}");
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 continue;
             }
         };
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            tracing::warn!(%from, "refused: there are {CONNECTIONS} connections, which is the limit");
+            tracing::warn!(%from, "refused: there are {MAX_CONNECTIONS} connections, which is the limit");
             continue;
         };
         let (own, push, api, audit) = (own.clone(), push.clone(), api.clone(), audit.clone());
@@ -123,7 +124,7 @@ fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsSe
     let denied = |error: String| ApplyError::Denied(format!("the controller's own certificate: {error}"));
     let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
     let request = CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
-    let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, LIFE)?;
+    let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, CERTIFICATE_LIFE)?;
     let tls = |error: tls::TlsError| denied(error.to_string());
     let shown = CertifiedKey::from_pem((own + &trust.shown).as_bytes(), key.serialize_pem().as_bytes());
     let clients = ClientCertificates::Optional(Roots::from_pem(trust.issuers.as_bytes()).map_err(tls)?);
@@ -151,8 +152,8 @@ async fn shake_hands(
     // Small messages that wait for nobody.
     let _ = tcp.set_nodelay(true);
     // Over HTTP/2 pings find it out; HTTP/1.1 has none.
-    hermes_net::tcp::bound_unread(&tcp, ALIVE.0 + ALIVE.1);
-    match tokio::time::timeout(HANDSHAKE, tls::accept(config, tcp)).await {
+    hermes_net::tcp::bound_unread(&tcp, KEEPALIVE.0 + KEEPALIVE.1);
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls::accept(config, tcp)).await {
         Ok(Ok(io)) => return Some(io),
         Ok(Err(error)) if Fault::of(&error) == Some(Fault::Certificate) => {
             // Whom it names is not proven: it is not said.
@@ -160,7 +161,7 @@ async fn shake_hands(
             audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
         }
         Ok(Err(error)) => tracing::debug!(%from, "no handshake: {error}"),
-        Err(_) => tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
+        Err(_) => tracing::debug!(%from, "no handshake within {HANDSHAKE_TIMEOUT:?}"),
     }
     None
 }
@@ -178,27 +179,27 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
     server
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(if is_nobody { 2 } else { STREAMS })
+        .max_concurrent_streams(if is_nobody { 2 } else { MAX_STREAMS })
         .initial_connection_window_size(1 << 20)
         .initial_stream_window_size(1 << 20)
         .max_header_list_size(16 << 10)
-        .keep_alive_interval(ALIVE.0)
-        .keep_alive_timeout(ALIVE.1);
-    server.http1().half_close(true).timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+        .keep_alive_interval(KEEPALIVE.0)
+        .keep_alive_timeout(KEEPALIVE.1);
+    server.http1().half_close(true).timer(TokioTimer::new()).header_read_timeout(HANDSHAKE_TIMEOUT);
     let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
     let visit = async {
         tokio::select! {
             ended = &mut served => ended,
             () = asked.notified() => served.await,
-            () = tokio::time::sleep(FIRST) => {
-                tracing::debug!(?from, "nothing was asked within {FIRST:?}");
+            () = tokio::time::sleep(FIRST_REQUEST_TIMEOUT) => {
+                tracing::debug!(?from, "nothing was asked within {FIRST_REQUEST_TIMEOUT:?}");
                 Ok(())
             }
         }
     };
-    let visit = tokio::time::timeout(if is_nobody { VISIT } else { Duration::MAX }, visit);
+    let visit = tokio::time::timeout(if is_nobody { ANONYMOUS_TIMEOUT } else { Duration::MAX }, visit);
     let Ok(ended) = visit.await else {
-        return tracing::debug!(?from, "a connection without a certificate was closed after {VISIT:?}");
+        return tracing::debug!(?from, "a connection without a certificate was closed after {ANONYMOUS_TIMEOUT:?}");
     };
     if let Err(error) = ended {
         tracing::debug!(?from, "a connection ended: {error}");
@@ -290,6 +291,6 @@ async fn answer(
 
 /// Who sends a request byte by byte does not keep it here.
 async fn in_time(answering: impl Future<Output = Response<Body>>) -> Response<Body> {
-    let late = || Status::deadline_exceeded(format!("this took longer than {ISSUE:?}; ask again")).into_http();
-    tokio::time::timeout(ISSUE, answering).await.unwrap_or_else(|_| late())
+    let late = || Status::deadline_exceeded(format!("this took longer than {ISSUE_TIMEOUT:?}; ask again")).into_http();
+    tokio::time::timeout(ISSUE_TIMEOUT, answering).await.unwrap_or_else(|_| late())
 }

@@ -186,11 +186,11 @@ pub fn owner_of(by: &str) -> Option<Name> {
 }
 
 /// The length of a turn, in milliseconds.
-const TURN: u64 = 30_000;
+const TURN_DURATION: u64 = 30_000;
 /// Owners that wait for a turn.
 const MAX_WAITING: usize = 1024;
 /// So many authorities are remembered that were one.
-const MOST_RETIRED: usize = 4;
+const MAX_RETIRED: usize = 4;
 
 /// Leave to enrol, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -280,7 +280,7 @@ impl State {
                 Change::Delete(key) => {
                     self.changed.remove_mut(&key);
                     self.catalog.remove(&key);
-                    if self.deleted.size() >= MOST_DELETED {
+                    if self.deleted.size() >= MAX_DELETED {
                         (self.deleted, self.forgotten) = (RedBlackTreeMapSync::default(), revision - 1);
                     }
                     self.deleted.insert_mut(key, revision);
@@ -325,7 +325,7 @@ impl State {
                 }
                 Change::Settled { failed } => {
                     let over = self.rollout.take();
-                    Arc::make_mut(&mut self.turns).until = commit.at.saturating_add(TURN);
+                    Arc::make_mut(&mut self.turns).until = commit.at.saturating_add(TURN_DURATION);
                     self.failed = over.zip(failed).map(|(over, why)| (over.of, why)).or(self.failed.take());
                 }
             }
@@ -339,11 +339,11 @@ impl State {
 
     /// The number of waiting owners whose turns have passed; turns follow one another.
     fn missed(&self, now: u64) -> usize {
-        if self.turns.until > now.saturating_add(TURN) {
+        if self.turns.until > now.saturating_add(TURN_DURATION) {
             // The clock was set back since: the turns must not last until it has caught up.
             return usize::MAX;
         }
-        let late = now.saturating_sub(self.turns.until).div_ceil(TURN);
+        let late = now.saturating_sub(self.turns.until).div_ceil(TURN_DURATION);
         if self.turns.until == 0 { 0 } else { usize::try_from(late).unwrap_or(usize::MAX) }
     }
 
@@ -358,14 +358,14 @@ impl State {
         let before = turns.waiting.len();
         turns.waiting.retain(|waiting| *waiting != owner);
         if turns.waiting.len() < before && turns.until > 0 {
-            turns.until = commit.at.saturating_add(TURN);
+            turns.until = commit.at.saturating_add(TURN_DURATION);
         }
     }
 
     fn retire(&mut self, retired: Retired) {
         self.retired.retain(|before| before.certificate != retired.certificate);
         self.retired.push(retired);
-        let over = self.retired.len().saturating_sub(MOST_RETIRED);
+        let over = self.retired.len().saturating_sub(MAX_RETIRED);
         self.retired.drain(..over);
     }
 
@@ -473,7 +473,7 @@ impl State {
 
 const VERSION: u32 = 1;
 /// So many deletions are remembered.
-const MOST_DELETED: usize = 10_000;
+const MAX_DELETED: usize = 10_000;
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -525,7 +525,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::{Authority, Change, Commit, Member, State, TURN, Token, Turns};
+    use super::{Authority, Change, Commit, Member, State, TURN_DURATION, Token, Turns};
     use crate::document::read;
 
     fn commits() -> Vec<Commit> {
@@ -556,11 +556,11 @@ mod tests {
     /// A turn that begins in the future was recorded before the clock was set back.
     #[test]
     fn turns_do_not_wait_for_a_clock_that_was_set_back() {
-        let turns = Turns { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN };
+        let turns = Turns { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN_DURATION };
         let state = State { turns: Arc::new(turns), ..State::default() };
-        assert!(state.is_before(&None, 10 * TURN - 1), "its turn");
-        assert!(!state.is_before(&None, 10 * TURN + 1), "after its turn");
-        assert!(!state.is_before(&None, TURN), "after the clock was set back");
+        assert!(state.is_before(&None, 10 * TURN_DURATION - 1), "its turn");
+        assert!(!state.is_before(&None, 10 * TURN_DURATION + 1), "after its turn");
+        assert!(!state.is_before(&None, TURN_DURATION), "after the clock was set back");
     }
 
     #[test]

@@ -12,9 +12,9 @@ use crate::controller::{ApplyError, StateView, now};
 use crate::push::{Lacking, Progress};
 
 /// Nobody may bring a larger one.
-const LARGEST: usize = 256 << 10;
+const MAX_IMPORT_BYTES: usize = 256 << 10;
 /// So many nodes are named in one sentence.
-const NAMED: usize = 10;
+const MAX_NAMED: usize = 10;
 
 /// What a provider is told.
 const WHOSE: &str = "the authority is the operator's of the whole overlay";
@@ -86,7 +86,8 @@ pub(super) async fn rotate(
         let made = if body.is_empty() {
             ca::Authority::generate(std::time::SystemTime::now())
         } else {
-            let imported = (body.len() <= LARGEST).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
+            let imported =
+                (body.len() <= MAX_IMPORT_BYTES).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
             let imported = imported.ok_or_else(|| {
                 ApplyError::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
             })?;
@@ -132,13 +133,13 @@ pub(super) async fn finish(
 /// Nodes for which a step has to wait, in a sentence.
 fn lacking(progress: &[Progress]) -> Option<String> {
     let all: Vec<_> = progress.iter().filter(|node| !node.lacks.0.is_empty()).collect();
-    let named = all.iter().take(NAMED).map(|node| {
+    let named = all.iter().take(MAX_NAMED).map(|node| {
         let Lacking(why) = &node.lacks;
         format!("node {} {why}", node.name)
     });
     let mut text = named.collect::<Vec<_>>().join("; ");
-    if all.len() > NAMED {
-        text += &format!("; and {} more", all.len() - NAMED);
+    if all.len() > MAX_NAMED {
+        text += &format!("; and {} more", all.len() - MAX_NAMED);
     }
     (!all.is_empty()).then_some(text)
 }

@@ -24,7 +24,7 @@ use crate::push::Peer;
 use crate::store::Revision;
 
 /// So many documents that a change touched are named in the audit log.
-const MOST_NAMED: usize = 100;
+const MAX_NAMED: usize = 100;
 /// The maximum number of warnings in an answer.
 const MAX_WARNINGS: usize = 100;
 
@@ -130,8 +130,8 @@ fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Resul
         Err(refused) => return audit.tell(event.failed(refused)),
     };
     let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
-    let more = touched.clone().count().saturating_sub(MOST_NAMED);
-    let mut documents: Vec<_> = touched.take(MOST_NAMED).map(ToString::to_string).collect();
+    let more = touched.clone().count().saturating_sub(MAX_NAMED);
+    let mut documents: Vec<_> = touched.take(MAX_NAMED).map(ToString::to_string).collect();
     if more > 0 {
         documents.push(format!("and {more} more"));
     }

@@ -15,7 +15,7 @@ use crate::node_status::NodeStatus;
 
 /// How long a token lives, unless it is said; and the shortest that can be used.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
-const SHORTEST: Duration = Duration::from_secs(1);
+const MIN_TOKEN_LIFE: Duration = Duration::from_secs(1);
 /// What a provider is told.
 const WHOSE: &str = "nodes are the operator's, and so are their tokens";
 
@@ -119,7 +119,7 @@ pub(super) async fn token(
 ) -> Result<Response, Problem> {
     let asker = desk.operator(&peer, "token", WHOSE)?;
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
-    if life < SHORTEST {
+    if life < MIN_TOKEN_LIFE {
         let problem = Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "nobody could use a token of no time; give it a second or more",

@@ -23,9 +23,9 @@ use super::{Authority, IssueError, Subject, authority};
 use crate::digest::{hex, sha256};
 
 /// The longest chain that is taken: webpki builds none that is longer.
-const LONGEST: usize = 5;
+const MAX_CHAIN: usize = 5;
 /// A certificate to try an authority with lives so long.
-const TRIAL: Duration = Duration::from_secs(60);
+const TRIAL_LIFE: Duration = Duration::from_secs(60);
 
 /// What is known of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,10 +99,10 @@ impl Authority {
     pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, IssueError> {
         let refuse = |why: String| IssueError::Import(why);
         let ders = blocks(certificates).map_err(|why| refuse(format!("the certificates: {why}")))?;
-        if ders.is_empty() || ders.len() > LONGEST {
+        if ders.is_empty() || ders.len() > MAX_CHAIN {
             return Err(refuse(format!(
                 "there are {} certificates in the file; it needs the authority's first, then those above it up to the root, and \
-                 {LONGEST} at most",
+                 {MAX_CHAIN} at most",
                 ders.len()
             )));
         }
@@ -150,7 +150,7 @@ impl Authority {
         now: SystemTime,
     ) -> Result<Vec<CertificateDer<'static>>, IssueError> {
         let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
-        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), subject, now, TRIAL)?;
+        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), subject, now, TRIAL_LIFE)?;
         let shown = blocks(&(leaf + above)).map_err(IssueError::Import)?;
         Ok(shown.into_iter().map(Into::into).collect())
     }
@@ -202,7 +202,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         let end = other.validity().not_after.timestamp();
         let end = UNIX_EPOCH + Duration::from_secs(u64::try_from(end).unwrap_or_default());
-        (params.not_before, params.not_after) = ((now - super::SKEW).into(), end.into());
+        (params.not_before, params.not_after) = ((now - super::CLOCK_SKEW).into(), end.into());
         let public = SubjectPublicKeyInfo::from_der(other.public_key().raw).map_err(authority)?;
         let proof = params.signed_by(&public, &self.signer()?.issuer).map_err(authority)?;
         Ok(proof.pem())

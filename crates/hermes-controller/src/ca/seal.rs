@@ -17,9 +17,9 @@ use super::Authority;
 /// How a key begins that is sealed.
 const MARK: &str = "sealed-1:";
 /// Bytes of the file.
-const LENGTH: usize = 32;
+const KEY_BYTES: usize = 32;
 /// Bytes of a nonce.
-const NONCE: usize = 12;
+const NONCE_BYTES: usize = 12;
 
 /// Why a key cannot be used, or a seal not be had.
 #[derive(Debug, thiserror::Error)]
@@ -75,9 +75,9 @@ impl Seal {
         if std::fs::metadata(file).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
             tracing::warn!(file = %file.display(), "everybody on this machine may read the seal: chmod o= it");
         }
-        if bytes.len() != LENGTH {
+        if bytes.len() != KEY_BYTES {
             return Err(fault(format!(
-                "it has {} bytes, and a seal has {LENGTH} random ones; name a file that is not there, and one is made",
+                "it has {} bytes, and a seal has {KEY_BYTES} random ones; name a file that is not there, and one is made",
                 bytes.len()
             )));
         }
@@ -89,7 +89,7 @@ impl Seal {
     /// # Errors
     /// The file is there, or cannot be written.
     pub fn create(file: &Path) -> Result<Self, SealError> {
-        let mut bytes = [0; LENGTH];
+        let mut bytes = [0; KEY_BYTES];
         aws_lc_rs::rand::fill(&mut bytes).map_err(|_| SealError::Unable)?;
         let path = file;
         let written = || {
@@ -142,7 +142,7 @@ impl Authority {
         let Some(sealed) = self.key.strip_prefix(MARK) else { return Ok(self.clone()) };
         let seal = seal.ok_or(SealError::Missing)?;
         let bytes = BASE64.decode(sealed).map_err(|_| SealError::Other)?;
-        let (nonce, bytes) = bytes.split_at_checked(NONCE).ok_or(SealError::Other)?;
+        let (nonce, bytes) = bytes.split_at_checked(NONCE_BYTES).ok_or(SealError::Other)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| SealError::Other)?;
         let (aad, mut bytes) = (Aad::from(self.certificate.as_bytes()), bytes.to_vec());
         let opened = seal.key.open_in_place(nonce, aad, &mut bytes).map_err(|_| SealError::Other)?;

@@ -18,7 +18,7 @@ use crate::document::{
 };
 
 /// A document of a provider has so many bytes at most: nodes that serve several have all of theirs.
-const MOST_OF_PROVIDER: usize = 256 << 10;
+const MAX_PROVIDER_DOCUMENT: usize = 256 << 10;
 /// The size of a `cache` or `custody` that names none.
 const DEFAULT_MEMORY: Size = Size(64 << 20);
 const DEFAULT_DISK: Size = Size(1 << 30);
@@ -176,10 +176,10 @@ impl<'a> Check<'a, '_> {
             return;
         }
         let bytes = serde_json::to_vec(resource).map_or(usize::MAX, |text| text.len());
-        if bytes > MOST_OF_PROVIDER {
+        if bytes > MAX_PROVIDER_DOCUMENT {
             self.fault(
                 "",
-                format!("it has {bytes} bytes, and a provider's document {MOST_OF_PROVIDER} at most; write less"),
+                format!("it has {bytes} bytes, and a provider's document {MAX_PROVIDER_DOCUMENT} at most; write less"),
             );
         }
     }

@@ -18,7 +18,7 @@ use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Name, Program};
 
 /// A node knows so many for one service: each of them, and whoever is behind, has to know its users.
-const MOST: usize = 3;
+const MAX_ALTERNATES: usize = 3;
 
 /// What is asked of alternates while the way of one service is found.
 pub(super) struct Alternates<'a> {
@@ -58,7 +58,7 @@ impl<'a> Alternates<'a> {
         };
         let mut all: Vec<_> = self.graph.known(name, self.distances).into_iter().filter(fits).collect();
         all.sort_by_cached_key(|(distance, other)| (!self.spares(next, other), *distance, (*other).clone()));
-        all.into_iter().take(MOST).map(|(_, other)| other.clone()).collect()
+        all.into_iter().take(MAX_ALTERNATES).map(|(_, other)| other.clone()).collect()
     }
 
     /// What is in custody waits for its link.

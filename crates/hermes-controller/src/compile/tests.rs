@@ -568,7 +568,7 @@ mod incremental {
 
 #[test]
 fn what_all_cores_do_comes_in_order() {
-    for count in [0, 1, super::FEW - 1, super::FEW, 1000, 1001] {
+    for count in [0, 1, super::MIN_PARALLEL - 1, super::MIN_PARALLEL, 1000, 1001] {
         let all: Vec<usize> = (0..count).collect();
         assert_eq!(
             super::on_all_cores(&all, |number| number * 2),

@@ -17,11 +17,11 @@ use crate::token::Ticket;
 use crate::trust::Trust;
 
 /// A token lives no longer than this, whatever is asked for.
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_TOKEN_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A request whose answer was lost comes again within this, in milliseconds.
-const AGAIN: u64 = 10 * 60 * 1000;
+const REPLAY_WINDOW: u64 = 10 * 60 * 1000;
 /// Tokens that are not used yet, of one overlay.
-const MOST_TOKENS: usize = 100_000;
+const MAX_TOKENS: usize = 100_000;
 
 /// What a node or an operator gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,15 +53,15 @@ impl Controller {
     pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, ApplyError> {
         let authority = self.authority().await?;
         let ticket = Ticket::generate(pin(&authority)?).map_err(ApplyError::Denied)?;
-        let life = u64::try_from(life.min(LONGEST).as_millis()).unwrap_or(u64::MAX);
+        let life = u64::try_from(life.min(MAX_TOKEN_LIFE).as_millis()).unwrap_or(u64::MAX);
         let judge = |view: &StateView| {
             if view.state.catalog.node(node).is_none() {
                 return Err(ApplyError::Absent(Box::new(Key::node(node))));
             }
             let now = now();
-            if view.state.tokens.values().filter(|token| token.expires > now).count() >= MOST_TOKENS {
+            if view.state.tokens.values().filter(|token| token.expires > now).count() >= MAX_TOKENS {
                 return Err(ApplyError::Denied(format!(
-                    "there are {MOST_TOKENS} tokens that nobody has used; wait until they expire"
+                    "there are {MAX_TOKENS} tokens that nobody has used; wait until they expire"
                 )));
             }
             let over = view.state.tokens.values().filter(|token| token.expires <= now);
@@ -89,7 +89,7 @@ impl Controller {
         let digest = ticket.digest();
         let judge = |view: &StateView| {
             let again = view.state.members.values().find(|member| member.token == digest && member.key == key);
-            if let Some(member) = again.filter(|member| now() < member.since.saturating_add(AGAIN)) {
+            if let Some(member) = again.filter(|member| now() < member.since.saturating_add(REPLAY_WINDOW)) {
                 return Ok((Vec::new(), member.node.clone()));
             }
             let token = view.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));

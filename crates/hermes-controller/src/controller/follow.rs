@@ -14,9 +14,9 @@ use crate::state::{Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, StoreError};
 
 /// After so many entries they are made a base: who begins reads no more than these.
-pub(super) const COMPACT: u64 = 1000;
+pub(super) const COMPACT_INTERVAL: u64 = 1000;
 /// A store that cannot be read is tried again after this.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Controller {
     /// Follows the store, for as long as it is polled: what other controllers write is known here.
@@ -27,7 +27,7 @@ impl Controller {
                 self.check_lost()?;
                 tokio::select! {
                     changed = self.store.changed(revision) => changed?,
-                    () = self.outcomes.wanted(AGAIN) => {}
+                    () = self.outcomes.wanted(RETRY_INTERVAL) => {}
                 }
                 self.catch_up().await?;
                 self.settle_next().await
@@ -35,7 +35,7 @@ impl Controller {
             let done = followed.await;
             self.heed(&done);
             if done.is_err() {
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
     }
@@ -87,7 +87,7 @@ impl Controller {
             _ if !is_new => {}
             Ok(()) => tracing::info!("the store is followed again"),
             Err(error @ StoreError::Lost(_)) => tracing::error!("{error}"),
-            Err(error) => tracing::warn!(again_in = ?AGAIN, "the store cannot be followed: {error}"),
+            Err(error) => tracing::warn!(again_in = ?RETRY_INTERVAL, "the store cannot be followed: {error}"),
         }
     }
 
@@ -169,7 +169,8 @@ impl Controller {
             _ => at_length(|| view.replan()),
         });
         concerned.extend(view.step());
-        let base = (revision / COMPACT > from / COMPACT).then(|| Base { revision, state: view.state.base().into() });
+        let base = (revision / COMPACT_INTERVAL > from / COMPACT_INTERVAL)
+            .then(|| Base { revision, state: view.state.base().into() });
         let view = Arc::new(view);
         *lock(&self.view) = view.clone();
         self.publish(&view, &concerned);

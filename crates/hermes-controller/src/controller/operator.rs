@@ -13,7 +13,7 @@ use crate::document::Name;
 use crate::state::{Change, Operator};
 
 /// So many have a certificate at once, of the whole overlay and of each provider.
-const MOST: usize = 1000;
+const MAX_OPERATORS: usize = 1000;
 
 /// Who asks: a key that this overlay gave a certificate for.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +46,9 @@ impl Controller {
             view.must_ask(asking)?;
             let beside = view.operators(None).filter(|one| one.provider.as_ref() == provider);
             let is_there = view.state.operators.contains_key(&operator.key);
-            if asking.is_some() && !is_there && beside.count() >= MOST {
+            if asking.is_some() && !is_there && beside.count() >= MAX_OPERATORS {
                 return Err(ApplyError::Denied(format!(
-                    "there are {MOST} operators; take some back with `hermes operator remove`"
+                    "there are {MAX_OPERATORS} operators; take some back with `hermes operator remove`"
                 )));
             }
             Ok((vec![Change::Operator(operator.clone())], ()))

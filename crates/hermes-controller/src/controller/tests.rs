@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
-use super::follow::COMPACT;
+use super::follow::COMPACT_INTERVAL;
 use super::{ApplyError, Controller, Request};
 use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
@@ -235,14 +235,14 @@ async fn a_restart_changes_nothing() {
     assert_eq!(documents(&controller), given);
     let after = controller.view();
     assert_eq!((after.state.base(), after.state.changed.size()), (before.state.base(), before.state.changed.size()));
-    for number in 0..COMPACT {
+    for number in 0..COMPACT_INTERVAL {
         let node = format!("{{kind: User, name: u, nodes: [{}]}}", if number % 2 == 0 { "one" } else { "one, hub" });
         controller.apply(&put(&node)).await.unwrap();
     }
     let before = controller.view();
     drop((controller, store));
     let (store, controller) = begin(directory.path()).await;
-    assert!(store.base().await.unwrap().is_some_and(|base| base.revision == COMPACT));
+    assert!(store.base().await.unwrap().is_some_and(|base| base.revision == COMPACT_INTERVAL));
     let after = controller.view();
     assert_eq!((after.state.base(), after.state.revision), (before.state.base(), before.state.revision));
 }

@@ -23,7 +23,7 @@ use crate::document::ProgramDigest as Program;
 use crate::trust::Trust;
 
 /// A node that follows has to send its first report within this time.
-const FIRST_REPORT: Duration = Duration::from_secs(10);
+const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Push {
     /// Tells a node what it is to run, whenever that is something else than it says that it runs.
@@ -36,7 +36,7 @@ impl Push {
             Err(refused) if peer.uris.is_empty() => return Err(refused),
             other => other,
         };
-        let first = tokio::time::timeout(FIRST_REPORT, reports.message()).await;
+        let first = tokio::time::timeout(FIRST_REPORT_TIMEOUT, reports.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("say first what you run"))??;
         let first = first.ok_or_else(|| Status::invalid_argument("say first what you run"))?;
         // Otherwise a revision that another controller has written would count as lost, and the node would get an older

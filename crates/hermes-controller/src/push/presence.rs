@@ -17,9 +17,9 @@ use crate::node_status::NodeStatus;
 use crate::store::Revision;
 
 /// What a node says against a document is kept up to here.
-const MOST_SAID: usize = 16 << 10;
+const MAX_REASON: usize = 16 << 10;
 /// A node says of so many authorities that it trusts them.
-const MOST_TRUSTED: usize = 16;
+const MAX_TRUSTED: usize = 16;
 
 /// That a node is there, for as long as this lives.
 pub(crate) struct Presence {
@@ -95,7 +95,7 @@ pub(super) struct Identity {
 impl Identity {
     pub(super) fn of(report: &Report) -> Self {
         let digest = |bytes: &Bytes| hex(&bytes[..bytes.len().min(64)]);
-        let authorities = report.authorities.iter().take(MOST_TRUSTED).map(digest).collect();
+        let authorities = report.authorities.iter().take(MAX_TRUSTED).map(digest).collect();
         Self { authorities, issuer: digest(&report.issuer) }
     }
 }
@@ -118,7 +118,7 @@ impl Presence {
 
 /// What is kept of what a node says.
 fn shortened(text: &str) -> String {
-    let end = text.floor_char_boundary(MOST_SAID);
+    let end = text.floor_char_boundary(MAX_REASON);
     let text = if end < text.len() { format!("{} ...", &text[..end]) } else { text.to_owned() };
     crate::audit::visible(&text)
 }

@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use hermes_net::outage::{Attempts, OutageLog};
 
-use super::{BEAT, Push};
+use super::{Push, RETRY_INTERVAL};
 use crate::audit::Event;
 use crate::digest::{hex, sha256};
 use crate::document::Name;
 use crate::node_status::NodeStatus;
-use crate::rollout::{Rollout, STEP};
+use crate::rollout::{Rollout, STEP_TIMEOUT};
 
 /// Nodes of a wave that are connected have so long to take it.
-const WAVE: Duration = Duration::from_secs(30);
+const WAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Push {
     /// Gives what is on its way to nodes step by step, for as long as it is polled.
@@ -37,11 +37,11 @@ impl Push {
                 {
                     if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
-                            revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                            revision = of, again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                             "what went out in waves is not over: {error}"
                         );
                     }
-                    tokio::time::sleep(BEAT).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                     continue;
                 }
                 outage.recovered();
@@ -55,7 +55,8 @@ impl Push {
     /// Gives the step after this one when its time has come.
     async fn take(&self, step: &Rollout, outage: &mut OutageLog) {
         let Some(settle) = step.settle() else {
-            let _ = self.taken(step, STEP).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
+            let _ =
+                self.taken(step, STEP_TIMEOUT).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
             tokio::time::sleep(step.linger()).await;
             return self.controller.advance(step.id()).await;
         };
@@ -71,11 +72,11 @@ impl Push {
         if let Err(error) = done {
             if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                 tracing::warn!(
-                    revision = of, again_in = ?BEAT, attempts = count, since = ?elapsed,
+                    revision = of, again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                     "what goes out in waves stands still: {error}"
                 );
             }
-            tokio::time::sleep(BEAT).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         } else {
             outage.recovered();
         }
@@ -91,10 +92,10 @@ impl Push {
             let members = &self.controller.view().state.members;
             !step.current().keys().any(|node| members.contains_key(node))
         };
-        self.heard(WAVE, || step.current().keys().any(is_there) || comes_nobody()).await;
+        self.heard(WAVE_TIMEOUT, || step.current().keys().any(is_there) || comes_nobody()).await;
         let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
         let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.status_of(node).unwell.is_empty()).collect();
-        self.taken(step, WAVE).await?;
+        self.taken(step, WAVE_TIMEOUT).await?;
         if there.is_empty() {
             return Ok(());
         }

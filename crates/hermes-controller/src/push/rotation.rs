@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{BEAT, Push};
+use super::{Push, RETRY_INTERVAL};
 use crate::audit::Event;
 use crate::controller::{StateView, now};
 use crate::document::Name;
 
 /// A controller that has just begun waits so long for nodes to come before it takes their silence for agreement.
-const ARRIVAL: Duration = Duration::from_secs(10);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Words of nodes within this are counted together.
-const TOGETHER: Duration = Duration::from_millis(50);
+const BATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// How far a node is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -74,7 +74,7 @@ impl Push {
     /// Has the newer authority sign as soon as all that are connected trust it, for as long as it is polled.
     pub(crate) async fn rotate(&self) {
         let (mut trust, mut said) = (self.controller.trust(), self.said());
-        let arrival = tokio::time::Instant::now() + ARRIVAL;
+        let arrival = tokio::time::Instant::now() + ARRIVAL_TIMEOUT;
         loop {
             trust.borrow_and_update();
             said.borrow_and_update();
@@ -91,9 +91,11 @@ impl Push {
                         self.audit.tell(Event { revision: Some(revision), ..event });
                         continue;
                     }
-                    Err(error) => tracing::warn!(again_in = ?BEAT, "the new authority signs nothing yet: {error}"),
+                    Err(error) => {
+                        tracing::warn!(again_in = ?RETRY_INTERVAL, "the new authority signs nothing yet: {error}")
+                    }
                 }
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
                 continue;
             }
             let pause = async {
@@ -109,7 +111,7 @@ impl Push {
                         return;
                     }
                     // What others say at the same time is counted with it: all nodes do.
-                    tokio::time::sleep(TOGETHER).await;
+                    tokio::time::sleep(BATCH_DELAY).await;
                 }
                 () = pause => {}
             }

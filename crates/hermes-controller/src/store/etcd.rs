@@ -28,15 +28,15 @@ use super::{After, Base, Entry, MAX_ENTRY, Revision, StatusExchange, Store, Stor
 use crate::grpc::{ClientError, GrpcChannel};
 
 /// Bytes of one part: etcd takes requests of 1.5 MiB.
-const PART: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes that are read at once, at least one entry; and entries.
-const AT_ONCE: (usize, i64) = (4 << 20, 64);
+const MAX_READ: (usize, i64) = (4 << 20, 64);
 /// A request that gets no answer is tried again, at another member, for so long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// No answer takes longer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ENDPOINT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How the members are known, and who we are to them, where they speak TLS.
 #[derive(Default)]
@@ -148,8 +148,8 @@ impl Etcd {
         A: prost::Message + Default + 'static,
     {
         let asking = async { self.channel().await?.unary(path, request).await };
-        let answered = tokio::time::timeout(ANSWER, asking).await;
-        let answered = answered.unwrap_or_else(|_| Err(ClientError::Silent(ANSWER)));
+        let answered = tokio::time::timeout(ENDPOINT_TIMEOUT, asking).await;
+        let answered = answered.unwrap_or_else(|_| Err(ClientError::Silent(ENDPOINT_TIMEOUT)));
         if answered.is_err() {
             self.hang_up().await;
         }
@@ -162,12 +162,12 @@ impl Etcd {
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         loop {
             match self.once(path, request.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(what, error.to_string())),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     }
@@ -185,20 +185,20 @@ impl Etcd {
         bytes: &[u8],
     ) -> Result<Bytes, StoreError> {
         let nonce: u64 = nonce()?;
-        let mut value = BytesMut::with_capacity(9 + bytes.len().min(PART));
-        if bytes.len() <= PART {
-            value.put_u8(WHOLE);
+        let mut value = BytesMut::with_capacity(9 + bytes.len().min(CHUNK_BYTES));
+        if bytes.len() <= CHUNK_BYTES {
+            value.put_u8(INLINE);
             value.put_u64(nonce);
             value.put_slice(bytes);
             return Ok(value.freeze());
         }
         let at = format!("{}{nonce:016x}/", self.parts(kind, revision));
-        for (number, part) in bytes.chunks(PART).enumerate() {
+        for (number, part) in bytes.chunks(CHUNK_BYTES).enumerate() {
             let key = Bytes::from(format!("{at}{number:06}"));
             let put = PutRequest { key, value: Bytes::copy_from_slice(part), lease: 0 };
             self.txn(what, TxnRequest::new([], [Operation::put(put)])).await?;
         }
-        value.put_u8(SPREAD);
+        value.put_u8(CHUNKED);
         value.put_u64(nonce);
         value.put_u64(bytes.len() as u64);
         value.put_slice(at.as_bytes());
@@ -213,15 +213,15 @@ impl Etcd {
         }
         let tag = value.get_u8();
         value.get_u64();
-        if tag == WHOLE {
+        if tag == INLINE {
             return Ok(value);
         }
-        if tag != SPREAD || value.len() < 8 {
+        if tag != CHUNKED || value.len() < 8 {
             return Err(cut());
         }
         let length = usize::try_from(value.get_u64()).map_err(|_| cut())?;
         let mut whole = BytesMut::new();
-        for number in 0..length.div_ceil(PART) {
+        for number in 0..length.div_ceil(CHUNK_BYTES) {
             let key = [&value[..], format!("{number:06}").as_bytes()].concat();
             let range: RangeResponse = self.ask(what, message::RANGE, RangeRequest::of(key)).await?;
             whole.extend_from_slice(&range.kvs.first().ok_or_else(cut)?.value);
@@ -240,7 +240,7 @@ impl Etcd {
         });
         let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), lease: 0 });
         let request = TxnRequest::new(compare, [put]);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         // A try has reached a member, and its answer was lost.
         let mut is_open = false;
         loop {
@@ -263,7 +263,7 @@ impl Etcd {
                     return Err(StoreError::Unknown(error.to_string()));
                 }
                 Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(WHAT, error.to_string())),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     }
@@ -273,7 +273,7 @@ impl Etcd {
         let entries = RangeRequest {
             key: self.key(after + 1),
             range_end: after_last(&format!("{}log/", self.prefix)),
-            limit: AT_ONCE.1,
+            limit: MAX_READ.1,
         };
         let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
         // Both at one moment: a base that comes in between takes entries away.
@@ -293,7 +293,7 @@ impl Etcd {
         }
         let (mut entries, mut size) = (Vec::new(), 0);
         for kv in range.kvs {
-            if size >= AT_ONCE.0 {
+            if size >= MAX_READ.0 {
                 break;
             }
             let name = kv.key.rsplit(|byte| *byte == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
@@ -413,8 +413,8 @@ impl Etcd {
 }
 
 /// How a value begins: with all of it, or with where its parts are.
-const WHOLE: u8 = 0;
-const SPREAD: u8 = 1;
+const INLINE: u8 = 0;
+const CHUNKED: u8 = 1;
 
 fn nonce() -> Result<u64, StoreError> {
     let mut random = [0; 8];

@@ -20,7 +20,7 @@ const FILE: &str = "controller.db";
 const APPLICATION: i64 = 0x4865_726d;
 const VERSION: i64 = 1;
 /// Bytes that are read at once, at least one entry.
-const AT_ONCE: usize = 4 << 20;
+const MAX_READ_BYTES: usize = 4 << 20;
 
 /// A log in a file.
 pub struct Sqlite {
@@ -132,7 +132,7 @@ impl Store for Sqlite {
                 connection.prepare_cached("SELECT revision, bytes FROM log WHERE revision > ?1 ORDER BY revision")?;
             let mut rows = query.query([after])?;
             let (mut entries, mut size) = (Vec::new(), 0);
-            while size < AT_ONCE
+            while size < MAX_READ_BYTES
                 && let Some(row) = rows.next()?
             {
                 let bytes = Bytes::from(row.get::<_, Vec<u8>>(1)?);

@@ -14,9 +14,9 @@ pub const DIRECTORY: &str = "hermes-directory";
 pub(super) const SECRETS: [(&str, &str); 2] =
     [("identity", "envoy-identity.json"), ("authorities", "envoy-authorities.json")];
 /// A regular expression of a path or an authority is no larger than that.
-const REGEX: u32 = 10_000;
+const MAX_REGEX_PROGRAM: u32 = 10_000;
 /// Connections at once, as at a Hermes node.
-const CONNECTIONS: u64 = 50_000;
+const MAX_CONNECTIONS: u64 = 50_000;
 
 const TYPES: &str = "type.googleapis.com/envoy";
 
@@ -79,7 +79,7 @@ pub fn bootstrap(node: &str, places: &[ControllerAddr], directory: &str, admin: 
         "name": "envoy.resource_monitors.global_downstream_max_connections",
         "typed_config": {
             "@type": format!("{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),
-            "max_active_downstream_connections": CONNECTIONS,
+            "max_active_downstream_connections": MAX_CONNECTIONS,
         },
     });
     let mut whole = json!({
@@ -96,7 +96,7 @@ pub fn bootstrap(node: &str, places: &[ControllerAddr], directory: &str, admin: 
         },
         "static_resources": {"clusters": [controller]},
         "layered_runtime": {"layers": [
-            {"name": "hermes", "static_layer": {"re2.max_program_size.error_level": REGEX}},
+            {"name": "hermes", "static_layer": {"re2.max_program_size.error_level": MAX_REGEX_PROGRAM}},
         ]},
         "overload_manager": {"resource_monitors": [connections]},
     });

@@ -32,11 +32,11 @@ use super::listener::http2;
 use super::{EnvoyIdentity, address_of, duration, exact, pack, problem, tls, transport};
 
 /// As a Hermes node has it, where a service says nothing.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections, requests that wait for one, and requests and tunnels to one cluster at once.
-const BOUNDS: (u32, u32, u32) = (1024, 4096, 1 << 17);
+const CIRCUIT_BREAKER: (u32, u32, u32) = (1024, 4096, 1 << 17);
 /// Failures in a row after which an endpoint rests, and how long at first.
-const REST: (u32, Duration) = (5, Duration::from_secs(10));
+const EJECTION: (u32, Duration) = (5, Duration::from_secs(10));
 
 /// What an origin speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,9 @@ pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: Speaks, a
 
 /// A service that waits longer for connections makes whom it dials wait as long.
 pub(super) fn patient(clusters: &mut BTreeMap<String, Cluster>, name: &str, connect: Option<Duration>) {
-    if let (Some(cluster), Some(connect)) = (clusters.get_mut(name), connect.filter(|connect| *connect > CONNECT)) {
+    if let (Some(cluster), Some(connect)) =
+        (clusters.get_mut(name), connect.filter(|connect| *connect > CONNECT_TIMEOUT))
+    {
         let wanted = duration(connect);
         if cluster.connect_timeout.is_none_or(|known| (known.seconds, known.nanos) < (wanted.seconds, wanted.nanos)) {
             cluster.connect_timeout = Some(wanted);
@@ -193,7 +195,7 @@ fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Clust
     Cluster {
         name: name.to_owned(),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(kind.into())),
-        connect_timeout: Some(duration(CONNECT)),
+        connect_timeout: Some(duration(CONNECT_TIMEOUT)),
         lb_policy: LbPolicy::LeastRequest.into(),
         load_assignment: Some(ClusterLoadAssignment {
             cluster_name: name.to_owned(),
@@ -202,9 +204,9 @@ fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Clust
         }),
         circuit_breakers: Some(CircuitBreakers {
             thresholds: vec![Thresholds {
-                max_connections: number(BOUNDS.0),
-                max_pending_requests: number(BOUNDS.1),
-                max_requests: number(BOUNDS.2),
+                max_connections: number(CIRCUIT_BREAKER.0),
+                max_pending_requests: number(CIRCUIT_BREAKER.1),
+                max_requests: number(CIRCUIT_BREAKER.2),
                 ..Thresholds::default()
             }],
             ..CircuitBreakers::default()
@@ -212,8 +214,8 @@ fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Clust
         // Of what an origin answers nothing is a failure of the way to it.
         outlier_detection: Some(OutlierDetection {
             split_external_local_origin_errors: true,
-            consecutive_local_origin_failure: number(REST.0),
-            base_ejection_time: Some(duration(REST.1)),
+            consecutive_local_origin_failure: number(EJECTION.0),
+            base_ejection_time: Some(duration(EJECTION.1)),
             max_ejection_percent: number(50),
             enforcing_consecutive_5xx: number(0),
             enforcing_consecutive_gateway_failure: number(0),

@@ -41,13 +41,13 @@ pub(super) const TRUST: &str = "envoy.filters.http.rbac";
 /// What origins are not told.
 pub(super) const MUTATION: &str = "envoy.filters.http.header_mutation";
 /// Requests and tunnels at once on one connection, as at a Hermes node.
-const STREAMS: u32 = 1000;
+const MAX_STREAMS: u32 = 1000;
 /// Bytes under way on a stream, and on a connection, as at a Hermes node.
-const WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
+const FLOW_WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
 /// Streams of a connection that a peer resets: at once, and in a second.
-const RESETS: (u64, u64) = (100_000, 10_000);
+const RESET_LIMITS: (u64, u64) = (100_000, 10_000);
 /// A head takes no longer.
-const HEAD: std::time::Duration = std::time::Duration::from_secs(10);
+const HEADER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 pub(super) fn listeners(
     document: &Document,
@@ -78,7 +78,7 @@ pub(super) fn listeners(
                     filter_chains: vec![FilterChain {
                         filters: vec![manager(document)],
                         transport_socket: Some(transport(&server_tls(identity))),
-                        transport_socket_connect_timeout: Some(duration(HEAD)),
+                        transport_socket_connect_timeout: Some(duration(HEADER_TIMEOUT)),
                         ..FilterChain::default()
                     }],
                     per_connection_buffer_limit_bytes: Some(UInt32Value { value: 1 << 20 }),
@@ -113,12 +113,12 @@ pub(super) fn http2() -> Http2ProtocolOptions {
     let value = |value| Some(UInt32Value { value });
     Http2ProtocolOptions {
         allow_connect: true,
-        max_concurrent_streams: value(STREAMS),
-        initial_stream_window_size: value(WINDOWS.0),
-        initial_connection_window_size: value(WINDOWS.1),
+        max_concurrent_streams: value(MAX_STREAMS),
+        initial_stream_window_size: value(FLOW_WINDOWS.0),
+        initial_connection_window_size: value(FLOW_WINDOWS.1),
         // Who comes is a node, and its connection is everybody's: it does not end with every tunnel on it for some that broke.
-        stream_reset_burst: Some(UInt64Value { value: RESETS.0 }),
-        stream_reset_rate: Some(UInt64Value { value: RESETS.1 }),
+        stream_reset_burst: Some(UInt64Value { value: RESET_LIMITS.0 }),
+        stream_reset_rate: Some(UInt64Value { value: RESET_LIMITS.1 }),
         ..Http2ProtocolOptions::default()
     }
 }
@@ -143,7 +143,7 @@ fn manager(document: &Document) -> Filter {
         ],
         http2_protocol_options: Some(http2()),
         upgrade_configs: ["CONNECT", "CONNECT-UDP", "websocket"].map(upgrade).into(),
-        request_headers_timeout: Some(duration(HEAD)),
+        request_headers_timeout: Some(duration(HEADER_TIMEOUT)),
         max_request_headers_kb: Some(UInt32Value { value: 64 }),
         // What is matched is what is sent on.
         normalize_path: yes(),

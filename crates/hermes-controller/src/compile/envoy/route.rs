@@ -43,7 +43,7 @@ use super::matcher::{self, Matcher, OnMatch, Rbac, VirtualHost};
 use super::{EnvoyIdentity, OVERLAY, duration, exact, pack, problem};
 
 /// An Envoy looks at the routes of a user one after the other; all together are no more than this.
-const MOST: usize = 100_000;
+const MAX_ROUTES: usize = 100_000;
 
 /// What is kept of a route of the document.
 struct Found {
@@ -128,9 +128,9 @@ fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
     for user in users {
         let routes = routes_of(&of(Some(user)));
         count += routes.len();
-        if count > MOST {
+        if count > MAX_ROUTES {
             let message =
-                format!("an Envoy would have more than {MOST} of them, one for each user; give others a path");
+                format!("an Envoy would have more than {MAX_ROUTES} of them, one for each user; give others a path");
             problems.push(problem("routes", message));
             return host;
         }

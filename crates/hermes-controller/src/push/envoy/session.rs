@@ -13,7 +13,7 @@ use crate::digest::{hex, sha256};
 use crate::store::Revision;
 
 /// An Envoy asks for so many names of a kind; of more there is nothing.
-const MOST_NAMES: usize = 50_000;
+const MAX_NAMES: usize = 50_000;
 
 /// Kinds of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -238,10 +238,10 @@ impl Subscription {
             let view = |(name, version): (&String, &String)| {
                 (name.clone(), VersionedResource { version: version.clone(), body: None })
             };
-            self.has = heard.has.iter().take(MOST_NAMES).map(view).collect();
+            self.has = heard.has.iter().take(MAX_NAMES).map(view).collect();
         }
         if heard.is_sotw {
-            let asked: BTreeSet<_> = heard.subscribe.iter().take(MOST_NAMES).cloned().collect();
+            let asked: BTreeSet<_> = heard.subscribe.iter().take(MAX_NAMES).cloned().collect();
             let is_other = !asked.is_empty() && asked != names;
             self.is_owed |= is_first || is_other;
             if is_other {
@@ -251,7 +251,7 @@ impl Subscription {
         } else {
             self.is_owed |= is_first || !heard.subscribe.is_empty();
             for name in &heard.subscribe {
-                if names.len() < MOST_NAMES {
+                if names.len() < MAX_NAMES {
                     names.insert(name.clone());
                 }
                 if !is_first {

@@ -30,7 +30,7 @@ use crate::document::{Name, Program};
 use crate::trust::Trust;
 
 /// No path is longer.
-const LONGEST: usize = 4096;
+const MAX_PATH: usize = 4096;
 
 /// One form of the protocol.
 pub(crate) trait Form: Send + 'static {
@@ -298,7 +298,7 @@ impl<F: Form> Serving<F> {
 /// Where it has its identity. It alone is told of it again, so that it may say what it likes.
 fn directory(envoy: &Envoy) -> Option<String> {
     match &envoy.metadata.as_ref()?.fields.get(DIRECTORY)?.kind {
-        Some(Scalar::StringValue(path)) if path.len() <= LONGEST && path.starts_with('/') => Some(path.clone()),
+        Some(Scalar::StringValue(path)) if path.len() <= MAX_PATH && path.starts_with('/') => Some(path.clone()),
         _ => None,
     }
 }

@@ -17,11 +17,11 @@ use crate::grpc::ClientError;
 use crate::store::{StatusEntry, StatusEvent, StatusExchange, StatusUpdate, StoreError};
 
 /// Who says nothing for so long has gone, with all that it said. Seconds.
-const LIFE: i64 = 10;
+const LEASE_SECONDS: i64 = 10;
 /// A lease is kept alive when this has passed since the last time.
-const BEAT: Duration = Duration::from_secs(3);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 /// Words of one transaction: etcd takes 128 operations. And their bytes, of which it takes 1.5 MiB.
-const AT_ONCE: (usize, usize) = (100, 512 << 10);
+const MAX_TRANSACTION: (usize, usize) = (100, 512 << 10);
 
 /// A lease that is held.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ impl Etcd {
     async fn leased(&self) -> Result<i64, ClientError> {
         let mut lease = self.lease.lock().await;
         match lease.take() {
-            Some(kept) if kept.at.elapsed() < BEAT => {
+            Some(kept) if kept.at.elapsed() < KEEPALIVE_INTERVAL => {
                 *lease = Some(kept);
                 Ok(kept.id)
             }
@@ -56,7 +56,8 @@ impl Etcd {
                 Ok(kept.id)
             }
             None => {
-                let granted: Lease = self.channel().await?.unary(message::GRANT, GrantRequest { ttl: LIFE }).await?;
+                let granted: Lease =
+                    self.channel().await?.unary(message::GRANT, GrantRequest { ttl: LEASE_SECONDS }).await?;
                 *lease = Some(HeldLease { id: granted.id, at: Instant::now() });
                 Ok(granted.id)
             }
@@ -69,7 +70,7 @@ impl Etcd {
             let mut said = said.into_iter().peekable();
             while said.peek().is_some() {
                 let (mut operations, mut size) = (Vec::new(), 0);
-                while operations.len() < AT_ONCE.0 && size < AT_ONCE.1 {
+                while operations.len() < MAX_TRANSACTION.0 && size < MAX_TRANSACTION.1 {
                     let Some((subject, words)) = said.next() else { break };
                     let key = Bytes::from(format!("{}{id:016x}/{subject}", self.words()));
                     size += words.as_ref().map_or(0, Bytes::len);
@@ -82,8 +83,8 @@ impl Etcd {
             }
             Ok(())
         };
-        let told = tokio::time::timeout(super::PATIENCE, saying).await;
-        let told = told.unwrap_or(Err(ClientError::Silent(super::PATIENCE)));
+        let told = tokio::time::timeout(super::REQUEST_TIMEOUT, saying).await;
+        let told = told.unwrap_or(Err(ClientError::Silent(super::REQUEST_TIMEOUT)));
         if let Err(error) = told {
             // Nobody knows what of it was taken: it is said anew, with another lease.
             *self.lease.lock().await = None;
