@@ -44,7 +44,7 @@ const MAX_CHANGES: usize = 64;
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
-struct Desk {
+struct ApiState {
     controller: Arc<Controller>,
     push: Arc<Push>,
     audit: Arc<Audit>,
@@ -58,7 +58,7 @@ struct Desk {
 
 /// All of its paths.
 pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Audit>) -> Router {
-    let desk = Desk {
+    let api = ApiState {
         controller,
         push,
         audit,
@@ -83,12 +83,12 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/certificate", post(operator::renew))
         .route("/v1/authority", get(authority::show).post(authority::rotate).delete(authority::cancel))
         .route("/v1/authority/finish", post(authority::finish))
-        .route_layer(middleware::from_fn_with_state(desk.clone(), finish))
+        .route_layer(middleware::from_fn_with_state(api.clone(), finish))
         .merge(documents)
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(desk.clone(), gate))
-        .with_state(desk)
+        .layer(middleware::from_fn_with_state(api.clone(), gate))
+        .with_state(api)
 }
 
 /// The header of answers that tells whom the overlay trusts: where that is another one than the last time, who asks has
@@ -98,14 +98,14 @@ pub const TRUST: &str = "hermes-trust";
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Nobody's body is read who may ask nothing.
-async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
+async fn gate(State(api): State<ApiState>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
-    let may_ask = |asker: &Asker| asker.is_known(&desk.controller.view(), &peer);
-    if Asker::of(&peer).is_ok_and(|asker| !may_ask(&asker)) {
+    let may_ask = |caller: &Caller| caller.is_known(&api.controller.view(), &peer);
+    if Caller::of(&peer).is_ok_and(|caller| !may_ask(&caller)) {
         // Another controller may have made this one just now.
-        desk.controller.catch_up().await.map_err(ApplyError::from)?;
+        api.controller.catch_up().await.map_err(ApplyError::from)?;
     }
-    let asker = desk.asker(&peer)?;
+    let caller = api.caller(&peer)?;
     let (parts, body) = request.into_parts();
     // Many large ones at once would be more than there is memory for.
     let is_small = axum::body::HttpBody::size_hint(&body).upper().is_some_and(|bytes| bytes <= SMALL_BODY);
@@ -113,7 +113,7 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
         true => None,
         false => {
             // Nobody waits for what providers send but they.
-            let turns = &desk.large[usize::from(asker.provider.is_some())];
+            let turns = &api.large[usize::from(caller.provider.is_some())];
             let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "other large requests are read; try again");
             Some(
                 tokio::time::timeout(ARRIVAL_TIMEOUT, turns.acquire())
@@ -134,32 +134,32 @@ async fn gate(State(desk): State<Desk>, request: axum::extract::Request, next: N
     let body = read.map_err(late)?.map_err(large)?;
     drop(turn);
     let mut response = next.run(axum::extract::Request::from_parts(parts, body.into())).await;
-    let mark = desk.controller.trust().borrow().mark();
+    let mark = api.controller.trust().borrow().mark();
     response.headers_mut().insert(TRUST, HeaderValue::from_str(&mark).unwrap_or(HeaderValue::from_static("")));
     Ok(response)
 }
 
 /// Finishes a request that changes something, even if the client resets its stream meanwhile.
-async fn finish(State(desk): State<Desk>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
+async fn finish(State(api): State<ApiState>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     if request.method() == http::Method::GET {
         return Ok(next.run(request).await);
     }
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
-    let asker = desk.asker(&peer)?;
-    desk.owned(&asker, next.run(request)).await
+    let caller = api.caller(&peer)?;
+    api.owned(&caller, next.run(request)).await
 }
 
-impl Desk {
-    fn asker(&self, peer: &Peer) -> Result<Asker, Problem> {
-        let asker = Asker::of(peer).and_then(|asker| {
-            if asker.is_known(&self.controller.view(), peer) {
-                return Ok(asker);
+impl ApiState {
+    fn caller(&self, peer: &Peer) -> Result<Caller, Problem> {
+        let caller = Caller::of(peer).and_then(|caller| {
+            if caller.is_known(&self.controller.view(), peer) {
+                return Ok(caller);
             }
             let detail = "nobody has this certificate now: it was taken back, or this overlay never gave it; have another operator \
                           make a file with `hermes operator create`; a controller that is started writes its `operator.json` anew";
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
         });
-        asker.inspect_err(|problem| {
+        caller.inspect_err(|problem| {
             self.audit.tell(Event {
                 what: "ask",
                 from: peer.from,
@@ -171,23 +171,23 @@ impl Desk {
     }
 
     /// Who asks, where that is an operator of the whole overlay. `why`: whose it is, for who is not.
-    fn operator(&self, peer: &Peer, what: &str, why: &str) -> Result<Asker, Problem> {
-        let asker = self.asker(peer)?;
-        if asker.provider.is_none() {
-            return Ok(asker);
+    fn operator(&self, peer: &Peer, what: &str, why: &str) -> Result<Caller, Problem> {
+        let caller = self.caller(peer)?;
+        if caller.provider.is_none() {
+            return Ok(caller);
         }
-        Err(self.refuse(what, &asker, peer, Problem::new(StatusCode::FORBIDDEN, why)))
+        Err(self.refuse(what, &caller, peer, Problem::new(StatusCode::FORBIDDEN, why)))
     }
 
     /// Runs a change, with its line in the audit log, in a task that ends only when it is done: a client that resets its
     /// stream would otherwise end it between the two. A client that leaves before its turn changes nothing.
     async fn owned<T: Send + 'static>(
         &self,
-        asker: &Asker,
+        caller: &Caller,
         change: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Problem> {
         let failed = |why| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the change failed: {why}"));
-        let permits = self.changes[usize::from(asker.provider.is_some())].clone();
+        let permits = self.changes[usize::from(caller.provider.is_some())].clone();
         let permit = permits.acquire_owned().await.map_err(|_| failed("the controller is shutting down"))?;
         let (tell, told) = oneshot::channel();
         {
@@ -211,16 +211,16 @@ impl Desk {
     }
 
     /// What somebody must not do is told.
-    fn refuse(&self, what: &str, asker: &Asker, peer: &Peer, problem: Problem) -> Problem {
+    fn refuse(&self, what: &str, caller: &Caller, peer: &Peer, problem: Problem) -> Problem {
         let refused = Some(problem.detail.clone());
-        self.audit.tell(Event { what, by: Some(&asker.by), from: peer.from, refused, ..Event::default() });
+        self.audit.tell(Event { what, by: Some(&caller.by), from: peer.from, refused, ..Event::default() });
         problem
     }
 }
 
 /// Who asks.
 #[derive(Clone)]
-struct Asker {
+struct Caller {
     /// Whose documents are theirs. `None`: all.
     provider: Option<Name>,
     name: Name,
@@ -228,7 +228,7 @@ struct Asker {
     by: String,
 }
 
-impl Asker {
+impl Caller {
     fn of(peer: &Peer) -> Result<Self, Problem> {
         match Office::of(peer.uris.iter().map(String::as_str)) {
             Some(Office::Operator { provider: None, name }) => {
@@ -288,10 +288,10 @@ impl Asker {
 }
 
 /// All of the state: who has it is the overlay.
-async fn backup(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "backup", "a backup has what is everybody's: it is the operator's")?;
-    desk.audit.tell(Event { what: "backup", by: Some(&asker.by), from: peer.from, ..Event::default() });
-    Ok(([(header::CONTENT_TYPE, "application/json")], desk.controller.backup()).into_response())
+async fn backup(State(api): State<ApiState>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
+    let caller = api.operator(&peer, "backup", "a backup has what is everybody's: it is the operator's")?;
+    api.audit.tell(Event { what: "backup", by: Some(&caller.by), from: peer.from, ..Event::default() });
+    Ok(([(header::CONTENT_TYPE, "application/json")], api.controller.backup()).into_response())
 }
 
 #[cfg(test)]

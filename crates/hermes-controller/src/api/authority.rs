@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Arc, Asker, Desk, Event, Peer, Problem};
+use super::{ApiState, Arc, Caller, Event, Peer, Problem};
 use crate::ca::{self, Facts, facts};
 use crate::controller::{ApplyError, StateView, now};
 use crate::push::{Lacking, Progress};
@@ -35,7 +35,7 @@ fn one(authority: &ca::Authority) -> Value {
     }
 }
 
-fn told(desk: &Desk, view: &StateView) -> Value {
+fn told(api: &ApiState, view: &StateView) -> Value {
     let state = &view.state;
     let rotation = state.rotation.as_deref();
     let (stage, next, leaving) = match rotation {
@@ -55,13 +55,16 @@ fn told(desk: &Desk, view: &StateView) -> Value {
         "next": next,
         "leaving": leaving,
         "former": former.collect::<Vec<_>>(),
-        "nodes": desk.push.progress(view),
+        "nodes": api.push.progress(view),
     })
 }
 
-pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    desk.operator(&peer, "authority-show", WHOSE)?;
-    Ok(axum::Json(told(&desk, &desk.controller.view())).into_response())
+pub(super) async fn show(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    api.operator(&peer, "authority-show", WHOSE)?;
+    Ok(axum::Json(told(&api, &api.controller.view())).into_response())
 }
 
 /// One that somebody brings.
@@ -76,12 +79,12 @@ struct Imported {
 
 /// Another authority is trusted beside the one that signs: a new one, or one that somebody brings.
 pub(super) async fn rotate(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     body: Bytes,
 ) -> Result<Response, Problem> {
     let what = if body.is_empty() { "authority-rotate" } else { "authority-import" };
-    let asker = desk.operator(&peer, what, WHOSE)?;
+    let caller = api.operator(&peer, what, WHOSE)?;
     let done = async {
         let made = if body.is_empty() {
             ca::Authority::generate(std::time::SystemTime::now())
@@ -95,9 +98,9 @@ pub(super) async fn rotate(
         };
         let next = made.map_err(|error| ApplyError::Unusable(error.to_string()))?;
         let about = facts(&next.certificate).map(|facts| format!("{} {}", facts.subject, facts.fingerprint)).ok();
-        Ok((desk.controller.rotate(&asker.by, next).await?, about))
+        Ok((api.controller.rotate(&caller.by, next).await?, about))
     };
-    end(&desk, (&asker, &peer), what, done.await)
+    end(&api, (&caller, &peer), what, done.await)
 }
 
 #[derive(Deserialize)]
@@ -110,24 +113,24 @@ pub(super) struct FinishOptions {
 
 /// The older authority is trusted no more.
 pub(super) async fn finish(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Query(options): Query<FinishOptions>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "authority-finish", WHOSE)?;
+    let caller = api.operator(&peer, "authority-finish", WHOSE)?;
     let done = async {
-        let view = desk.controller.view();
+        let view = api.controller.view();
         let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-        let lacking = lacking(&desk.push.progress(&view));
+        let lacking = lacking(&api.push.progress(&view));
         if let Some(lacking) = lacking.filter(|_| !options.force) {
             return Err(ApplyError::NotReady(format!(
                 "not all are there yet: {lacking}. Wait, or do it all the same with --force: others believe such a node only \
                  when it has been at a controller again, as it can while its certificate lives"
             )));
         }
-        Ok((desk.controller.retire(&asker.by, since, options.force).await?, None))
+        Ok((api.controller.retire(&caller.by, since, options.force).await?, None))
     };
-    end(&desk, (&asker, &peer), "authority-finish", done.await)
+    end(&api, (&caller, &peer), "authority-finish", done.await)
 }
 
 /// Nodes for which a step has to wait, in a sentence.
@@ -146,28 +149,28 @@ fn lacking(progress: &[Progress]) -> Option<String> {
 
 /// The older authority is the one that signs.
 pub(super) async fn cancel(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "authority-cancel", WHOSE)?;
-    let done = desk.controller.take_back_rotation(&asker.by).await.map(|revision| (revision, None));
-    end(&desk, (&asker, &peer), "authority-cancel", done)
+    let caller = api.operator(&peer, "authority-cancel", WHOSE)?;
+    let done = api.controller.take_back_rotation(&caller.by).await.map(|revision| (revision, None));
+    end(&api, (&caller, &peer), "authority-cancel", done)
 }
 
 fn end(
-    desk: &Desk,
-    (asker, peer): (&Asker, &Peer),
+    api: &ApiState,
+    (caller, peer): (&Caller, &Peer),
     what: &str,
     done: Result<(u64, Option<String>), ApplyError>,
 ) -> Result<Response, Problem> {
-    let event = Event { what, by: Some(&asker.by), from: peer.from, ..Event::default() };
+    let event = Event { what, by: Some(&caller.by), from: peer.from, ..Event::default() };
     match done {
         Ok((revision, about)) => {
-            desk.audit.tell(Event { revision: Some(revision), about, ..event });
-            Ok(axum::Json(told(desk, &desk.controller.view())).into_response())
+            api.audit.tell(Event { revision: Some(revision), about, ..event });
+            Ok(axum::Json(told(api, &api.controller.view())).into_response())
         }
         Err(refused) => {
-            desk.audit.tell(event.failed(&refused));
+            api.audit.tell(event.failed(&refused));
             Err(refused.into())
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use serde::Serialize;
 
-use super::{Desk, hex, sha256};
+use super::{ApiState, hex, sha256};
 use crate::controller::{Outcome, StateView};
 use crate::document::Name;
 use crate::node_status::{NodeStatus, NodeStatuses};
@@ -96,18 +96,18 @@ impl<'a> Awaited<'a> {
 }
 
 /// Waits until no node that a change touches is waiting, at most for this time.
-pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, ChangeStatus> {
+pub(super) async fn await_nodes(api: &ApiState, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, ChangeStatus> {
     let mut awaited = Awaited::of(outcome);
-    let (mut said, mut rollout) = (desk.push.said(), desk.controller.rollout());
+    let (mut said, mut rollout) = (api.push.said(), api.controller.rollout());
     let deadline = tokio::time::Instant::now() + wait;
     // Nodes that are done are not checked again: each report then costs the nodes that are left.
     let mut waiting: Vec<_> =
         awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
     loop {
         said.borrow_and_update();
-        let view = desk.controller.view();
+        let view = api.controller.view();
         awaited.check_superseded(&view);
-        desk.push.look(|statuses| {
+        api.push.look(|statuses| {
             waiting.retain(|(node, digest)| awaited.status(node, digest, statuses.get(node)) == ChangeStatus::Waiting);
         });
         let is_failed = view.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
@@ -118,7 +118,7 @@ pub(super) async fn await_nodes(desk: &Desk, outcome: &Outcome, wait: Duration) 
             }
         };
         if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
-            return desk.push.look(|statuses| awaited.all(&view, statuses));
+            return api.push.look(|statuses| awaited.all(&view, statuses));
         }
     }
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::change_status::{ChangeStatus, await_nodes};
 use super::problem::{Problem, told};
-use super::{Asker, Desk, MAX_WAIT, rollout};
+use super::{ApiState, Caller, MAX_WAIT, rollout};
 use crate::audit::{Audit, Event};
 use crate::controller::{ApplyError, HELD, Outcome, Request, at_length};
 use crate::document::{self, Key, Kind, Resource};
@@ -48,46 +48,46 @@ pub(super) struct ApplyOptions {
 }
 
 pub(super) async fn apply(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Query(options): Query<ApplyOptions>,
     body: Bytes,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
+    let caller = api.caller(&peer)?;
     let text =
         std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
     let put = at_length(|| document::read(text)).map_err(|faults| Problem::of_faults(&faults))?;
     for resource in &put {
-        asker.must_own(&resource.key).map_err(|problem| desk.refuse("apply", &asker, &peer, problem))?;
+        caller.must_own(&resource.key).map_err(|problem| api.refuse("apply", &caller, &peer, problem))?;
     }
     let ApplyOptions { dry_run: is_dry, now: is_now, since, .. } = options;
-    let delete = if options.prune { pruned(&desk, &asker, &put)? } else { Vec::new() };
-    if is_now && asker.provider.is_some() {
+    let delete = if options.prune { pruned(&api, &caller, &put)? } else { Vec::new() };
+    if is_now && caller.provider.is_some() {
         let problem =
             Problem::new(StatusCode::FORBIDDEN, "when nodes take a change is the operator's; leave --now out");
-        return Err(desk.refuse("apply", &asker, &peer, problem));
+        return Err(api.refuse("apply", &caller, &peer, problem));
     }
-    let request = Request { by: asker.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
-    change(&desk, (&asker, &peer), request, options.wait).await
+    let request = Request { by: caller.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
+    change(&api, (&caller, &peer), request, options.wait).await
 }
 
 /// The documents of whoever asks that are not among these. The overlay's own document stays, so does what is a provider's where
 /// the operator asks, and so do nodes where none is among these: to delete one revokes its key.
-fn pruned(desk: &Desk, asker: &Asker, put: &[Resource]) -> Result<Vec<Key>, Problem> {
+fn pruned(api: &ApiState, caller: &Caller, put: &[Resource]) -> Result<Vec<Key>, Problem> {
     if put.is_empty() {
         let detail = "no documents, so that prune would delete all of them; name at least one";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
-    let view = desk.controller.view();
+    let view = api.controller.view();
     let all = view.state.catalog.iter().map(|resource| &resource.key);
     let has_nodes = put.iter().any(|key| key.kind == Kind::Node);
     let is_meant = |key: &&Key| {
         key.kind != Kind::Overlay
             && (key.kind != Kind::Node || has_nodes)
-            && key.provider == asker.provider
+            && key.provider == caller.provider
             && !put.contains(key)
-            && asker.must_own(key).is_ok()
+            && caller.must_own(key).is_ok()
     };
     Ok(all.filter(is_meant).cloned().collect())
 }
@@ -103,22 +103,22 @@ pub(super) struct DeleteOptions {
 }
 
 pub(super) async fn remove(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(key): Path<String>,
     Query(options): Query<DeleteOptions>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
+    let caller = api.caller(&peer)?;
     let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    asker.must_own(&key).map_err(|problem| desk.refuse("delete", &asker, &peer, problem))?;
+    caller.must_own(&key).map_err(|problem| api.refuse("delete", &caller, &peer, problem))?;
     let request = Request {
-        by: asker.by.clone(),
+        by: caller.by.clone(),
         delete: vec![key],
         since: options.since,
         is_dry: options.dry_run,
         ..Request::default()
     };
-    change(&desk, (&asker, &peer), request, options.wait).await
+    change(&api, (&caller, &peer), request, options.wait).await
 }
 
 /// Writes to the audit log what became of a change of documents.
@@ -140,22 +140,27 @@ fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Resul
     }
 }
 
-async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, wait: u64) -> Result<Response, Problem> {
+async fn change(
+    api: &ApiState,
+    (caller, peer): (&Caller, &Peer),
+    request: Request,
+    wait: u64,
+) -> Result<Response, Problem> {
     let is_dry = request.is_dry;
-    let (controller, audit, from) = (desk.controller.clone(), desk.audit.clone(), peer.from);
+    let (controller, audit, from) = (api.controller.clone(), api.audit.clone(), peer.from);
     let made = async move {
         let done = controller.apply(&request).await;
         tell(&audit, from, &request, &done);
         done
     };
-    let outcome = desk.owned(asker, made).await?.map_err(|refused| asker.told(refused))?;
+    let outcome = api.owned(caller, made).await?.map_err(|refused| caller.told(refused))?;
     let wait = Duration::from_millis(wait).min(MAX_WAIT);
     let nodes = if is_dry {
         let planned =
             |document: &Option<Bytes>| document.as_ref().map_or(ChangeStatus::Gone, |_| ChangeStatus::Planned);
         outcome.nodes.iter().map(|(node, document)| (node.clone(), planned(document))).collect()
     } else {
-        await_nodes(desk, &outcome, wait).await
+        await_nodes(api, &outcome, wait).await
     };
     let keys = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
     let mut answer = json!({
@@ -167,29 +172,30 @@ async fn change(desk: &Desk, (asker, peer): (&Asker, &Peer), request: Request, w
     if !outcome.still_draining.is_empty() {
         answer["still-draining"] = json!(outcome.still_draining);
     }
-    let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| asker.may_see(key));
+    let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| caller.may_see(key));
     let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
-    if desk.controller.view().is_held() {
+    if api.controller.view().is_held() {
         let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
         warnings.push(told(&document::Fault { key: None, number: None, problem }));
     }
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
     }
-    let view = desk.controller.view();
+    let view = api.controller.view();
     match (&view.state.failed, &view.state.rollout) {
         (Some((of, why)), _) if *of == outcome.revision => {
             // Which node would not have it is the operator's.
-            let why = if asker.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
+            let why =
+                if caller.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
             answer["taken-back"] = why.into();
         }
-        (_, Some(waved)) if waved.of == outcome.revision && asker.provider.is_none() => {
+        (_, Some(waved)) if waved.of == outcome.revision && caller.provider.is_none() => {
             answer["rollout"] = rollout::told(&view);
         }
         _ => {}
     }
     // Nodes are the operator's: a provider hears how many of them took it.
-    if asker.provider.is_none() {
+    if caller.provider.is_none() {
         answer["nodes"] = json!(nodes);
     } else {
         answer["nodes-touched"] = nodes.len().into();
@@ -210,19 +216,19 @@ struct Listed<'a> {
 }
 
 pub(super) async fn list(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Query(options): Query<ListOptions>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
+    let caller = api.caller(&peer)?;
     let kind = options.kind.map(|kind| kind.parse::<Kind>()).transpose();
     let kind = kind.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    let view = desk.controller.view();
+    let view = api.controller.view();
     let state = &view.state;
     let wanted = state
         .catalog
         .iter()
-        .filter(|resource| asker.may_see(&resource.key) && kind.is_none_or(|kind| kind == resource.key.kind));
+        .filter(|resource| caller.may_see(&resource.key) && kind.is_none_or(|kind| kind == resource.key.kind));
     let listed = wanted.map(|resource| Listed {
         revision: state.changed.get(&resource.key).copied().unwrap_or_default(),
         document: resource,
@@ -231,14 +237,14 @@ pub(super) async fn list(
 }
 
 pub(super) async fn one(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(key): Path<String>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
+    let caller = api.caller(&peer)?;
     let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
-    let view = desk.controller.view();
-    let found = view.state.catalog.get(&key).filter(|_| asker.may_see(&key));
+    let view = api.controller.view();
+    let found = view.state.catalog.get(&key).filter(|_| caller.may_see(&key));
     let document = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {key}")))?;
     let revision = view.state.changed.get(&key).copied().unwrap_or_default();
     Ok(axum::Json(Listed { revision, document }).into_response())

@@ -7,7 +7,7 @@ use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{Arc, Desk, Event, Peer, Problem, StateView};
+use super::{ApiState, Arc, Event, Peer, Problem, StateView};
 use crate::document::Name;
 
 /// The refusal of a provider's request.
@@ -15,8 +15,8 @@ const WHOSE: &str = "what the store has is the operator's";
 /// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
 
-fn told(desk: &Desk, view: &StateView) -> Value {
-    let is_back = |node: &Name| desk.push.status_of(node).is_back();
+fn told(api: &ApiState, view: &StateView) -> Value {
+    let is_back = |node: &Name| api.push.status_of(node).is_back();
     let missing = view.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
     let missing: Vec<_> = if view.is_held() { missing.collect() } else { Vec::new() };
     json!({
@@ -27,25 +27,28 @@ fn told(desk: &Desk, view: &StateView) -> Value {
     })
 }
 
-pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    desk.operator(&peer, "restored", WHOSE)?;
-    Ok(axum::Json(told(&desk, &desk.controller.view())).into_response())
+pub(super) async fn show(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    api.operator(&peer, "restored", WHOSE)?;
+    Ok(axum::Json(told(&api, &api.controller.view())).into_response())
 }
 
 /// Confirms what the store has: nodes get it from now on.
 pub(super) async fn confirm(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "confirm", WHOSE)?;
-    let event = Event { what: "confirm", by: Some(&asker.by), from: peer.from, ..Event::default() };
-    match desk.controller.confirm(&asker.by).await {
+    let caller = api.operator(&peer, "confirm", WHOSE)?;
+    let event = Event { what: "confirm", by: Some(&caller.by), from: peer.from, ..Event::default() };
+    match api.controller.confirm(&caller.by).await {
         Ok(revision) => {
-            desk.audit.tell(Event { revision: Some(revision), ..event });
-            Ok(axum::Json(told(&desk, &desk.controller.view())).into_response())
+            api.audit.tell(Event { revision: Some(revision), ..event });
+            Ok(axum::Json(told(&api, &api.controller.view())).into_response())
         }
         Err(refused) => {
-            desk.audit.tell(event.failed(&refused));
+            api.audit.tell(event.failed(&refused));
             Err(refused.into())
         }
     }

@@ -9,7 +9,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Arc, Desk, Duration, Event, MAX_WAIT, Peer, Problem, StateView, hex, sha256};
+use super::{ApiState, Arc, Duration, Event, MAX_WAIT, Peer, Problem, StateView, hex, sha256};
 use crate::document::{self, Name};
 use crate::node_status::NodeStatus;
 
@@ -19,10 +19,13 @@ const MIN_TOKEN_LIFE: Duration = Duration::from_secs(1);
 /// What a provider is told.
 const WHOSE: &str = "nodes are the operator's, and so are their tokens";
 
-pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    desk.operator(&peer, "nodes", WHOSE)?;
-    let view = desk.controller.view();
-    let node = |(name, document): (&Name, &document::Node)| standing(&view, name, document, &desk.push.status_of(name));
+pub(super) async fn list(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    api.operator(&peer, "nodes", WHOSE)?;
+    let view = api.controller.view();
+    let node = |(name, document): (&Name, &document::Node)| standing(&view, name, document, &api.push.status_of(name));
     let all: Vec<_> = view.state.catalog.nodes().map(node).collect();
     Ok(axum::Json(json!({ "revision": view.state.revision, "nodes": all })).into_response())
 }
@@ -62,34 +65,34 @@ pub(super) struct NodeOptions {
 
 /// A node's key is believed no more. Its document stays: with a token it may enrol again.
 pub(super) async fn revoke(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(name): Path<Name>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "revoke", WHOSE)?;
+    let caller = api.operator(&peer, "revoke", WHOSE)?;
     let about = Some(format!("node {name}"));
-    let event = Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
-    desk.done(&event, desk.controller.expel(&asker.by, &name).await)?;
-    desk.audit.tell(event);
-    Ok(axum::Json(json!({ "revision": desk.controller.view().state.revision })).into_response())
+    let event = Event { what: "revoke", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
+    api.done(&event, api.controller.expel(&caller.by, &name).await)?;
+    api.audit.tell(event);
+    Ok(axum::Json(json!({ "revision": api.controller.view().state.revision })).into_response())
 }
 
 /// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
 pub(super) async fn show(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(name): Path<Name>,
     Query(options): Query<NodeOptions>,
 ) -> Result<Response, Problem> {
-    desk.operator(&peer, "node", WHOSE)?;
+    api.operator(&peer, "node", WHOSE)?;
     let deadline = tokio::time::Instant::now() + Duration::from_millis(options.wait).min(MAX_WAIT);
-    let mut said = desk.push.said();
+    let mut said = api.push.said();
     loop {
         said.borrow_and_update();
-        let view = desk.controller.view();
+        let view = api.controller.view();
         let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
         let document = view.state.catalog.node(&name).ok_or_else(missing)?;
-        let status = desk.push.status_of(&name);
+        let status = api.push.status_of(&name);
         if options.sessions == Some(status.sessions)
             && status.connections > 0
             && let Ok(Ok(())) = tokio::time::timeout_at(deadline, said.changed()).await
@@ -113,23 +116,23 @@ pub(super) struct TokenRequest {
 }
 
 pub(super) async fn token(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     axum::Json(request): axum::Json<TokenRequest>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "token", WHOSE)?;
+    let caller = api.operator(&peer, "token", WHOSE)?;
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
     if life < MIN_TOKEN_LIFE {
         let problem = Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "nobody could use a token of no time; give it a second or more",
         );
-        return Err(desk.refuse("token", &asker, &peer, problem));
+        return Err(api.refuse("token", &caller, &peer, problem));
     }
     let about = Some(format!("token of node {}", request.node));
-    let event = Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
-    let ticket = desk.done(&event, desk.controller.create_token(&asker.by, &request.node, life).await)?;
+    let event = Event { what: "token", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
+    let ticket = api.done(&event, api.controller.create_token(&caller.by, &request.node, life).await)?;
     let about = Some(format!("token {} of node {}", ticket.id, request.node));
-    desk.audit.tell(Event { about, ..event });
+    api.audit.tell(Event { about, ..event });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
 }
