@@ -3,7 +3,7 @@
 //! In: HTTP requests, and who sends them. Out: JSON; whatever is wrong, as problem details (RFC 9457).
 //! Never: more than whose documents they are may see: an operator all, a provider its own.
 
-mod authority;
+mod ca;
 mod change_status;
 mod documents;
 mod history;
@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 
 use self::problem::Problem;
 use crate::audit::{Audit, Event};
-use crate::ca::Office;
+use crate::ca::CertificateRole;
 use crate::controller::{ApplyError, Controller, StateView};
 use crate::digest::{hex, sha256};
 use crate::document::{self, Key, Name};
@@ -81,8 +81,8 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/operators", get(operator::list).post(operator::make))
         .route("/v1/operators/{name}", delete(operator::dismiss))
         .route("/v1/certificate", post(operator::renew))
-        .route("/v1/authority", get(authority::show).post(authority::rotate).delete(authority::cancel))
-        .route("/v1/authority/finish", post(authority::finish))
+        .route("/v1/authority", get(ca::show).post(ca::rotate).delete(ca::cancel))
+        .route("/v1/authority/finish", post(ca::finish))
         .route_layer(middleware::from_fn_with_state(api.clone(), finish))
         .merge(documents)
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -230,11 +230,11 @@ struct Caller {
 
 impl Caller {
     fn of(peer: &Peer) -> Result<Self, Problem> {
-        match Office::of(peer.uris.iter().map(String::as_str)) {
-            Some(Office::Operator { provider: None, name }) => {
+        match CertificateRole::of(peer.uris.iter().map(String::as_str)) {
+            Some(CertificateRole::Operator { provider: None, name }) => {
                 Ok(Self { by: format!("operator/{name}"), provider: None, name })
             }
-            Some(Office::Operator { provider: Some(provider), name }) => {
+            Some(CertificateRole::Operator { provider: Some(provider), name }) => {
                 Ok(Self { by: format!("provider/{provider}/{name}"), provider: Some(provider), name })
             }
             _ => {

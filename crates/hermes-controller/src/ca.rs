@@ -40,7 +40,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(300);
 /// A certificate authority of the overlay.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Authority {
+pub struct Ca {
     /// Its certificate (PEM).
     pub certificate: String,
     /// Those above it (PEM), up to the root, which is what nodes trust. Empty: it is the root itself.
@@ -51,9 +51,9 @@ pub struct Authority {
 }
 
 /// Keys are in no log.
-impl std::fmt::Debug for Authority {
+impl std::fmt::Debug for Ca {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").field("certificate", &self.certificate).finish_non_exhaustive()
+        f.debug_struct("Ca").field("certificate", &self.certificate).finish_non_exhaustive()
     }
 }
 
@@ -65,7 +65,7 @@ pub enum IssueError {
     Request(String),
     /// The authority's own certificate or key is not to be used.
     #[error("the certificate authority cannot sign: {0}")]
-    Authority(String),
+    Ca(String),
     /// What was brought as an authority is none.
     #[error("{0}")]
     Import(String),
@@ -99,7 +99,7 @@ pub enum Subject<'a> {
 
 /// What a URI of a certificate says of controllers and operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Office {
+pub enum CertificateRole {
     /// A controller.
     Controller,
     /// Somebody who may change documents.
@@ -114,16 +114,16 @@ pub enum Office {
 /// Where nodes have `spiffe://`: controllers and operators are of no trust domain, since there may be none yet.
 const SCHEME: &str = "hermes:";
 
-impl Office {
+impl CertificateRole {
     /// Reads the URIs of a certificate that was verified.
     pub fn of<'u>(uris: impl IntoIterator<Item = &'u str>) -> Option<Self> {
         uris.into_iter().find_map(|uri| {
             let parts: Vec<_> = uri.strip_prefix(SCHEME)?.split('/').collect();
             match parts[..] {
-                ["controller"] => Some(Office::Controller),
-                ["operator", name] => Some(Office::Operator { provider: None, name: name.parse().ok()? }),
+                ["controller"] => Some(CertificateRole::Controller),
+                ["operator", name] => Some(CertificateRole::Operator { provider: None, name: name.parse().ok()? }),
                 ["provider", provider, name] => {
-                    Some(Office::Operator { provider: Some(provider.parse().ok()?), name: name.parse().ok()? })
+                    Some(CertificateRole::Operator { provider: Some(provider.parse().ok()?), name: name.parse().ok()? })
                 }
                 _ => None,
             }
@@ -136,13 +136,13 @@ pub struct Signer {
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl Ca {
     /// A new one, with a key of its own.
     ///
     /// # Errors
     /// The system gives no key.
     pub fn generate(now: SystemTime) -> Result<Self, IssueError> {
-        let key = KeyPair::generate().map_err(authority)?;
+        let key = KeyPair::generate().map_err(sign_error)?;
         let mut params = CertificateParams::default();
         // It signs no authorities, but those that follow it: `proof_of`.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(MAX_PATH_LENGTH));
@@ -151,7 +151,7 @@ impl Authority {
         let mark = hex(&sha256(key.public_key_raw())[..4]);
         params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
         (params.not_before, params.not_after) = ((now - CLOCK_SKEW).into(), (now + CA_LIFE).into());
-        let certificate = params.self_signed(&key).map_err(authority)?;
+        let certificate = params.self_signed(&key).map_err(sign_error)?;
         Ok(Self { certificate: certificate.pem(), chain: String::new(), key: key.serialize_pem() })
     }
 
@@ -160,8 +160,8 @@ impl Authority {
     /// # Errors
     /// Its certificate or its key is none.
     pub fn signer(&self) -> Result<Signer, IssueError> {
-        let key = KeyPair::from_pem(&self.key).map_err(authority)?;
-        Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(authority)? })
+        let key = KeyPair::from_pem(&self.key).map_err(sign_error)?;
+        Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(sign_error)? })
     }
 }
 
@@ -189,13 +189,13 @@ impl Signer {
             Subject::Operator { .. } => vec![ExtendedKeyUsagePurpose::ClientAuth],
         };
         params.distinguished_name.push(DnType::CommonName, subject.common_name());
-        params.subject_alt_names = subject.names().map_err(authority)?;
+        params.subject_alt_names = subject.names().map_err(sign_error)?;
         // By it a node says who issued its certificate.
         params.use_authority_key_identifier_extension = true;
         // By it a list of what is revoked names all certificates of a key.
         params.serial_number = Some(serial(&digest));
         (params.not_before, params.not_after) = ((now - CLOCK_SKEW.min(life / 10)).into(), (now + life).into());
-        let certificate = params.signed_by(&key, &self.issuer).map_err(authority)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(sign_error)?;
         Ok((certificate.pem(), digest))
     }
 
@@ -221,7 +221,7 @@ impl Signer {
             revoked_certs: keys.map(one).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        list.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(authority)
+        list.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(sign_error)
     }
 }
 
@@ -266,8 +266,8 @@ fn serial(digest: &str) -> SerialNumber {
     bytes.into()
 }
 
-fn authority(error: rcgen::Error) -> IssueError {
-    IssueError::Authority(error.to_string())
+fn sign_error(error: rcgen::Error) -> IssueError {
+    IssueError::Ca(error.to_string())
 }
 
 #[cfg(test)]
@@ -279,7 +279,7 @@ mod tests {
     use hermes_model::snapshot::Role;
     use rcgen::{CertificateParams, KeyPair, SanType};
 
-    use super::{Authority, Office, Subject};
+    use super::{Ca, CertificateRole, Subject};
 
     fn uris(pem: &str) -> Vec<String> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_certificate_says_what_the_overlay_knows_and_not_what_was_asked() {
         let (now, life) = (SystemTime::now(), Duration::from_secs(60));
-        let signer = Authority::generate(now).unwrap().signer().unwrap();
+        let signer = Ca::generate(now).unwrap().signer().unwrap();
         let key = KeyPair::generate().unwrap();
         let mut wish = CertificateParams::default();
         wish.subject_alt_names = vec![SanType::URI("spiffe://x/node/other".try_into().unwrap())];
@@ -302,15 +302,15 @@ mod tests {
         assert!(again != pem && same == digest, "another certificate for the same key");
         let operator = Subject::Operator { provider: Some(&overlay), name: &node };
         let (pem, _) = signer.sign(request.der(), &operator, now, life).unwrap();
-        let office = Office::of(uris(&pem).iter().map(String::as_str));
-        assert_eq!(office, Some(Office::Operator { provider: Some(overlay.clone()), name: node.clone() }));
-        assert_eq!(Office::of(["spiffe://x/node/a", "hermes:operator/a/b", "hermes:controller/x"]), None);
+        let office = CertificateRole::of(uris(&pem).iter().map(String::as_str));
+        assert_eq!(office, Some(CertificateRole::Operator { provider: Some(overlay.clone()), name: node.clone() }));
+        assert_eq!(CertificateRole::of(["spiffe://x/node/a", "hermes:operator/a/b", "hermes:controller/x"]), None);
     }
 
     #[test]
     fn a_request_that_its_key_has_not_signed_is_refused() {
         let now = SystemTime::now();
-        let signer = Authority::generate(now).unwrap().signer().unwrap();
+        let signer = Ca::generate(now).unwrap().signer().unwrap();
         let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
         let mut forged = request.der().to_vec();
         let last = forged.len() - 1;

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 pub use tonic::Streaming;
 use tonic::body::Body;
 
-use crate::ca::Office;
+use crate::ca::CertificateRole;
 use crate::control::{self, EnrolRequest, Issued, Order, RenewRequest, Report};
 pub use crate::grpc::ClientError;
 use crate::grpc::GrpcChannel;
@@ -90,8 +90,8 @@ impl Client {
         own: Option<&CertifiedKey>,
     ) -> Result<Self, ClientError> {
         let unreachable = |reason: String| ClientError::Unreachable { place: place.to_string(), reason };
-        let is_controller = |uris: &[String]| match Office::of(uris.iter().map(String::as_str)) {
-            Some(Office::Controller) => Ok(()),
+        let is_controller = |uris: &[String]| match CertificateRole::of(uris.iter().map(String::as_str)) {
+            Some(CertificateRole::Controller) => Ok(()),
             _ => Err("its certificate is no controller's".to_owned()),
         };
         let accepts: tls::NodePredicate = Arc::new(is_controller);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
-use crate::ca::{Authority, CERTIFICATE_LIFE, OPERATOR_LIFE};
+use crate::ca::{CERTIFICATE_LIFE, Ca, OPERATOR_LIFE};
 use crate::catalog::{Catalog, Revoked};
 use crate::document::{Key, Name, Resource};
 use crate::store::Revision;
@@ -35,7 +35,8 @@ pub enum Change {
     /// A document is there no more.
     Delete(Key),
     /// This authority signs.
-    Authority(Authority),
+    #[serde(rename = "authority")]
+    Ca(Ca),
     /// Another one is trusted beside it. `None`: no other one is.
     Rotation(Option<Rotation>),
     /// An authority signs nothing any more, and nodes trust it no more.
@@ -133,7 +134,7 @@ pub struct Turns {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Rotation {
     /// The one that does not sign.
-    pub other: Authority,
+    pub other: Ca,
     /// It signed before. Else it is to sign.
     pub is_leaving: bool,
     /// The certificate of the newer one by the older one (PEM): who trusts only the older one believes the newer one by that.
@@ -236,7 +237,7 @@ pub struct State {
     /// The longest life of a certificate that documents ever gave, in milliseconds: some may live as long.
     pub longest_life: u64,
     /// The certificate authority, which signs. `None`: there is none yet.
-    pub authority: Option<Authority>,
+    pub authority: Option<Ca>,
     /// Another one beside it.
     pub rotation: Option<Arc<Rotation>>,
     /// Those before it, of which somebody may still have something; the latest one last.
@@ -285,7 +286,7 @@ impl State {
                     }
                     self.deleted.insert_mut(key, revision);
                 }
-                Change::Authority(authority) => self.authority = Some(authority),
+                Change::Ca(authority) => self.authority = Some(authority),
                 Change::Rotation(rotation) => self.rotation = rotation.map(Arc::new),
                 Change::Retired(retired) => self.retire(retired),
                 Change::Operator(operator) => self.admit(operator, commit.at),
@@ -376,16 +377,16 @@ impl State {
     }
 
     /// The authorities whose keys are here.
-    pub fn authorities(&self) -> impl Iterator<Item = &Authority> {
+    pub fn authorities(&self) -> impl Iterator<Item = &Ca> {
         self.authority.iter().chain(self.rotation.as_deref().map(|rotation| &rotation.other))
     }
 
     /// What an authority becomes that signs no more.
-    pub fn retired(&self, authority: &Authority, proof: &str, now: u64) -> Retired {
+    pub fn retired(&self, authority: &Ca, proof: &str, now: u64) -> Retired {
         // Nothing of it lives longer than a certificate of an operator.
         let life = u64::try_from(OPERATOR_LIFE.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(life);
-        let Authority { certificate, chain, .. } = authority.clone();
+        let Ca { certificate, chain, .. } = authority.clone();
         Retired { certificate, chain, proof: proof.to_owned(), until }
     }
 
@@ -484,7 +485,7 @@ fn milliseconds(duration: Duration) -> u64 {
 struct Base {
     version: u32,
     documents: Vec<(Revision, Resource)>,
-    authority: Option<Authority>,
+    authority: Option<Ca>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rotation: Option<Rotation>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -525,7 +526,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::{Authority, Change, Commit, Member, State, TURN_DURATION, Token, Turns};
+    use super::{Ca, Change, Commit, Member, State, TURN_DURATION, Token, Turns};
     use crate::document::read;
 
     fn commits() -> Vec<Commit> {
@@ -544,9 +545,9 @@ mod tests {
             })
         };
         let (certificate, key) = ("c".to_owned(), "secret".to_owned());
-        let authority = Authority { certificate, chain: String::new(), key };
+        let authority = Ca { certificate, chain: String::new(), key };
         vec![
-            commit(vec![Change::Authority(authority), token("one"), token("two")]),
+            commit(vec![Change::Ca(authority), token("one"), token("two")]),
             commit(documents.into_iter().map(Change::Put).collect()),
             commit(vec![member("a"), Change::Spent { token: "one".to_owned() }, member("b")]),
             commit(vec![Change::Delete("Node/b".parse().unwrap()), Change::Expelled { node: "b".parse().unwrap() }]),

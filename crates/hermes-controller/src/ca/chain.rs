@@ -19,7 +19,7 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::x509::X509Name;
 
-use super::{Authority, IssueError, Subject, authority};
+use super::{Ca, IssueError, Subject, sign_error};
 use crate::digest::{hex, sha256};
 
 /// The longest chain that is taken: webpki builds none that is longer.
@@ -91,7 +91,7 @@ fn pem(der: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
-impl Authority {
+impl Ca {
     /// One of somebody else's, of which the key is here: its certificate first, then those above it up to the root (PEM).
     ///
     /// # Errors
@@ -149,8 +149,8 @@ impl Authority {
         above: &str,
         now: SystemTime,
     ) -> Result<Vec<CertificateDer<'static>>, IssueError> {
-        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
-        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), subject, now, TRIAL_LIFE)?;
+        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(sign_error)?);
+        let (leaf, _) = self.signer()?.sign(request.map_err(sign_error)?.der(), subject, now, TRIAL_LIFE)?;
         let shown = blocks(&(leaf + above)).map_err(IssueError::Import)?;
         Ok(shown.into_iter().map(Into::into).collect())
     }
@@ -160,7 +160,7 @@ impl Authority {
     /// # Errors
     /// Why not, such as for a path length that the older one's certificate has.
     pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), IssueError> {
-        let refuse = |why: String| IssueError::Authority(why);
+        let refuse = |why: String| IssueError::Ca(why);
         let (overlay, node) = ("overlay".parse().map_err(refuse)?, "node".parse().map_err(refuse)?);
         let roots = Roots::from_pem(older.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
@@ -188,7 +188,7 @@ impl Authority {
     /// # Errors
     /// This one's key is none, or the other's certificate.
     pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, IssueError> {
-        let refuse = |why: String| IssueError::Authority(why);
+        let refuse = |why: String| IssueError::Ca(why);
         let ders = blocks(&other.certificate).map_err(refuse)?;
         let der = ders.first().ok_or_else(|| refuse("it has no certificate".to_owned()))?;
         let other = parsed(der).map_err(refuse)?;
@@ -203,8 +203,8 @@ impl Authority {
         let end = other.validity().not_after.timestamp();
         let end = UNIX_EPOCH + Duration::from_secs(u64::try_from(end).unwrap_or_default());
         (params.not_before, params.not_after) = ((now - super::CLOCK_SKEW).into(), end.into());
-        let public = SubjectPublicKeyInfo::from_der(other.public_key().raw).map_err(authority)?;
-        let proof = params.signed_by(&public, &self.signer()?.issuer).map_err(authority)?;
+        let public = SubjectPublicKeyInfo::from_der(other.public_key().raw).map_err(sign_error)?;
+        let proof = params.signed_by(&public, &self.signer()?.issuer).map_err(sign_error)?;
         Ok(proof.pem())
     }
 }
@@ -301,7 +301,7 @@ mod tests {
 
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
-    use super::super::Authority;
+    use super::super::Ca;
     use super::{blocks, facts, parsed};
 
     fn params(name: &str, limit: Option<u8>) -> CertificateParams {
@@ -328,22 +328,22 @@ mod tests {
         let (certificates, key) = chain(None);
         // What stands between is no part of it.
         let noisy = format!("some words\n{}", certificates.replace("-----BEGIN", "a bag\n-----BEGIN"));
-        let authority = Authority::import(&noisy, &key, now).unwrap();
+        let authority = Ca::import(&noisy, &key, now).unwrap();
         assert!(facts(&authority.root()).unwrap().subject.contains("CN=root"));
         assert_eq!(blocks(&authority.intermediates()).unwrap().len(), 2);
         assert_eq!(facts(&authority.intermediates()).unwrap(), facts(&authority.certificate).unwrap());
         let limited = chain(Some(1));
-        let refused = Authority::import(&limited.0, &limited.1, now).unwrap_err().to_string();
+        let refused = Ca::import(&limited.0, &limited.1, now).unwrap_err().to_string();
         assert!(refused.contains("path length is limited"), "{refused}");
         let later = now + Duration::from_secs(3000 * 365 * 24 * 3600);
-        assert!(Authority::import(&certificates, &key, later).unwrap_err().to_string().contains("has expired"));
+        assert!(Ca::import(&certificates, &key, later).unwrap_err().to_string().contains("has expired"));
     }
 
     #[test]
     fn a_proof_is_of_the_same_name_and_key() {
         let now = SystemTime::now();
         let (certificates, key) = chain(None);
-        let (older, newer) = (Authority::generate(now).unwrap(), Authority::import(&certificates, &key, now).unwrap());
+        let (older, newer) = (Ca::generate(now).unwrap(), Ca::import(&certificates, &key, now).unwrap());
         for (one, other) in [(&older, &newer), (&newer, &older)] {
             let proof = blocks(&one.proof_of(other, now).unwrap()).unwrap();
             let ders = [&one.certificate, &other.certificate].map(|pem| blocks(pem).unwrap());

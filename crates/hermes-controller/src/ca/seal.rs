@@ -12,7 +12,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 
-use super::Authority;
+use super::Ca;
 
 /// How a key begins that is sealed.
 const MARK: &str = "sealed-1:";
@@ -113,7 +113,7 @@ impl Seal {
     }
 }
 
-impl Authority {
+impl Ca {
     /// Whether its key is sealed.
     pub fn is_sealed(&self) -> bool {
         self.key.starts_with(MARK)
@@ -157,7 +157,7 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::Authority;
+    use super::super::Ca;
     use super::{Seal, SealError};
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
         let seal = Seal::create(&file).unwrap();
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(Seal::create(&file).is_err(), "none is written over");
-        let authority = Authority::generate(std::time::SystemTime::now()).unwrap();
+        let authority = Ca::generate(std::time::SystemTime::now()).unwrap();
         let sealed = authority.sealed(&seal).unwrap();
         assert!(sealed.is_sealed() && !sealed.key.contains(authority.key.lines().nth(1).unwrap()));
         let again = Seal::read(&file).unwrap().unwrap();
@@ -177,10 +177,10 @@ mod tests {
         assert!(matches!(sealed.opened(None), Err(SealError::Missing)));
         let other = Seal::create(&directory.path().join("other")).unwrap();
         assert!(matches!(sealed.opened(Some(&other)), Err(SealError::Other)));
-        let swapped = Authority { certificate: authority.certificate.to_lowercase(), ..sealed.clone() };
+        let swapped = Ca { certificate: authority.certificate.to_lowercase(), ..sealed.clone() };
         assert!(matches!(swapped.opened(Some(&seal)), Err(SealError::Other)));
         for cut in [11, 20, sealed.key.len() - 2] {
-            let cut = Authority { key: sealed.key[..cut].to_owned(), ..sealed.clone() };
+            let cut = Ca { key: sealed.key[..cut].to_owned(), ..sealed.clone() };
             assert!(matches!(cut.opened(Some(&seal)), Err(SealError::Other)));
         }
         std::fs::write(&file, [7; 31]).unwrap();

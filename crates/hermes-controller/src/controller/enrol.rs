@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use x509_parser::prelude::FromDer as _;
 
 use super::{ApplyError, Controller, HELD, StateView, now};
-use crate::ca::{Authority, IssueError, Subject};
+use crate::ca::{Ca, IssueError, Subject};
 use crate::digest::key_digest;
 use crate::document::{Key, Name};
 use crate::state::{Change, Member, Token};
@@ -37,11 +37,11 @@ impl Controller {
     ///
     /// # Errors
     /// It cannot be made, or not be written.
-    pub async fn authority(&self) -> Result<Authority, ApplyError> {
-        let made = self.sealed(Authority::generate(SystemTime::now()).map_err(unissued)?)?;
+    pub async fn authority(&self) -> Result<Ca, ApplyError> {
+        let made = self.sealed(Ca::generate(SystemTime::now()).map_err(unissued)?)?;
         let judge = |view: &StateView| match &view.state.authority {
             Some(there) => Ok((Vec::new(), there.clone())),
-            None => Ok((vec![Change::Authority(made.clone())], made.clone())),
+            None => Ok((vec![Change::Ca(made.clone())], made.clone())),
         };
         Ok(self.transact("controller", judge).await?.1)
     }
@@ -250,7 +250,7 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
 ///
 /// # Errors
 /// Its certificate is none.
-pub fn pin(authority: &Authority) -> Result<[u8; 32], ApplyError> {
+pub fn pin(authority: &Ca) -> Result<[u8; 32], ApplyError> {
     let parsed = x509_parser::pem::parse_x509_pem(authority.certificate.as_bytes());
     let (_, pem) =
         parsed.map_err(|error| ApplyError::Denied(format!("the authority's certificate cannot be read: {error}")))?;

@@ -139,7 +139,7 @@ impl Controller {
                         Change::Revoked(Revoked { node, .. }) | Change::Readmitted { node, .. } => {
                             view.waiting.insert(Key::node(node));
                         }
-                        Change::Authority(_)
+                        Change::Ca(_)
                         | Change::Rotation(_)
                         | Change::Retired(_)
                         | Change::Operator(_)

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::enrol::unissued;
 use super::{ApplyError, Base, Controller, StateView, now};
-use crate::ca::{Authority, Seal, SealError, facts};
+use crate::ca::{Ca, Seal, SealError, facts};
 use crate::document::Program;
 use crate::state::{Change, Rotation};
 use crate::store::{Revision, StoreError};
@@ -47,7 +47,7 @@ impl Controller {
         let judge = |view: &StateView| {
             let mut changes = Vec::new();
             if let Some(authority) = &view.state.authority {
-                changes.push(Change::Authority(self.sealed(authority.clone())?));
+                changes.push(Change::Ca(self.sealed(authority.clone())?));
             }
             if let Some(rotation) = view.state.rotation.as_deref() {
                 let other = self.sealed(rotation.other.clone())?;
@@ -73,12 +73,12 @@ impl Controller {
     }
 
     /// An authority whose key can be used.
-    pub(super) fn opened(&self, authority: &Authority) -> Result<Authority, ApplyError> {
+    pub(super) fn opened(&self, authority: &Ca) -> Result<Ca, ApplyError> {
         authority.opened(self.seal.get()).map_err(sealing)
     }
 
     /// The same as it is kept.
-    pub(super) fn sealed(&self, authority: Authority) -> Result<Authority, ApplyError> {
+    pub(super) fn sealed(&self, authority: Ca) -> Result<Ca, ApplyError> {
         match self.seal.get() {
             Some(seal) => authority.sealed(seal).map_err(sealing),
             None => Ok(authority),
@@ -89,7 +89,7 @@ impl Controller {
     ///
     /// # Errors
     /// It is no other one, or one follows another already; or the store cannot be written.
-    pub async fn rotate(&self, by: &str, next: Authority) -> Result<Revision, ApplyError> {
+    pub async fn rotate(&self, by: &str, next: Ca) -> Result<Revision, ApplyError> {
         let fault = ApplyError::Unusable;
         let key = facts(&next.certificate).map_err(fault)?.key;
         let kept = self.sealed(next.clone())?;
@@ -140,7 +140,7 @@ impl Controller {
             let Some(Rotation { other, proof, .. }) = next else { return Ok((Vec::new(), ())) };
             let (before, proof) = (signing(view)?.clone(), proof.clone());
             let rotation = Rotation { other: before, is_leaving: true, proof, since: now() };
-            Ok((vec![Change::Authority(other.clone()), Change::Rotation(Some(rotation))], ()))
+            Ok((vec![Change::Ca(other.clone()), Change::Rotation(Some(rotation))], ()))
         };
         Ok(self.transact(by, judge).await?.0)
     }
@@ -162,7 +162,7 @@ impl Controller {
             let changes = match rotation.is_leaving {
                 true => vec![gone(&rotation.other), Change::Rotation(None)],
                 false if is_forced => {
-                    vec![gone(signing(view)?), Change::Authority(rotation.other.clone()), Change::Rotation(None)]
+                    vec![gone(signing(view)?), Change::Ca(rotation.other.clone()), Change::Rotation(None)]
                 }
                 false => {
                     return Err(ApplyError::NotReady("the new authority signs nothing yet".to_owned()));
@@ -187,13 +187,13 @@ impl Controller {
             let (newer, older) = (signing(view)?, &rotation.other);
             let proof = self.opened(newer)?.proof_of(older, SystemTime::now()).map_err(unissued)?;
             let rotation = Rotation { other: newer.clone(), is_leaving: true, proof, since: now() };
-            Ok((vec![Change::Authority(older.clone()), Change::Rotation(Some(rotation))], ()))
+            Ok((vec![Change::Ca(older.clone()), Change::Rotation(Some(rotation))], ()))
         };
         Ok(self.transact(by, judge).await?.0)
     }
 }
 
-fn signing(view: &StateView) -> Result<&Authority, ApplyError> {
+fn signing(view: &StateView) -> Result<&Ca, ApplyError> {
     view.state.authority.as_ref().ok_or_else(|| ApplyError::Denied("there is no authority yet".to_owned()))
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser};
 use hermes_controller::audit::Audit;
-use hermes_controller::ca::Authority;
+use hermes_controller::ca::Ca;
 use hermes_controller::ca::{Seal, SealError};
 use hermes_controller::client::{self, PORT};
 use hermes_controller::controller::{ApplyError, Controller};
@@ -146,7 +146,7 @@ impl Run {
         if let Some(seal) = Seal::read(file)? {
             return Ok(Some(seal));
         }
-        if controller.view().state.authorities().any(Authority::is_sealed) {
+        if controller.view().state.authorities().any(Ca::is_sealed) {
             let why = "it is not there, and the authority's key in the store is sealed; bring the file with which it was, from where \
                        the controller ran before, or from another controller of this overlay";
             return Err(SealError::File { file: file.clone(), why: why.to_owned() });

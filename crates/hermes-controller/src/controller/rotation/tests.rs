@@ -9,7 +9,7 @@ use hermes_net::tls::{Roots, chains_to};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 use super::super::{ApplyError, Asking, Controller};
-use crate::ca::Authority;
+use crate::ca::Ca;
 use crate::ca::Seal;
 use crate::ca::Subject;
 use crate::store::{Sqlite, Store};
@@ -27,14 +27,14 @@ fn since(controller: &Controller) -> u64 {
 }
 
 /// The whole of a rotation.
-async fn follow(controller: &Controller, next: Authority) {
+async fn follow(controller: &Controller, next: Ca) {
     controller.rotate("x", next).await.unwrap();
     controller.switch("x", since(controller)).await.unwrap();
     controller.retire("x", since(controller), false).await.unwrap();
 }
 
-fn next() -> Authority {
-    Authority::generate(SystemTime::now()).unwrap()
+fn next() -> Ca {
+    Ca::generate(SystemTime::now()).unwrap()
 }
 
 /// A certificate with what goes with it, and what its holder trusts.
@@ -141,13 +141,13 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     drop(controller);
     let controller = begin(directory.path()).await;
     controller.unlock(Some(Seal::create(&one).unwrap())).await.unwrap();
-    assert!(controller.view().state.authorities().all(Authority::is_sealed));
+    assert!(controller.view().state.authorities().all(Ca::is_sealed));
     assert!(!has_key(), "what was there before is there no more");
     controller.switch("x", since(&controller)).await.unwrap();
     issued(&controller);
     controller.retire("x", since(&controller), false).await.unwrap();
     controller.rotate("x", next()).await.unwrap();
-    assert!(controller.view().state.authorities().all(Authority::is_sealed));
+    assert!(controller.view().state.authorities().all(Ca::is_sealed));
     assert!(!String::from_utf8(controller.backup()).unwrap().contains("PRIVATE KEY"));
     drop(controller);
     for (seal, words) in [(None, "--seal-file"), (Some(Seal::create(&other).unwrap()), "another file")] {
@@ -161,7 +161,7 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
 }
 
 /// One that an organisation has issued, with another one between it and the root.
-fn imported() -> Authority {
+fn imported() -> Ca {
     let params = |name: &str| {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -174,7 +174,7 @@ fn imported() -> Authority {
     let middle = CertifiedIssuer::signed_by(params("middle"), key(), &root).unwrap();
     let own = key();
     let certificate = params("own").signed_by(&own, &middle).unwrap().pem() + &middle.pem() + &root.pem();
-    Authority::import(&certificate, &own.serialize_pem(), SystemTime::now()).unwrap()
+    Ca::import(&certificate, &own.serialize_pem(), SystemTime::now()).unwrap()
 }
 
 #[tokio::test]
@@ -226,7 +226,7 @@ fn below(change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
 #[tokio::test]
 async fn what_would_fail_at_the_end_is_refused_at_the_beginning() {
     let now = SystemTime::now();
-    let import = |(certificates, key): (String, String)| Authority::import(&certificates, &key, now);
+    let import = |(certificates, key): (String, String)| Ca::import(&certificates, &key, now);
     import(below(|_| {})).unwrap();
     let clients = |params: &mut CertificateParams| {
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];

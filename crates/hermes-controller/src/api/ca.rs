@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{ApiState, Arc, Caller, Event, Peer, Problem};
-use crate::ca::{self, Facts, facts};
+use crate::ca::{Facts, facts};
 use crate::controller::{ApplyError, StateView, now};
 use crate::push::{Lacking, Progress};
 
@@ -20,7 +20,7 @@ const MAX_NAMED: usize = 10;
 const WHOSE: &str = "the authority is the operator's of the whole overlay";
 
 /// What is told of an authority.
-fn one(authority: &ca::Authority) -> Value {
+fn one(authority: &crate::ca::Ca) -> Value {
     let view = facts(&authority.certificate);
     let root = facts(&authority.root()).map(|root| root.fingerprint).unwrap_or_default();
     match view {
@@ -87,14 +87,14 @@ pub(super) async fn rotate(
     let caller = api.operator(&peer, what, WHOSE)?;
     let done = async {
         let made = if body.is_empty() {
-            ca::Authority::generate(std::time::SystemTime::now())
+            crate::ca::Ca::generate(std::time::SystemTime::now())
         } else {
             let imported =
                 (body.len() <= MAX_IMPORT_BYTES).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
             let imported = imported.ok_or_else(|| {
                 ApplyError::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
             })?;
-            ca::Authority::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
+            crate::ca::Ca::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
         };
         let next = made.map_err(|error| ApplyError::Unusable(error.to_string()))?;
         let about = facts(&next.certificate).map(|facts| format!("{} {}", facts.subject, facts.fingerprint)).ok();
