@@ -29,49 +29,50 @@ const OPERATOR_LINES: (f64, f64) = (1000.0, 50.0);
 const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
 /// Subjects with a rate of their own, in one file. Further subjects share one rate.
 const MAX_SUBJECTS: usize = 4096;
-/// A reason is cut off here.
+/// The maximum length of a reason, in bytes.
 const MAX_REASON: usize = 2048;
 
-/// Something that was asked for.
+/// An action that was requested.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Event<'a> {
-    /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`, `settle`, `recall`, `confirm`,
-    /// `dismiss`, or `authority-` and `rotate`, `import`, `switch`, `finish`, `cancel`, `show`; or `connect`, of who shows a certificate that
-    /// is not taken.
+    /// The action: `apply`, `delete`, `token`, `operator`, `operator-renew`, `dismiss`, `enrol`, `renew`, `follow`,
+    /// `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `settle`, `recall`, `confirm`, or `authority-` with
+    /// `rotate`, `import`, `switch`, `finish`, `cancel` or `show`. `connect` records a client certificate that was
+    /// rejected.
     pub what: &'a str,
-    /// Who, as far as a certificate proved that: `operator/NAME`, `provider/PROVIDER/NAME`, `node/NAME`.
+    /// The subject, as far as a certificate proves it: `operator/NAME`, `provider/PROVIDER/NAME`, `node/NAME`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<&'a str>,
-    /// From where.
+    /// The address of the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<SocketAddr>,
-    /// The node or token that it was about.
+    /// The node or token that the action concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// The revision that came of it.
+    /// The revision that the action created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
     /// Documents that were changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub documents: Vec<String>,
-    /// Why it was refused. `None`: it was done.
+    /// The reason for the refusal. `None`: the action was done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
+    /// The reason why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
 }
 
-/// Where events go.
+/// The audit log of one controller.
 pub struct Audit {
     directory: PathBuf,
-    /// By file name.
+    /// Open files by name.
     files: Mutex<HashMap<String, LogFile>>,
     left_out: AtomicU64,
 }
 
-/// One file.
+/// One file of the audit log.
 struct LogFile {
     path: PathBuf,
     file: File,
@@ -137,7 +138,7 @@ impl Audit {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Writes a line; what cannot be written is on the controller's log nevertheless.
+    /// Writes a line. An event that the file cannot take still goes to the controller's log.
     pub fn tell(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
         for why in [&mut event.refused, &mut event.unknown].into_iter().flatten() {
@@ -170,7 +171,8 @@ impl Audit {
     }
 }
 
-/// Without what makes of one line several, or moves a terminal's cursor. Others write it, and people read it.
+/// Replaces control characters, which would split a line or move a terminal's cursor. Other parties write this text,
+/// and people read it.
 pub(crate) fn visible(text: &str) -> String {
     let one = |character: char| match character {
         '\n' | '\t' => ' ',

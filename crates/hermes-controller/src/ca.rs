@@ -1,8 +1,8 @@
-//! The overlay's certificate authority: who is a node, an operator, a controller.
+//! The overlay's certificate authority: it certifies nodes, operators and controllers.
 //!
-//! In: requests that carry a public key and prove that their maker has the key to it. Out: certificates that say what the
-//! overlay knows, whatever the request would like to say.
-//! Never: a key of anybody else's. Each makes its own, and keeps it.
+//! In: certificate signing requests, each signed with its own key. Out: certificates whose names come from the overlay,
+//! not from the request.
+//! Never: another party's private key. Each party generates and keeps its own.
 
 mod chain;
 mod seal;
@@ -26,96 +26,97 @@ pub use self::seal::{Seal, SealError};
 use crate::digest::{from_hex, hex, key_digest, sha256};
 use crate::document::Name;
 
-/// How long a node's certificate lives, unless the overlay says otherwise.
+/// The lifetime of a node's certificate, unless the overlay sets another.
 pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
-/// No certificate of an operator lives longer.
+/// The maximum lifetime of an operator's certificate.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long a certificate authority lives.
+/// The lifetime of a generated CA certificate.
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// So many authorities in a row may follow one, for who was away.
+/// The path length of a generated CA: that many CAs may follow one another while a node is offline.
 const MAX_PATH_LENGTH: u8 = 4;
-/// Clocks of others may be behind by as much.
+/// The tolerated clock difference: certificates are valid from this long before they are issued.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-/// A certificate authority of the overlay.
+/// A CA of the overlay.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Ca {
-    /// Its certificate (PEM).
+    /// The certificate (PEM).
     pub certificate: String,
-    /// Those above it (PEM), up to the root, which is what nodes trust. Empty: it is the root itself.
+    /// The certificates above it (PEM), up to the root, which nodes trust. Empty: the certificate is the root.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
-    /// Its key: PKCS #8 (PEM), or sealed ([`Seal`]).
+    /// The private key: PKCS #8 (PEM), or sealed ([`Seal`]).
     pub key: String,
 }
 
-/// Keys are in no log.
+/// Leaves the private key out of logs.
 impl std::fmt::Debug for Ca {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ca").field("certificate", &self.certificate).finish_non_exhaustive()
     }
 }
 
-/// Why a certificate is not made.
+/// The reason why a certificate is not issued.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
-    /// What was sent is no request, or is not signed with its own key.
+    /// The request is not a PKCS #10 request, or is not signed with its own key.
     #[error("this is no certificate request (PKCS #10, DER) that is signed with its own key: {0}")]
     Request(String),
-    /// The authority's own certificate or key is not to be used.
+    /// The CA's own certificate or key is unusable.
     #[error("the certificate authority cannot sign: {0}")]
     Ca(String),
-    /// What was brought as an authority is none.
+    /// The imported CA is unusable.
     #[error("{0}")]
     Import(String),
 }
 
-/// Who a certificate is for.
+/// The subject of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject<'a> {
     /// A node of an overlay.
     Node {
         /// The trust domain.
         overlay: &'a Name,
-        /// Its name.
+        /// The node's name.
         node: &'a Name,
-        /// Whether it may pass on what others asserted.
+        /// The node's role: a standalone node may forward user claims of others.
         role: Role,
     },
-    /// A controller, at these names and addresses.
+    /// A controller, at these host names and addresses.
     Controller {
-        /// As clients that know nothing of overlays check them.
+        /// Host names and addresses, for clients that verify names only.
         hosts: &'a [String],
     },
-    /// Somebody who may change documents: all of them, or a provider's.
+    /// An operator of all documents, or an administrator of one provider.
     Operator {
-        /// Whose. `None`: all.
+        /// The provider whose documents the subject may change. `None`: all documents.
         provider: Option<&'a Name>,
-        /// Under which name that stands in the log.
+        /// The subject's name in the audit log.
         name: &'a Name,
     },
 }
 
-/// What a URI of a certificate says of controllers and operators.
+/// The role that a certificate's URI gives to a controller or an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateRole {
     /// A controller.
     Controller,
-    /// Somebody who may change documents.
+    /// An operator, or an administrator of a provider.
     Operator {
-        /// Whose. `None`: all.
+        /// The provider whose documents the subject may change. `None`: all documents.
         provider: Option<Name>,
-        /// Under which name.
+        /// The subject's name.
         name: Name,
     },
 }
 
-/// Where nodes have `spiffe://`: controllers and operators are of no trust domain, since there may be none yet.
+/// The scheme of the URIs of controllers and operators. Nodes have `spiffe://` and a trust domain, which may not exist
+/// yet when a controller starts.
 const SCHEME: &str = "hermes:";
 
 impl CertificateRole {
-    /// Reads the URIs of a certificate that was verified.
+    /// Reads the role from the URIs of a verified certificate.
     pub fn of<'u>(uris: impl IntoIterator<Item = &'u str>) -> Option<Self> {
         uris.into_iter().find_map(|uri| {
             let parts: Vec<_> = uri.strip_prefix(SCHEME)?.split('/').collect();
@@ -131,23 +132,23 @@ impl CertificateRole {
     }
 }
 
-/// An authority that signs.
+/// A CA that is ready to sign.
 pub struct Signer {
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Ca {
-    /// A new one, with a key of its own.
+    /// Generates a CA with a new key.
     ///
     /// # Errors
-    /// The system gives no key.
+    /// The system has no randomness.
     pub fn generate(now: SystemTime) -> Result<Self, IssueError> {
         let key = KeyPair::generate().map_err(sign_error)?;
         let mut params = CertificateParams::default();
-        // It signs no authorities, but those that follow it: `proof_of`.
+        // The CA signs no other CAs, except the one that follows it: `proof_of`.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(MAX_PATH_LENGTH));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // Two authorities that follow each other have to differ in their names, too.
+        // The names of CAs that follow each other must differ: certificates name their issuer.
         let mark = hex(&sha256(key.public_key_raw())[..4]);
         params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
         (params.not_before, params.not_after) = ((now - CLOCK_SKEW).into(), (now + CA_LIFE).into());
@@ -155,10 +156,10 @@ impl Ca {
         Ok(Self { certificate: certificate.pem(), chain: String::new(), key: key.serialize_pem() })
     }
 
-    /// Ready to sign.
+    /// Prepares the CA to sign.
     ///
     /// # Errors
-    /// Its certificate or its key is none.
+    /// The certificate or the key is invalid.
     pub fn signer(&self) -> Result<Signer, IssueError> {
         let key = KeyPair::from_pem(&self.key).map_err(sign_error)?;
         Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(sign_error)? })
@@ -166,10 +167,11 @@ impl Ca {
 }
 
 impl Signer {
-    /// A certificate (PEM) for the key of this request, that begins now and lives so long; and the key's digest.
+    /// Issues a certificate (PEM) for the key of a request, valid from now for `life`. Also returns the digest of the
+    /// key.
     ///
     /// # Errors
-    /// The request is none.
+    /// The request is invalid.
     pub fn sign(
         &self,
         request: &[u8],
@@ -190,20 +192,21 @@ impl Signer {
         };
         params.distinguished_name.push(DnType::CommonName, subject.common_name());
         params.subject_alt_names = subject.names().map_err(sign_error)?;
-        // By it a node says who issued its certificate.
+        // A node reports the key identifier of its issuer.
         params.use_authority_key_identifier_extension = true;
-        // By it a list of what is revoked names all certificates of a key.
+        // A revocation list names all certificates of a key by one serial number.
         params.serial_number = Some(serial(&digest));
         (params.not_before, params.not_after) = ((now - CLOCK_SKEW.min(life / 10)).into(), (now + life).into());
         let certificate = params.signed_by(&key, &self.issuer).map_err(sign_error)?;
         Ok((certificate.pem(), digest))
     }
 
-    /// That what it has signed for these keys, known by [`crate::digest::key_digest`], is worth nothing: a list (PEM; RFC 5280, section 5) for who
-    /// knows no other way. Whether it is still the latest is for its sender to care for.
+    /// Issues a revocation list (PEM; RFC 5280, section 5) for the keys with these digests
+    /// ([`crate::digest::key_digest`]). Envoys need lists, as they cannot revoke by key. The sender makes sure that the
+    /// list is current.
     ///
     /// # Errors
-    /// This authority may sign no lists.
+    /// The CA may not sign lists.
     pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, IssueError> {
         let this_update = (now - CLOCK_SKEW).into();
         let one = |key| RevokedCertParams {
@@ -257,8 +260,8 @@ impl Subject<'_> {
     }
 }
 
-/// The serial number of certificates for this key, which are never valid at one time for different subjects: 20 bytes, and no
-/// negative number (RFC 5280, section 4.1.2.2).
+/// The serial number of all certificates for a key. They are never valid at one time for different subjects. The number
+/// has 20 bytes and is not negative (RFC 5280, section 4.1.2.2).
 fn serial(digest: &str) -> SerialNumber {
     let mut bytes = from_hex(digest);
     bytes.truncate(20);

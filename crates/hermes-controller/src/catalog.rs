@@ -1,8 +1,7 @@
-//! All documents of an overlay, and what they say of each other.
+//! All documents of an overlay, and the references between them.
 //!
-//! In: documents that were read. Out: the same, found by what names them; and every reference that leads nowhere, or to what
-//! is another provider's.
-//! Never: what that means for a node. That is [`crate::compile`].
+//! In: parsed documents. Out: indexes by key, by reference and by authority; and the faults of invalid references.
+//! Never: the documents of nodes. [`crate::compile`] makes these.
 
 mod check;
 
@@ -16,41 +15,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::{App, Audience, Group, Key, Kind, Name, Network, Node, Overlay, Resource, Service, Spec, User};
 
-/// All documents of an overlay. A copy costs nothing, and shares all that is the same.
+/// All documents of an overlay. Copies are cheap and share memory.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     all: RedBlackTreeMapSync<Key, Arc<Resource>>,
-    /// Who names what, whether or not it is there.
+    /// For each document, the documents that name it, whether or not it exists.
     namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
     /// Services by their authorities.
     authorities: RedBlackTreeMapSync<(Owner, String), RedBlackTreeSetSync<Key>>,
-    /// Keys that are believed no more.
+    /// Revoked keys.
     revoked: RedBlackTreeMapSync<String, Revoked>,
 }
 
-/// A key that is believed no more.
+/// A revoked key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Revoked {
-    /// Whose it was.
+    /// The node that had the key.
     pub node: Name,
     /// SHA-256 of the public key, in hex.
     pub key: String,
-    /// Until when there may be a certificate for it, in milliseconds since 1970.
+    /// When the last certificate for the key expires, in milliseconds since 1970.
     pub until: u64,
 }
 
-/// What sessions are led to.
+/// The document that a route leads to.
 #[derive(Clone, Copy, Debug)]
 pub enum ServiceOrNetwork<'a> {
-    /// A name.
+    /// A service, known by its name.
     Service(&'a Service),
-    /// Prefixes of addresses.
+    /// A network, known by its prefixes.
     Network(&'a Network),
 }
 
 impl<'a> ServiceOrNetwork<'a> {
-    /// Nodes where it lives.
+    /// Nodes that have a replica or a gateway.
     pub fn nodes(self) -> Vec<&'a Name> {
         match self {
             ServiceOrNetwork::Service(service) => service.at.iter().map(|replica| &replica.node).collect(),
@@ -58,7 +57,7 @@ impl<'a> ServiceOrNetwork<'a> {
         }
     }
 
-    /// Who may use it.
+    /// The users who may use it.
     pub fn audience(self) -> &'a Audience {
         match self {
             ServiceOrNetwork::Service(service) => &service.audience,
@@ -67,11 +66,11 @@ impl<'a> ServiceOrNetwork<'a> {
     }
 }
 
-/// Whose documents: the operator's, or a provider's.
+/// The owner of documents: a provider, or the operator (`None`).
 pub type Owner = Option<Name>;
 
 impl Catalog {
-    /// Puts a document in the place of the one with its key. The one that was there.
+    /// Adds a document, or replaces the one with its key. Returns the replaced one.
     pub fn put(&mut self, resource: Resource) -> Option<Arc<Resource>> {
         let before = self.remove(&resource.key);
         for named in named_by(&resource) {
@@ -88,7 +87,7 @@ impl Catalog {
         before
     }
 
-    /// Takes a document out.
+    /// Removes a document. Returns it.
     pub fn remove(&mut self, key: &Key) -> Option<Arc<Resource>> {
         let before = self.all.get(key).cloned()?;
         self.all.remove_mut(key);
@@ -113,24 +112,24 @@ impl Catalog {
         Some(before)
     }
 
-    /// A key is believed no more. Those whose certificates are all over by now are forgotten.
+    /// Revokes a key, and forgets keys whose certificates have all expired.
     pub fn revoke(&mut self, revoked: Revoked, now: u64) {
         let over: Vec<_> = self.revoked.values().filter(|one| one.until < now).map(|one| one.key.clone()).collect();
         over.iter().for_each(|key| _ = self.revoked.remove_mut(key));
         self.revoked.insert_mut(revoked.key.clone(), revoked);
     }
 
-    /// A key is believed again.
+    /// Readmits a revoked key.
     pub fn readmit(&mut self, key: &str) {
         self.revoked.remove_mut(key);
     }
 
-    /// Keys that are believed no more.
+    /// All revoked keys.
     pub fn revoked(&self) -> impl Iterator<Item = &Revoked> {
         self.revoked.values()
     }
 
-    /// Whose keys are believed no more, or again, other than before.
+    /// Nodes whose keys were revoked or readmitted since an earlier catalog.
     pub fn revoked_since(&self, before: &Self) -> BTreeSet<Name> {
         let more = |one: &Self, other: &Self, key: &String| one.revoked.get(key) != other.revoked.get(key);
         let keys = self.revoked.keys().chain(before.revoked.keys()).filter(|key| more(self, before, key));
@@ -144,12 +143,12 @@ impl Catalog {
         self.all.get(key)
     }
 
-    /// All of them, by kind, provider and name.
+    /// All documents, sorted by kind, provider and name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {
         self.all.values()
     }
 
-    /// There is none.
+    /// True if there are no documents.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -159,7 +158,7 @@ impl Catalog {
         self.namers.get(key).into_iter().flat_map(RedBlackTreeSetSync::iter)
     }
 
-    /// Other services that could take sessions of this one, if their audiences are left aside.
+    /// Other services that match the same sessions if audiences are left aside.
     pub fn beside(&self, key: &Key) -> BTreeSet<&Key> {
         let Some((resource, ServiceOrNetwork::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
             return BTreeSet::new();
@@ -174,7 +173,7 @@ impl Catalog {
         all.flat_map(RedBlackTreeSetSync::iter).filter(meets).collect()
     }
 
-    /// The overlay's own document, where there is one alone.
+    /// The document of the overlay. `None` if there is not exactly one.
     pub fn overlay(&self) -> Option<(&Name, &Overlay)> {
         let mut overlays = self.of(Kind::Overlay);
         let (first, more) = (overlays.next()?, overlays.next());
@@ -236,7 +235,7 @@ impl Catalog {
         self.owned(Kind::User, owner).map(|resource| &resource.key)
     }
 
-    /// Users who are on a node.
+    /// Users on a node.
     pub fn users_on(&self, node: &Name) -> impl Iterator<Item = &Key> {
         self.namers(&Key::node(node)).filter(|key| key.kind == Kind::User).collect::<Vec<_>>().into_iter()
     }
@@ -253,10 +252,10 @@ impl Catalog {
         all.take_while(move |(key, _)| key.kind == kind && key.provider == owner).map(|(_, resource)| resource)
     }
 
-    /// Who may use it: the names of users of its provider. `None`: whoever is there.
+    /// The names of the users who may use a service or network. `None`: everyone.
     pub fn audience(&self, key: &Key, audience: &Audience) -> Option<BTreeSet<Name>> {
         match audience {
-            // With several providers on one node, who has no user is nobody's.
+            // With several providers on one node, a session without a user belongs to no provider.
             Audience::Everyone => {
                 key.provider.as_ref().map(|_| self.users_of(&key.provider).map(|user| user.name.clone()).collect())
             }
@@ -277,7 +276,7 @@ fn called(resource: &Resource) -> Vec<(Owner, String)> {
     service.authorities(&resource.key.name).iter().map(|one| (owner.clone(), one.to_string())).collect()
 }
 
-/// What a document names.
+/// The documents that a document names.
 fn named_by(resource: &Resource) -> BTreeSet<Key> {
     let owner = &resource.key.provider;
     let own = |kind: Kind, name: &Name| Key { kind, provider: owner.clone(), name: name.clone() };
@@ -299,7 +298,7 @@ fn named_by(resource: &Resource) -> BTreeSet<Key> {
     }
 }
 
-/// What a user or a service of somebody is called between nodes.
+/// The name of a user or a service between nodes: with its provider.
 pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
     match owner {
         Some(provider) => format!("{provider}/{name}"),
@@ -307,10 +306,10 @@ pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
     }
 }
 
-/// Whose the sessions of an app are, between nodes. `None`: nobody's.
+/// The user of an app's sessions, as nodes call it. `None`: the sessions have no user.
 ///
 /// # Errors
-/// The user is not on that node, or is to be said.
+/// The user is not on that node, or the app must name one.
 pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
     let here: Vec<_> = catalog.users_on(node).collect();
     let wire = |key: &Key| on_the_wire(&key.provider, &key.name);
@@ -323,7 +322,7 @@ pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<O
                 .ok_or_else(|| format!("user {user} is not on this node; add {node} to the user's nodes"))
         }
         None if here.len() > 1 => {
-            // Whose others are is not told: the node is the operator's, who sees them.
+            // The error does not list other users: only the operator may see them.
             Err("several users are on this node; say whose sessions these are with user: NAME, or PROVIDER/NAME"
                 .to_owned())
         }
@@ -331,11 +330,10 @@ pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<O
     }
 }
 
-/// The default prefix of addresses that stand for names: the shared address space (RFC 6598), which the Internet does
-/// not route.
+/// The default prefix of virtual addresses: the shared address space (RFC 6598), which the Internet does not route.
 const ADDRESSES: &str = "100.64.0.0/10";
 
-/// The prefixes whose addresses stand for the names of an app.
+/// The prefixes from which an app gives names their virtual addresses.
 pub(crate) fn addresses(app: &App) -> Vec<Prefix> {
     if app.addresses.is_empty() { ADDRESSES.parse().into_iter().collect() } else { app.addresses.0.clone() }
 }

@@ -1,7 +1,7 @@
-//! The node's side of [`crate::control`], and the client of the REST API: connections to a controller.
+//! Client of a controller: the node's side of [`crate::control`], and the REST API.
 //!
-//! In: where it is, and how it is to be known. Out: its answers.
-//! Never: a word to a server that has not proven to be a controller of this overlay.
+//! In: the controller's address, and how to authenticate it. Out: the answers of the controller.
+//! Never: a request to a server that has not proven to be a controller of this overlay.
 
 use std::sync::Arc;
 
@@ -18,19 +18,19 @@ use crate::control::{self, EnrolRequest, Issued, Order, RenewRequest, Report};
 pub use crate::grpc::ClientError;
 use crate::grpc::GrpcChannel;
 
-/// The controller's port, where its URL has none.
+/// The port of a controller whose URL has none.
 pub const PORT: u16 = 9400;
 
-/// How a controller is known.
+/// How a client authenticates a controller.
 #[derive(Clone)]
 pub enum ControllerPin {
-    /// By its authority's digest, from a token.
+    /// The digest of the CA's certificate, from a token.
     Pin([u8; 32]),
-    /// By its authority's certificate (PEM), which is there since the first time.
+    /// The CA certificates (PEM), stored since enrolment.
     Authorities(String),
 }
 
-/// Where a controller is.
+/// The address of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerAddr {
     pub(crate) host: String,
@@ -74,16 +74,16 @@ impl std::fmt::Display for ControllerAddr {
     }
 }
 
-/// A connection to a controller; it ends with this.
+/// A connection to a controller. Dropping it closes the connection.
 pub struct Client {
     channel: GrpcChannel,
 }
 
 impl Client {
-    /// Connects, as `own` where that is somebody.
+    /// Connects, with a client certificate if there is one.
     ///
     /// # Errors
-    /// Nobody answers there, or it is no controller of this overlay.
+    /// The address is unreachable, or its server is not a controller of this overlay.
     pub async fn connect(
         place: &ControllerAddr,
         known: &ControllerPin,
@@ -111,7 +111,7 @@ impl Client {
         Ok(Self { channel: GrpcChannel::over("https", place.authority(), connecting).await? })
     }
 
-    /// A node's first certificate.
+    /// Requests a node's first certificate.
     ///
     /// # Errors
     /// The controller refuses.
@@ -119,7 +119,7 @@ impl Client {
         self.channel.unary(control::ENROL, request).await
     }
 
-    /// The next one.
+    /// Renews a node's certificate.
     ///
     /// # Errors
     /// The controller refuses.
@@ -127,7 +127,7 @@ impl Client {
         self.channel.unary(control::RENEW, request).await
     }
 
-    /// What the node is to run, from now on; it says what it runs by these reports.
+    /// Opens the stream of a node's orders. The node sends its status in these reports.
     ///
     /// # Errors
     /// The controller refuses.
@@ -138,7 +138,7 @@ impl Client {
         self.channel.stream_of(control::FOLLOW, reports).await
     }
 
-    /// One request of the REST API.
+    /// Sends one request to the REST API.
     ///
     /// # Errors
     /// The connection broke.
@@ -147,7 +147,7 @@ impl Client {
     }
 }
 
-/// A body of a request.
+/// The body of a request.
 pub fn body(bytes: http_body_util::Full<bytes::Bytes>) -> Body {
     Body::new(bytes)
 }

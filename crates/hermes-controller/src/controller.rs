@@ -1,9 +1,9 @@
-//! The controller: what is in the store, what that means for each node, and the way by which it changes.
+//! The controller: the content of the store, the documents that it means for nodes, and changes to it.
 //!
-//! In: documents to be put and deleted, by somebody. Out: what that changes at which node, or every reason against it; and for
-//! each node its document, with the revision since which that is so.
-//! Never: a document given out that is not in the store. What the store has is what there is: this process may end at any
-//! time, and another one may write beside it.
+//! In: requests to put and delete documents. Out: the effect at each node, or every reason against the change; and for
+//! each node its document, with the revision since which it applies.
+//! Never: a document that is not in the store. The store is the only truth: this process may end at any time, and other
+//! controllers write to the same store.
 
 mod apply;
 mod enrol;
@@ -42,82 +42,83 @@ use crate::state::{Change, Commit, State};
 use crate::store::{Base, Revision, StatusExchange, Store, StoreError};
 use crate::trust::Trust;
 
-/// Other controllers may be faster so often in a row.
+/// Attempts to append a change while other controllers append theirs first.
 const MAX_ATTEMPTS: usize = 100;
 
-/// What a node is to run.
+/// The document that a node must run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// A revision at which this controller knew that it is so; the first one, unless it began later or read several at once.
+    /// The revision since which the document applies. It is later than the true one if this controller started later,
+    /// or read several revisions at once.
     pub since: Revision,
-    /// The document (JSON, which is YAML too). `None`: the node is no part of the overlay.
+    /// The document (JSON, which is valid YAML). `None`: the node is not part of the overlay.
     pub document: Option<Bytes>,
 }
 
-/// What is of concern to somebody who follows a node.
+/// The values that the stream of a node follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watched {
-    /// What it is to run.
+    /// The node's document.
     pub given: Given,
-    /// The digest of the key that it has enrolled with. `None`: it has not, or was expelled.
+    /// The digest of the key that the node enrolled with. `None`: it has not enrolled, or was expelled.
     pub key: Option<String>,
 }
 
-/// Why a change is not made.
+/// The reason why a change is not made.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The documents are wrong, or what they come to.
+    /// The documents are invalid, or compile to an invalid node document.
     #[error("{}", lines(.0))]
     Faults(Vec<Fault>),
-    /// Somebody else has changed a document meanwhile.
+    /// Another client changed a document in the meantime.
     #[error("{key} was changed by revision {found}, after {since}; look at what is there now, and apply yours to that")]
     Conflict {
-        /// Which one.
+        /// The document.
         key: Box<Key>,
-        /// What whoever asks knows.
+        /// The revision that the client knows.
         since: Revision,
-        /// When it was changed.
+        /// The revision of the other change.
         found: Revision,
     },
-    /// Another change is going out to nodes in waves.
+    /// A rollout in waves is in progress.
     #[error(
         "revision {0} is still going out to nodes in waves; wait until it has, or end that with `hermes rollout finish` or `cancel`; `hermes apply --now` goes before it"
     )]
     Busy(Revision),
-    /// Another owner, who waited, has the turn.
+    /// Another owner, who waited, has the next turn.
     #[error(
         "another provider, who was refused while a change went out in waves, has the next turn; try again in a minute"
     )]
     Turn,
-    /// It is not the time for that.
+    /// The state does not allow the operation now.
     #[error("{0}")]
     NotReady(String),
-    /// There is nobody of that name.
+    /// The named object does not exist.
     #[error("{0}")]
     Unknown(String),
-    /// What was brought is of no use.
+    /// The imported object is unusable.
     #[error("{0}")]
     Unusable(String),
-    /// Whoever asks must not, or what is asked for cannot be.
+    /// The caller lacks permission, or the operation is impossible.
     #[error("{0}")]
     Denied(String),
-    /// It is not there.
+    /// The document does not exist.
     #[error("there is no {0}")]
     Absent(Box<Key>),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl ApplyError {
-    /// True if the change may have been made all the same.
+    /// True if the change may have been made nevertheless.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Store(StoreError::Unknown(_)))
     }
 }
 
 impl Event<'_> {
-    /// The same event, as one that failed.
+    /// Turns the event into one of a failed action.
     #[must_use]
     pub fn failed(self, why: &ApplyError) -> Self {
         match why.is_unknown() {
@@ -134,22 +135,22 @@ fn lines(faults: &[Fault]) -> String {
 /// One controller.
 pub struct Controller {
     store: Arc<dyn Store>,
-    /// Only [`Controller::catch_up`] writes it, one at a time.
+    /// Written by [`Controller::catch_up`] alone, under `reading`.
     view: Mutex<Arc<StateView>>,
     reading: tokio::sync::Mutex<()>,
-    /// One changes something at a time: only other controllers may be faster.
+    /// Serialises changes: only other controllers can append first.
     writing: tokio::sync::Mutex<()>,
-    /// What the next revision comes to, if it is what was judged last.
+    /// The plan of the next revision, compiled when the change was judged.
     planned: Mutex<Option<(Revision, Planned)>>,
-    /// For each node somebody asked for, what it is to run.
+    /// For each node with a stream, its document and key.
     nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
-    /// The change that is on its way to nodes step by step.
+    /// The rollout in progress.
     rollout: watch::Sender<Option<Arc<Rollout>>>,
     /// Programs that nodes may run.
     programs: watch::Sender<Many<ProgramDigest>>,
-    /// Whom nodes are to trust.
+    /// The CAs that nodes must trust.
     trust: watch::Sender<Arc<Trust>>,
-    /// What the authority's key is sealed with in the store.
+    /// The seal of the CA's key in the store.
     seal: OnceLock<Seal>,
     /// The public URL of this controller.
     public: OnceLock<String>,
@@ -157,32 +158,32 @@ pub struct Controller {
     outcomes: Outcomes,
     /// Why the store is unreachable. `None`: it is reachable.
     trouble: watch::Sender<Option<String>>,
-    /// True while nodes get nothing.
+    /// True while nodes get no documents.
     held: watch::Sender<bool>,
-    /// The revision that the store has lost. It is never cleared: what the store has since then is another history.
+    /// The revision that the store has lost. Never cleared: later entries of the store belong to another history.
     lost: OnceLock<Revision>,
 }
 
-/// The state and what it comes to. A copy costs nothing.
+/// The state, and what is compiled from it. Copies are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct StateView {
-    /// What the store's entries come to.
+    /// The state after the last entry.
     pub state: State,
-    /// What that means for nodes.
+    /// The compiled documents of nodes.
     plan: Plan,
-    /// Since when each node is to run what it is.
+    /// For each node, the revision since which its document applies.
     since: RedBlackTreeMapSync<Name, Revision>,
-    /// Documents that have changed, and that the plan has not: they cannot be compiled by this version.
+    /// Changed documents that the plan lacks, since this version cannot compile them.
     waiting: BTreeSet<Key>,
-    /// What is on its way to nodes step by step. `None`: each is to run what the plan says.
+    /// The rollout in progress. `None`: each node runs its document of the plan.
     rollout: Option<Arc<Rollout>>,
 }
 
 impl Controller {
-    /// Reads what is in a store.
+    /// Reads the store.
     ///
     /// # Errors
-    /// It cannot be read, or another version wrote it.
+    /// The store cannot be read, or another version wrote it.
     pub async fn start(store: Arc<dyn Store>) -> Result<Self, StoreError> {
         let this = Self {
             store,
@@ -205,7 +206,7 @@ impl Controller {
         Ok(this)
     }
 
-    /// Watches whether nodes get nothing.
+    /// Watches whether nodes get no documents.
     pub fn held(&self) -> watch::Receiver<bool> {
         self.held.subscribe()
     }
@@ -215,13 +216,13 @@ impl Controller {
         self.trouble.subscribe()
     }
 
-    /// The outcomes of changes that were unknown; waits until one is known.
+    /// The outcomes of changes whose outcome was unknown; waits for one.
     pub(crate) async fn settled(&self) -> Vec<Settled> {
         self.outcomes.next().await
     }
 
-    /// All of the state (JSON), as it is restored with [`Controller::restore`]. The authority's key is in it, sealed
-    /// where the store's is.
+    /// The complete state (JSON), as [`Controller::restore`] reads it. Contains the CA's key, sealed if it is sealed in
+    /// the store.
     pub fn backup(&self) -> Vec<u8> {
         let state = &self.view().state;
         let base = state.base();
@@ -229,10 +230,10 @@ impl Controller {
         [head.as_bytes(), &base, b"}"].concat()
     }
 
-    /// Puts a backup into a store that has nothing yet. The revision that it is of.
+    /// Restores a backup into an empty store. Returns the revision of the backup.
     ///
     /// # Errors
-    /// It is none, or of another version; or the store has something, or cannot be written.
+    /// The file is not a backup of this version; or the store is not empty, or cannot be written.
     pub async fn restore(store: &dyn Store, backup: &[u8]) -> Result<Revision, StoreError> {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -246,37 +247,37 @@ impl Controller {
         let Backup { revision, state } = backup;
         let state = state.to_string();
         let mut state = State::from_base(revision, state.as_bytes()).map_err(none)?;
-        // It lacks all revocations, used tokens and rollbacks since then.
+        // The backup lacks all later revocations, used tokens and rollbacks.
         state.is_unconfirmed = true;
         state.tokens = Default::default();
         store.begin(Base { revision, state: state.base().into() }).await?;
         Ok(revision)
     }
 
-    /// What controllers say to each other. `None`: there is one.
+    /// The exchange of node status between controllers. `None`: the store has one controller.
     pub fn shared(&self) -> Option<&dyn StatusExchange> {
         self.store.shared()
     }
 
-    /// What is known now.
+    /// The current view.
     pub fn view(&self) -> Arc<StateView> {
         lock(&self.view).clone()
     }
 
-    /// What a node is to run, now and from now on.
+    /// Watches the document and the key of a node.
     pub fn watch(&self, node: &Name) -> watch::Receiver<Watched> {
         let mut nodes = lock(&self.nodes);
-        // Within the lock: what is published afterwards finds it.
+        // Evaluated under the lock, so that a later publication finds the entry.
         let watched = || self.view().watched(node);
         nodes.entry(node.clone()).or_insert_with(|| watch::Sender::new(watched())).subscribe()
     }
 
-    /// The change that is on its way to nodes step by step, now and from now on.
+    /// Watches the rollout in progress.
     pub fn rollout(&self) -> watch::Receiver<Option<Arc<Rollout>>> {
         self.rollout.subscribe()
     }
 
-    /// Programs that nodes may run, now and from now on. None: any.
+    /// Watches the programs that nodes may run. None: any.
     pub fn programs(&self) -> watch::Receiver<Many<ProgramDigest>> {
         self.programs.subscribe()
     }
@@ -291,8 +292,8 @@ impl Controller {
         self.public.get().map(String::as_str)
     }
 
-    /// Changes what is judged right for the state as it is then; judged anew where another controller was faster. The revision
-    /// that has it: where nothing changes, the last one.
+    /// Judges and appends a change; judges it anew if another controller appended first. Returns the revision of the
+    /// change, or the last one if nothing changes.
     async fn transact<T>(
         &self,
         by: &str,
@@ -312,7 +313,7 @@ impl Controller {
             let bytes = Bytes::from(bytes);
             match self.store.append(view.state.revision, bytes.clone()).await {
                 Ok(revision) => {
-                    // It was made, whether or not it can be read now: `follow` reads it as soon as that works.
+                    // The change was made even if it cannot be read now; `follow` reads it later.
                     if let Err(error) = self.catch_up().await {
                         tracing::warn!(revision, "a change was made and cannot be read yet: {error}");
                     }
@@ -334,11 +335,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does what may take seconds where an overlay is large, while others of the runtime go on.
+/// Runs work that may take seconds in a large overlay, without blocking other tasks of the runtime.
 pub(crate) fn at_length<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
-        // There is nobody else to go on: tests, and commands that end.
+        // No other task is blocked: tests, and commands that end.
         _ => work(),
     }
 }

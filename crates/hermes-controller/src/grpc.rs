@@ -1,7 +1,7 @@
-//! gRPC over one HTTP/2 connection, as a client: to controllers and to etcd.
+//! gRPC client over one HTTP/2 connection, for controllers and etcd.
 //!
 //! In: a connected stream, and messages. Out: the answers of the server.
-//! Never: a second connection. A connection that breaks is the caller's to replace.
+//! Never: a second connection. The caller replaces a broken connection.
 
 use std::future::Future;
 use std::io;
@@ -27,59 +27,59 @@ use tonic_prost::ProstCodec;
 
 use crate::control::MAX_MESSAGE;
 
-/// A connection is there within this, or not at all.
+/// The maximum time for a connection and its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a connection is asked whether it is alive, and how long it has for the answer.
+/// The interval between HTTP/2 keepalive pings, and the timeout of each.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
-/// Why a controller gave no answer.
+/// The reason why a server gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no connection.
+    /// No connection could be made.
     #[error("{place} cannot be reached: {reason}")]
     Unreachable {
-        /// Which controller.
+        /// The address of the server.
         place: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The connection broke after a request was sent: the controller may have acted on it.
     #[error("{place} did not answer: {reason}")]
     Broken {
-        /// Which controller.
+        /// The address of the server.
         place: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// It says nothing.
+    /// The server did not answer in time.
     #[error("no answer within {0:?}")]
     Silent(Duration),
-    /// It answers that it will not.
+    /// The server refused the request.
     #[error("refused: {}", .0.message())]
     Refused(Box<Status>),
 }
 
 impl ClientError {
-    /// Whether the controller says that it cannot at the moment.
+    /// True if the server is temporarily unable to answer.
     pub fn is_for_later(&self) -> bool {
         matches!(self, Self::Refused(status) if status.code() == tonic::Code::Unavailable)
     }
 
-    /// Whether it says that whoever asks must not: asking again changes nothing by itself.
+    /// True if the caller lacks permission, so that a retry alone does not help.
     pub fn is_denial(&self) -> bool {
         matches!(self, Self::Refused(status) if status.code() == tonic::Code::PermissionDenied)
     }
 }
 
-/// A connection over which gRPC is spoken; it ends with the last of its clones.
+/// A gRPC channel: one connection, closed when its last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct GrpcChannel {
     connection: Connection,
-    /// Drives it.
+    /// Runs the HTTP/2 connection.
     _task: Arc<JoinSet<()>>,
 }
 
 impl GrpcChannel {
-    /// A connection to a server that is no controller, at `HOST:PORT`; in the clear where there is no `tls`.
+    /// Connects to a server other than a controller, at `HOST:PORT`; without `tls` in the clear.
     pub(crate) async fn to_server(place: &str, tls: Option<&Arc<RustlsClientConfig>>) -> Result<Self, ClientError> {
         let connecting = async {
             let tcp = TcpStream::connect(place).await?;
@@ -125,7 +125,7 @@ impl GrpcChannel {
         connection.sender.send_request(request).await.map_err(|error| {
             let (place, reason) = (connection.authority.clone(), error.to_string());
             match error.is_canceled() {
-                // It was never sent.
+                // The request was not sent.
                 true => ClientError::Unreachable { place, reason },
                 false => ClientError::Broken { place, reason },
             }
@@ -142,7 +142,7 @@ impl GrpcChannel {
         Ok(grpc)
     }
 
-    /// One message, and its answer.
+    /// Sends one message and returns the answer.
     pub(crate) async fn unary<Q, A>(&self, path: &'static str, message: Q) -> Result<A, ClientError>
     where
         Q: prost::Message + 'static,
@@ -154,13 +154,13 @@ impl GrpcChannel {
         answered.map(tonic::Response::into_inner).map_err(|status| ClientError::Refused(Box::new(status)))
     }
 
-    /// One message, and what comes of it from then on.
+    /// Sends one message and returns the stream of answers.
     pub(crate) async fn stream<Q, A>(&self, path: &'static str, message: Q) -> Result<Streaming<A>, ClientError>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
-        // Who ends the request ends the answers.
+        // The request stream stays open: to end it would end the answers.
         let messages = stream::iter([message]).chain(stream::pending());
         self.stream_of(path, messages).await
     }
@@ -181,7 +181,7 @@ impl GrpcChannel {
     }
 }
 
-/// What there is to be done where a server's certificate is not believed.
+/// Adds the remedy if the server's certificate is rejected.
 fn told(error: &io::Error) -> String {
     match tls::Fault::of(error) {
         Some(tls::Fault::Certificate) => format!(
@@ -192,7 +192,7 @@ fn told(error: &io::Error) -> String {
     }
 }
 
-/// One HTTP/2 connection, as gRPC needs it.
+/// One HTTP/2 connection, as a service for tonic.
 #[derive(Clone)]
 struct Connection {
     sender: SendRequest<Body>,

@@ -68,7 +68,7 @@ impl Operator {
         let own = read.and_then(|this| CertifiedKey::from_pem(this.certificate.as_bytes(), this.key.as_bytes()).ok());
         let Some(own) = own else { return false };
         let key = own.public_key().map(|info| key_digest(&info)).unwrap_or_default();
-        let Some(end) = own.leaf_not_after().filter(|_| controller.known().has_operator(&key)) else { return true };
+        let Some(end) = own.leaf_not_after().filter(|_| controller.view().has_operator(&key)) else { return true };
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         end.saturating_sub(now.as_secs().cast_signed()) < (OPERATOR_LIFE / 3).as_secs().cast_signed()
     }

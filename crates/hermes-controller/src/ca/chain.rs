@@ -1,7 +1,7 @@
-//! Certificates of authorities: what they say, those that somebody brings, and those that one gives another.
+//! Certificates of CAs: their contents, imported CAs, and cross-certificates.
 //!
-//! In: PEM. Out: authorities that can sign what nodes believe; and why one cannot.
-//! Never: an authority that was not tried. What nodes would not believe is refused before anybody hears of it.
+//! In: PEM. Out: CAs that sign what nodes accept, or the reason why a CA cannot.
+//! Never: an untested CA. A CA whose certificates nodes would reject is refused at once.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,23 +22,23 @@ use x509_parser::x509::X509Name;
 use super::{Ca, IssueError, Subject, sign_error};
 use crate::digest::{hex, sha256};
 
-/// The longest chain that is taken: webpki builds none that is longer.
+/// The maximum number of certificates in a chain, as in webpki.
 const MAX_CHAIN: usize = 5;
-/// A certificate to try an authority with lives so long.
+/// The lifetime of a certificate that only tests a CA.
 const TRIAL_LIFE: Duration = Duration::from_secs(60);
 
-/// What is known of a certificate.
+/// The contents of a certificate that others need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// SHA-256 of it (DER), in hex.
+    /// SHA-256 of the certificate (DER), in hex.
     pub fingerprint: String,
-    /// Whose it is, for people.
+    /// The subject's name, for people.
     pub subject: String,
-    /// Its key identifier in hex: certificates that it issues have it.
+    /// The subject key identifier, in hex. Certificates that this CA issues carry it.
     pub key: String,
-    /// From when, in seconds since 1970.
+    /// The start of validity, in seconds since 1970.
     pub from: i64,
-    /// Until when, in seconds since 1970.
+    /// The end of validity, in seconds since 1970.
     pub until: i64,
 }
 
@@ -55,15 +55,15 @@ impl Facts {
     }
 }
 
-/// What is known of the first certificate there (PEM).
+/// Reads the first certificate of a PEM text.
 ///
 /// # Errors
-/// There is none.
+/// The text has no valid certificate.
 pub fn facts(pem: &str) -> Result<Facts, String> {
     Facts::of(blocks(pem)?.first().ok_or("there is no certificate")?)
 }
 
-/// All certificates there (DER).
+/// All certificates of a PEM text (DER).
 pub(crate) fn blocks(pem: &str) -> Result<Vec<Vec<u8>>, String> {
     let read = Pem::iter_from_buffer(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     let read = read.map_err(|error| format!("it is no PEM: {error}"))?;
@@ -82,20 +82,20 @@ fn subject_key<'a>(parsed: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
     })
 }
 
-/// As files have it.
+/// A certificate as PEM.
 fn pem(der: &[u8]) -> String {
     let text = BASE64.encode(der);
-    // 64 characters a line (RFC 7468, section 2), of which none is cut.
+    // A line has 64 characters (RFC 7468, section 2); base64 is ASCII, so no character is cut.
     let lines: Vec<String> =
         text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line).into_owned()).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
 impl Ca {
-    /// One of somebody else's, of which the key is here: its certificate first, then those above it up to the root (PEM).
+    /// Imports a CA: its certificate first, then those above it up to the root (PEM), and the private key of the first.
     ///
     /// # Errors
-    /// It could not sign what nodes believe, and why.
+    /// Nodes would reject what the CA signs; the error says why.
     pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, IssueError> {
         let refuse = |why: String| IssueError::Import(why);
         let ders = blocks(certificates).map_err(|why| refuse(format!("the certificates: {why}")))?;
@@ -129,7 +129,7 @@ impl Ca {
         Ok(this)
     }
 
-    /// Whether a node would believe what it signs.
+    /// Issues test certificates and verifies them as a node does.
     fn try_it(&self, now: SystemTime) -> Result<(), IssueError> {
         let refuse = |why: String| IssueError::Import(format!("what this authority signs is not believed: {why}"));
         let name = |name: &str| name.parse().map_err(IssueError::Import);
@@ -137,12 +137,12 @@ impl Ca {
         let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let node = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
         chains_to(&roots, &self.shown(&node, &self.intermediates(), now)?).map_err(refuse)?;
-        // As nodes and controllers are servers, too, and all controllers have this name.
+        // Nodes and controllers are servers too, and every controller has this name.
         let controller = Subject::Controller { hosts: std::slice::from_ref(&host) };
         serves(&roots, &self.shown(&controller, &self.intermediates(), now)?, &host).map_err(refuse)
     }
 
-    /// A certificate to try it with, and what is sent with that.
+    /// A test certificate and the chain that is sent with it.
     fn shown(
         &self,
         subject: &Subject<'_>,
@@ -155,10 +155,10 @@ impl Ca {
         Ok(shown.into_iter().map(Into::into).collect())
     }
 
-    /// Whether who trusts only the older authority believes what this one signs by this proof.
+    /// Checks that a peer that trusts only the older CA accepts this CA's certificates with this cross-certificate.
     ///
     /// # Errors
-    /// Why not, such as for a path length that the older one's certificate has.
+    /// The peer would not, for example because of a path length of the older CA.
     pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), IssueError> {
         let refuse = |why: String| IssueError::Ca(why);
         let (overlay, node) = ("overlay".parse().map_err(refuse)?, "node".parse().map_err(refuse)?);
@@ -168,13 +168,13 @@ impl Ca {
         chains_to(&roots, &self.shown(&subject, &above, now)?).map_err(refuse)
     }
 
-    /// What nodes trust (PEM).
+    /// The root certificate, which nodes trust (PEM).
     pub fn root(&self) -> String {
         let last = blocks(&self.chain).ok().and_then(|all| all.last().map(|der| pem(der)));
         last.unwrap_or_else(|| self.certificate.clone())
     }
 
-    /// What is sent with each certificate that it issues (PEM): itself and those above it, without the root.
+    /// The chain sent with each certificate that the CA issues (PEM): the CA and those above it, without the root.
     pub fn intermediates(&self) -> String {
         let Ok(above) = blocks(&self.chain) else { return String::new() };
         match above.split_last() {
@@ -183,17 +183,18 @@ impl Ca {
         }
     }
 
-    /// A certificate of another authority by this one (PEM): who trusts only this one believes by it what the other one signs.
+    /// Issues a cross-certificate for another CA (PEM): a peer that trusts only this CA then accepts the other CA's
+    /// certificates.
     ///
     /// # Errors
-    /// This one's key is none, or the other's certificate.
+    /// This CA cannot sign, or the other certificate is invalid.
     pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, IssueError> {
         let refuse = |why: String| IssueError::Ca(why);
         let ders = blocks(&other.certificate).map_err(refuse)?;
         let der = ders.first().ok_or_else(|| refuse("it has no certificate".to_owned()))?;
         let other = parsed(der).map_err(refuse)?;
         let mut params = CertificateParams::default();
-        // How many may be between is for its own root to say.
+        // The other CA's own root limits the path length.
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.distinguished_name = name_of(other.subject()).map_err(refuse)?;
@@ -209,7 +210,7 @@ impl Ca {
     }
 }
 
-/// A certificate authority that is valid now.
+/// Checks that the certificate is a CA that is valid now.
 fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Result<(), String> {
     let subject = certificate.subject();
     let is_ca = certificate.basic_constraints().ok().flatten().is_some_and(|constraints| constraints.value.ca);
@@ -231,11 +232,11 @@ fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Resu
     Ok(())
 }
 
-/// Each is signed by the next one, and the last one by itself.
+/// Checks that each certificate is signed by the next one, and the last one by itself.
 fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
     for (at, certificate) in chain.iter().enumerate() {
         let limit = certificate.basic_constraints().ok().flatten().and_then(|limit| limit.value.path_len_constraint);
-        // So many authorities are below it.
+        // `at` counts the CAs below this certificate.
         if limit.is_some_and(|limit| usize::try_from(limit).is_ok_and(|limit| limit < at)) {
             return Err(format!(
                 "{} may have no such authorities below it (its path length is limited)",
@@ -260,7 +261,7 @@ fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
     Ok(())
 }
 
-/// Certificates say the name of who issued them, as far as the library can write it.
+/// Checks that the library can encode the CA's name as an issuer.
 fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
     let mut kinds: Vec<_> = name.iter_attributes().map(|attribute| attribute.attr_type().to_id_string()).collect();
     let count = kinds.len();
@@ -274,7 +275,7 @@ fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
     ))
 }
 
-/// The same name, byte for byte: certificates are found by it.
+/// The same name, byte for byte: issuers are looked up by their encoding.
 fn name_of(name: &X509Name<'_>) -> Result<DistinguishedName, String> {
     let mut same = DistinguishedName::new();
     for attribute in name.iter_attributes() {
@@ -313,7 +314,7 @@ mod tests {
         params
     }
 
-    /// A chain of three: certificates (PEM), the last one's key.
+    /// A chain of three certificates (PEM), and the last one's key.
     fn chain(root: Option<u8>) -> (String, String) {
         let root = CertifiedIssuer::self_signed(params("root", root), KeyPair::generate().unwrap()).unwrap();
         let middle = CertifiedIssuer::signed_by(params("middle", None), KeyPair::generate().unwrap(), &root).unwrap();
@@ -326,7 +327,7 @@ mod tests {
     fn an_authority_that_somebody_brings_is_the_first_of_a_chain() {
         let now = SystemTime::now();
         let (certificates, key) = chain(None);
-        // What stands between is no part of it.
+        // Text between the blocks is ignored.
         let noisy = format!("some words\n{}", certificates.replace("-----BEGIN", "a bag\n-----BEGIN"));
         let authority = Ca::import(&noisy, &key, now).unwrap();
         assert!(facts(&authority.root()).unwrap().subject.contains("CN=root"));

@@ -1,8 +1,8 @@
-//! The seal: what the authority's key is encrypted with where the store is not to be believed with it.
+//! The seal: encrypts the CA's private key for a store that others may read.
 //!
-//! In: a file of 32 random bytes that the controller has, and keys. Out: keys that nobody can read who has the store alone
-//! (AES-256-GCM), each bound to the certificate that it is of.
-//! Never: a key that was sealed for another certificate, or the seal itself in the store or a backup.
+//! In: a file of 32 random bytes that the controller has, and private keys. Out: keys encrypted with AES-256-GCM, each
+//! bound to its certificate.
+//! Never: a key sealed for another certificate, or the seal itself in the store or a backup.
 
 use std::io::Write as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -14,46 +14,46 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 
 use super::Ca;
 
-/// How a key begins that is sealed.
+/// The prefix of a sealed key.
 const MARK: &str = "sealed-1:";
-/// Bytes of the file.
+/// The length of the seal file, in bytes.
 const KEY_BYTES: usize = 32;
-/// Bytes of a nonce.
+/// The length of a nonce, in bytes.
 const NONCE_BYTES: usize = 12;
 
-/// Why a key cannot be used, or a seal not be had.
+/// The reason why a key or a seal is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    /// The store's key is sealed, and there is no seal.
+    /// The key in the store is sealed, and no seal is configured.
     #[error(
         "the authority's key in the store is sealed: start the controller with --seal-file, and the file with which it was sealed"
     )]
     Missing,
-    /// It is another seal.
+    /// The key was sealed with another seal.
     #[error(
         "the authority's key in the store was sealed with another file than this --seal-file; bring that one, from where the \
          controller ran before, or from another controller of this overlay"
     )]
     Other,
-    /// The file.
+    /// The seal file is unusable.
     #[error("--seal-file {file}: {why}", file = file.display())]
     File {
-        /// Which one.
+        /// The path of the file.
         file: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// The system.
+    /// The system has no randomness or no cipher.
     #[error("the authority's key cannot be sealed: the system gives no randomness, or no cipher")]
     Unable,
 }
 
-/// What keys are sealed with.
+/// A key that encrypts the CA's private key.
 pub struct Seal {
     key: RandomizedNonceKey,
 }
 
-/// It is in no log.
+/// Leaves the seal out of logs.
 impl std::fmt::Debug for Seal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Seal")
@@ -61,10 +61,10 @@ impl std::fmt::Debug for Seal {
 }
 
 impl Seal {
-    /// Reads a file. `None`: it is not there.
+    /// Reads a seal from a file. `None`: the file does not exist.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// The file cannot be read, or is not a seal.
     pub fn read(file: &Path) -> Result<Option<Self>, SealError> {
         let fault = |why: String| SealError::File { file: file.to_owned(), why };
         let bytes = match std::fs::read(file) {
@@ -84,10 +84,10 @@ impl Seal {
         Self::of(&bytes).map(Some)
     }
 
-    /// Makes a new one, in a file that its owner alone may read.
+    /// Creates a seal in a new file that only its owner may read.
     ///
     /// # Errors
-    /// The file is there, or cannot be written.
+    /// The file exists, or cannot be written.
     pub fn create(file: &Path) -> Result<Self, SealError> {
         let mut bytes = [0; KEY_BYTES];
         aws_lc_rs::rand::fill(&mut bytes).map_err(|_| SealError::Unable)?;
@@ -96,7 +96,7 @@ impl Seal {
             let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            // The key is sealed with it at once: its name has to be there after a power cut, too.
+            // The CA's key is sealed next: the file's name must survive a power failure.
             let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
             std::fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
         };
@@ -114,15 +114,15 @@ impl Seal {
 }
 
 impl Ca {
-    /// Whether its key is sealed.
+    /// True if the private key is sealed.
     pub fn is_sealed(&self) -> bool {
         self.key.starts_with(MARK)
     }
 
-    /// The same with its key sealed.
+    /// The same CA with its key sealed.
     ///
     /// # Errors
-    /// The system.
+    /// The system has no randomness.
     pub fn sealed(&self, seal: &Seal) -> Result<Self, SealError> {
         if self.is_sealed() {
             return Ok(self.clone());
@@ -134,10 +134,10 @@ impl Ca {
         Ok(Self { key, ..self.clone() })
     }
 
-    /// The same with its key as it is used.
+    /// The same CA with its key decrypted.
     ///
     /// # Errors
-    /// It is sealed, and not with this.
+    /// The key is sealed, and not with this seal.
     pub fn opened(&self, seal: Option<&Seal>) -> Result<Self, SealError> {
         let Some(sealed) = self.key.strip_prefix(MARK) else { return Ok(self.clone()) };
         let seal = seal.ok_or(SealError::Missing)?;

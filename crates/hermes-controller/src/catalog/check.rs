@@ -1,7 +1,7 @@
-//! What is wrong with the documents of an overlay: references, quotas, and values that exclude each other.
+//! Checks the documents of an overlay: references, quotas, and keys that exclude each other.
 //!
 //! In: a catalog. Out: every fault, each with its document, the key and the remedy.
-//! Never: what the documents come to at a node. That is [`crate::compile`].
+//! Never: faults of compiled node documents. [`crate::compile`] finds these.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use crate::document::{
     Service, Spec, Speech, User,
 };
 
-/// A document of a provider has so many bytes at most: nodes that serve several have all of theirs.
+/// The maximum size of a provider's document: nodes that serve several providers carry all of theirs.
 const MAX_PROVIDER_DOCUMENT: usize = 256 << 10;
-/// The size of a `cache` or `custody` that names none.
+/// The memory of a `cache` or `custody` that sets none.
 const DEFAULT_MEMORY: Size = Size(64 << 20);
 const DEFAULT_DISK: Size = Size(1 << 30);
-/// A certificate of a node lives at least and at most as long.
+/// The minimum and the maximum lifetime of a node's certificate.
 const CERTIFICATE_LIVES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600)];
 
 impl Catalog {
-    /// Every reference that leads nowhere or where it must not, and every quota that is passed.
+    /// Checks all documents: every invalid reference and every exceeded quota.
     pub fn check(&self) -> Vec<Fault> {
         self.check_these(self.all.values())
     }
 
-    /// The same, where all was right before these documents changed, of which some may be gone: they and what they may have
-    /// made wrong.
+    /// Checks changed documents and those around them. All documents were valid before the change, which may have
+    /// deleted some.
     pub fn check_changed(&self, before: &Catalog, changed: &BTreeSet<Key>) -> Vec<Fault> {
         if changed.iter().any(|key| key.kind == Kind::Overlay) {
             return self.check();
         }
         let around = |catalog: &Catalog, key: &Key| -> Vec<Key> {
-            // A node says whose its apps are, and that is so by what the user says.
+            // The validity of a node's apps depends on the user's document.
             let user = catalog.get(key).filter(|resource| resource.key.kind == Kind::User);
             let named = user.map(|user| named_by(user)).into_iter().flatten();
             catalog.namers(key).cloned().chain(named).collect()
@@ -112,8 +112,8 @@ impl Catalog {
         }
     }
 
-    /// Bounds what the services of a provider ask for together, so that a node of several providers has room for all of
-    /// them.
+    /// Limits the resources that all services of a provider ask for together, so that a node of several providers has
+    /// room for all.
     fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
         type Asked = fn(&Service) -> [Option<Option<Size>>; 2];
         let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
@@ -139,7 +139,7 @@ impl Catalog {
     }
 }
 
-/// What is checked of one document.
+/// The check of one document.
 struct Check<'a, 'f> {
     catalog: &'a Catalog,
     overlay: &'a Overlay,
@@ -154,7 +154,7 @@ impl<'a> Check<'a, '_> {
         self.faults.push(Fault::of(self.key, path, message));
     }
 
-    /// Where an overlay has providers, each service, user and group is one's.
+    /// If an overlay has providers, each service, user and group needs one.
     fn owner(&mut self) {
         let providers = &self.overlay.providers;
         match &self.key.provider {
@@ -170,7 +170,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// What many have a part in has no room for everything that one writes.
+    /// Limits the size of a provider's document, since providers share nodes.
     fn size(&mut self, resource: &Resource) {
         if resource.key.provider.is_none() {
             return;
@@ -191,7 +191,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// A node that is there and may have what this provider has.
+    /// Checks that the node exists and serves this provider.
     fn serving(&mut self, path: &str, name: &Name) {
         let Some(provider) = &self.key.provider else {
             self.node_at(path, name);
@@ -199,7 +199,7 @@ impl<'a> Check<'a, '_> {
         };
         let is_serving = |node: &Node| node.providers.iter().any(|one| one == provider);
         if self.catalog.node(name).is_none_or(|node| !is_serving(node)) {
-            // Whether there is one, and whose else it is, is not told.
+            // The error does not tell whether the node exists or whom else it serves.
             let all = self.catalog.nodes().filter(|(_, node)| is_serving(node));
             let near = did_you_mean(name.as_str(), all.map(|(name, _)| name.as_str()));
             let message = format!(
@@ -248,7 +248,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// What is said at the protocols that have it.
+    /// Checks that each key is one that the app's protocol has.
     fn app(&mut self, node: &Node, at: usize, app: &App) {
         let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
         if !is_tun && app.bind.is_none() {
@@ -280,8 +280,8 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// Checks that the addresses that stand for names lead into a device of the same user, and stand for that user's
-    /// names alone.
+    /// Checks that virtual addresses of names lead into a device of the same user, and are not shared with another
+    /// user.
     fn names(&mut self, node: &Node, at: usize, app: &App) {
         let catalog = self.catalog;
         let user = |app: &App| user_of_app(catalog, &self.key.name, app).ok();
@@ -317,7 +317,7 @@ impl<'a> Check<'a, '_> {
             if !seen.insert(&gateway.node) {
                 self.fault(path, "this node stands here a second time; keep one");
             }
-            // Whose packets are in one device are with each other.
+            // All packets of a device share one network, so providers must not share a device.
             let device = gateway.device_of(&self.key.name);
             let node = Key::node(&gateway.node);
             let others = self.catalog.namers(&node).filter(|key| key.provider != self.key.provider);
@@ -357,8 +357,8 @@ impl<'a> Check<'a, '_> {
         self.ambiguous(service);
     }
 
-    /// Reports services that are ambiguous: the narrower audience takes precedence, and two audiences of the same size
-    /// with a user in common have no order.
+    /// Reports ambiguous services. The narrower audience takes precedence; two audiences of the same size with a user
+    /// in common have no order.
     fn ambiguous(&mut self, service: &Service) {
         let width = |key: &Key, audience: &Audience| match audience {
             Audience::Everyone => None,
@@ -402,7 +402,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// The name, where it is the same provider's.
+    /// The referenced name, if it belongs to the same provider.
     fn own<'n>(&mut self, path: &str, reference: &'n Reference) -> Option<&'n Name> {
         if reference.provider.is_some() && reference.provider != self.key.provider {
             self.fault(path, format!("{reference} is another provider's; name what is yours"));
@@ -426,7 +426,7 @@ impl<'a> Check<'a, '_> {
     }
 }
 
-/// What a `kind: Node` says that an Envoy cannot do; its links and services are judged by what they come to.
+/// Keys of a `kind: Node` that an Envoy does not support. Its links and services are checked in its compiled document.
 pub(crate) fn unfit(node: &Node) -> Vec<(&'static str, String)> {
     if node.runs != Program::Envoy {
         return Vec::new();

@@ -1,7 +1,7 @@
-//! Changes of documents: what a request would change, and the commit that changes it.
+//! Changes of documents: the effect of a request, and the commit that makes it.
 //!
-//! In: a request, and the state that it is judged against. Out: the changes to write, and their outcome at each node.
-//! Never: a change that the documents of some node do not survive.
+//! In: a request, and the view that it is judged against. Out: the changes to write, and their effect at each node.
+//! Never: a change that leads to an invalid node document.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,69 +12,70 @@ use crate::document::{Fault, Key, Kind, Name, Resource, Spec};
 use crate::state::{Before, Change, State, owner_of};
 use crate::store::Revision;
 
-/// Documents to be put and deleted, together or not at all.
+/// Documents to put and delete, together or not at all.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Who wants it, as [`Commit::by`].
+    /// The subject that asks, as [`Commit::by`](crate::state::Commit::by).
     pub by: String,
-    /// In the place of those with their keys.
+    /// Documents to add or replace.
     pub put: Vec<Resource>,
-    /// There no more.
+    /// Documents to delete.
     pub delete: Vec<Key>,
-    /// What whoever asks knows: nothing that changes may have been changed later. `None`: that does not matter.
+    /// The revision that the client knows: fails if a document changed later. `None`: any revision.
     pub since: Option<Revision>,
-    /// Only says what it would change.
+    /// A dry run: only reports the effect.
     pub is_dry: bool,
-    /// To all nodes at once, whatever the overlay says; and so is what was going out in waves.
+    /// All nodes get the change at once, whatever the overlay says; a rollout in progress ends.
     pub is_now: bool,
-    /// Takes back what goes out in waves: which revision, and why.
+    /// Rolls back the rollout of this revision, for this reason.
     pub takes_back: Option<(Revision, String)>,
 }
 
-/// What a request changed, or would.
+/// The effect of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The revision that has it; of a dry run, and where nothing changes, the one before.
+    /// The revision of the change. In a dry run, or if nothing changes, the current revision.
     pub revision: Revision,
-    /// Documents that are new.
+    /// New documents.
     pub created: Vec<Key>,
-    /// Documents that say something else.
+    /// Changed documents.
     pub changed: Vec<Key>,
     /// Nodes that keep draining, since their new documents do not set `draining`.
     pub still_draining: Vec<Name>,
-    /// Documents that are gone.
+    /// Deleted documents.
     pub deleted: Vec<Key>,
-    /// Nodes whose own document is another one, with it. `None`: the node is gone.
+    /// Nodes with a new document. `None`: the node was removed.
     pub nodes: Touched,
-    /// Warnings: valid, but perhaps not intended.
+    /// Warnings: valid documents that are perhaps not intended.
     pub warnings: Vec<Fault>,
 }
 
-/// What a change comes to that was judged right.
+/// The compiled plan of a change that was judged valid.
 pub(super) struct Planned {
     pub(super) plan: Plan,
-    /// Nodes whose document is another one, and whether they are there.
+    /// Nodes with a new document, and whether they still exist.
     pub(super) touched: Vec<(Name, bool)>,
-    /// Documents that have changed by then.
+    /// Documents that differ from the plan before.
     pub(super) changed: BTreeSet<Key>,
 }
 
 impl Planned {
-    /// Whether it was found for these documents: the entry with its revision may be another controller's.
+    /// True if the plan was compiled for these documents: another controller may have written the revision.
     pub(super) fn is_of(&self, state: &State) -> bool {
         self.changed.iter().all(|key| self.plan.catalog().get(key) == state.catalog.get(key))
     }
 }
 
 impl Controller {
-    /// Changes documents, or says what that would change.
+    /// Changes documents, or reports what that would change.
     ///
     /// # Errors
-    /// Every reason against it. Nothing is changed then; except that of a store which could not say so it is not known.
+    /// Every reason against the change, which is then not made. After [`ApplyError::is_unknown`] the outcome is
+    /// unknown.
     pub async fn apply(&self, request: &Request) -> Result<Outcome, ApplyError> {
         let judge = |view: &StateView| {
             if let Some(refused) = turn(view, request) {
-                // Recorded once: the owner has its turn from then on.
+                // Recorded once; the owner then has a turn.
                 let owner = owner_of(&request.by);
                 let is_own = view.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
                 let is_known = is_own || view.state.turns.waiting.contains(&owner);
@@ -84,7 +85,7 @@ impl Controller {
             if request.is_dry {
                 return Ok((Vec::new(), Ok(outcome)));
             }
-            // What was compiled to judge it is not compiled again.
+            // The plan is kept, so that it is not compiled again.
             *lock(&self.planned) = planned.map(|planned| (view.state.revision + 1, planned));
             Ok((changes, Ok(outcome)))
         };
@@ -93,7 +94,7 @@ impl Controller {
     }
 }
 
-/// The refusal if it is another owner's turn. `None`: the request may go on.
+/// The error if another owner has the turn, or a rollout is in progress. `None`: the request may proceed.
 fn turn(view: &StateView, request: &Request) -> Option<ApplyError> {
     if request.is_now || request.is_dry || request.takes_back.is_some() {
         return None;
@@ -119,7 +120,7 @@ fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mu
     resource
 }
 
-/// What a request comes to with this state: what is to be written, and what that changes.
+/// The changes that a request makes in this view, and their effect.
 fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), ApplyError> {
     let state = &view.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
@@ -135,7 +136,7 @@ fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Op
         }
         outcome.deleted.push(key.clone());
         if let Some(member) = state.members.get(&key.name).filter(|_| key.kind == Kind::Node) {
-            // What it has enrolled with is worth nothing for a node of this name that comes later.
+            // A later node of the same name must not inherit this node's enrolment.
             let revoked = state.revoked(member, now());
             catalog.revoke(revoked.clone(), now());
             changes.extend([Change::Expelled { node: key.name.clone() }, Change::Revoked(revoked)]);
@@ -192,7 +193,7 @@ fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Op
         outcome.warnings = plan.warnings().to_vec();
         return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
     }
-    // The earlier documents are in force already: the rollout ends all the same.
+    // The earlier documents are already in force; the rollout still ends.
     if let Some((_, why)) = request.takes_back.as_ref().filter(|_| waved.is_some()) {
         changes.push(Change::Settled { failed: Some(why.clone()) });
     }

@@ -1,8 +1,8 @@
-//! Who becomes a node, and stays one.
+//! Enrolment of nodes and their certificates.
 //!
-//! In: tokens that operators ask for, and the requests of nodes that have one. Out: certificates; and in the log, who enrolled
-//! with what and when.
-//! Never: two nodes by one token, at any number of controllers.
+//! In: requests of operators for tokens, and requests of nodes that have one. Out: certificates, and log entries that
+//! say which node enrolled, how and when.
+//! Never: two nodes enrolled by one token, at any number of controllers.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,27 +16,27 @@ use crate::state::{Change, Member, Token};
 use crate::token::Ticket;
 use crate::trust::Trust;
 
-/// A token lives no longer than this, whatever is asked for.
+/// The maximum lifetime of a token.
 const MAX_TOKEN_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A request whose answer was lost comes again within this, in milliseconds.
+/// The time within which a node may repeat an enrolment whose answer was lost, in milliseconds.
 const REPLAY_WINDOW: u64 = 10 * 60 * 1000;
-/// Tokens that are not used yet, of one overlay.
+/// The maximum number of unused tokens.
 const MAX_TOKENS: usize = 100_000;
 
-/// What a node or an operator gets.
+/// An issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The certificate, and those between it and the authorities (PEM).
+    /// The certificate and its intermediates (PEM).
     pub certificate: String,
-    /// The authorities that its holder is to trust (PEM).
+    /// The CA certificates that the holder must trust (PEM).
     pub authorities: String,
 }
 
 impl Controller {
-    /// The overlay's authority, which is made where there is none.
+    /// The overlay's CA; generated if there is none.
     ///
     /// # Errors
-    /// It cannot be made, or not be written.
+    /// It cannot be generated, or the store cannot be written.
     pub async fn authority(&self) -> Result<Ca, ApplyError> {
         let made = self.sealed(Ca::generate(SystemTime::now()).map_err(unissued)?)?;
         let judge = |view: &StateView| match &view.state.authority {
@@ -46,7 +46,7 @@ impl Controller {
         Ok(self.transact("controller", judge).await?.1)
     }
 
-    /// Leave for a node to enrol within this time.
+    /// Creates an enrolment token for a node, valid for this time.
     ///
     /// # Errors
     /// There is no such node, or the store cannot be written.
@@ -79,13 +79,14 @@ impl Controller {
         Ok(ticket)
     }
 
-    /// A node's first certificate, for its token. The same request once more, whose answer was lost, has the same answer.
+    /// Enrols a node by its token, and issues its first certificate. Repeating the request returns the same answer, in
+    /// case the first one was lost.
     ///
     /// # Errors
-    /// The token is used, expired or none; or the request is none.
+    /// The token is used, expired or unknown; or the request is invalid.
     pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), ApplyError> {
         let key = key_of(request)?;
-        // Who asks with one that is none costs no more than this.
+        // An invalid token costs no more work than this.
         let digest = ticket.digest();
         let judge = |view: &StateView| {
             let again = view.state.members.values().find(|member| member.token == digest && member.key == key);
@@ -97,7 +98,7 @@ impl Controller {
                 return Err(ApplyError::NotReady(HELD.to_owned()));
             }
             let Some(token) = token else {
-                // Whether there was one with this id is not told.
+                // The error does not tell whether the id exists.
                 return Err(ApplyError::Denied(
                     "this token is used, taken back, or none of this overlay; ask for another one".to_owned(),
                 ));
@@ -111,14 +112,14 @@ impl Controller {
             let member =
                 Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
             let mut changes = vec![Change::Spent { token: token.id.clone() }];
-            // Its other key may be somebody else's by now.
+            // The node's earlier key may have leaked or moved to another machine.
             let other = view.state.members.get(&token.node).filter(|before| before.key != key);
             changes.extend(other.map(|before| Change::Revoked(view.state.revoked(before, now()))));
             match view.state.catalog.revoked().find(|revoked| revoked.key == key) {
                 Some(revoked) if revoked.node == token.node => {
                     changes.push(Change::Readmitted { node: token.node.clone(), key: key.clone() });
                 }
-                // The other node's certificates would be believed again.
+                // Readmitting the key would make the other node's certificates valid again.
                 Some(_) => {
                     return Err(ApplyError::Denied(
                         "this key was another node's, and is revoked; enrol with an empty --state directory".to_owned(),
@@ -134,10 +135,10 @@ impl Controller {
         Ok((node, certificate))
     }
 
-    /// The next certificate of a node that has shown its last one.
+    /// Renews the certificate of a node that has shown its last one.
     ///
     /// # Errors
-    /// It is no member any more, or the request is for another key.
+    /// The node is not enrolled, or the request is for another key.
     pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, ApplyError> {
         let key = key_of(request)?;
         let view = self.view();
@@ -149,10 +150,10 @@ impl Controller {
         self.issue(node, request)
     }
 
-    /// A node whose certificates are worth nothing from now on.
+    /// Revokes all certificates of a node.
     ///
     /// # Errors
-    /// It is no member, or the store cannot be written.
+    /// The node is not enrolled, or the store cannot be written.
     pub async fn expel(&self, by: &str, node: &Name) -> Result<(), ApplyError> {
         let judge = |view: &StateView| match view.state.members.get(node) {
             Some(member) => {
@@ -176,16 +177,16 @@ impl Controller {
         self.sign(request, &subject, life)
     }
 
-    /// A certificate for somebody whom this controller knows.
+    /// Issues a certificate for a subject that this controller has authenticated.
     ///
     /// # Errors
-    /// There is no authority yet, or the request is none.
+    /// There is no CA yet, or the request is invalid.
     pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, ApplyError> {
         let (certificate, trust) = self.sign_alone(request, subject, life)?;
         Ok(Certificate { certificate: certificate + &trust.chain, authorities: trust.authorities })
     }
 
-    /// The same without what goes with it, and whom the overlay trusts at that moment.
+    /// The certificate without its chain, and the trusted CAs at that moment.
     pub(crate) fn sign_alone(
         &self,
         request: &[u8],
@@ -200,8 +201,8 @@ impl Controller {
         Ok((certificate, view.state.trust().map_err(ApplyError::Denied)?))
     }
 
-    /// Lists of what is revoked, of each authority that is trusted (PEM). Empty where nothing is; or where one of them may sign
-    /// no lists: who checks one asks for all.
+    /// Revocation lists of each trusted CA (PEM). Empty if no key is revoked, or if one CA may not sign lists: a client
+    /// that checks one list demands all.
     pub(crate) fn revocations(&self, view: &StateView) -> String {
         let mut keys = view.state.catalog.revoked().map(|one| &*one.key).peekable();
         if keys.peek().is_none() {
@@ -226,7 +227,7 @@ pub(super) fn unissued(error: IssueError) -> ApplyError {
     }
 }
 
-/// The digest of the key that a request is for, as the certificate will have it. Before anything is written for it.
+/// The digest of the request's key, as the certificate will have it. Checked before the store is written.
 pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
     let (_, parsed) = parsed
@@ -235,7 +236,7 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
         ApplyError::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
     })?;
     let issued = rcgen::PublicKeyData::subject_public_key_info(&asked.public_key);
-    // By another one it would not be found again when it is revoked.
+    // With another encoding, a revocation would not find the certificate.
     if issued != parsed.certification_request_info.subject_pki.raw {
         return Err(ApplyError::Denied(
             "the request has its key in another form than certificates have (RFC 5280, section 4.1.2.7), or is signed by another \
@@ -246,10 +247,10 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     Ok(key_digest(&issued))
 }
 
-/// What a token says of the authority that it is for: SHA-256 of its certificate (DER).
+/// The pin of a token: SHA-256 of the CA's certificate (DER).
 ///
 /// # Errors
-/// Its certificate is none.
+/// The certificate is invalid.
 pub fn pin(authority: &Ca) -> Result<[u8; 32], ApplyError> {
     let parsed = x509_parser::pem::parse_x509_pem(authority.certificate.as_bytes());
     let (_, pem) =

@@ -1,6 +1,7 @@
-//! Follows the store: reads the commits of all controllers, and publishes what they mean for nodes.
+//! Follows the store: reads the commits of all controllers, and publishes what they change for nodes.
 //!
-//! In: entries of the store, in the order of their revisions. Out: the current view, and a notification for each node that it concerns.
+//! In: entries of the store, in the order of their revisions. Out: the current view, and a notification for each
+//! affected node.
 //! Never: an entry skipped.
 
 use std::collections::BTreeSet;
@@ -13,13 +14,13 @@ use crate::document::{Key, Name};
 use crate::state::{Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, StoreError};
 
-/// After so many entries they are made a base: who begins reads no more than these.
+/// The number of entries after which they are compacted into a base. A starting controller reads no more than these.
 pub(super) const COMPACT_INTERVAL: u64 = 1000;
-/// A store that cannot be read is tried again after this.
+/// The interval between attempts to read the store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Controller {
-    /// Follows the store, for as long as it is polled: what other controllers write is known here.
+    /// Follows the store for as long as it is polled, so that this controller sees what others write.
     pub async fn follow(&self) {
         loop {
             let revision = self.view().state.revision;
@@ -40,8 +41,8 @@ impl Controller {
         }
     }
 
-    /// Settles changes whose revision was read before their append ended. Then settles a change that may still reach the
-    /// store: an entry without changes takes the revision, or fails because the change has it.
+    /// Settles changes whose revision was read before their append ended. Then settles a change that may still reach
+    /// the store: an empty entry takes the revision, or fails because the change already has it.
     pub(super) async fn settle_next(&self) -> Result<(), StoreError> {
         let _one = self.writing.lock().await;
         self.check_lost()?;
@@ -64,7 +65,7 @@ impl Controller {
         }
     }
 
-    /// The error while the store is known to have lost what this controller has read: until a restart.
+    /// Returns an error once the store has lost entries that this controller has read. The error lasts until a restart.
     pub(super) fn check_lost(&self) -> Result<(), StoreError> {
         self.lost.get().map_or(Ok(()), |revision| Err(StoreError::Lost(*revision)))
     }
@@ -91,8 +92,8 @@ impl Controller {
         }
     }
 
-    /// Reads the store now, where somebody has heard of a later revision than this controller: it may not have been told yet of
-    /// what another one wrote.
+    /// Reads the store now if a node reports a later revision: the notification of another controller's commit may be
+    /// late.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -100,7 +101,7 @@ impl Controller {
         if self.view().state.revision < revision { self.catch_up().await } else { Ok(()) }
     }
 
-    /// Reads what is new in the store, and tells the nodes that it concerns.
+    /// Reads new entries of the store, and notifies the affected nodes.
     pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
         let _one = self.reading.lock().await;
         self.check_lost()?;
@@ -114,7 +115,7 @@ impl Controller {
                 After::Gone => {
                     let state = self.read_base().await?;
                     self.outcomes.skip(state.revision);
-                    // What differs is not told: all may.
+                    // A base does not say which documents differ, so all may.
                     let keys = |state: &State| state.catalog.iter().map(|one| one.key.clone()).collect::<Vec<_>>();
                     view.waiting.extend(keys(&view.state).into_iter().chain(keys(&state)));
                     concerned.extend(lock(&self.nodes).keys().cloned());
@@ -135,7 +136,7 @@ impl Controller {
                         Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
                             concerned.insert(node.clone());
                         }
-                        // Others hear of it.
+                        // Neighbours list revoked keys in their documents.
                         Change::Revoked(Revoked { node, .. }) | Change::Readmitted { node, .. } => {
                             view.waiting.insert(Key::node(node));
                         }
@@ -175,7 +176,7 @@ impl Controller {
         *lock(&self.view) = view.clone();
         self.publish(&view, &concerned);
         if let Some(base) = base {
-            // What cannot be compacted is longer, and no worse.
+            // An uncompacted log is longer, and works.
             let compacted = self.store.compact(base).await;
             let _ = compacted.inspect_err(|error| tracing::warn!("the log stays as long as it is: {error}"));
         }
@@ -187,9 +188,9 @@ impl Controller {
         State::from_base(base.revision, &base.state).map_err(foreign)
     }
 
-    /// Tells who follows one of these nodes.
+    /// Notifies the streams of these nodes.
     pub(super) fn publish(&self, view: &StateView, concerned: &BTreeSet<Name>) {
-        // First: what a node is given by this is judged by it.
+        // Programs are published first: a node's stream checks its program before it sends a document.
         let programs = view.state.catalog.overlay().map(|(_, overlay)| overlay.programs.clone()).unwrap_or_default();
         self.programs.send_if_modified(|before| {
             let is_new = *before != programs;
@@ -210,7 +211,7 @@ impl Controller {
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };
-            // Whom nobody follows any more is looked up when somebody does.
+            // Nodes without a stream are looked up once they connect.
             if sender.receiver_count() == 0 {
                 nodes.remove(node);
                 continue;

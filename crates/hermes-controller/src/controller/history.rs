@@ -23,7 +23,7 @@ use crate::document::Name;
 use crate::state::Change;
 use crate::store::Revision;
 
-/// The reason that nodes get meanwhile.
+/// The reason that nodes get while documents are withheld.
 pub(crate) const HELD: &str = "the store of this controller was restored, or has less than nodes have run: nodes keep what they run \
                                until all of them are back, or `hermes restore --confirm`";
 /// The maximum number of revocations taken from one report.
@@ -117,7 +117,7 @@ impl Controller {
                 }
                 changes.push(Change::Revoked(revoked.clone()));
             }
-            // One of the revocations may be its own.
+            // One of the revocations may be for this node.
             let is_member = member.is_some_and(|(node, key)| {
                 let is_current = state.members.get(node).is_some_and(|member| member.key == key);
                 is_current && !returned.iter().any(|one| one.key == key)

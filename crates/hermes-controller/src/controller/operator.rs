@@ -1,8 +1,8 @@
-//! Who may change documents.
+//! Certificates of operators and of administrators of providers.
 //!
-//! In: requests for certificates, from somebody who may make operators, and whom to dismiss. Out: certificates; and in the log,
-//! whose key may change what and until when: a certificate alone makes nobody an operator.
-//! Never: a judgement whether whoever asks may do that.
+//! In: requests for certificates, and names to dismiss. Out: certificates, and log entries that say which key may
+//! change which documents until when. A certificate alone makes nobody an operator.
+//! Never: a decision whether the caller is entitled; the API decides that.
 
 use std::time::Duration;
 
@@ -12,25 +12,26 @@ use crate::ca::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
 
-/// So many have a certificate at once, of the whole overlay and of each provider.
+/// The maximum number of certificates at one time, of the whole overlay and of each provider.
 const MAX_OPERATORS: usize = 1000;
 
-/// Who asks: a key that this overlay gave a certificate for.
+/// The caller: a key that has a certificate of this overlay.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking<'a> {
-    /// The key's digest.
+    /// The digest of the key.
     pub key: &'a str,
-    /// Under which name.
+    /// The caller's name.
     pub name: &'a Name,
-    /// Whose. `None`: all.
+    /// The caller's provider. `None`: the caller is an operator of all documents.
     pub provider: Option<&'a Name>,
 }
 
 impl Controller {
-    /// A certificate for an operator, or for a provider's administrator. `asking`: who wants that; `None`: this controller.
+    /// Issues a certificate for an operator, or for an administrator of a provider. `asking` is the caller; `None` is
+    /// this controller.
     ///
     /// # Errors
-    /// The request is none, or the store cannot be written.
+    /// The request is invalid, or the store cannot be written.
     pub async fn make_operator(
         &self,
         (by, asking): (&str, Option<Asking<'_>>),
@@ -57,10 +58,10 @@ impl Controller {
         Ok(certificate)
     }
 
-    /// The certificate anew of somebody who has shown one for this key.
+    /// Renews the caller's certificate for the same key.
     ///
     /// # Errors
-    /// The request is none, or for another key; or the store cannot be written.
+    /// The request is invalid or for another key, or the store cannot be written.
     pub async fn renew_operator(
         &self,
         by: &str,
@@ -76,10 +77,10 @@ impl Controller {
         self.make_operator((by, Some(asking)), request, (asking.name, asking.provider), life).await
     }
 
-    /// Takes all certificates back that are of this name. How many those were.
+    /// Revokes all certificates of a name. Returns their number.
     ///
     /// # Errors
-    /// There is none, or it is that of who asks: somebody remains. Or the store cannot be written.
+    /// There is none, or the name is the caller's: one operator must remain. Or the store cannot be written.
     pub async fn dismiss(
         &self,
         by: &str,
@@ -110,24 +111,25 @@ impl Controller {
 }
 
 impl StateView {
-    /// Who asks may have been dismissed while that waited for its turn: nobody makes themselves an operator again.
+    /// The caller may have been dismissed while the request waited. Checks again, so that a dismissed operator cannot
+    /// make another one.
     fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), ApplyError> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
         is_one.then_some(()).ok_or_else(|| ApplyError::Denied("who asks is no operator any more".to_owned()))
     }
 
-    /// Who may change documents of this provider. `None`: all who may change any.
+    /// Operators that may change documents of this provider. `None`: all operators.
     pub fn operators(&self, provider: Option<&Name>) -> impl Iterator<Item = &Operator> {
         let all = self.state.operators.values().filter(|one| one.until > now());
         all.filter(move |one| provider.is_none() || one.provider.as_ref() == provider)
     }
 
-    /// Whether somebody with this key is an operator.
+    /// True if the key belongs to an operator.
     pub fn has_operator(&self, key: &str) -> bool {
         self.state.operators.get(key).is_some_and(|one| one.until > now())
     }
 
-    /// Whether somebody with this key is such an operator, whoever has issued the certificate.
+    /// True if the key belongs to this operator, whichever CA issued the certificate.
     pub fn is_operator(&self, key: &str, name: &Name, provider: Option<&Name>) -> bool {
         let made = self.state.operators.get(key);
         made.is_some_and(|made| made.name == *name && made.provider.as_ref() == provider && made.until > now())

@@ -12,7 +12,7 @@ use crate::state::Change;
 use crate::store::Revision;
 
 impl Controller {
-    /// What goes out in waves goes on after this step, or is over.
+    /// Advances the rollout in waves to the step after this one, or ends it.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -26,7 +26,7 @@ impl Controller {
         self.transact("controller", judge).await.map(drop)
     }
 
-    /// What goes out in waves does so no more: all nodes have it.
+    /// Ends the rollout: all nodes get the change at once.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -38,10 +38,10 @@ impl Controller {
         self.transact(by, judge).await.map(drop)
     }
 
-    /// What goes out in waves is taken back: documents are as they were before it.
+    /// Rolls the change back: the earlier documents are restored.
     ///
     /// # Errors
-    /// It is over; or the store cannot be written.
+    /// The documents cannot be restored, or the store cannot be written.
     pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), ApplyError> {
         let view = self.view();
         let Some(waved) = view.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
@@ -57,7 +57,7 @@ impl Controller {
         self.apply(&Request { by, put, delete, takes_back, is_now: true, ..Request::default() }).await.map(drop)
     }
 
-    /// The next step is given, if this is the last one that was.
+    /// Advances to the next step, if this one is current.
     pub async fn advance(&self, step: StepId) {
         let _one = self.reading.lock().await;
         let mut view = (*self.view()).clone();

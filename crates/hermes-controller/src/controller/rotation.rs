@@ -1,7 +1,8 @@
-//! One authority follows another; and how keys of authorities are kept.
+//! CA rotation, and the seal of CA keys.
 //!
-//! In: a new authority, and the word of operators. Out: in the log, who is trusted and who signs, step by step.
-//! Never: a step whose members are not there yet. Whoever calls has looked; here is only judged whether the step is the next one.
+//! In: a new CA, and decisions of operators. Out: log entries that say which CAs are trusted and which one signs.
+//! Never: a check whether all nodes are ready; the caller has done that. This file checks that the step is the next
+//! one.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -16,19 +17,20 @@ use crate::state::{Change, Rotation};
 use crate::store::{Revision, StoreError};
 use crate::trust::Trust;
 
-/// How a controller says that there is nothing to be ended.
+/// The error if no rotation is in progress.
 const NONE: &str = "no authority follows another now; `hermes authority rotate` begins that";
 
 impl Controller {
-    /// Whom the overlay trusts, now and from now on.
+    /// Watches which CAs the overlay trusts.
     pub fn trust(&self) -> watch::Receiver<Arc<Trust>> {
         self.trust.subscribe()
     }
 
-    /// Uses what the keys in the store are sealed with; those that are not are from now on. The first of all that needs a key.
+    /// Sets the seal of the CA keys in the store, and seals those that are not sealed yet. Must be called before the
+    /// first use of a key.
     ///
     /// # Errors
-    /// They are sealed with another one, or there is none; or the store cannot be written.
+    /// The keys are sealed with another seal, or no seal is given; or the store cannot be written.
     pub async fn unlock(&self, seal: Option<Seal>) -> Result<(), ApplyError> {
         if let Some(seal) = seal {
             let _ = self.seal.set(seal);
@@ -41,7 +43,7 @@ impl Controller {
             return Ok(());
         }
         if !is_open(&self.view()) {
-            // A start before may have ended between the two.
+            // An earlier start may have ended before it compacted.
             return Ok(self.compact().await?);
         }
         let judge = |view: &StateView| {
@@ -56,7 +58,7 @@ impl Controller {
             Ok((changes, ()))
         };
         self.transact("controller", judge).await?;
-        // Else the log would have the key as it was.
+        // Otherwise the log would still have the unsealed key.
         self.compact().await?;
         tracing::info!(
             "the authority's key is sealed; who has read the store before may have it: `hermes authority rotate`"
@@ -72,12 +74,12 @@ impl Controller {
         self.store.compact(Base { revision: view.state.revision, state: view.state.base().into() }).await
     }
 
-    /// An authority whose key can be used.
+    /// The CA with its key decrypted.
     pub(super) fn opened(&self, authority: &Ca) -> Result<Ca, ApplyError> {
         authority.opened(self.seal.get()).map_err(sealing)
     }
 
-    /// The same as it is kept.
+    /// The CA with its key as it is stored.
     pub(super) fn sealed(&self, authority: Ca) -> Result<Ca, ApplyError> {
         match self.seal.get() {
             Some(seal) => authority.sealed(seal).map_err(sealing),
@@ -85,10 +87,10 @@ impl Controller {
         }
     }
 
-    /// Another authority is trusted from now on, and is to sign when all trust it.
+    /// Begins a rotation: the new CA is trusted from now on, and signs once all nodes trust it.
     ///
     /// # Errors
-    /// It is no other one, or one follows another already; or the store cannot be written.
+    /// The CA is the current one, or a rotation is in progress; or the store cannot be written.
     pub async fn rotate(&self, by: &str, next: Ca) -> Result<Revision, ApplyError> {
         let fault = ApplyError::Unusable;
         let key = facts(&next.certificate).map_err(fault)?.key;
@@ -107,7 +109,7 @@ impl Controller {
             let authority = self.opened(signing(view)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
             if let Err(why) = next.is_believed_by(&proof, &authority, SystemTime::now()) {
-                // Those that are connected are told whom to trust: they need no proof.
+                // Connected nodes get the new root directly and need no cross-certificate.
                 tracing::warn!(
                     "who is away until this is finished has to enrol anew, or to be made an operator anew: what the new authority \
                      signs is believed by nobody who trusts the old one alone ({why})"
@@ -129,8 +131,7 @@ impl Controller {
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// The newer authority signs from now on. Where it does so already, or this is not the rotation that is since `of`, nothing
-    /// changes.
+    /// Has the new CA sign. Changes nothing if it signs already, or if the rotation did not begin at `of`.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -145,10 +146,11 @@ impl Controller {
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// The older authority is trusted no more. `of`: since when the rotation is as whoever calls has looked at it.
+    /// Ends the rotation: the old CA is no longer trusted. `of` is when the rotation that the caller saw entered its
+    /// phase.
     ///
     /// # Errors
-    /// None follows another; or the newer one signs nothing yet, unless that is to be all the same.
+    /// No rotation is in progress; or the new CA does not sign yet, and the caller does not force it.
     pub async fn retire(&self, by: &str, of: u64, is_forced: bool) -> Result<Revision, ApplyError> {
         let judge = |view: &StateView| {
             let state = &view.state;
@@ -173,15 +175,15 @@ impl Controller {
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// The older authority is the one that signs. What the newer one has signed is good until that is over, too.
+    /// Cancels the rotation: the old CA signs again. Certificates of the new CA stay valid until the rotation ends.
     ///
     /// # Errors
-    /// None follows another; or the store cannot be written.
+    /// No rotation is in progress, or the store cannot be written.
     pub async fn take_back_rotation(&self, by: &str) -> Result<Revision, ApplyError> {
         let judge = |view: &StateView| {
             let rotation = view.state.rotation.as_deref().ok_or_else(|| ApplyError::NotReady(NONE.to_owned()))?;
             if !rotation.is_leaving {
-                // It has signed nothing.
+                // The new CA has not signed anything.
                 return Ok((vec![Change::Rotation(None)], ()));
             }
             let (newer, older) = (signing(view)?, &rotation.other);

@@ -1,7 +1,6 @@
-//! Changes whose outcome is unknown: the store did not answer in time, and may have made them all the same.
+//! Changes with an unknown outcome: the store did not answer in time, and may have made them.
 //!
-//! In: an entry that may have been appended, and what is read from the store afterwards. Out: for each entry, whether
-//! it was made, once a later read shows that.
+//! In: an entry that may have been appended, and entries read later. Out: for each entry, whether it was made.
 //! Never: an entry that counts as made because its revision exists; its bytes are compared with those in the store.
 
 use std::sync::{Mutex, PoisonError};
