@@ -1,7 +1,7 @@
-//! The REST API: what people and programs do with an overlay's documents.
+//! The REST API for people and programs: documents, nodes, operators, rollouts and the CA.
 //!
-//! In: HTTP requests, and who sends them. Out: JSON; whatever is wrong, as problem details (RFC 9457).
-//! Never: more than whose documents they are may see: an operator all, a provider its own.
+//! In: authenticated HTTP requests. Out: JSON; errors as problem details (RFC 9457).
+//! Never: data of another owner. An operator sees everything, an administrator of a provider what is the provider's.
 
 mod ca;
 mod change_status;
@@ -33,14 +33,14 @@ use crate::digest::{hex, sha256};
 use crate::document::{self, Key, Name};
 use crate::push::{Peer, Push};
 
-/// The largest request.
+/// The maximum size of a request, in bytes.
 const MAX_BODY: usize = 64 << 20;
-/// Requests up to this are read as they come; so many larger ones at once, and others after them.
+/// Requests up to this size are read at once. Of larger ones, at most this many are read at a time.
 const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// The maximum number of changes that are made at once, of the operator and of providers; further ones wait.
 const MAX_CHANGES: usize = 64;
-/// Nobody waits longer for nodes.
+/// The maximum time that a request may wait for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -48,7 +48,7 @@ struct ApiState {
     controller: Arc<Controller>,
     push: Arc<Push>,
     audit: Arc<Audit>,
-    /// Turns of large requests: of the operator's, and of providers'.
+    /// Permits for large requests: of the operator, and of providers.
     large: Arc<[Semaphore; 2]>,
     /// Permits for changes: of the operator, and of providers.
     changes: Arc<[Arc<Semaphore>; 2]>,
@@ -56,7 +56,7 @@ struct ApiState {
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
-/// All of its paths.
+/// The router with all paths.
 pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Audit>) -> Router {
     let api = ApiState {
         controller,
@@ -66,7 +66,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         changes: Arc::new([MAX_CHANGES; 2].map(|permits| Arc::new(Semaphore::new(permits)))),
         tasks: Arc::default(),
     };
-    // Changes of documents wait for nodes, and are therefore made by tasks of their own.
+    // Changes of documents wait for nodes, so their tasks are separate.
     let documents = Router::new()
         .route("/v1/apply", post(documents::apply))
         .route("/v1/documents", get(documents::list))
@@ -91,28 +91,28 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .with_state(api)
 }
 
-/// The header of answers that tells whom the overlay trusts: where that is another one than the last time, who asks has
-/// something to get.
+/// The response header with the digest of the trusted CAs. A client that sees a new value fetches the new CA
+/// certificates.
 pub const TRUST: &str = "hermes-trust";
-/// No request takes longer to come.
+/// The maximum time for a request to arrive.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Nobody's body is read who may ask nothing.
+/// Authenticates the caller before the body of the request is read.
 async fn gate(State(api): State<ApiState>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
     let may_ask = |caller: &Caller| caller.is_known(&api.controller.view(), &peer);
     if Caller::of(&peer).is_ok_and(|caller| !may_ask(&caller)) {
-        // Another controller may have made this one just now.
+        // Another controller may have added this operator just now.
         api.controller.catch_up().await.map_err(ApplyError::from)?;
     }
     let caller = api.caller(&peer)?;
     let (parts, body) = request.into_parts();
-    // Many large ones at once would be more than there is memory for.
+    // Many large requests at once would exhaust the memory.
     let is_small = axum::body::HttpBody::size_hint(&body).upper().is_some_and(|bytes| bytes <= SMALL_BODY);
     let turn = match is_small {
         true => None,
         false => {
-            // Nobody waits for what providers send but they.
+            // Providers have permits of their own, so that they cannot block the operator.
             let turns = &api.large[usize::from(caller.provider.is_some())];
             let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "other large requests are read; try again");
             Some(
@@ -123,7 +123,7 @@ async fn gate(State(api): State<ApiState>, request: axum::extract::Request, next
             )
         }
     };
-    // All of it before anything is answered: a reset for what was not read could overtake the answer.
+    // The body is read completely before the response: otherwise a reset for unread data could overtake the response.
     let read = tokio::time::timeout(ARRIVAL_TIMEOUT, axum::body::to_bytes(body, MAX_BODY)).await;
     let late =
         |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the request has not come within {ARRIVAL_TIMEOUT:?}"));
@@ -170,7 +170,7 @@ impl ApiState {
         })
     }
 
-    /// Who asks, where that is an operator of the whole overlay. `why`: whose it is, for who is not.
+    /// The caller, who must be an operator of the whole overlay. `why` is the refusal of others.
     fn operator(&self, peer: &Peer, what: &str, why: &str) -> Result<Caller, Problem> {
         let caller = self.caller(peer)?;
         if caller.provider.is_none() {
@@ -210,7 +210,7 @@ impl ApiState {
         })
     }
 
-    /// What somebody must not do is told.
+    /// Writes a refused request to the audit log.
     fn refuse(&self, what: &str, caller: &Caller, peer: &Peer, problem: Problem) -> Problem {
         let refused = Some(problem.detail.clone());
         self.audit.tell(Event { what, by: Some(&caller.by), from: peer.from, refused, ..Event::default() });
@@ -218,13 +218,13 @@ impl ApiState {
     }
 }
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone)]
 struct Caller {
-    /// Whose documents are theirs. `None`: all.
+    /// The provider whose documents the caller may change. `None`: all documents.
     provider: Option<Name>,
     name: Name,
-    /// As it stands in the log.
+    /// The caller's name in the audit log.
     by: String,
 }
 
@@ -244,12 +244,12 @@ impl Caller {
         }
     }
 
-    /// Its certificate is not all: it can be taken back.
+    /// A certificate alone is not enough: it can be revoked.
     fn is_known(&self, view: &StateView, peer: &Peer) -> bool {
         view.is_operator(&peer.key, &self.name, self.provider.as_ref())
     }
 
-    /// What is wrong, without what is somebody else's.
+    /// The problem without faults in documents of other owners.
     fn told(&self, refused: ApplyError) -> Problem {
         match refused {
             ApplyError::Faults(mut faults) if self.provider.is_some() => {
@@ -287,7 +287,7 @@ impl Caller {
     }
 }
 
-/// All of the state: who has it is the overlay.
+/// The complete state. A backup contains the CA's key, so it is only for operators.
 async fn backup(State(api): State<ApiState>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let caller = api.operator(&peer, "backup", "a backup has what is everybody's: it is the operator's")?;
     api.audit.tell(Event { what: "backup", by: Some(&caller.by), from: peer.from, ..Event::default() });

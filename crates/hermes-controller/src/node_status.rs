@@ -1,7 +1,7 @@
-//! What is known of nodes from themselves, at whichever controller they are.
+//! The status of nodes, whichever controller they are connected to.
 //!
-//! In: what nodes say to this controller, and what other controllers say of theirs. Out: the newest of it for each node.
-//! Never: more of them than may be.
+//! In: reports of nodes to this controller, and entries of other controllers. Out: the latest status of each node.
+//! Never: more nodes than the limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,47 +10,47 @@ use serde::{Deserialize, Serialize};
 use crate::document::Name;
 use crate::store::{Revision, StatusEntry, StatusEvent, StatusUpdate};
 
-/// Nodes that are remembered for what they said.
+/// The maximum number of nodes whose status is remembered.
 const MAX_NODES: usize = 100_000;
 
-/// What is known of a node from itself.
+/// The status that a node reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct NodeStatus {
-    /// How many connections it follows by: one, if all is well, and none where it is away.
+    /// The number of streams: one if all is well, none if the node is disconnected.
     pub connections: usize,
-    /// SHA-256 of the document that it runs, in hex; empty where it runs none.
+    /// SHA-256 of the document that the node runs, in hex; empty if it runs none.
     pub running: String,
-    /// The revision that it has tried last.
+    /// The revision that the node tried last.
     pub tried: Revision,
-    /// Why it does not run that one; empty where it does.
+    /// The reason why the node does not run that revision; empty if it does.
     pub refused: String,
-    /// Its version of Hermes.
+    /// The node's version of Hermes.
     pub version: String,
-    /// SHA-256 of its program, in hex, as it says.
+    /// SHA-256 of the node's program, in hex, as it reports it.
     pub program: String,
-    /// How many sessions it has.
+    /// The number of sessions.
     pub sessions: u64,
-    /// Why it is not well, as it finds; empty where it is.
+    /// The reason why the node reports itself unhealthy; empty if it is healthy.
     pub unwell: String,
-    /// Connections of a program beside it that has its certificate.
+    /// Connections of a program beside the node that keeps its certificate.
     pub companions: usize,
-    /// SHA-256 of what it trusts, in hex.
+    /// SHA-256 of each trusted CA certificate, in hex.
     pub authorities: BTreeSet<String>,
-    /// The key identifier of who issued its certificate, in hex.
+    /// The key identifier of the issuer of the node's certificate, in hex.
     pub issuer: String,
-    /// When it was connected last, in seconds since 1970; 0 where it never was.
+    /// When the node was last connected, in seconds since 1970; 0 if never.
     pub last_seen: u64,
-    /// When its certificate ends, in seconds since 1970; 0 where that is unknown.
+    /// When the node's certificate expires, in seconds since 1970; 0 if unknown.
     pub certificate_until: i64,
-    /// The address that it connects from; empty where that is unknown.
+    /// The address that the node connects from; empty if unknown.
     pub from: String,
-    /// It has reported all revoked keys that it keeps.
+    /// The node has reported all revoked keys that it keeps.
     pub has_reported: bool,
 }
 
 impl NodeStatus {
-    /// Whether the node, or who has its certificate, is there.
+    /// True if the node, or the program that keeps its certificate, is connected.
     pub fn is_there(&self) -> bool {
         self.connections > 0 || self.companions > 0
     }
@@ -64,20 +64,20 @@ impl NodeStatus {
 #[derive(Debug, Default)]
 struct Entry {
     own: NodeStatus,
-    /// By controller, with what tells the later one.
+    /// By controller, with a number that orders the entries.
     others: BTreeMap<String, (i64, NodeStatus)>,
 }
 
-/// All nodes.
+/// The status of all nodes.
 #[derive(Debug, Default)]
 pub struct NodeStatuses {
     entries: BTreeMap<Name, Entry>,
-    /// What other controllers have not heard yet.
+    /// Nodes whose status other controllers lack.
     unsaid: BTreeSet<Name>,
 }
 
 impl NodeStatuses {
-    /// What is known of a node: from where it is connected, and from here if it is nowhere.
+    /// The status of a node at the controller that it is connected to; the own entry if it is disconnected.
     pub fn get(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
         let there = others.values().filter(|(_, status)| status.connections > 0).max_by_key(|(at, _)| *at);
@@ -87,7 +87,7 @@ impl NodeStatuses {
         }
     }
 
-    /// What is known of whom a node trusts: from where it, or who has its certificate, is connected.
+    /// The status of a node's trusted CAs, from where the node or the program beside it is connected.
     pub fn trusting(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
         let all = std::iter::once(own).chain(others.values().map(|(_, status)| status));
@@ -95,7 +95,7 @@ impl NodeStatuses {
         says.max_by_key(|status| status.connections).or_else(|| self.get(node))
     }
 
-    /// It has said something here.
+    /// Records a report to this controller.
     pub(crate) fn note(&mut self, node: &Name, change: impl FnOnce(&mut NodeStatus)) {
         if self.entries.len() < MAX_NODES || self.entries.contains_key(node) {
             change(&mut self.entries.entry(node.clone()).or_default().own);
@@ -103,7 +103,7 @@ impl NodeStatuses {
         }
     }
 
-    /// What other controllers are to hear.
+    /// Takes the updates for other controllers.
     pub(crate) fn unsaid(&mut self) -> Vec<StatusUpdate> {
         let nodes = std::mem::take(&mut self.unsaid).into_iter();
         let words = |node: &Name| {
@@ -113,13 +113,13 @@ impl NodeStatuses {
         nodes.map(|node| (node.to_string(), words(&node))).collect()
     }
 
-    /// Nobody may have heard what was said.
+    /// Marks all entries for publication again, after a failed one.
     pub(crate) fn say_all(&mut self) {
         self.unsaid =
             self.entries.iter().filter(|(_, entry)| entry.own.is_there()).map(|(node, _)| node.clone()).collect();
     }
 
-    /// Another controller says something.
+    /// Records what another controller publishes.
     pub(crate) fn hear(&mut self, heard: StatusEvent) {
         match heard {
             StatusEvent::Snapshot(words) => {
@@ -133,7 +133,7 @@ impl NodeStatuses {
     fn word(&mut self, StatusEntry { by, subject, words, at }: StatusEntry) {
         let Ok(node) = subject.parse::<Name>() else { return };
         let is_known = self.entries.contains_key(&node);
-        // What this version does not understand is nothing.
+        // An entry of another version that this one cannot read is ignored.
         match words.and_then(|words| serde_json::from_slice(&words).ok()) {
             Some(status) if is_known || self.entries.len() < MAX_NODES => {
                 self.entries.entry(node).or_default().others.insert(by, (at, status));
@@ -175,7 +175,7 @@ mod tests {
         assert!(statuses.get(&node).unwrap().is_back());
         statuses.note(&node, |status| status.connections = 0);
         assert!(!statuses.get(&node).unwrap().is_back());
-        // Connected to a controller that does not tell: it may be of an earlier version.
+        // That controller may be of an earlier version, which does not report this.
         statuses.hear(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
         assert!(!statuses.get(&node).unwrap().is_back());
     }
@@ -185,17 +185,17 @@ mod tests {
         let (node, mut statuses) = ("a".parse::<Name>().unwrap(), NodeStatuses::default());
         statuses.hear(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
         assert_eq!(statuses.get(&node).unwrap().running, "one");
-        // It has gone from x to y, which x does not know yet.
+        // The node moved from x to y, and x has not noticed yet.
         statuses.hear(StatusEvent::Update(word("y", 3, Some("two"))));
         assert_eq!(statuses.get(&node).unwrap().running, "two");
         statuses.hear(StatusEvent::Update(word("x", 4, None)));
         assert_eq!(statuses.get(&node).unwrap().running, "two");
-        // It comes here.
+        // The node connects to this controller.
         statuses.note(&node, |status| (status.connections, status.running) = (1, "three".to_owned()));
         assert_eq!(statuses.get(&node).unwrap().running, "three");
         let said = statuses.unsaid();
         assert!(said.len() == 1 && said[0].1.is_some() && statuses.unsaid().is_empty());
-        // The store has forgotten all of it.
+        // The store has lost all entries.
         statuses.say_all();
         assert_eq!(statuses.unsaid(), said);
         statuses.note(&node, |status| status.connections = 0);

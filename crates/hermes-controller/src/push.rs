@@ -1,8 +1,8 @@
-//! The controller's side of [`crate::control`]: who may ask, and what each node is told.
+//! The controller's side of [`crate::control`]: authenticates nodes, and sends them certificates and documents.
 //!
-//! In: connections whose certificates were verified. Out: certificates, documents at the moment in which they change, and what
-//! nodes said about them.
-//! Never: another node's document. What a node asks for is found by its certificate, and by nothing that it says.
+//! In: connections with verified certificates. Out: certificates, documents whenever they change, and the status of
+//! each node.
+//! Never: another node's document. The certificate alone determines the node.
 
 pub(crate) mod envoy;
 mod follow;
@@ -27,59 +27,59 @@ use crate::document::Name;
 use crate::node_status::{NodeStatus, NodeStatuses};
 use crate::token::Ticket;
 
-/// Other controllers hear something at least so often, and a store that cannot be reached is tried again after this.
+/// The interval between status exchanges with other controllers, and between attempts to reach a failed store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval between log lines about a held store.
 const HELD_LOG_INTERVAL: Duration = Duration::from_secs(3600);
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// The URIs of its certificate. Empty: it has shown none.
+    /// The URIs of the peer's certificate. Empty: the peer has shown none.
     pub uris: Vec<String>,
-    /// The digest of its key. Who is a node or an operator has one that the state has.
+    /// The digest of the peer's key, as the state lists nodes and operators.
     pub key: String,
-    /// From where.
+    /// The peer's address.
     pub from: Option<SocketAddr>,
-    /// Until when its certificate lives, in seconds since 1970.
+    /// When the peer's certificate expires, in seconds since 1970.
     pub until: i64,
 }
 
-/// What nodes are told, and what they say.
+/// The orders for nodes, and their status.
 pub struct Push {
     controller: Arc<Controller>,
     audit: Arc<Audit>,
     status: Mutex<NodeStatuses>,
-    /// Counts what they say.
+    /// Counts status changes.
     said: watch::Sender<u64>,
 }
 
 impl Push {
-    /// For the nodes of this controller.
+    /// Creates the service for the nodes of this controller.
     pub fn new(controller: Arc<Controller>, audit: Arc<Audit>) -> Arc<Self> {
         Arc::new(Self { controller, audit, status: Mutex::default(), said: watch::Sender::new(0) })
     }
 
-    /// Whose documents they are told.
+    /// The controller whose documents are sent.
     pub(crate) fn controller(&self) -> &Controller {
         &self.controller
     }
 
-    /// Events left out of the audit log.
+    /// The number of events left out of the audit log.
     pub(crate) fn audit_left_out(&self) -> u64 {
         self.audit.left_out()
     }
 
-    /// Looks at what nodes have said so far.
+    /// Reads the status of all nodes.
     pub fn look<T>(&self, at: impl FnOnce(&NodeStatuses) -> T) -> T {
         at(&self.lock())
     }
 
-    /// What one of them has said.
+    /// The status of one node.
     pub fn status_of(&self, node: &Name) -> NodeStatus {
         self.lock().get(node).cloned().unwrap_or_default()
     }
 
-    /// Follows that they say something.
+    /// Watches for status changes.
     pub fn said(&self) -> watch::Receiver<u64> {
         self.said.subscribe()
     }
@@ -93,7 +93,7 @@ impl Push {
         self.said.send_modify(|count| *count += 1);
     }
 
-    /// Tells other controllers what nodes say here, and hears what they say there, for as long as it is polled.
+    /// Exchanges the status of nodes with other controllers, for as long as it is polled.
     pub(crate) async fn share(&self) {
         let Some(shared) = self.controller.shared() else { return std::future::pending().await };
         let hear = |heard| {
@@ -105,7 +105,7 @@ impl Push {
             loop {
                 let began = tokio::time::Instant::now();
                 let heard = shared.hear(&hear).await;
-                // It ends only when the store fails.
+                // The subscription ends only when the store fails.
                 if began.elapsed() > RETRY_INTERVAL {
                     outage.recovered();
                 }
@@ -144,7 +144,7 @@ impl Push {
         tokio::join!(hearing, saying);
     }
 
-    /// Records the outcomes of changes that were unknown, for as long as it is polled.
+    /// Audits the outcomes of changes that were unknown, for as long as it is polled.
     pub(crate) async fn settle(&self) {
         loop {
             for Settled { by, revision, is_made } in self.controller.settled().await {
@@ -165,7 +165,7 @@ impl Push {
     pub(crate) async fn confirm(&self) {
         let (mut said, mut held) = (self.said(), self.controller.held());
         let mut outage = OutageLog::default();
-        // When the hold is logged again. `None`: there is none.
+        // When the hold is logged again. `None`: no hold.
         let mut due: Option<tokio::time::Instant> = None;
         loop {
             said.borrow_and_update();
@@ -209,7 +209,7 @@ impl Push {
         }
     }
 
-    /// A node's first certificate.
+    /// Enrols a node: issues its first certificate.
     pub(crate) async fn enrol(&self, peer: &Peer, request: EnrolRequest) -> Result<Response<Issued>, Status> {
         let event = Event { what: "enrol", from: peer.from, ..Event::default() };
         let ticket: Ticket = request.token.parse().map_err(|error: String| {
@@ -232,7 +232,7 @@ impl Push {
         }))
     }
 
-    /// The next one.
+    /// Renews a node's certificate.
     pub(crate) fn renew(&self, peer: &Peer, request: &RenewRequest) -> Result<Response<Issued>, Status> {
         let node = self.node_of(peer)?;
         if self.controller.view().is_held() {
@@ -254,7 +254,7 @@ impl Push {
         }))
     }
 
-    /// Which node that is.
+    /// The enrolled node that the peer's certificate names.
     pub(crate) fn node_of(&self, peer: &Peer) -> Result<Name, Status> {
         let view = self.controller.view();
         let overlay = view.state.catalog.overlay().map(|(name, _)| format!("spiffe://{name}/node/"));
@@ -278,7 +278,7 @@ impl Push {
 pub(crate) const EXPELLED: &str =
     "this node is no member any more, or has enrolled anew; enrol it with a token and an empty --state";
 
-/// As gRPC says it.
+/// The gRPC status of an error.
 fn rejection(refused: &ApplyError) -> Status {
     let code = match refused {
         ApplyError::Faults(_) => Code::InvalidArgument,

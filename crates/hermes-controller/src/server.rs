@@ -1,7 +1,7 @@
-//! The controller's door: one port for nodes (gRPC) and people (the REST API), over TLS.
+//! The controller's server: one TLS port for nodes (gRPC) and people (the REST API).
 //!
-//! In: connections. Out: their requests, with who is at the other end, to [`crate::push`] or `api.rs`.
-//! Never: more connections than may be, a handshake that takes its time, or a request whose sender was not made out.
+//! In: connections. Out: authenticated requests, for [`crate::push`] or `api.rs`.
+//! Never: an unlimited number of connections, a handshake without a timeout, or a request of an unknown sender.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -34,29 +34,29 @@ use crate::digest::key_digest;
 use crate::metrics;
 use crate::push::{Peer, Push, envoy};
 
-/// Connections at once.
+/// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 50_000;
-/// A handshake takes no longer.
+/// The maximum time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Whoever has connected asks for something within this, or is nobody who came to ask.
+/// The maximum time between the handshake and the first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Whoever shows no certificate comes for one, and has it within this.
+/// The maximum time for a connection without a client certificate, which is only good for an enrolment.
 const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(60);
-/// A request for a certificate takes no longer, with all that the store needs for it.
+/// The maximum time for a certificate request, including the store.
 const ISSUE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a connection is asked whether it is alive, and how long it has for the answer.
+/// The interval between HTTP/2 keepalive pings, and the timeout of each.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
-/// Streams of one connection: a node needs two.
+/// The maximum number of streams of a connection; a node needs two.
 const MAX_STREAMS: u32 = 32;
-/// The controller's own certificate, which is made anew at each start and when half of its life is over.
+/// The lifetime of the controller's own certificate. A new one is made at each start, and after half of this time.
 const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A listener that cannot accept is tried again after this.
+/// The interval between attempts to accept after a failure.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves until it is dropped.
+/// Serves until the future is dropped.
 ///
 /// # Errors
-/// There is no certificate to be had.
+/// The controller's certificate cannot be issued.
 pub async fn serve(
     controller: Arc<Controller>,
     audit: Arc<Audit>,
@@ -118,8 +118,8 @@ pub async fn serve(
     }
 }
 
-/// What the controller shows, and whom it takes: a certificate for these names and addresses, and behind it its authority's
-/// and what leads there from those before, so that who knows only the digest of one finds it.
+/// The TLS configuration: a certificate for these names and addresses, with the CA and the cross-certificates of
+/// earlier CAs, so that a client with only a pin finds its CA; and the CAs of accepted clients.
 fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, ApplyError> {
     let denied = |error: String| ApplyError::Denied(format!("the controller's own certificate: {error}"));
     let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
@@ -131,7 +131,7 @@ fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsSe
     tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
 }
 
-/// The next one; where there is none to be had, the one before goes on.
+/// The new configuration; the earlier one if no certificate can be issued.
 fn renewed(
     before: Arc<tls::RustlsServerConfig>,
     controller: &Controller,
@@ -149,14 +149,14 @@ async fn shake_hands(
     from: SocketAddr,
     audit: &Audit,
 ) -> Option<Io> {
-    // Small messages that wait for nobody.
+    // Small messages must not wait for more data.
     let _ = tcp.set_nodelay(true);
-    // Over HTTP/2 pings find it out; HTTP/1.1 has none.
+    // HTTP/2 detects a dead peer by keepalive pings; HTTP/1.1 has none.
     hermes_net::tcp::bound_unread(&tcp, KEEPALIVE.0 + KEEPALIVE.1);
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls::accept(config, tcp)).await {
         Ok(Ok(io)) => return Some(io),
         Ok(Err(error)) if Fault::of(&error) == Some(Fault::Certificate) => {
-            // Whom it names is not proven: it is not said.
+            // The subject of a rejected certificate is not proven, so the log does not name it.
             let refused = Some(format!("its certificate is not taken: {error}"));
             audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
         }
@@ -289,7 +289,7 @@ async fn answer(
     grpc.map(axum::body::Body::new)
 }
 
-/// Who sends a request byte by byte does not keep it here.
+/// Ends a request that arrives too slowly.
 async fn in_time(answering: impl Future<Output = Response<Body>>) -> Response<Body> {
     let late = || Status::deadline_exceeded(format!("this took longer than {ISSUE_TIMEOUT:?}; ask again")).into_http();
     tokio::time::timeout(ISSUE_TIMEOUT, answering).await.unwrap_or_else(|_| late())

@@ -1,4 +1,6 @@
-//! The overlay's certificate authority: which one it is, and how another one follows it.
+//! The overlay's CA, and its rotation.
+//!
+//! In: requests of operators. Out: the CAs, and the progress of each node.
 
 use axum::body::Bytes;
 use axum::extract::{Extension, Query, State};
@@ -11,15 +13,15 @@ use crate::ca::{Facts, facts};
 use crate::controller::{ApplyError, StateView, now};
 use crate::push::{Lacking, Progress};
 
-/// Nobody may bring a larger one.
+/// The maximum size of an imported CA, in bytes.
 const MAX_IMPORT_BYTES: usize = 256 << 10;
-/// So many nodes are named in one sentence.
+/// The maximum number of nodes named in one message.
 const MAX_NAMED: usize = 10;
 
-/// What a provider is told.
+/// The refusal of a provider's request.
 const WHOSE: &str = "the authority is the operator's of the whole overlay";
 
-/// What is told of an authority.
+/// A CA as JSON.
 fn one(authority: &crate::ca::Ca) -> Value {
     let view = facts(&authority.certificate);
     let root = facts(&authority.root()).map(|root| root.fingerprint).unwrap_or_default();
@@ -67,17 +69,17 @@ pub(super) async fn show(
     Ok(axum::Json(told(&api, &api.controller.view())).into_response())
 }
 
-/// One that somebody brings.
+/// An imported CA.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Imported {
-    /// PEM: the authority's certificate, then those above it up to the root.
+    /// PEM: the CA's certificate, then those above it up to the root.
     certificates: String,
-    /// Its key (PEM).
+    /// The CA's private key (PEM).
     key: String,
 }
 
-/// Another authority is trusted beside the one that signs: a new one, or one that somebody brings.
+/// Begins a rotation to a new or an imported CA.
 pub(super) async fn rotate(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -106,12 +108,12 @@ pub(super) async fn rotate(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct FinishOptions {
-    /// Whoever is not there yet.
+    /// Proceeds although some nodes are not ready.
     #[serde(default)]
     force: bool,
 }
 
-/// The older authority is trusted no more.
+/// Ends the rotation: the old CA is no longer trusted.
 pub(super) async fn finish(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -133,7 +135,7 @@ pub(super) async fn finish(
     end(&api, (&caller, &peer), "authority-finish", done.await)
 }
 
-/// Nodes for which a step has to wait, in a sentence.
+/// A message that names the nodes that block a step.
 fn lacking(progress: &[Progress]) -> Option<String> {
     let all: Vec<_> = progress.iter().filter(|node| !node.lacks.0.is_empty()).collect();
     let named = all.iter().take(MAX_NAMED).map(|node| {
@@ -147,7 +149,7 @@ fn lacking(progress: &[Progress]) -> Option<String> {
     (!all.is_empty()).then_some(text)
 }
 
-/// The older authority is the one that signs.
+/// Cancels the rotation: the old CA signs again.
 pub(super) async fn cancel(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

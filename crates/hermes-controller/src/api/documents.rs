@@ -23,7 +23,7 @@ use crate::document::{self, Key, Kind, Resource};
 use crate::push::Peer;
 use crate::store::Revision;
 
-/// So many documents that a change touched are named in the audit log.
+/// The maximum number of documents of a change that the audit log names.
 const MAX_NAMED: usize = 100;
 /// The maximum number of warnings in an answer.
 const MAX_WARNINGS: usize = 100;
@@ -31,18 +31,18 @@ const MAX_WARNINGS: usize = 100;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ApplyOptions {
-    /// Only says what it would change.
+    /// A dry run: only reports the effect.
     #[serde(default)]
     dry_run: bool,
-    /// Nothing that is changed may have been changed after this.
+    /// Fails if a document of the request changed after this revision.
     since: Option<Revision>,
     /// Milliseconds to wait for nodes.
     #[serde(default)]
     wait: u64,
-    /// To all nodes at once.
+    /// Sends the change to all nodes at once.
     #[serde(default)]
     now: bool,
-    /// Deletes the documents that are not among these.
+    /// Deletes the caller's other documents.
     #[serde(default)]
     prune: bool,
 }
@@ -71,8 +71,8 @@ pub(super) async fn apply(
     change(&api, (&caller, &peer), request, options.wait).await
 }
 
-/// The documents of whoever asks that are not among these. The overlay's own document stays, so does what is a provider's where
-/// the operator asks, and so do nodes where none is among these: to delete one revokes its key.
+/// The caller's documents that are not in the request. The overlay's own document stays, and so do documents of
+/// providers if the operator asks. Nodes stay if the request has no nodes: deleting a node revokes its key.
 fn pruned(api: &ApiState, caller: &Caller, put: &[Resource]) -> Result<Vec<Key>, Problem> {
     if put.is_empty() {
         let detail = "no documents, so that prune would delete all of them; name at least one";
@@ -121,7 +121,7 @@ pub(super) async fn remove(
     change(&api, (&caller, &peer), request, options.wait).await
 }
 
-/// Writes to the audit log what became of a change of documents.
+/// Writes the outcome of a change to the audit log.
 fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, ApplyError>) {
     let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
     let event = Event { what, by: Some(&request.by), from, ..Event::default() };
@@ -184,7 +184,7 @@ async fn change(
     let view = api.controller.view();
     match (&view.state.failed, &view.state.rollout) {
         (Some((of, why)), _) if *of == outcome.revision => {
-            // Which node would not have it is the operator's.
+            // Only the operator sees which node failed.
             let why =
                 if caller.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
             answer["taken-back"] = why.into();
@@ -194,7 +194,7 @@ async fn change(
         }
         _ => {}
     }
-    // Nodes are the operator's: a provider hears how many of them took it.
+    // Nodes belong to the operator: a provider only gets their number.
     if caller.provider.is_none() {
         answer["nodes"] = json!(nodes);
     } else {

@@ -1,6 +1,6 @@
-//! A store that has lost changes: whether nodes get nothing meanwhile, and an operator's confirmation.
+//! A store that has lost changes: whether documents are withheld, and an operator's confirmation.
 //!
-//! In: requests of operators of the whole overlay. Out: the state, and which nodes have not connected yet.
+//! In: requests of operators of the whole overlay. Out: the state, and the nodes that have not connected yet.
 //! Never: an answer to a provider.
 
 use axum::extract::{Extension, State};
@@ -35,7 +35,7 @@ pub(super) async fn show(
     Ok(axum::Json(told(&api, &api.controller.view())).into_response())
 }
 
-/// Confirms what the store has: nodes get it from now on.
+/// Confirms the content of the store: nodes get documents again.
 pub(super) async fn confirm(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

@@ -1,7 +1,7 @@
-//! Nodes: how they stand, leave to become one, and the end of that.
+//! Nodes: their status, their tokens and their revocation.
 //!
-//! In: requests of operators of the whole overlay. Out: what the state and the nodes themselves say of them, and tokens.
-//! Never: an answer to a provider, who learns of no node what its own documents do not say.
+//! In: requests of operators of the whole overlay. Out: the status that the state and the nodes report, and tokens.
+//! Never: an answer to a provider.
 
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
@@ -13,10 +13,10 @@ use super::{ApiState, Arc, Duration, Event, MAX_WAIT, Peer, Problem, StateView, 
 use crate::document::{self, Name};
 use crate::node_status::NodeStatus;
 
-/// How long a token lives, unless it is said; and the shortest that can be used.
+/// The default lifetime of a token, and the minimum.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 const MIN_TOKEN_LIFE: Duration = Duration::from_secs(1);
-/// What a provider is told.
+/// The refusal of a provider's request.
 const WHOSE: &str = "nodes are the operator's, and so are their tokens";
 
 pub(super) async fn list(
@@ -30,7 +30,7 @@ pub(super) async fn list(
     Ok(axum::Json(json!({ "revision": view.state.revision, "nodes": all })).into_response())
 }
 
-/// How a node stands.
+/// The status of a node as JSON.
 fn standing(view: &StateView, name: &Name, document: &document::Node, status: &NodeStatus) -> serde_json::Value {
     let wanted = view.document(name).map(|document| hex(&sha256(document)));
     json!({
@@ -57,13 +57,13 @@ fn standing(view: &StateView, name: &Name, document: &document::Node, status: &N
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NodeOptions {
-    /// Milliseconds to wait for another number of sessions than `sessions`.
+    /// Milliseconds to wait for a number of sessions other than `sessions`.
     #[serde(default)]
     wait: u64,
     sessions: Option<u64>,
 }
 
-/// A node's key is believed no more. Its document stays: with a token it may enrol again.
+/// Revokes a node's key. The node's document stays: with a token it can enrol again.
 pub(super) async fn revoke(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -77,7 +77,7 @@ pub(super) async fn revoke(
     Ok(axum::Json(json!({ "revision": api.controller.view().state.revision })).into_response())
 }
 
-/// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
+/// One node: its status, its document, and what prevents its removal.
 pub(super) async fn show(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -111,7 +111,7 @@ pub(super) async fn show(
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct TokenRequest {
     node: Name,
-    /// Seconds.
+    /// The lifetime in seconds.
     life: Option<u64>,
 }
 

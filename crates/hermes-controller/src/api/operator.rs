@@ -1,7 +1,7 @@
-//! Who may change documents: who they are, others beside them, and their end.
+//! Operators and administrators of providers: list, create, renew and dismiss.
 //!
-//! In: requests of operators of the overlay, and of a provider's administrators. Out: certificates, and a list.
-//! Never: more than who asks may do: an administrator makes and dismisses those of the same provider.
+//! In: requests of operators, and of administrators of providers. Out: certificates, and a list.
+//! Never: more than the caller's own rights: an administrator only manages those of the same provider.
 
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ use super::{ApiState, Arc, BASE64, Caller, Duration, Event, Peer, Problem};
 use crate::controller::{Asking, now};
 use crate::document::Name;
 
-/// As it stands in the log.
+/// The subject's name in the audit log.
 fn called(name: &Name, provider: Option<&Name>) -> String {
     match provider {
         Some(provider) => format!("provider/{provider}/{name}"),
@@ -26,7 +26,7 @@ fn asking<'a>(caller: &'a Caller, peer: &'a Peer) -> Asking<'a> {
     Asking { key: &peer.key, name: &caller.name, provider: caller.provider.as_ref() }
 }
 
-/// How long the certificate of who asks lives yet.
+/// The remaining lifetime of the caller's certificate.
 fn left(peer: &Peer) -> Duration {
     let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
     Duration::from_secs(u64::try_from(left).unwrap_or_default())
@@ -36,7 +36,7 @@ fn decoded(request: &str) -> Result<Vec<u8>, Problem> {
     BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))
 }
 
-/// Whoever may change what who asks may change, or some of it.
+/// Lists everybody whose rights do not exceed the caller's.
 pub(super) async fn list(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -58,11 +58,11 @@ pub(super) async fn list(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Whose {
-    /// Absent: the operator's of the whole overlay; of a provider's administrator, that provider's.
+    /// Absent: the whole overlay for an operator, the own provider for an administrator.
     provider: Option<Name>,
 }
 
-/// All certificates of this name are worth nothing from now on.
+/// Revokes all certificates of a name.
 pub(super) async fn dismiss(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -95,16 +95,15 @@ pub(super) async fn dismiss(
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct OperatorRequest {
     name: Name,
-    /// Whose documents. Absent: all.
+    /// The provider. Absent: all documents.
     provider: Option<Name>,
     /// PKCS #10 (DER), in base64.
     request: String,
-    /// Seconds.
+    /// The lifetime in seconds.
     life: u64,
 }
 
-/// A certificate for somebody else who may change documents: an operator makes others, a provider's administrator those of
-/// that provider.
+/// Issues a certificate for another operator or administrator. An administrator can only add one of the same provider.
 pub(super) async fn make(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -125,7 +124,7 @@ pub(super) async fn make(
         return Err(api.refuse("operator", &caller, &peer, Problem::new(StatusCode::NOT_FOUND, detail)));
     }
     let request = decoded(&request).map_err(|problem| api.refuse("operator", &caller, &peer, problem))?;
-    // Nobody gives what lasts longer than what they have.
+    // A certificate must not outlive the caller's.
     let who = (&name, provider.as_ref());
     let life = Duration::from_secs(life).min(left(&peer));
     let made = api.controller.make_operator((&caller.by, Some(asking(&caller, &peer))), &request, who, life).await;
@@ -147,7 +146,7 @@ pub(super) struct OwnRequest {
     request: String,
 }
 
-/// The asker's own certificate anew, by the authority that signs now. It ends when the one before does.
+/// Renews the caller's certificate by the CA that signs now. The new certificate ends when the earlier one does.
 pub(super) async fn renew(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

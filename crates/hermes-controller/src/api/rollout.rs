@@ -1,4 +1,6 @@
-//! What goes out to nodes in waves: how far it is, and its end before its time.
+//! The rollout in waves: its progress, its early end, and its rollback.
+//!
+//! In: requests of operators. Out: the state of the rollout.
 
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
@@ -9,7 +11,7 @@ use super::{ApiState, Arc, Caller, Event, Peer, Problem};
 use crate::controller::{ApplyError, StateView};
 use crate::state::owner_of;
 
-/// What is told of it; `of` is null where there is nothing.
+/// The rollout as JSON; `of` is null if there is none.
 pub(super) fn told(view: &StateView) -> Value {
     let failed = view.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
     let (waved, rollout) = (view.state.rollout.as_ref(), view.rollout());
@@ -22,7 +24,7 @@ pub(super) fn told(view: &StateView) -> Value {
     })
 }
 
-/// What a provider is told.
+/// The refusal of a provider's request.
 const WHOSE: &str = "what goes out to nodes is the operator's";
 
 pub(super) async fn show(
@@ -33,7 +35,7 @@ pub(super) async fn show(
     Ok(axum::Json(told(&api.controller.view())).into_response())
 }
 
-/// All nodes have it at once.
+/// Sends the change to all nodes at once.
 pub(super) async fn finish(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -43,7 +45,7 @@ pub(super) async fn finish(
     end(&api, (&caller, &peer), "finish", of, done)
 }
 
-/// It is taken back.
+/// Rolls the change back.
 pub(super) async fn cancel(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

@@ -22,11 +22,11 @@ use crate::digest::{hex, sha256};
 use crate::document::ProgramDigest as Program;
 use crate::trust::Trust;
 
-/// A node that follows has to send its first report within this time.
+/// The maximum time until a node sends its first report.
 const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Push {
-    /// Tells a node what it is to run, whenever that is something else than it says that it runs.
+    /// Sends a node its document whenever it differs from the one that the node reports.
     pub(crate) async fn follow(
         self: Arc<Self>,
         peer: &Peer,
@@ -82,24 +82,24 @@ impl Push {
     }
 }
 
-/// One node that follows.
+/// The stream of one node.
 struct Following {
     trust: watch::Receiver<Arc<Trust>>,
-    /// What it says of that.
+    /// The identity that the node reports.
     identity: Identity,
-    /// Whom it was told last to trust, and whose certificate to get.
+    /// The trusted CAs and the issuer that the node was told last.
     told: (BTreeSet<String>, String),
     held: watch::Receiver<bool>,
     programs: watch::Receiver<Many<Program>>,
-    /// SHA-256 of what it runs, as it says, in hex.
+    /// SHA-256 of the node's program, as it reports it, in hex.
     program: String,
-    /// That is none of them, which has been said.
+    /// The program is not listed, and that was reported.
     is_unlisted: bool,
     watched: watch::Receiver<Watched>,
     key: String,
-    /// The digest of what it runs.
+    /// The digest of the document that the node runs.
     running: Bytes,
-    /// The digest of what it was told last: it is not told again what it refuses.
+    /// The digest of the last order: a refused document is not sent again.
     ordered: Option<Bytes>,
     is_ended: bool,
     reports: Streaming<Report>,
@@ -107,7 +107,7 @@ struct Following {
 }
 
 impl Following {
-    /// The next order, once there is one. `None`: the node is gone.
+    /// The next order, once there is one. `None`: the node disconnected.
     async fn next(&mut self) -> Option<Result<Order, Status>> {
         loop {
             if self.is_ended {
@@ -136,7 +136,7 @@ impl Following {
         }
     }
 
-    /// Recovers revocations of a further report: the first one has no room for all.
+    /// Recovers revocations from a further report: the first one cannot carry all.
     async fn recall(&self, report: &Report) -> Result<(), Status> {
         if report.revoked.is_empty() {
             return Ok(());
@@ -147,11 +147,11 @@ impl Following {
         Ok(())
     }
 
-    /// What it is to be told now.
+    /// The order to send now.
     fn order(&mut self) -> Option<Result<Order, Status>> {
         let watched = self.watched.borrow_and_update().clone();
         if watched.key.as_ref() != Some(&self.key) {
-            // First it is told to serve nobody.
+            // An empty document makes the node stop serving before the stream ends.
             if self.ordered.replace(Bytes::new()) == Some(Bytes::new()) {
                 return Some(Err(Status::permission_denied(EXPELLED)));
             }
@@ -188,13 +188,14 @@ impl Following {
         Some(Ok(self.presence.push.controller.with_history(order)))
     }
 
-    /// It is a node, and this controller could make no document of what another version of it has taken: it keeps what it has.
+    /// True for a node whose document this version cannot compile, although another version accepted it. The node keeps
+    /// its document.
     fn is_uncompiled(&self) -> bool {
         let view = self.presence.push.controller.view();
         view.state.catalog.node(&self.presence.node).is_some() && view.document(&self.presence.node).is_none()
     }
 
-    /// What it is to trust now, and then whose certificate it is to have.
+    /// The order that updates the trusted CAs, and then the node's certificate.
     fn identify(&mut self) -> Option<Order> {
         let trust = self.trust.borrow_and_update().clone();
         let (said, told) = (&self.identity, &mut self.told);
@@ -202,7 +203,7 @@ impl Following {
             return None;
         }
         if said.authorities != trust.fingerprints {
-            // What it cannot do it is not told time after time.
+            // An order that the node cannot follow is not repeated.
             let is_news = told.0 != trust.fingerprints;
             told.0.clone_from(&trust.fingerprints);
             return is_news.then(|| Order { authorities: trust.authorities.clone(), ..Order::default() });

@@ -16,16 +16,16 @@ use crate::document::Name;
 use crate::node_status::NodeStatus;
 use crate::store::Revision;
 
-/// What a node says against a document is kept up to here.
+/// The maximum length of a node's reason, in bytes.
 const MAX_REASON: usize = 16 << 10;
-/// A node says of so many authorities that it trusts them.
+/// The maximum number of trusted CAs in a report.
 const MAX_TRUSTED: usize = 16;
 
-/// That a node is there, for as long as this lives.
+/// Marks a node as connected, until it is dropped.
 pub(crate) struct Presence {
     pub(super) push: Arc<Push>,
     pub(super) node: Name,
-    /// It is another program, beside the node.
+    /// The peer is a program beside the node, which keeps only its certificate.
     pub(super) is_beside: bool,
 }
 
@@ -51,7 +51,7 @@ impl Presence {
         let said = Identity::of(report);
         self.push.note(&self.node, |status| {
             status.has_reported = !report.more;
-            // Who says nothing of that leaves it as it is: Envoy, beside which somebody else does.
+            // An Envoy does not report CAs; the program beside it does.
             if !said.authorities.is_empty() {
                 (status.authorities, status.issuer) = (said.authorities, said.issuer);
             }
@@ -79,13 +79,13 @@ impl Presence {
     }
 }
 
-/// Records what a connection shows of its node.
+/// Records the address and certificate of a connection.
 fn connected(status: &mut NodeStatus, peer: &Peer) {
     (status.last_seen, status.certificate_until) = (crate::controller::now() / 1000, peer.until);
     status.from = peer.from.map(|from| from.ip().to_canonical().to_string()).unwrap_or_default();
 }
 
-/// Whom a node trusts, and who issued its certificate, as it says.
+/// The CAs that a node trusts and the issuer of its certificate, as it reports them.
 #[derive(Debug, Default)]
 pub(super) struct Identity {
     pub(super) authorities: BTreeSet<String>,
@@ -101,7 +101,7 @@ impl Identity {
 }
 
 impl Presence {
-    /// Its program is none that the overlay lists: it goes on with what it has, and gets nothing new.
+    /// Records that the overlay does not list the node's program: the node keeps its document, and gets no new one.
     pub(super) fn unlisted(&self, program: &str, revision: Revision, is_news: bool) {
         let refused = format!("its program ({program}) is none of `programs` of the overlay");
         if is_news {
@@ -116,7 +116,7 @@ impl Presence {
     }
 }
 
-/// What is kept of what a node says.
+/// Limits the length of a node's text, and removes control characters.
 fn shortened(text: &str) -> String {
     let end = text.floor_char_boundary(MAX_REASON);
     let text = if end < text.len() { format!("{} ...", &text[..end]) } else { text.to_owned() };

@@ -15,11 +15,11 @@ use crate::document::Name;
 use crate::node_status::NodeStatus;
 use crate::rollout::{Rollout, STEP_TIMEOUT};
 
-/// Nodes of a wave that are connected have so long to take it.
+/// The maximum time for the connected nodes of a wave to run the change.
 const WAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Push {
-    /// Gives what is on its way to nodes step by step, for as long as it is polled.
+    /// Advances the rollout step by step, for as long as it is polled.
     pub(crate) async fn roll_out(&self) {
         let mut rollout = self.controller.rollout();
         let mut outage = OutageLog::default();
@@ -28,7 +28,7 @@ impl Push {
             if let Some(step) = step {
                 tokio::select! {
                     () = self.take(&step, &mut outage) => {}
-                    // Another change: its steps are others.
+                    // A new rollout replaces these steps.
                     changed = rollout.changed() => if changed.is_err() { return },
                 }
             } else {
@@ -52,7 +52,7 @@ impl Push {
         }
     }
 
-    /// Gives the step after this one when its time has come.
+    /// Waits until this step is done, and advances the rollout.
     async fn take(&self, step: &Rollout, outage: &mut OutageLog) {
         let Some(settle) = step.settle() else {
             let _ =
@@ -82,12 +82,12 @@ impl Push {
         }
     }
 
-    /// Whether a wave's nodes take it, and go on well for so long; why not.
+    /// Waits until the nodes of a wave run the change, and then for `settle`. Returns the reason for a rollback.
     async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
         let is_there =
             |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(|status| status.connections > 0));
-        // A controller that has just begun knows nobody yet: where all are away they have some time to come. Those that have not
-        // enrolled do not.
+        // After a start, no node may have connected yet: if all are disconnected, they get time to connect. Nodes that
+        // have not enrolled do not.
         let comes_nobody = || {
             let members = &self.controller.view().state.members;
             !step.current().keys().any(|node| members.contains_key(node))
@@ -101,11 +101,11 @@ impl Push {
         }
         let mut why = None;
         let is_wrong = || {
-            // One that is no member any more was sent away.
+            // A node that was expelled meanwhile does not count.
             let view = self.controller.view();
             let gone = there.iter().find(|node| !is_there(node) && view.state.members.contains_key(**node));
             let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
-            // Who was unwell before may be so for another reason.
+            // A node that was unhealthy before the step does not count.
             let unwell = || {
                 let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.status_of(node).unwell.is_empty();
                 there
@@ -120,7 +120,7 @@ impl Push {
         why.map_or(Ok(()), Err)
     }
 
-    /// Waits until this holds of what nodes say, for so long. Whether it does.
+    /// Waits until the condition holds for the status of nodes. Returns false on a timeout.
     async fn heard(&self, patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
         let mut said = self.said();
         let deadline = tokio::time::Instant::now() + patience;
@@ -136,7 +136,8 @@ impl Push {
         }
     }
 
-    /// Waits until the nodes of a step have taken it or are away. Who refuses it, or is silent for so long.
+    /// Waits until the connected nodes of a step run it. Returns the node that refuses it, or the nodes that did not
+    /// report in time.
     async fn taken(&self, rollout: &Rollout, patience: Duration) -> Result<(), String> {
         let wanted = rollout.current().iter().map(|(node, document)| (node, hex(&sha256(document))));
         let mut wanted: BTreeMap<&Name, String> = wanted.collect();
@@ -151,7 +152,7 @@ impl Push {
                 wanted.retain(|node, digest| {
                     let status =
                         statuses.get(node).filter(|status| status.connections > 0 && status.running != *digest);
-                    // Something else may have gone out to it since then, such as whom to believe no more.
+                    // The node may run a later document by now, for example with more revoked keys.
                     let status = status
                         .filter(|status| status.tried < of || !status.refused.is_empty() || !is_latest(node, status));
                     let reason = status.filter(|status| status.tried >= of && !status.refused.is_empty());

@@ -1,8 +1,8 @@
-//! One authority follows another: how far nodes are, and the moment at which the newer one signs.
+//! CA rotation: the progress of each node, and the moment at which the new CA signs.
 //!
-//! In: what nodes say of whom they trust and who issued their certificates. Out: who is not there yet, and the next step of the
-//! rotation when all that are connected are.
-//! Never: the last step. That the older authority is trusted no more is for an operator to say.
+//! In: the trusted CAs and the issuer that each node reports. Out: the nodes that are not ready, and the next phase
+//! once all connected nodes are.
+//! Never: the last phase. An operator decides when the old CA is no longer trusted.
 
 use std::time::Duration;
 
@@ -13,40 +13,40 @@ use crate::audit::Event;
 use crate::controller::{StateView, now};
 use crate::document::Name;
 
-/// A controller that has just begun waits so long for nodes to come before it takes their silence for agreement.
+/// The time that nodes get to connect after a start, before disconnected nodes are ignored.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Words of nodes within this are counted together.
+/// Reports within this time are evaluated together.
 const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-/// How far a node is.
+/// The progress of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Progress {
-    /// Which one.
+    /// The name of the node.
     pub name: Name,
-    /// It is there.
+    /// True if the node is connected.
     pub connected: bool,
-    /// It trusts all that it is to trust.
+    /// True if the node trusts all CAs that it must trust.
     pub trusts: bool,
-    /// The authority that signs has issued its certificate.
+    /// True if the CA that signs issued the node's certificate.
     pub current: bool,
-    /// Why the next step has to wait for it; empty: it has not.
+    /// The reason why the next phase waits for the node; empty if it does not.
     pub lacks: Lacking,
 }
 
-/// Why the next step has to wait for a node.
+/// The reason why the next phase waits for a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Lacking(pub String);
 
 impl Push {
-    /// How far each node that has enrolled is.
+    /// The progress of each enrolled node.
     pub fn progress(&self, view: &StateView) -> Vec<Progress> {
         let trust = view.state.trust().unwrap_or_default();
         let is_leaving = view.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
         let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-        // Those that were issued before that are over by then.
+        // Certificates issued before the rotation have expired by then.
         let over = since.saturating_add(view.state.longest_life());
         let of = |name: &Name| {
             let status = self.look(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
@@ -71,7 +71,7 @@ impl Push {
         nodes.map(of).collect()
     }
 
-    /// Has the newer authority sign as soon as all that are connected trust it, for as long as it is polled.
+    /// Has the new CA sign once all connected nodes trust it, for as long as it is polled.
     pub(crate) async fn rotate(&self) {
         let (mut trust, mut said) = (self.controller.trust(), self.said());
         let arrival = tokio::time::Instant::now() + ARRIVAL_TIMEOUT;
@@ -110,7 +110,7 @@ impl Push {
                     if changed.is_err() {
                         return;
                     }
-                    // What others say at the same time is counted with it: all nodes do.
+                    // All nodes report at about the same time; one evaluation is enough.
                     tokio::time::sleep(BATCH_DELAY).await;
                 }
                 () = pause => {}

@@ -1,8 +1,8 @@
-//! What one Envoy has, and what it is sent next: the same for both forms of xDS.
+//! The state of one Envoy, and its next response: the same for both variants of xDS.
 //!
-//! In: what it is to have, and what it asks for, takes and refuses. Out: one message after the other.
-//! Never: a route to a cluster that is not there. Clusters come before the routes that need them, and go after those that
-//! needed them; nothing is sent of a kind while the last of that kind is not answered.
+//! In: the resources that the Envoy must have, and its requests. Out: one response after the other.
+//! Never: a route to a missing cluster. Clusters are added before the routes that need them, and removed after those. A
+//! type of resource has one unanswered response at most.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use crate::compile::envoy::{Resources, VersionedResource};
 use crate::digest::{hex, sha256};
 use crate::store::Revision;
 
-/// An Envoy asks for so many names of a kind; of more there is nothing.
+/// The maximum number of names that an Envoy may request of a type.
 const MAX_NAMES: usize = 50_000;
 
-/// Kinds of resources.
+/// Types of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Clusters,
@@ -34,68 +34,68 @@ impl Kind {
         }
     }
 
-    /// `None`: nothing that we have told an Envoy to ask for.
+    /// The type of a URL. `None`: not a type that the controller serves.
     pub(crate) fn of(url: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.url() == url)
     }
 }
 
-/// What an Envoy is to have.
+/// The resources that an Envoy must have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Goal {
     pub(crate) revision: Revision,
-    /// SHA-256 of the document that it is.
+    /// SHA-256 of the node document that they implement.
     pub(crate) digest: Bytes,
     pub(crate) resources: Resources,
 }
 
-/// What an Envoy says.
+/// A request of an Envoy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct XdsRequest {
-    /// Which message this answers. Empty: none.
+    /// The response that this acknowledges or rejects. Empty: none.
     pub(crate) nonce: String,
-    /// Why it does not take that one.
+    /// The reason for a rejection.
     pub(crate) refused: Option<String>,
-    /// Names that it asks for, beside those before; `*` for all.
+    /// Names to subscribe to; `*` for all.
     pub(crate) subscribe: Vec<String>,
     pub(crate) unsubscribe: Vec<String>,
-    /// It asks for these names, and for none of before.
+    /// State of the world: the names replace all earlier ones.
     pub(crate) is_sotw: bool,
-    /// Versions that it has from a connection before.
+    /// Versions that the Envoy has from an earlier connection.
     pub(crate) has: BTreeMap<String, String>,
 }
 
-/// What an Envoy is told.
+/// A response to an Envoy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct XdsResponse {
     pub(crate) kind: Kind,
     pub(crate) nonce: String,
-    /// Of all of the kind.
+    /// The version of all resources of the type.
     pub(crate) version: String,
-    /// All of the kind, as it is from then on.
+    /// All resources of the type.
     pub(crate) all: BTreeMap<String, VersionedResource>,
-    /// Those that it has in another version, or not at all.
+    /// New resources, and those with a new version.
     pub(crate) changed: BTreeMap<String, VersionedResource>,
     pub(crate) removed: Vec<String>,
 }
 
-/// How it goes.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It has taken all of it.
+    /// The Envoy has accepted all resources.
     Runs,
-    /// It has refused something, and goes on with what it had.
+    /// The Envoy has rejected some, and keeps the earlier ones.
     Refused(String),
 }
 
-/// How far it is on its way to the goal.
+/// The progress towards the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Clusters that are new come, and none goes.
+    /// New clusters are added, none is removed.
     Make,
-    /// Listeners and routes are the new ones.
+    /// Listeners and routes are replaced.
     Switch,
-    /// Clusters that nothing needs any more go.
+    /// Unused clusters are removed.
     Break,
     Done,
     Refused,
@@ -103,13 +103,13 @@ enum Step {
 
 #[derive(Clone, Debug, Default)]
 struct Subscription {
-    /// Names; `*` is all. `None`: it has not asked yet.
+    /// Names; `*` is all. `None`: the Envoy has not subscribed yet.
     names: Option<BTreeSet<String>>,
-    /// What it has, as far as it has said so.
+    /// The resources that the Envoy has acknowledged.
     has: BTreeMap<String, VersionedResource>,
-    /// What was sent and is not answered: which message, and what it has if it takes it.
+    /// The nonce of the unanswered response, and the resources that the Envoy has if it accepts them.
     pending: Option<(String, BTreeMap<String, VersionedResource>)>,
-    /// It waits for an answer, whatever that is.
+    /// The Envoy waits for a response, even an empty one.
     is_owed: bool,
 }
 
@@ -127,7 +127,7 @@ impl Session {
         Self { goal, step: Step::Make, kinds: Default::default(), sent: 0 }
     }
 
-    /// From now on it is to have this.
+    /// Sets a new goal.
     pub(crate) fn aim(&mut self, goal: Goal) {
         (self.goal, self.step) = (goal, Step::Make);
     }
@@ -136,7 +136,7 @@ impl Session {
         &self.goal
     }
 
-    /// It says something. What that comes to, where it comes to something.
+    /// Handles a request. Returns a verdict if the request completes or rejects an update.
     pub(crate) fn hear(&mut self, kind: Kind, heard: XdsRequest) -> Option<Verdict> {
         let subscription = &mut self.kinds[kind as usize];
         subscription.ask(&heard, kind);
@@ -145,7 +145,7 @@ impl Session {
         }
         let (nonce, after) = subscription.pending.take()?;
         if nonce != heard.nonce {
-            // It answers what was sent before that.
+            // The request answers an earlier response.
             subscription.pending = Some((nonce, after));
             return None;
         }
@@ -157,14 +157,14 @@ impl Session {
         self.advance().then_some(Verdict::Runs)
     }
 
-    /// Whether it has just come to the end.
+    /// Advances the step. True if the goal was reached just now.
     fn advance(&mut self) -> bool {
         loop {
             let has_listener = !self.goal.resources.listeners.is_empty();
             let is_done = |kind| self.is_settled(kind);
             self.step = match self.step {
                 Step::Make if is_done(Kind::Clusters) => Step::Switch,
-                // Without a listener it asks for no routes.
+                // An Envoy without a listener subscribes to no routes.
                 Step::Switch if is_done(Kind::Listeners) && (is_done(Kind::Routes) || !has_listener) => Step::Break,
                 Step::Break if is_done(Kind::Clusters) => {
                     self.step = Step::Done;
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// What it is to have of a kind at this step. `None`: it waits.
+    /// The resources of a type at this step. `None`: the type must wait.
     fn target(&self, kind: Kind) -> Option<BTreeMap<String, VersionedResource>> {
         let Subscription { names, has, .. } = &self.kinds[kind as usize];
         let names = names.as_ref()?;
@@ -199,7 +199,7 @@ impl Session {
         subscription.pending.is_none() && !subscription.is_owed && self.target(kind).is_some_and(is_there)
     }
 
-    /// The next message, where there is one to be sent.
+    /// The next response, if there is one.
     pub(crate) fn next(&mut self) -> Option<XdsResponse> {
         self.advance();
         let (kind, all) = Kind::ALL.into_iter().find_map(|kind| {
@@ -215,7 +215,7 @@ impl Session {
         };
         let changed = all.iter().filter(|(name, held)| is_new(name, held));
         let changed = changed.map(|(name, held)| (name.clone(), held.clone())).collect();
-        // Names that it asks for, and that are not there, are said to be gone.
+        // Names that do not exist are reported as removed.
         let asked = subscription.names.iter().flatten().filter(|name| *name != "*" && subscription.is_owed);
         let removed: BTreeSet<_> =
             subscription.has.keys().chain(asked).filter(|name| !all.contains_key(*name)).collect();
@@ -231,7 +231,7 @@ impl Subscription {
         let is_first = self.names.is_none();
         let mut names = self.names.take().unwrap_or_default();
         if is_first {
-            // Who asks for nothing at first asks for all, except of what has to be named.
+            // An empty first subscription means all resources, except for routes, which need names.
             if heard.subscribe.is_empty() && kind != Kind::Routes {
                 names.insert("*".to_owned());
             }
@@ -255,7 +255,7 @@ impl Subscription {
                     names.insert(name.clone());
                 }
                 if !is_first {
-                    // Who asks again has it no more.
+                    // A repeated subscription means that the Envoy lacks the resource.
                     self.has.remove(name);
                 }
             }

@@ -1,8 +1,8 @@
-//! Both forms of xDS on the controller's port: an Envoy is told what differs (delta), or all of it each time.
+//! Both variants of xDS on the controller's port: delta, and state of the world.
 //!
-//! In: streams of Envoys that were made out by their certificates. Out: their own resources at the moment in which they change,
-//! and what they said about them, where any node's words are.
-//! Never: another node's resources, whatever an Envoy calls itself; nor a stream that outlives its node's membership.
+//! In: streams of Envoys, authenticated by their certificates. Out: each Envoy's own resources, whenever they change,
+//! and its status, as of any node.
+//! Never: another node's resources, whatever an Envoy calls itself; or a stream that outlives the node's membership.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use crate::digest::sha256;
 use crate::document::{Name, Program};
 use crate::trust::Trust;
 
-/// No path is longer.
+/// The maximum length of the directory's path.
 const MAX_PATH: usize = 4096;
 
-/// One form of the protocol.
+/// One variant of the protocol.
 pub(crate) trait Form: Send + 'static {
     type Request: Send + 'static;
     type Response;
@@ -42,9 +42,9 @@ pub(crate) trait Form: Send + 'static {
     fn said(said: XdsResponse) -> Self::Response;
 }
 
-/// What differs.
+/// Delta xDS: responses carry the differences.
 pub(crate) struct Delta;
-/// All of it each time.
+/// State of the world: responses carry all resources.
 pub(crate) struct StateOfTheWorld;
 
 impl Form for Delta {
@@ -122,7 +122,7 @@ impl Form for StateOfTheWorld {
     }
 }
 
-/// Serves an Envoy, for as long as it is one of this overlay.
+/// Serves an Envoy for as long as it is a node of this overlay.
 pub(crate) async fn serve<F: Form>(
     push: Arc<Push>,
     peer: &Peer,
@@ -168,7 +168,7 @@ pub(crate) async fn serve<F: Form>(
     })))
 }
 
-/// One Envoy that asks.
+/// The stream of one Envoy.
 struct Serving<F: Form> {
     push: Arc<Push>,
     node: Name,
@@ -179,19 +179,19 @@ struct Serving<F: Form> {
     session: Session,
     trust: watch::Receiver<Arc<Trust>>,
     held: watch::Receiver<bool>,
-    /// Keys that are revoked, and whose certificates there are; and the lists of them.
+    /// The revoked keys and the CAs that the revocation lists were made for.
     revoked: (BTreeSet<String>, String),
     revocations: String,
-    /// What is known of it.
+    /// The status of the Envoy.
     report: Report,
-    /// It is told to serve nobody, and then no more.
+    /// The Envoy gets empty resources, and then the stream ends.
     is_expelled: bool,
     is_ended: bool,
     presence: Presence,
 }
 
 impl<F: Form> Serving<F> {
-    /// The next message, once there is one. `None`: the Envoy is gone.
+    /// The next response, once there is one. `None`: the Envoy disconnected.
     async fn next(&mut self) -> Option<Result<F::Response, Status>> {
         loop {
             if self.is_ended {
@@ -234,7 +234,7 @@ impl<F: Form> Serving<F> {
         self.presence.hear(&self.report);
     }
 
-    /// What is signed anew is another text each time, for which Envoy would begin all connections anew.
+    /// Issues revocation lists only if their content changes: new bytes would make Envoy close all connections.
     fn look_for_revoked(&mut self, view: &StateView) {
         let trust = self.trust.borrow_and_update().clone();
         let keys: BTreeSet<_> = view.state.catalog.revoked().map(|one| one.key.clone()).collect();
@@ -245,7 +245,7 @@ impl<F: Form> Serving<F> {
         }
     }
 
-    /// What it is to have is what the overlay says now.
+    /// Sets the goal to the current document.
     fn aim(&mut self) -> Result<(), Status> {
         let watched = self.watched.borrow_and_update().clone();
         let revision = watched.given.since;
@@ -257,7 +257,7 @@ impl<F: Form> Serving<F> {
         }
         let is_node = self.push.controller().view().state.catalog.node(&self.node).is_some();
         if watched.given.document.is_none() && is_node && !self.is_expelled {
-            // What another version has taken this one could not compile: it keeps what it has.
+            // This version cannot compile a document that another version accepted: the Envoy keeps its resources.
             return Ok(());
         }
         let Some(document) = watched.given.document.filter(|_| !self.is_expelled) else {
@@ -285,7 +285,7 @@ impl<F: Form> Serving<F> {
         });
         match made {
             Ok(resources) => self.session.aim(Goal { revision, digest, resources }),
-            // It goes on with what it has: another version of the controller let that document through.
+            // The Envoy keeps its resources: another version of the controller accepted this document.
             Err(why) => {
                 (self.report.refused, self.report.tried) = (why, revision);
                 self.presence.hear(&self.report);
@@ -295,7 +295,7 @@ impl<F: Form> Serving<F> {
     }
 }
 
-/// Where it has its identity. It alone is told of it again, so that it may say what it likes.
+/// The directory of the Envoy's identity files. Only this Envoy gets the value back, so any value is safe.
 fn directory(envoy: &Envoy) -> Option<String> {
     match &envoy.metadata.as_ref()?.fields.get(DIRECTORY)?.kind {
         Some(Scalar::StringValue(path)) if path.len() <= MAX_PATH && path.starts_with('/') => Some(path.clone()),
