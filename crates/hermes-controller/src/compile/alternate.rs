@@ -1,9 +1,9 @@
-//! Loop-free alternates (RFC 5286): where a node sends a service's sessions while none of its next neighbours is up.
+//! Loop-free alternates (RFC 5286): the neighbours that get a node's sessions while none of its next hops is reachable.
 //!
-//! In: distances to where the service lives, and a node with its next neighbours. Out: other neighbours whose own way does not lead
-//! back to that node, the best first: those that come by none of its next neighbours, then the nearer ones.
-//! Never: an alternate of a node that is itself there as an alternate alone: who came by there has lost one way already. Nor one
-//! for what is in custody, which waits for its link.
+//! In: the distances to a service, and a node with its next hops. Out: other neighbours whose own path does not lead
+//! back, the best first: those that avoid all next hops, then the nearer ones.
+//! Never: an alternate of a node that is only an alternate itself, since its sessions have lost one path already. Nor
+//! one for custody, which waits for its link.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -17,16 +17,17 @@ use super::service_path::Hop;
 use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Name, Program};
 
-/// A node knows so many for one service: each of them, and whoever is behind, has to know its users.
+/// The maximum number of alternates of a node for one service. Each of them, and the nodes after it, must know the
+/// service's users.
 const MAX_ALTERNATES: usize = 3;
 
-/// What is asked of alternates while the way of one service is found.
+/// The alternates for one service.
 pub(super) struct Alternates<'a> {
     catalog: &'a Catalog,
     graph: &'a Graph,
     distances: &'a BTreeMap<Name, usize>,
     offer: ServiceOrNetwork<'a>,
-    /// Whether a node gets there by none of these. Thousands of devices have the same neighbours.
+    /// Cached: whether a node avoids these next hops. Thousands of devices share the same neighbours.
     spares: RefCell<BTreeMap<(BTreeSet<Name>, Name), bool>>,
     carrying: RefCell<BTreeMap<Name, bool>>,
 }
@@ -41,13 +42,13 @@ impl<'a> Alternates<'a> {
         Self { catalog, graph, distances, offer, spares: RefCell::default(), carrying: RefCell::default() }
     }
 
-    /// Those of a node that sends to these.
+    /// The alternates of a node with these next hops.
     pub(super) fn of(&self, name: &Name, next: &BTreeSet<Name>) -> Vec<Name> {
         let Some(node) = self.catalog.node(name).filter(|_| !self.is_held() && !next.is_empty()) else {
             return Vec::new();
         };
-        // No way leads through a dependent node, so none leads back to it. Through any other one those ways lead that are longer
-        // than its own.
+        // Paths do not lead through dependent nodes, so none leads back to one. Only longer paths lead through other
+        // nodes.
         let own = self.distances.get(name).filter(|_| node.role == Role::Standalone);
         let fits = |(distance, other): &(usize, &Name)| {
             own.is_none_or(|own| distance <= own)
@@ -61,13 +62,13 @@ impl<'a> Alternates<'a> {
         all.into_iter().take(MAX_ALTERNATES).map(|(_, other)| other.clone()).collect()
     }
 
-    /// What is in custody waits for its link.
+    /// Custody waits for its link.
     fn is_held(&self) -> bool {
         matches!(self.offer, ServiceOrNetwork::Service(service) if service.custody.is_some())
     }
 
-    /// Whether sessions may go from one to the other. An Envoy keeps no connection, and has none kept;
-    /// nor does it carry packets.
+    /// True if sessions can go from one node to the other. An Envoy keeps no reverse connection and accepts none, and
+    /// it does not forward packets.
     fn joins(&self, from: &Name, to: &Name) -> bool {
         let Some((here, there)) = self.catalog.node(from).zip(self.catalog.node(to)) else { return false };
         let has_envoy = [here, there].iter().any(|node| node.runs == Program::Envoy);
@@ -75,7 +76,7 @@ impl<'a> Alternates<'a> {
         !has_envoy || takes_envoys && dialled(Some(here), there, to).is_some()
     }
 
-    /// Whether all the ways from a node can be gone: what stands in makes no overlay wrong that was right without.
+    /// True if all paths from the node are usable. An alternate must not make a valid overlay invalid.
     fn carries(&self, node: &Name) -> bool {
         if let Some(known) = self.carrying.borrow().get(node) {
             return *known;
@@ -87,7 +88,7 @@ impl<'a> Alternates<'a> {
         carries
     }
 
-    /// Whether a node gets there by none of these (node-protecting, RFC 5286, 3.2).
+    /// True if the node reaches the service without these (node-protecting, RFC 5286, section 3.2).
     fn spares(&self, these: &BTreeSet<Name>, node: &Name) -> bool {
         let key = (these.clone(), node.clone());
         if let Some(known) = self.spares.borrow().get(&key) {
@@ -104,13 +105,12 @@ impl<'a> Alternates<'a> {
         spares
     }
 
-    /// Gives nodes on the way their alternates, where they may have some, and tells these, and whoever is behind, of the users who
-    /// may come.
+    /// Adds alternates to the hops of a path. The alternates, and the nodes after them, learn the users who may come.
     pub(super) fn join(&self, hops: &mut BTreeMap<Name, Hop>, may: impl Fn(&Name) -> bool) {
         for (name, hop) in hops.iter_mut().filter(|(name, _)| may(name)) {
             hop.alternates = self.of(name, &hop.next);
         }
-        // The furthest first: so most of them are looked at once.
+        // The furthest nodes come first, so that most nodes are handled once.
         let turn = |name: &Name| (Reverse(self.distances.get(name).copied().unwrap_or(usize::MAX)), name.clone());
         let mut waiting: BTreeSet<_> =
             hops.iter().filter(|(_, hop)| !hop.alternates.is_empty()).map(|(name, _)| turn(name)).collect();
@@ -128,7 +128,7 @@ impl<'a> Alternates<'a> {
         }
     }
 
-    /// What a node has to do that is on nobody's way but as an alternate.
+    /// The hop of a node that is on the path only as an alternate.
     fn spare(&self, name: &Name) -> Hop {
         let lives = self.distances.get(name) == Some(&0);
         let next = self.graph.nearest(name, self.distances).filter(|_| !lives).map(|(_, next)| next);

@@ -40,26 +40,26 @@ use hermes_model::snapshot::HostPort;
 pub use self::bootstrap::{DIRECTORY, bootstrap, secrets};
 use crate::digest::{hex, sha256};
 
-/// The listener, and its routes.
+/// The name of the listener and of its routes.
 const OVERLAY: &str = "overlay";
 
-/// What an Envoy is configured by.
+/// The configuration of an Envoy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
-    /// By their names, as are the others.
+    /// Clusters by name.
     pub clusters: BTreeMap<String, VersionedResource>,
-    /// Where it listens.
+    /// Listeners by name.
     pub listeners: BTreeMap<String, VersionedResource>,
-    /// What becomes of requests.
+    /// Route configurations by name.
     pub routes: BTreeMap<String, VersionedResource>,
 }
 
-/// One resource.
+/// One resource with its version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VersionedResource {
-    /// What its bytes are known by.
+    /// A digest of the resource.
     pub version: String,
-    /// The resource. `None`: this Envoy said that it has this version of it, from a connection before.
+    /// The resource. `None`: the Envoy reported that it has this version from an earlier connection.
     pub body: Option<Any>,
 }
 
@@ -70,21 +70,21 @@ impl VersionedResource {
     }
 }
 
-/// Whose the resources are: what of them is not in the document.
+/// The identity of an Envoy, which is not in its document.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvoyIdentity<'a> {
     /// The trust domain.
     pub overlay: &'a str,
-    /// Where this Envoy has the files of its identity, as it says.
+    /// The directory with the files of the Envoy's identity, as the Envoy reports it.
     pub directory: &'a str,
-    /// Lists of certificates that are revoked (PEM), of each authority that it trusts. Empty: none is.
+    /// Revocation lists (PEM) of each trusted CA. Empty: no key is revoked.
     pub revocations: &'a str,
 }
 
-/// What a node document is in the words of Envoy.
+/// Translates a node document to xDS resources.
 ///
 /// # Errors
-/// Everything in it that Envoy does not do.
+/// Everything in the document that Envoy does not support.
 pub fn resources(document: &Document, identity: EnvoyIdentity<'_>) -> Result<Resources, Vec<Problem>> {
     let mut problems = Vec::new();
     let listeners = listener::listeners(document, identity, &mut problems);
@@ -100,7 +100,7 @@ pub fn resources(document: &Document, identity: EnvoyIdentity<'_>) -> Result<Res
     })
 }
 
-/// What serves nobody: for a node that is no part of the overlay any more.
+/// Resources that serve nobody, for a node that was removed from the overlay.
 pub(crate) fn nothing() -> Resources {
     let routes = BTreeMap::from([(OVERLAY.to_owned(), VersionedResource::new(route::nothing()))]);
     Resources { routes, ..Resources::default() }
@@ -115,7 +115,7 @@ fn pack<M: prost::Message + prost::Name>(message: &M) -> Any {
 }
 
 fn duration(of: std::time::Duration) -> Duration {
-    // Nobody waits for longer than that.
+    // Longer durations mean the same as the maximum.
     Duration { seconds: i64::try_from(of.as_secs()).unwrap_or(i64::MAX), nanos: of.subsec_nanos().cast_signed() }
 }
 
@@ -133,7 +133,7 @@ fn address_of(at: &HostPort) -> Address {
     address(&at.host, at.port)
 }
 
-/// What comes over the same stream.
+/// The configuration source of the same stream (ADS).
 fn ads() -> ConfigSource {
     ConfigSource {
         resource_api_version: ApiVersion::V3.into(),
@@ -146,7 +146,7 @@ fn exact(text: impl Into<String>) -> StringMatcher {
     StringMatcher { match_pattern: Some(MatchPattern::Exact(text.into())), ignore_case: false }
 }
 
-/// TLS with the node's own certificate, which is read anew whenever its file is another one, to peers with one of these URIs.
+/// TLS with the node's own certificate, read again when its file changes, to peers with one of these URIs.
 fn tls(identity: EnvoyIdentity<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> CommonTlsContext {
     let [certificate, authorities] = bootstrap::SECRETS.map(|(name, file)| {
         let source = PathConfigSource {
@@ -169,7 +169,7 @@ fn tls(identity: EnvoyIdentity<'_>, peers: impl IntoIterator<Item = StringMatche
     let lists = Some(identity.revocations.to_owned()).filter(|lists| !lists.is_empty());
     let names = CertificateValidationContext {
         match_typed_subject_alt_names: peers.into_iter().map(matcher).collect(),
-        // There are none of those above a root that is somebody else's.
+        // The root may be an organisation's, whose CAs have no lists here.
         only_verify_leaf_cert_crl: lists.is_some(),
         crl: lists.map(|lists| DataSource { specifier: Some(Specifier::InlineString(lists)), ..DataSource::default() }),
         ..CertificateValidationContext::default()

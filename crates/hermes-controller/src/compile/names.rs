@@ -1,7 +1,7 @@
 //! Names that a `dns` app answers: those of the services that its user may use.
 //!
-//! In: a plan, a node's `dns` app and its user. Out: the names, and the addresses that stand for them.
-//! Never: a name of a service that the user may not use; the node is not told of it.
+//! In: a plan, a node's `dns` app and its user. Out: the names, and their virtual addresses.
+//! Never: a name of a service that the user may not use.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::service_path::Hop;
 use crate::catalog::{ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::document::{App, Key, Name, Node, Speech};
 
-/// The addresses that stand for names of the user of a device, as far as it has an address of their version of IP.
+/// The virtual addresses of names that belong to a device's user, if the device has an address of their IP version.
 pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) -> Vec<Prefix> {
     let user_of = |app: &App| user_of_app(&plan.catalog, name, app).ok();
     let own = |app: &&App| app.protocol == Speech::Dns && user_of(app) == user_of(device);
@@ -38,7 +38,7 @@ pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String>
     hosts.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The host of an authority as a `dns` listener takes it. `None`: it is an address, or every name.
+/// The host of an authority, as a `dns` listener takes it. `None`: an IP address, or any name.
 fn dns_name(authority: AuthorityPattern) -> Option<String> {
     match &authority.host {
         HostPattern::Any => None,

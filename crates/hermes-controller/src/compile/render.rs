@@ -1,6 +1,6 @@
-//! One node's document, put together.
+//! Renders the document of one node.
 //!
-//! In: the node, and what it has to do for which service. Out: the document that it runs.
+//! In: the node, and its hops for all services. Out: the document that the node runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use crate::catalog::{Catalog, Revoked, ServiceOrNetwork, addresses, on_the_wire,
 use crate::digest::key_name;
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
-/// The device of an app that names none.
+/// The default device of an app.
 const DEVICE: &str = "hermes0";
 
 pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
@@ -51,7 +51,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     }
 }
 
-/// Users of neighbours that are not standalone, who have to be believed here: where their sessions come by, and no others.
+/// The users that this node accepts from dependent neighbours: those whose sessions pass here, and no others.
 fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
     let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.iter());
     let dependent =
@@ -65,8 +65,8 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
             let is_for_everyone = |(_, hop): (&Key, &Hop)| hop.users.is_none();
             let mut hops = services.iter().filter_map(|key| Some((key, plan.paths.get(key)?.hops.get(sender)?)));
             if !users.is_empty() && hops.any(is_for_everyone) {
-                // Other users of that node come with a user claim, too. Only from a node without users is the claim
-                // just removed.
+                // Other users of that neighbour send a claim too. A missing entry would only remove the claim, so these
+                // users are listed.
                 users.extend(plan.catalog.users_on(sender).map(|key| on_the_wire(&key.provider, &key.name)));
             }
             (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
@@ -81,7 +81,7 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
         http3: node.http3,
         ..Listener::new(super::OVERLAY, Protocol::Http)
     });
-    // At a node that drains nothing begins.
+    // No session begins at a node that drains.
     let begins = !node.is_draining();
     let apps =
         node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, (name, node), at, app));
@@ -116,8 +116,8 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
     }
 }
 
-/// The prefixes that a device captures: the networks that its user may use, without those of its own node, as far as
-/// the device has an address of their IP version; and the addresses that stand for names.
+/// The prefixes that a device captures: the networks that its user may use, except those of its own node, if the device
+/// has an address of their IP version; and the virtual addresses of names.
 fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |hop: &Hop, key: &Key| {
@@ -130,7 +130,7 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_name
     });
     let mut prefixes: Vec<Prefix> = of_names.to_vec();
     for prefix in networks.flat_map(|network| network.prefixes.iter()) {
-        // Two networks may have the same prefix, in different places for different users, or for one.
+        // Two networks may share a prefix, in different locations or for different users.
         let is_v4 = prefix.0.addr().is_ipv4();
         if app.address.iter().any(|own| own.0.is_ipv4() == is_v4) && !prefixes.contains(prefix) {
             prefixes.push(*prefix);
@@ -139,7 +139,7 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_name
     prefixes.into_iter().map(|network| Capture { network, set_headers: BTreeMap::new() }).collect()
 }
 
-/// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
+/// Routes of a node, and the upstreams that they need. The most specific ones come first, since the first match wins.
 fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route> {
     let mut routes: Vec<_> = hops(plan, name)
         .filter_map(|(key, hop)| {
@@ -161,8 +161,8 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
     routes.into_iter().map(|(.., route)| route).collect()
 }
 
-/// Puts the service for fewer users first among services that could take the same session. Others keep their order, so
-/// that a change of services that a node does not know does not change its document.
+/// Puts the service with fewer users first, of services that match the same sessions. Other services keep their order,
+/// so that a service that the node does not know never changes its document.
 fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
     let audience = |key: &Key| plan.paths.get(key).map_or(usize::MAX, |path| path.audience);
     for at in 1..routes.len() {
@@ -180,14 +180,14 @@ fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
     }
 }
 
-/// What a node has to do, for which service.
+/// The hops of a node, by service.
 fn hops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'a Hop)> {
     let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
     services.filter_map(move |key| Some((key, plan.paths.get(key)?.hops.get(name)?)))
 }
 
-/// The order of services, the more specific first: names before wildcards, the wider wildcards last; then services for
-/// any path, then those for any method.
+/// The order of services, the most specific first: exact names before wildcards, short wildcards last; then services
+/// with a path before those without, then those with a method.
 type Generality = (bool, usize, bool, usize, bool);
 
 fn generality(service: &Service, key: &Key) -> Generality {
@@ -200,13 +200,13 @@ fn generality(service: &Service, key: &Key) -> Generality {
     (is_wild, usize::MAX - shortest, path.is_none(), path_length, service.method.is_empty())
 }
 
-/// The same of networks, which share no session with services: the wider ones last.
+/// The order of networks, which share no session with services: short prefixes come last.
 fn breadth(network: &Network) -> Generality {
     let shortest = network.prefixes.iter().map(|prefix| usize::from(prefix.0.prefix_len())).min();
     (false, usize::MAX - shortest.unwrap_or_default(), false, 0, false)
 }
 
-/// Whose sessions come by.
+/// The users of a hop.
 fn users(key: &Key, hop: &Hop) -> Many<UserPattern> {
     let users = hop.users.iter().flatten();
     Many(users.map(|user| UserPattern::Is(on_the_wire(&key.provider, user).into())).collect())
@@ -277,14 +277,14 @@ fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream:
     }
 }
 
-/// The upstreams of a node, by their names.
+/// The upstreams of a node, by name.
 struct Upstreams<'a> {
     catalog: &'a Catalog,
     node: &'a Name,
-    /// Neighbours to which it keeps connections, since they send it sessions and do not dial it themselves.
+    /// Neighbours that send sessions to this node without dialling it: the node keeps connections to them.
     uplinks: Vec<Name>,
-    /// The first of the alternates that these neighbours have here, of all services that go by them. They are named by no names of
-    /// their own: so an upstream has no other name only since other nodes stand in, and what is known by it is known further on.
+    /// For these next hops, the first alternates of all their services. Such an upstream has no alternates in its name,
+    /// so that the name, and all that is remembered by it, survives a change of alternates.
     first: BTreeMap<BTreeSet<Name>, Vec<Name>>,
     all: BTreeMap<String, Upstream>,
 }
@@ -304,11 +304,11 @@ impl<'a> Upstreams<'a> {
         Self { catalog: &plan.catalog, node: name, uplinks, first, all: BTreeMap::new() }
     }
 
-    /// That of these neighbours, and of others while none of them is up: what it is called.
+    /// The name of the upstream of these next hops, with these alternates.
     fn of(&mut self, next: &BTreeSet<Name>, alternates: &[Name]) -> String {
         let joined = |names: &mut dyn Iterator<Item = &Name>| names.map(Name::as_str).collect::<Vec<_>>().join("+");
         let mut name = joined(&mut next.iter());
-        // Connections are kept to an upstream without alternates, which has a name that none with some ever has.
+        // Reverse connections belong to an upstream without alternates; its name never collides with one that has some.
         if !alternates.is_empty() {
             let is_first = self.first.get(next).is_some_and(|first| first == alternates);
             name = format!("{name}|{}", if is_first { "*".to_owned() } else { joined(&mut alternates.iter()) });
@@ -329,11 +329,11 @@ impl<'a> Upstreams<'a> {
         };
         let endpoints: Vec<_> = next.iter().filter_map(endpoint).collect();
         let backup: Vec<_> = alternates.iter().filter_map(endpoint).collect();
-        // Who keeps a connection to this node has proven its name by that.
+        // A neighbour that keeps a connection to this node has authenticated by that.
         let is_dialled = endpoints.iter().chain(&backup).any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
         let names = next.iter().chain(alternates).map(Name::to_string).collect();
         let tls = UpstreamTls { node: Many(names), ..UpstreamTls::default() };
-        // Who has one way alone goes by it whatever a probe says.
+        // A single endpoint is used whatever a probe says.
         let has_others = endpoints.len() + backup.len() > 1;
         let probes = own.and_then(|own| own.health).or_else(|| catalog.overlay()?.1.nodes.health);
         Upstream {
@@ -346,14 +346,14 @@ impl<'a> Upstreams<'a> {
     }
 }
 
-/// Where a node dials a neighbour. `None`: the neighbour dials it.
+/// The address at which a node dials a neighbour. `None`: the neighbour dials the node.
 pub(super) fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
     let is_own_link = own.is_some_and(|own| own.links.iter().any(|link| link == name));
     let is_other_link = own.is_none_or(|own| own.address.is_some());
     next.address.clone().filter(|_| is_own_link || !is_other_link)
 }
 
-/// The connection that a node keeps to a neighbour.
+/// The listener for the connection that a node keeps to a neighbour.
 fn uplink(sender: &Name, upstreams: &mut Upstreams<'_>) -> Listener {
     let to = upstreams.of(&BTreeSet::from([sender.clone()]), &[]);
     Listener { dial: Some(to), ..Listener::new(&format!("uplink-{sender}"), Protocol::Http) }

@@ -1,7 +1,7 @@
-//! The way of a service: who is on it, with whose sessions, and who comes next.
+//! The path of a service: its nodes, the users whose sessions pass each, and the next hops.
 //!
-//! In: a catalog without faults. Out: for each node that is on its way, a [`Hop`].
-//! Never: a way through a dependent node, which is where sessions begin and end.
+//! In: a valid catalog. Out: a [`Hop`] for each node on the path.
+//! Never: a path through a dependent node, where sessions only begin and end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,50 +13,50 @@ use super::graph::Graph;
 use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Audience, Key, Name, Node};
 
-/// What one node has to do for one service.
+/// The part of one node in the path of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hop {
-    /// Whose sessions come by. `None`: anybody's.
+    /// The users whose sessions pass. `None`: everyone.
     pub(super) users: Option<BTreeSet<Name>>,
-    /// Neighbours that are nearest to the service. None where it lives here.
+    /// The neighbours nearest to the service. Empty: the node has a replica.
     pub(super) next: BTreeSet<Name>,
-    /// Neighbours that get its sessions while none of these is up, the first of them that is.
+    /// Neighbours that get sessions while no next hop is reachable, in order.
     pub(super) alternates: Vec<Name>,
-    /// Neighbours that would be nearest, but drain: they get nothing new, and serve what they have.
+    /// Neighbours that would be next hops, but drain: they get no new sessions.
     pub(super) draining: BTreeSet<Name>,
-    /// Whether sessions begin here.
+    /// True if sessions begin here.
     pub(super) is_first: bool,
-    /// It is on the way of those alone who have lost theirs.
+    /// True if the node is on the path only as an alternate.
     pub(super) is_spare: bool,
 }
 
 impl Hop {
-    /// Neighbours that have sessions from here, or get them.
+    /// All neighbours that get, or still have, sessions from here.
     pub(super) fn beside(&self) -> BTreeSet<Name> {
         self.next.iter().chain(&self.draining).chain(&self.alternates).cloned().collect()
     }
 
-    /// Where its sessions go.
+    /// The neighbours that get sessions from here.
     pub(super) fn after(&self) -> Vec<Name> {
         self.next.iter().chain(&self.alternates).cloned().collect()
     }
 }
 
-/// All of them.
+/// The path of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServicePath {
     pub(super) hops: RedBlackTreeMapSync<Name, Hop>,
-    /// How far standalone nodes are from where the service lives.
+    /// The distance of each standalone node from the nearest replica.
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
-    /// The same for what begins now, which goes by no node that drains. `None`: none of them is on any way.
+    /// The same for new sessions, which avoid draining nodes. `None`: no node of the path drains.
     pub(super) avoiding: Option<Arc<BTreeMap<Name, usize>>>,
     /// The number of users of the service. The largest number means everyone.
     pub(super) audience: usize,
 }
 
 impl ServicePath {
-    /// Whether sessions go otherwise than before, and other nodes have something else to do by that, so that it matters who does
-    /// so first. Alternates are no such: who goes by one that does not know of it yet would have had no way at all.
+    /// True if next hops changed at two nodes or more, so that the order of updates matters. Alternates do not count: a
+    /// session that takes one early had no path otherwise.
     pub(super) fn is_moved(&self, before: &Self) -> bool {
         let gone = before.hops.keys().filter(|node| !self.hops.contains_key(node));
         let others = self.hops.keys().filter(|node| self.hops.get(node) != before.hops.get(node)).chain(gone);
@@ -67,10 +67,10 @@ impl ServicePath {
     }
 }
 
-/// What nodes have to do for a service: those on the way from where its users are.
+/// Computes the path of a service, from the nodes of its users to its replicas.
 ///
-/// A node that drains keeps what it has to do, so that its sessions live on; those beside it find another way for what begins.
-/// Where there is none they go on as before: a drain makes no service unavailable.
+/// A draining node keeps its hop for existing sessions, and its neighbours take another path for new ones. If there is
+/// no other path, the draining node still gets new sessions: a drain makes no service unreachable.
 pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: ServiceOrNetwork<'_>) -> ServicePath {
     let places: BTreeSet<Name> = offer.nodes().into_iter().cloned().collect();
     let distances = graph.distances(&places, false);
@@ -92,7 +92,7 @@ pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: S
     path
 }
 
-/// What nodes have to do for a service that is for these users.
+/// The hops of a service for these users.
 fn users_hops(
     catalog: &Catalog,
     graph: &Graph,
@@ -105,7 +105,7 @@ fn users_hops(
     let mut hops = hops_of(graph, &is_first, sources, &path.distances);
     let mut now = BTreeMap::new();
     if let Some(distances) = &path.avoiding {
-        // Whoever had a session come by may still be sent others, by a neighbour that does not know better yet.
+        // A neighbour that has not been updated yet may still send new sessions to these nodes.
         let sources = hops.iter().filter(|(node, _)| !graph.is_draining(node));
         let sources = sources.map(|(node, hop)| (node.clone(), hop.users.clone().unwrap_or_default())).collect();
         now = hops_of(graph, &is_first, sources, distances);
@@ -125,7 +125,7 @@ fn instead(before: Option<&Hop>, mut now: Hop) -> Hop {
     now
 }
 
-/// What nodes have to do for a service that is for everyone: it may come by at each standalone node.
+/// The hops of a public service: its sessions may pass each standalone node.
 pub(super) struct PublicPaths<'a> {
     graph: &'a Graph,
     path: &'a ServicePath,
@@ -145,7 +145,7 @@ impl<'a> PublicPaths<'a> {
         Self { graph, path, before: alternates(&path.distances), now }
     }
 
-    /// Of one node.
+    /// The hop of one node.
     pub(super) fn hop(&self, name: &Name, node: &Node) -> Option<Hop> {
         let is_draining = self.graph.is_draining(name);
         let before = hop_by(self.graph, &self.path.distances, name, node);
@@ -171,14 +171,14 @@ fn hop_by(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &
     Some(Hop { users: None, next, is_first, ..Hop::default() })
 }
 
-/// What nodes have to do on whose way it is, by these distances.
+/// The hops between these sources and the service, by these distances.
 fn hops_of(
     graph: &Graph,
     is_first: &BTreeSet<Name>,
     sources: BTreeMap<Name, BTreeSet<Name>>,
     distances: &BTreeMap<Name, usize>,
 ) -> BTreeMap<Name, Hop> {
-    // Nodes that are to be looked at, the furthest first: who is on the way of somebody else comes after them.
+    // Nodes to handle, the furthest first, so that each comes before its next hops.
     let mut waiting: BTreeMap<usize, BTreeMap<Name, Hop>> = BTreeMap::new();
     for (node, users) in sources {
         let distance = distances.get(&node).copied();
@@ -205,12 +205,12 @@ fn hops_of(
     hops
 }
 
-/// Whether sessions may begin here that are nobody's.
+/// True if sessions without a user may begin here.
 pub(super) fn is_entry(node: &Node) -> bool {
     !node.apps.is_empty() || !node.listeners.is_empty()
 }
 
-/// Nodes where sessions of this service may begin, and whose.
+/// The nodes where sessions of a service may begin, with their users.
 fn entries(catalog: &Catalog, key: &Key, users: &BTreeSet<Name>) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut entries: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     for name in users {

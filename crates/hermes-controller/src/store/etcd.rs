@@ -1,11 +1,7 @@
-//! The store that several controllers share: etcd, by its own gRPC (v3).
+//! The store for several controllers: etcd, by its own gRPC (v3).
 //!
-//! In: where its members are. Out: a log that any number of controllers append to, and none has anything of its own.
-//! Never: an entry twice. Where the answer to an append is lost, the store is read to see what became of it.
-//!
-//! Below one prefix: `log/REVISION` has an entry, `base` what the first ones came to. What is larger than etcd takes at once is
-//! in parts beside it, which are written first; nobody knows of them before what names them is there. The last entry of a base
-//! stays in the log, so that who appends behind it can be told from who is behind.
+//! In: the addresses of etcd's members. Out: a log that any number of controllers append to.
+//! Never: an entry twice. If the answer to an append is lost, the store is read to learn its outcome.
 
 mod message;
 mod status;
@@ -27,36 +23,36 @@ use self::message::{
 use super::{After, Base, Entry, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
 use crate::grpc::{ClientError, GrpcChannel};
 
-/// Bytes of one part: etcd takes requests of 1.5 MiB.
+/// The size of a chunk: etcd accepts requests of 1.5 MiB.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Bytes that are read at once, at least one entry; and entries.
+/// The maximum size of one read in bytes, and in entries; at least one entry is read.
 const MAX_READ: (usize, i64) = (4 << 20, 64);
-/// A request that gets no answer is tried again, at another member, for so long.
+/// The maximum time for a request, including retries at other members.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// No answer takes longer.
+/// The maximum time for one answer.
 const ENDPOINT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two tries.
+/// The interval between attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How the members are known, and who we are to them, where they speak TLS.
+/// The TLS credentials for etcd.
 #[derive(Default)]
 pub struct Credentials {
-    /// Who vouches for their certificates. `None`: whom this machine trusts.
+    /// The CAs of the members' certificates. `None`: the system's.
     pub roots: Option<Roots>,
-    /// What we show, where they ask for a certificate (`--client-cert-auth`).
+    /// The client certificate, if etcd demands one (`--client-cert-auth`).
     pub own: Option<CertifiedKey>,
 }
 
 /// A log in etcd.
 pub struct Etcd {
     members: Vec<String>,
-    /// `None`: they are spoken to in the clear.
+    /// The TLS configuration. `None`: no TLS.
     tls: Option<Arc<RustlsClientConfig>>,
-    /// Which of them is spoken to.
+    /// The index of the current member.
     turn: AtomicUsize,
     channel: Mutex<Option<GrpcChannel>>,
     prefix: String,
-    /// What this controller says lives as long as this.
+    /// The lease of this controller's published status.
     lease: Mutex<Option<status::HeldLease>>,
 }
 
@@ -65,14 +61,14 @@ fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsE
     tls::client_config(credentials.own.as_ref(), ServerIdentity::Name(roots), &[b"h2"])
 }
 
-/// StatusUpdate at once, or not at all.
+/// The result of one request.
 type Answer<T> = Result<T, ClientError>;
 
 impl Etcd {
-    /// The store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcd://` where it is spoken to in the clear.
+    /// The store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcd://` without TLS.
     ///
     /// # Errors
-    /// It is no such address, or no TLS can be spoken with these credentials.
+    /// The address or the credentials are invalid.
     pub fn new(url: &str, credentials: Credentials) -> Result<Self, String> {
         let wrong = || {
             format!(
@@ -118,12 +114,12 @@ impl Etcd {
         format!("{}base", self.prefix).into()
     }
 
-    /// Parts of the entry, or base, of this revision begin with this.
+    /// The key prefix of the chunks of an entry or a base.
     fn parts(&self, kind: &str, revision: Revision) -> String {
         format!("{}{kind}-part/{revision:020}/", self.prefix)
     }
 
-    /// The connection, or a new one to the member whose turn it is.
+    /// The current connection, or a new one to the current member.
     async fn channel(&self) -> Answer<GrpcChannel> {
         let mut channel = self.channel.lock().await;
         if let Some(channel) = &*channel {
@@ -135,13 +131,13 @@ impl Etcd {
         Ok(made)
     }
 
-    /// The next request has a new connection, to the next member.
+    /// Drops the connection; the next request goes to the next member.
     async fn hang_up(&self) {
         *self.channel.lock().await = None;
         self.turn.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Asks once.
+    /// Sends a request once.
     async fn once<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
     where
         Q: prost::Message + 'static,
@@ -156,7 +152,7 @@ impl Etcd {
         answered
     }
 
-    /// Asks what may be asked again.
+    /// Sends a request that is safe to repeat.
     async fn ask<Q, A>(&self, what: &'static str, path: &'static str, request: Q) -> Result<A, StoreError>
     where
         Q: prost::Message + Clone + 'static,
@@ -176,7 +172,7 @@ impl Etcd {
         self.ask(what, message::TXN, request).await
     }
 
-    /// Writes parts of what is too large for one request; what stands in its place.
+    /// Writes a value in chunks if it is too large for one request. Returns the value that refers to them.
     async fn spread(
         &self,
         what: &'static str,
@@ -205,7 +201,7 @@ impl Etcd {
         Ok(value.freeze())
     }
 
-    /// What was spread.
+    /// Reads a value and its chunks.
     async fn gather(&self, what: &'static str, mut value: Bytes) -> Result<Bytes, StoreError> {
         let cut = || StoreError::Foreign(self.members.join(","), "an entry is cut off".to_owned());
         if value.len() < 9 {
@@ -241,7 +237,7 @@ impl Etcd {
         let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), lease: 0 });
         let request = TxnRequest::new(compare, [put]);
         let deadline = Instant::now() + REQUEST_TIMEOUT;
-        // A try has reached a member, and its answer was lost.
+        // True after an attempt whose answer was lost.
         let mut is_open = false;
         loop {
             let answered = self.once::<_, TxnResponse>(message::TXN, request.clone()).await;
@@ -249,7 +245,7 @@ impl Etcd {
             is_open |= answered.as_ref().is_err_and(|error| !matches!(error, ClientError::Unreachable { .. }));
             match answered {
                 Ok(answer) if answer.succeeded => return Ok(next),
-                // It may be what was written at the try before, whose answer was lost.
+                // The entry may be this one, written by the attempt whose answer was lost.
                 Ok(_) => {
                     let range: Result<RangeResponse, _> =
                         self.ask(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await;
@@ -276,7 +272,7 @@ impl Etcd {
             limit: MAX_READ.1,
         };
         let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
-        // Both at one moment: a base that comes in between takes entries away.
+        // Reads both in one transaction: a base written in between would remove entries.
         let last = RangeRequest { limit: 1, ..RangeRequest::of(self.key(after)) };
         let request = TxnRequest::new([], [base, entries, last].map(Operation::range));
         let mut ranges = self.txn(WHAT, request).await?.ranges().into_iter();
@@ -287,7 +283,7 @@ impl Etcd {
         if base.map_err(foreign)?.is_some_and(|base| after < base) {
             return Ok(After::Gone);
         }
-        // The last entry of a base stays, so that one that was read is always there.
+        // The last entry of a base stays, so that the last read entry always exists.
         if after > 0 && last.kvs.is_empty() {
             return Ok(After::Lost);
         }
@@ -337,7 +333,7 @@ impl Etcd {
                 Ok(Some(said)) if said.is_news() => return Ok(()),
                 Ok(Some(said)) if said.created && !is_watched => {
                     is_watched = true;
-                    // What was there before it was watched makes no event.
+                    // A watch reports no earlier events, so reads first.
                     let there = RangeRequest { limit: 2, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
                     let range: RangeResponse = self.ask(WHAT, message::RANGE, there).await?;
                     let is_last = range.kvs.first().is_some_and(|first| first.key == from);
@@ -360,7 +356,7 @@ impl Etcd {
         let mut value = BytesMut::new();
         value.put_u64(revision);
         value.put_slice(&self.spread(WHAT, "base", revision, &state).await?);
-        // Behind the last entry of a base the next one is appended: what it says is in the base.
+        // The entry of the base's revision must exist: the next append compares with it. Its content is in the base.
         let last = self.spread(WHAT, "log", revision, b"").await?;
         let compare = [1, revision].map(|revision| Compare::is_absent(self.key(revision)));
         let puts = [(self.base_key(), value.freeze()), (self.key(revision), last)];
@@ -396,13 +392,13 @@ impl Etcd {
         let old = DeleteRangeRequest { key: self.key(0), range_end: self.key(revision) };
         let answer = self.txn(WHAT, TxnRequest::new(compare, [Operation::put(put), Operation::delete(old)])).await?;
         if answer.succeeded {
-            // Parts of what is gone, and of what never came to anything.
+            // Removes chunks of compacted entries, and of failed appends.
             for kind in ["log", "base"] {
                 let (from, to) = (self.parts(kind, 0), self.parts(kind, revision));
                 let old = DeleteRangeRequest { key: from.into(), range_end: to.into() };
                 self.txn(WHAT, TxnRequest::new([], [Operation::delete(old)])).await?;
             }
-            // Where another one has done so already, that is an error and no harm.
+            // If another controller has compacted already, the error is harmless.
             let request = message::CompactRequest { revision: at };
             if let Err(error) = self.once::<_, message::CompactResponse>(message::COMPACT, request).await {
                 tracing::debug!("etcd keeps what was: {error}");
@@ -412,7 +408,7 @@ impl Etcd {
     }
 }
 
-/// How a value begins: with all of it, or with where its parts are.
+/// The first byte of a value: inline, or a reference to chunks.
 const INLINE: u8 = 0;
 const CHUNKED: u8 = 1;
 
@@ -423,7 +419,7 @@ fn nonce() -> Result<u64, StoreError> {
     Ok(u64::from_be_bytes(random))
 }
 
-/// The revision that a base begins with.
+/// The revision at the start of a base.
 fn revision_of(mut base: &[u8]) -> Result<Revision, String> {
     if base.len() < 8 { Err("its base is cut off".to_owned()) } else { Ok(base.get_u64()) }
 }

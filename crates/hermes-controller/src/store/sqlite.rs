@@ -1,7 +1,7 @@
-//! The store within the controller: SQLite, in a file of its directory.
+//! The built-in store: an SQLite file in the controller's directory.
 //!
 //! In: the directory. Out: a log that survives kill -9 and power loss, for one controller.
-//! Never: a query on the runtime's threads: each runs where it may block.
+//! Never: a query on the runtime's threads. Each query runs on a blocking thread.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -14,30 +14,30 @@ use tokio::sync::watch;
 
 use super::{After, Base, Entry, MAX_ENTRY, Revision, Store, StoreError};
 
-/// Its name within the directory.
+/// The name of the file.
 const FILE: &str = "controller.db";
-/// Says whose file it is, where `file` and the like look: "Herm".
+/// The application id of the file, which `file` shows: "Herm".
 const APPLICATION: i64 = 0x4865_726d;
 const VERSION: i64 = 1;
-/// Bytes that are read at once, at least one entry.
+/// The maximum number of bytes of one read; at least one entry is read.
 const MAX_READ_BYTES: usize = 4 << 20;
 
 /// A log in a file.
 pub struct Sqlite {
     connection: Arc<Mutex<Connection>>,
-    /// The last revision. Nobody else writes the file.
+    /// The last revision. No other process writes the file.
     last: watch::Sender<Revision>,
 }
 
 impl Sqlite {
-    /// Opens the store in this directory, or makes it.
+    /// Opens or creates the store in this directory.
     ///
     /// # Errors
-    /// Another process has it, or it is not ours.
+    /// Another process uses it, or the file is not a store.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
         let shown = || path.display().to_string();
-        // The authority's key is in it. What SQLite makes beside it has the same permissions.
+        // The file contains the CA's key. Files that SQLite creates beside it get the same permissions.
         let made = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
         made.map_err(|error| StoreError::Unable("open its file", error.to_string()))?;
         let connection = Connection::open(&path).map_err(|error| unable("open its file", &error))?;
@@ -77,15 +77,15 @@ impl Sqlite {
     }
 }
 
-/// One process has it, and what is written is on disk before anybody hears of it.
+/// Locks the file for this process, and makes each commit durable.
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(std::time::Duration::ZERO)?;
     connection.pragma_update(None, "locking_mode", "exclusive")?;
     connection.pragma_update(None, "journal_mode", "wal")?;
     connection.pragma_update(None, "synchronous", "full")?;
-    // What is deleted may be a key that was not sealed.
+    // Deleted data may contain an unsealed key.
     connection.pragma_update(None, "secure_delete", "on")?;
-    // Takes the lock now, rather than at the first change.
+    // Takes the lock now rather than at the first change.
     connection.execute_batch("BEGIN IMMEDIATE; COMMIT;")
 }
 
@@ -157,7 +157,7 @@ impl Store for Sqlite {
                 }
                 transaction.execute("INSERT INTO log VALUES (?1, ?2)", params![after + 1, &bytes[..]])?;
                 transaction.commit()?;
-                // Here, since who waits for the answer may be gone by now.
+                // Sent here, since the caller may have been dropped by now.
                 tell.send_replace(after + 1);
                 Ok(Some(after + 1))
             });
@@ -197,7 +197,7 @@ impl Store for Sqlite {
                 transaction.execute("INSERT OR REPLACE INTO base VALUES (1, ?1, ?2)", params![revision, &state[..]])?;
                 transaction.execute("DELETE FROM log WHERE revision <= ?1", [revision])?;
                 transaction.commit()?;
-                // What is gone is not in the file beside it either.
+                // Removes deleted data from the write-ahead log too.
                 connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
             }
             Ok(())

@@ -1,6 +1,6 @@
-//! What controllers say to each other through etcd: keys with a lease, which end with who said them.
+//! The status exchange between controllers through etcd: keys with a lease, which expire with their controller.
 //!
-//! Below the store's prefix: `word/LEASE/SUBJECT`.
+//! Keys below the store's prefix: `word/LEASE/SUBJECT`.
 
 use std::time::Duration;
 
@@ -16,14 +16,15 @@ use super::{Etcd, message};
 use crate::grpc::ClientError;
 use crate::store::{StatusEntry, StatusEvent, StatusExchange, StatusUpdate, StoreError};
 
-/// Who says nothing for so long has gone, with all that it said. Seconds.
+/// The time to live of a lease, in seconds.
 const LEASE_SECONDS: i64 = 10;
-/// A lease is kept alive when this has passed since the last time.
+/// The interval between keepalives of the lease.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
-/// Words of one transaction: etcd takes 128 operations. And their bytes, of which it takes 1.5 MiB.
+/// The maximum number of entries of one transaction, of which etcd allows 128, and of their bytes, of which it accepts
+/// 1.5 MiB.
 const MAX_TRANSACTION: (usize, usize) = (100, 512 << 10);
 
-/// A lease that is held.
+/// A lease of this controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldLease {
     id: i64,
@@ -35,7 +36,8 @@ impl Etcd {
         format!("{}word/", self.prefix)
     }
 
-    /// The lease of this controller. One that was lost takes along what was said: that is an error once, and the next one is new.
+    /// The lease of this controller. An expired lease has removed all entries: the call fails once, and the next one
+    /// gets a new lease.
     async fn leased(&self) -> Result<i64, ClientError> {
         let mut lease = self.lease.lock().await;
         match lease.take() {
@@ -86,7 +88,7 @@ impl Etcd {
         let told = tokio::time::timeout(super::REQUEST_TIMEOUT, saying).await;
         let told = told.unwrap_or(Err(ClientError::Silent(super::REQUEST_TIMEOUT)));
         if let Err(error) = told {
-            // Nobody knows what of it was taken: it is said anew, with another lease.
+            // The outcome is unknown: all entries are published again, with a new lease.
             *self.lease.lock().await = None;
             self.hang_up().await;
             return Err(StoreError::Unable("say what nodes say", error.to_string()));
@@ -94,7 +96,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Somebody else's words.
+    /// The entry of another controller. `None`: the entry is this controller's own.
     async fn word(&self, kv: &KeyValue, is_said: bool) -> Option<StatusEntry> {
         let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&self.words())?;
         let (by, subject) = key.split_once('/')?;
