@@ -85,7 +85,7 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         .route("/v1/authority/finish", post(ca::finish))
         .route_layer(middleware::from_fn_with_state(api.clone(), finish))
         .merge(documents)
-        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path"))
+        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no such path"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(api.clone(), gate))
         .with_state(api)
@@ -114,7 +114,7 @@ async fn gate(State(api): State<ApiState>, request: axum::extract::Request, next
         false => {
             // Providers have permits of their own, so that they cannot block the operator.
             let turns = &api.large[usize::from(caller.provider.is_some())];
-            let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "other large requests are read; try again");
+            let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too many large requests; try again");
             Some(
                 tokio::time::timeout(ARRIVAL_TIMEOUT, turns.acquire())
                     .await
@@ -125,10 +125,9 @@ async fn gate(State(api): State<ApiState>, request: axum::extract::Request, next
     };
     // The body is read completely before the response: otherwise a reset for unread data could overtake the response.
     let read = tokio::time::timeout(ARRIVAL_TIMEOUT, axum::body::to_bytes(body, MAX_BODY)).await;
-    let late =
-        |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the request has not come within {ARRIVAL_TIMEOUT:?}"));
+    let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("request timeout after {ARRIVAL_TIMEOUT:?}"));
     let large = |_| {
-        let detail = format!("the request is larger than {MAX_BODY} bytes, or was broken off; apply less at once");
+        let detail = format!("request larger than {MAX_BODY} bytes, or incomplete; apply fewer documents at once");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     };
     let body = read.map_err(late)?.map_err(large)?;
@@ -155,8 +154,9 @@ impl ApiState {
             if caller.is_known(&self.controller.view(), peer) {
                 return Ok(caller);
             }
-            let detail = "nobody has this certificate now: it was taken back, or this overlay never gave it; have another operator \
-                          make a file with `hermes operator create`; a controller that is started writes its `operator.json` anew";
+            let detail = "unknown operator certificate: it was revoked, or is of another overlay; ask another \
+                          operator for a new file (`hermes operator create`), or restart the controller, which \
+                          writes `operator.json` anew";
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
         });
         caller.inspect_err(|problem| {
@@ -238,7 +238,7 @@ impl Caller {
                 Ok(Self { by: format!("provider/{provider}/{name}"), provider: Some(provider), name })
             }
             _ => {
-                let detail = "only operators may ask this: show an operator's certificate, such as that in the controller's directory";
+                let detail = "operator certificate required, such as the one in the controller's directory";
                 Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
             }
         }
@@ -258,8 +258,8 @@ impl Caller {
                 let all = faults.len();
                 faults.retain(is_own);
                 if faults.len() < all {
-                    let message = "what this comes to at a node is not possible there beside what it has; ask the operator, \
-                                   whom `hermes diff` tells why";
+                    let message = "the change conflicts with other documents at a node; ask the operator, who sees \
+                                   the reason with `hermes diff`";
                     let problem = hermes_model::Problem { path: String::new(), message: message.to_owned() };
                     faults.push(document::Fault { key: None, number: None, problem });
                 }
@@ -279,9 +279,9 @@ impl Caller {
             return Ok(());
         }
         let detail = if is_own {
-            format!("{key} is for the operator to write: packets come out by a machine's own routes")
+            format!("only the operator may write {key}: its packets use a machine's own routes")
         } else {
-            format!("{key} is not yours: an administrator of {} changes what is that provider's", self.by)
+            format!("{key} belongs to another owner: {} may only change documents of its own provider", self.by)
         };
         Err(Problem::new(StatusCode::FORBIDDEN, detail))
     }
@@ -289,7 +289,7 @@ impl Caller {
 
 /// The complete state. A backup contains the CA's key, so it is only for operators.
 async fn backup(State(api): State<ApiState>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    let caller = api.operator(&peer, "backup", "a backup has what is everybody's: it is the operator's")?;
+    let caller = api.operator(&peer, "backup", "only operators of the whole overlay may make backups")?;
     api.audit.tell(Event { what: "backup", by: Some(&caller.by), from: peer.from, ..Event::default() });
     Ok(([(header::CONTENT_TYPE, "application/json")], api.controller.backup()).into_response())
 }

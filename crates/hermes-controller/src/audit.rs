@@ -152,7 +152,7 @@ impl Audit {
             false => LogFile::open(&self.directory, &name).map(|lines| _ = files.insert(name.clone(), lines)),
         };
         if let Err(error) = opened {
-            tracing::error!(file = name, "the audit log cannot be written: {error}");
+            tracing::error!(file = name, "audit log: cannot write: {error}");
         }
         let Some(lines) = files.get_mut(&name) else { return };
         if !lines.may_write(by, if name == FILE { OPERATOR_LINES } else { SUBJECT_LINES }) {
@@ -166,7 +166,7 @@ impl Audit {
             (None, None) => tracing::info!(what, by, about = event.about, revision = event.revision, "done"),
         }
         if let Err(error) = lines.write(&event) {
-            tracing::error!(file = %lines.path.display(), "the audit log cannot be written: {error}");
+            tracing::error!(file = %lines.path.display(), "audit log: cannot write: {error}");
         }
     }
 }

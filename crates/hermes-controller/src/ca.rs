@@ -61,10 +61,10 @@ impl std::fmt::Debug for Ca {
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
     /// The request is not a PKCS #10 request, or is not signed with its own key.
-    #[error("this is no certificate request (PKCS #10, DER) that is signed with its own key: {0}")]
+    #[error("invalid certificate request (expected PKCS #10, DER, signed with its own key): {0}")]
     Request(String),
     /// The CA's own certificate or key is unusable.
-    #[error("the certificate authority cannot sign: {0}")]
+    #[error("the CA cannot sign: {0}")]
     Ca(String),
     /// The imported CA is unusable.
     #[error("{0}")]

@@ -323,8 +323,7 @@ pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<O
         }
         None if here.len() > 1 => {
             // The error does not list other users: only the operator may see them.
-            Err("several users are on this node; say whose sessions these are with user: NAME, or PROVIDER/NAME"
-                .to_owned())
+            Err("several users are on this node; set user: NAME, or user: PROVIDER/NAME".to_owned())
         }
         None => Ok(here.first().map(|key| wire(key))),
     }

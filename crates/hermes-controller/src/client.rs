@@ -48,7 +48,7 @@ impl std::str::FromStr for ControllerAddr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no controller; write https://HOST:PORT");
+        let wrong = || format!("invalid controller {text:?}; expected https://HOST:PORT");
         let uri: Uri =
             if text.contains("://") { text.parse() } else { format!("https://{text}").parse() }.map_err(|_| wrong())?;
         match (uri.scheme_str(), uri.host(), uri.path()) {
@@ -92,7 +92,7 @@ impl Client {
         let unreachable = |reason: String| ClientError::Unreachable { place: place.to_string(), reason };
         let is_controller = |uris: &[String]| match CertificateRole::of(uris.iter().map(String::as_str)) {
             Some(CertificateRole::Controller) => Ok(()),
-            _ => Err("its certificate is no controller's".to_owned()),
+            _ => Err("the server's certificate is not a controller's".to_owned()),
         };
         let accepts: tls::NodePredicate = Arc::new(is_controller);
         let server = match known {

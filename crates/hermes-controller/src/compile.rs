@@ -130,12 +130,12 @@ impl Plan {
             nodes.filter_map(|node| self.catalog.node(node)).any(service_path::is_entry)
         };
         let why = match users {
-            Some(users) if users.is_empty() => "it is for nobody",
+            Some(users) if users.is_empty() => "its audience is empty",
             Some(users) if !users.iter().any(has_entry) => "none of its users' nodes has apps or listeners",
             None if !self.catalog.nodes().any(|(_, node)| service_path::is_entry(node)) => {
                 "no node has apps or listeners"
             }
-            _ => "no links lead from its users' nodes to where it lives",
+            _ => "no links lead from its users' nodes to its replicas",
         };
         Some(Fault::of(key, "", format!("no user can reach it: {why}")))
     }
@@ -403,7 +403,7 @@ impl Plan {
         }
         if bytes.len() > MAX_DOCUMENT_BYTES {
             let message = format!(
-                "it has {} bytes, and {MAX_DOCUMENT_BYTES} go to a node at most; lead less over it",
+                "document too large: {} bytes, at most {MAX_DOCUMENT_BYTES}; route fewer services through this node",
                 bytes.len()
             );
             problems.push(Problem { path: String::new(), message });
@@ -434,7 +434,7 @@ impl Plan {
                 let Some(Target::Fixed(target)) = target else { continue };
                 let Some(ip) = guard::literal(&target.host) else { continue };
                 if let Some(why) = guard::forbids((ip, target.port).into(), all(), &own) {
-                    let message = format!("{target} {why}, which is for no provider; name a server of your own");
+                    let message = format!("{target} {why}, which providers may not use; name a server of your own");
                     faults.push(Fault::of(key, format!("at[{at}].{which}"), message));
                 }
             }
@@ -536,7 +536,7 @@ pub fn check(catalog: &Catalog) -> Result<Vec<Fault>, Vec<Fault>> {
 /// Faults of a node's compiled document.
 fn of_node(node: &Name, problems: Vec<Problem>) -> Vec<Fault> {
     let key = Key::node(node);
-    let fault = |problem| Fault::of(&key, "", format!("its document would be refused: {problem}"));
+    let fault = |problem| Fault::of(&key, "", format!("invalid compiled document: {problem}"));
     problems.into_iter().map(fault).collect()
 }
 

@@ -71,7 +71,10 @@ pub enum ApplyError {
     #[error("{}", lines(.0))]
     Faults(Vec<Fault>),
     /// Another client changed a document in the meantime.
-    #[error("{key} was changed by revision {found}, after {since}; look at what is there now, and apply yours to that")]
+    #[error(
+        "conflict: {key} changed in revision {found}, after {since}; get the current document, and apply your \
+             change to it"
+    )]
     Conflict {
         /// The document.
         key: Box<Key>,
@@ -82,13 +85,12 @@ pub enum ApplyError {
     },
     /// A rollout in waves is in progress.
     #[error(
-        "revision {0} is still going out to nodes in waves; wait until it has, or end that with `hermes rollout finish` or `cancel`; `hermes apply --now` goes before it"
+        "rollout of revision {0} in progress; wait for its end, end it with `hermes rollout finish` or `cancel`, or \
+         use `hermes apply --now`"
     )]
     Busy(Revision),
     /// Another owner, who waited, has the next turn.
-    #[error(
-        "another provider, who was refused while a change went out in waves, has the next turn; try again in a minute"
-    )]
+    #[error("another provider, refused during the last rollout, has the next turn; try again in a minute")]
     Turn,
     /// The state does not allow the operation now.
     #[error("{0}")]
@@ -242,8 +244,7 @@ impl Controller {
             state: serde_json::Value,
         }
         let none = |why: String| StoreError::Foreign("this file".to_owned(), why);
-        let backup: Backup =
-            serde_json::from_slice(backup).map_err(|error| none(format!("it is no backup: {error}")))?;
+        let backup: Backup = serde_json::from_slice(backup).map_err(|error| none(format!("not a backup: {error}")))?;
         let Backup { revision, state } = backup;
         let state = state.to_string();
         let mut state = State::from_base(revision, state.as_bytes()).map_err(none)?;
@@ -315,7 +316,7 @@ impl Controller {
                 Ok(revision) => {
                     // The change was made even if it cannot be read now; `follow` reads it later.
                     if let Err(error) = self.catch_up().await {
-                        tracing::warn!(revision, "a change was made and cannot be read yet: {error}");
+                        tracing::warn!(revision, "change made, but not readable yet: {error}");
                     }
                     return Ok((revision, told));
                 }

@@ -102,7 +102,7 @@ impl FromStr for Kind {
                 return format!("{later} is not in this version of Hermes; leave it out");
             }
             let words: Vec<_> = Self::ALL.iter().map(|kind| kind.word()).collect();
-            format!("{text:?} is no kind of document; write one of {}", words.join(", "))
+            format!("unknown kind of document {text:?}; expected one of {}", words.join(", "))
         })
     }
 }
@@ -142,7 +142,7 @@ impl FromStr for Key {
         let (kind, provider, name) = match parts[..] {
             [kind, name] => (kind, None, name),
             [kind, provider, name] => (kind, Some(provider.parse()?), name),
-            _ => return Err(format!("{text:?} names no document; write KIND/NAME or KIND/PROVIDER/NAME")),
+            _ => return Err(format!("invalid document key {text:?}; expected KIND/NAME or KIND/PROVIDER/NAME")),
         };
         Ok(Key { kind: kind.parse()?, provider, name: name.parse()? })
     }
@@ -273,8 +273,8 @@ pub fn read(text: &str) -> Result<Vec<Resource>, Vec<Fault>> {
 /// Parses the text at a path. A missing or invalid value becomes a problem.
 fn parsed<T: FromStr<Err = String>>(path: &str, text: Option<String>, problems: &mut Vec<Problem>) -> Option<T> {
     let missing = match path {
-        "kind" => "every document says what it describes; add kind: Node, Service or the like",
-        "name" => "this has no name; add name: and a word of its own",
+        "kind" => "kind missing; add kind: Node, Service or another kind",
+        "name" => "name missing; add name: and a unique name",
         _ => return text.and_then(|text| read_as(path, &text, problems)),
     };
     match text {
@@ -304,7 +304,7 @@ fn resource(mut section: Section, problems: &mut Vec<Problem>) -> (Option<Key>, 
         (parsed("name", name, problems), parsed("provider", provider, problems));
     let Some(kind) = kind else { return (None, None) };
     if provider.is_some() && !kind.is_of_providers() {
-        let message = format!("a {kind} is the operator's; leave provider out");
+        let message = format!("a {kind} belongs to the operator; leave provider out");
         problems.push(Problem { path: "provider".to_owned(), message });
     }
     let spec = match kind {
@@ -331,7 +331,7 @@ impl Serialize for Resource {
             Spec::Group(spec) => serde_json::to_value(spec),
         };
         let Value::Object(spec) = spec.map_err(serde::ser::Error::custom)? else {
-            return Err(serde::ser::Error::custom("a document is a section of keys"));
+            return Err(serde::ser::Error::custom("expected a mapping of keys"));
         };
         let mut whole = Map::new();
         whole.insert("kind".to_owned(), self.key.kind.word().into());
@@ -351,7 +351,7 @@ impl<'de> Deserialize<'de> for Resource {
             let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
             de::Error::custom(lines.join("; "))
         })?;
-        resources.pop().ok_or_else(|| de::Error::custom("there is no document"))
+        resources.pop().ok_or_else(|| de::Error::custom("no document found"))
     }
 }
 

@@ -35,7 +35,7 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection could be made.
-    #[error("{place} cannot be reached: {reason}")]
+    #[error("{place} unreachable: {reason}")]
     Unreachable {
         /// The address of the server.
         place: String,
@@ -185,8 +185,8 @@ impl GrpcChannel {
 fn told(error: &io::Error) -> String {
     match tls::Fault::of(error) {
         Some(tls::Fault::Certificate) => format!(
-            "{error}. It is no controller of this overlay; or its authority was replaced too often while nobody here asked: a \
-             node enrols anew with a token, an operator's file is made anew"
+            "{error}. The server is not a controller of this overlay, or the CA was rotated too often while this \
+             client was disconnected: enrol the node again with a token, or create the operator's file again"
         ),
         _ => error.to_string(),
     }

@@ -46,10 +46,14 @@ fn metrics(push: &Push) -> String {
     };
     let one = |value: usize| [(String::new(), value as u64)];
     let is_followed = push.controller().trouble().borrow().is_none();
-    gauge("hermes_controller_store_up", "Whether the store can be followed.", &one(usize::from(is_followed)));
-    gauge("hermes_controller_revision", "The last revision that is view.", &[(String::new(), view.state.revision)]);
+    gauge("hermes_controller_store_up", "Whether the store is reachable.", &one(usize::from(is_followed)));
+    gauge(
+        "hermes_controller_revision",
+        "The last revision that this controller has read.",
+        &[(String::new(), view.state.revision)],
+    );
     let is_held = usize::from(view.is_held());
-    gauge("hermes_controller_unconfirmed", "Whether what was restored waits to be confirmed.", &one(is_held));
+    gauge("hermes_controller_unconfirmed", "Whether a restored store waits for confirmation.", &one(is_held));
     let kinds = Kind::ALL.map(|kind| {
         let count = view.state.catalog.iter().filter(|resource| resource.key.kind == kind).count();
         (format!("{{kind=\"{}\"}}", kind.word().to_lowercase()), count as u64)
@@ -69,7 +73,7 @@ fn metrics(push: &Push) -> String {
     let states = states.map(|(state, count)| (format!("{{state=\"{state}\"}}"), count as u64));
     gauge("hermes_controller_nodes", "Nodes of the overlay.", &states);
     let is_rolling = usize::from(view.state.rollout.is_some());
-    gauge("hermes_controller_rollout", "Whether a change goes out in waves.", &one(is_rolling));
+    gauge("hermes_controller_rollout", "Whether a rollout in waves is in progress.", &one(is_rolling));
     let revoked = view.state.catalog.revoked().count();
     gauge("hermes_controller_revoked_keys", "Keys that are revoked, until their certificates expire.", &one(revoked));
     let lines = push.audit_left_out();
@@ -100,7 +104,7 @@ pub(crate) async fn serve(listener: TcpListener, push: Arc<Push>) {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!("the admin endpoint could not accept: {error}");
+                    tracing::warn!("admin endpoint: cannot accept a connection: {error}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },

@@ -114,7 +114,7 @@ impl Push {
                 {
                     tracing::warn!(
                         again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
-                        "what nodes say to other controllers is not heard: {error}"
+                        "cannot follow the status of nodes at other controllers: {error}"
                     );
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
@@ -130,7 +130,7 @@ impl Push {
                     if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
                             again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
-                            "other controllers do not hear what nodes say here: {error}"
+                            "cannot publish the status of nodes to other controllers: {error}"
                         );
                     }
                     self.lock().say_all();
@@ -152,7 +152,7 @@ impl Push {
                 self.audit.tell(match is_made {
                     Some(true) => event,
                     Some(false) => {
-                        let why = format!("it was not made: revision {revision} is another change");
+                        let why = format!("not made: revision {revision} is another change");
                         Event { refused: Some(why), ..event }
                     }
                     None => Event { unknown: Some("the log was compacted before it was read".to_owned()), ..event },
@@ -177,7 +177,7 @@ impl Push {
                 if view.missing(is_back).next().is_none() {
                     match self.controller.confirm("controller").await {
                         Ok(revision) => {
-                            let about = Some("all nodes that have enrolled are back".to_owned());
+                            let about = Some("all enrolled nodes have reconnected".to_owned());
                             let by = Some("controller");
                             let revision = Some(revision);
                             self.audit.tell(Event { what: "confirm", by, about, revision, ..Event::default() });
@@ -186,7 +186,7 @@ impl Push {
                             if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                                 tracing::warn!(
                                     again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
-                                    "what was restored is not confirmed: {error}"
+                                    "cannot confirm the restored store: {error}"
                                 );
                             }
                             tokio::time::sleep(RETRY_INTERVAL).await;
@@ -261,9 +261,7 @@ impl Push {
         let named =
             overlay.and_then(|overlay| peer.uris.iter().find_map(|uri| uri.strip_prefix(&overlay)?.parse().ok()));
         let Some(node): Option<Name> = named else {
-            return Err(Status::unauthenticated(
-                "only nodes may ask this: show the certificate of one of this overlay",
-            ));
+            return Err(Status::unauthenticated("certificate of a node of this overlay required"));
         };
         if view.state.members.get(&node).is_none_or(|member| member.key != peer.key) {
             let by = format!("node/{node}");
@@ -276,7 +274,7 @@ impl Push {
 }
 
 pub(crate) const EXPELLED: &str =
-    "this node is no member any more, or has enrolled anew; enrol it with a token and an empty --state";
+    "this node was removed, or has enrolled again; enrol it with a token and an empty --state";
 
 /// The gRPC status of an error.
 fn rejection(refused: &ApplyError) -> Status {

@@ -220,7 +220,7 @@ fn order(
             between((has, last), is_sent).unwrap_or_else(|why| {
                 tracing::warn!(
                     node = node.as_str(),
-                    "it takes a change at once: what it does and what it is to do cannot be together: {why}"
+                    "cannot combine the old and the new document; applying the change at once: {why}"
                 );
                 (has.clone(), last.clone())
             })

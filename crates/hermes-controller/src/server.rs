@@ -98,13 +98,13 @@ pub async fn serve(
         let (tcp, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(again_in = ?ACCEPT_RETRY_INTERVAL, "no connection can be accepted: {error}");
+                tracing::warn!(again_in = ?ACCEPT_RETRY_INTERVAL, "cannot accept a connection: {error}");
                 tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 continue;
             }
         };
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            tracing::warn!(%from, "refused: there are {MAX_CONNECTIONS} connections, which is the limit");
+            tracing::warn!(%from, "connection refused: limit of {MAX_CONNECTIONS} reached");
             continue;
         };
         let (own, push, api, audit) = (own.clone(), push.clone(), api.clone(), audit.clone());
@@ -138,7 +138,7 @@ fn renewed(
     hosts: &[String],
 ) -> Arc<tls::RustlsServerConfig> {
     config(controller, hosts).unwrap_or_else(|error| {
-        tracing::error!("the controller's own certificate is not renewed: {error}");
+        tracing::error!("cannot renew the controller's own certificate: {error}");
         before
     })
 }
@@ -157,11 +157,11 @@ async fn shake_hands(
         Ok(Ok(io)) => return Some(io),
         Ok(Err(error)) if Fault::of(&error) == Some(Fault::Certificate) => {
             // The subject of a rejected certificate is not proven, so the log does not name it.
-            let refused = Some(format!("its certificate is not taken: {error}"));
+            let refused = Some(format!("certificate rejected: {error}"));
             audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
         }
         Ok(Err(error)) => tracing::debug!(%from, "no handshake: {error}"),
-        Err(_) => tracing::debug!(%from, "no handshake within {HANDSHAKE_TIMEOUT:?}"),
+        Err(_) => tracing::debug!(%from, "handshake timeout after {HANDSHAKE_TIMEOUT:?}"),
     }
     None
 }
@@ -192,7 +192,7 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
             ended = &mut served => ended,
             () = asked.notified() => served.await,
             () = tokio::time::sleep(FIRST_REQUEST_TIMEOUT) => {
-                tracing::debug!(?from, "nothing was asked within {FIRST_REQUEST_TIMEOUT:?}");
+                tracing::debug!(?from, "no request within {FIRST_REQUEST_TIMEOUT:?}");
                 Ok(())
             }
         }
@@ -272,7 +272,7 @@ async fn answer(
         // For probes, which have no certificate; only operators see the reason.
         "/healthz" => {
             let (status, _) = metrics::health(&push);
-            let word = if status.is_success() { "ok\n" } else { "the store cannot be followed\n" };
+            let word = if status.is_success() { "ok\n" } else { "store unreachable\n" };
             let mut response = Response::new(axum::body::Body::from(word));
             *response.status_mut() = status;
             return response;
@@ -291,6 +291,6 @@ async fn answer(
 
 /// Ends a request that arrives too slowly.
 async fn in_time(answering: impl Future<Output = Response<Body>>) -> Response<Body> {
-    let late = || Status::deadline_exceeded(format!("this took longer than {ISSUE_TIMEOUT:?}; ask again")).into_http();
+    let late = || Status::deadline_exceeded(format!("timeout after {ISSUE_TIMEOUT:?}; try again")).into_http();
     tokio::time::timeout(ISSUE_TIMEOUT, answering).await.unwrap_or_else(|_| late())
 }

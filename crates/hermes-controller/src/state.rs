@@ -449,7 +449,7 @@ impl State {
     pub fn from_base(revision: Revision, bytes: &[u8]) -> Result<Self, String> {
         let base: Base = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if base.version != VERSION {
-            return Err(format!("it has version {}, and this is {VERSION}", base.version));
+            return Err(format!("version {}, expected {VERSION}", base.version));
         }
         let (rollout, failed) = (base.rollout.map(Arc::new), base.failed);
         let mut state = Self { revision, authority: base.authority, rollout, failed, ..Self::default() };

@@ -60,30 +60,28 @@ pub enum StoreError {
     #[error("the store has entries after revision {0}; read them and try again")]
     Behind(Revision),
     /// The entry is larger than any store accepts.
-    #[error("an entry of {0} bytes is larger than the {MAX_ENTRY} that are taken; apply less at once")]
+    #[error("entry of {0} bytes exceeds the limit of {MAX_ENTRY}; apply fewer documents at once")]
     TooLarge(usize),
     /// Another process uses the store.
-    #[error("{0} is in use by another controller; end that one, or give this one a --data directory of its own")]
+    #[error("{0} is in use by another controller; stop that one, or give this one another --data directory")]
     InUse(String),
     /// The store is not empty.
-    #[error(
-        "the store has an overlay already; restore to an empty one, with a --data directory or a prefix of its own"
-    )]
+    #[error("the store is not empty; restore to an empty one, with another --data directory or prefix")]
     NotEmpty,
     /// The store is of another version, or not a store.
-    #[error("{0} is no store of this version of Hermes: {1}")]
+    #[error("{0} is not a store of this version of Hermes: {1}")]
     Foreign(String, String),
     /// The store did not answer whether an entry was appended.
     #[error(
-        "outcome unknown: the store did not answer in time ({0}). The change may have been made; the controller reads the store \
-         again, and its audit log has what became of it"
+        "outcome unknown: the store did not answer in time ({0}). The change may have been made; the controller \
+         reads the store again, and its audit log will have the outcome"
     )]
     Unknown(String),
     /// The store has less than this controller has read from it.
     #[error(
-        "the store has lost revision {0}, which this controller has read: it was wiped, or has an older backup. Nodes keep what \
-         they run, and nothing can be changed. `hermes backup` still has all of it: restore that into the empty store, and \
-         restart the controllers"
+        "the store has lost revision {0}, which this controller has read: it was wiped, or has an older backup. \
+         Nodes keep their documents, and changes are refused. `hermes backup` still has everything: restore that \
+         into an empty store, and restart the controllers"
     )]
     Lost(Revision),
     /// The store did not answer, or refused.

@@ -34,7 +34,7 @@ impl Ticket {
     /// The system has no randomness.
     pub fn generate(pin: [u8; 32]) -> Result<Self, String> {
         let mut random = [0; ID + SECRET];
-        aws_lc_rs::rand::fill(&mut random).map_err(|error| format!("the system gives no randomness: {error}"))?;
+        aws_lc_rs::rand::fill(&mut random).map_err(|error| format!("no randomness in the system: {error}"))?;
         let (id, secret) = random.split_at(ID);
         Ok(Self { id: BASE64.encode(id), secret: BASE64.encode(secret), pin })
     }
@@ -76,9 +76,7 @@ impl FromStr for Ticket {
         };
         // The error does not repeat the text, which may be most of a token.
         read().ok_or_else(|| {
-            format!(
-                "this is no token of this version; it begins with {MARK}. and comes from `hermes token create`, whole"
-            )
+            format!("invalid token; expected the complete output of `hermes token create`, which begins with {MARK}.")
         })
     }
 }

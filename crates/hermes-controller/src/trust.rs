@@ -67,7 +67,7 @@ impl State {
     /// # Errors
     /// There is none, or it is invalid.
     pub fn signing(&self) -> Result<Facts, String> {
-        facts(&self.authority.as_ref().ok_or("there is no authority yet")?.certificate)
+        facts(&self.authority.as_ref().ok_or("no CA yet")?.certificate)
     }
 }
 

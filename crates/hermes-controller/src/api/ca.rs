@@ -19,7 +19,7 @@ const MAX_IMPORT_BYTES: usize = 256 << 10;
 const MAX_NAMED: usize = 10;
 
 /// The refusal of a provider's request.
-const WHOSE: &str = "the authority is the operator's of the whole overlay";
+const WHOSE: &str = "only operators of the whole overlay may manage the CA";
 
 /// A CA as JSON.
 fn one(authority: &crate::ca::Ca) -> Value {
@@ -94,7 +94,9 @@ pub(super) async fn rotate(
             let imported =
                 (body.len() <= MAX_IMPORT_BYTES).then(|| serde_json::from_slice::<Imported>(&body).ok()).flatten();
             let imported = imported.ok_or_else(|| {
-                ApplyError::Unusable("the request is no {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned())
+                ApplyError::Unusable(
+                    "invalid request: expected {\"certificates\": PEM, \"key\": PEM}, or too large".to_owned(),
+                )
             })?;
             crate::ca::Ca::import(&imported.certificates, &imported.key, std::time::SystemTime::now())
         };
@@ -126,8 +128,8 @@ pub(super) async fn finish(
         let lacking = lacking(&api.push.progress(&view));
         if let Some(lacking) = lacking.filter(|_| !options.force) {
             return Err(ApplyError::NotReady(format!(
-                "not all are there yet: {lacking}. Wait, or do it all the same with --force: others believe such a node only \
-                 when it has been at a controller again, as it can while its certificate lives"
+                "not all nodes are ready: {lacking}. Wait, or proceed with --force: other nodes then accept such a \
+                 node only once it has connected to a controller again, while its certificate is valid"
             )));
         }
         Ok((api.controller.retire(&caller.by, since, options.force).await?, None))

@@ -54,8 +54,13 @@ pub(super) async fn apply(
     body: Bytes,
 ) -> Result<Response, Problem> {
     let caller = api.caller(&peer)?;
-    let text =
-        std::str::from_utf8(&body).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the documents are no UTF-8"))?;
+    let text = std::str::from_utf8(&body).map_err(|_| {
+        Problem::new(
+            StatusCode::BAD_REQUEST,
+            "the documents are not valid \
+                                                                                      UTF-8",
+        )
+    })?;
     let put = at_length(|| document::read(text)).map_err(|faults| Problem::of_faults(&faults))?;
     for resource in &put {
         caller.must_own(&resource.key).map_err(|problem| api.refuse("apply", &caller, &peer, problem))?;
@@ -63,8 +68,7 @@ pub(super) async fn apply(
     let ApplyOptions { dry_run: is_dry, now: is_now, since, .. } = options;
     let delete = if options.prune { pruned(&api, &caller, &put)? } else { Vec::new() };
     if is_now && caller.provider.is_some() {
-        let problem =
-            Problem::new(StatusCode::FORBIDDEN, "when nodes take a change is the operator's; leave --now out");
+        let problem = Problem::new(StatusCode::FORBIDDEN, "only operators may use --now; leave it out");
         return Err(api.refuse("apply", &caller, &peer, problem));
     }
     let request = Request { by: caller.by.clone(), put, delete, since, is_dry, is_now, ..Request::default() };
@@ -75,7 +79,7 @@ pub(super) async fn apply(
 /// providers if the operator asks. Nodes stay if the request has no nodes: deleting a node revokes its key.
 fn pruned(api: &ApiState, caller: &Caller, put: &[Resource]) -> Result<Vec<Key>, Problem> {
     if put.is_empty() {
-        let detail = "no documents, so that prune would delete all of them; name at least one";
+        let detail = "no documents: prune would delete all of them; name at least one";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let put: std::collections::HashSet<_> = put.iter().map(|resource| &resource.key).collect();
@@ -185,8 +189,7 @@ async fn change(
     match (&view.state.failed, &view.state.rollout) {
         (Some((of, why)), _) if *of == outcome.revision => {
             // Only the operator sees which node failed.
-            let why =
-                if caller.provider.is_none() { why } else { "nodes did not go on well with it; ask the operator" };
+            let why = if caller.provider.is_none() { why } else { "nodes failed after the change; ask the operator" };
             answer["taken-back"] = why.into();
         }
         (_, Some(waved)) if waved.of == outcome.revision && caller.provider.is_none() => {

@@ -11,7 +11,7 @@ use super::{ApiState, Arc, Event, Peer, Problem, StateView};
 use crate::document::Name;
 
 /// The refusal of a provider's request.
-const WHOSE: &str = "what the store has is the operator's";
+const WHOSE: &str = "only operators of the whole overlay may see or confirm the store";
 /// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
 

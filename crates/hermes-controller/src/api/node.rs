@@ -17,7 +17,7 @@ use crate::node_status::NodeStatus;
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 const MIN_TOKEN_LIFE: Duration = Duration::from_secs(1);
 /// The refusal of a provider's request.
-const WHOSE: &str = "nodes are the operator's, and so are their tokens";
+const WHOSE: &str = "only operators of the whole overlay may manage nodes and tokens";
 
 pub(super) async fn list(
     State(api): State<ApiState>,
@@ -123,10 +123,7 @@ pub(super) async fn token(
     let caller = api.operator(&peer, "token", WHOSE)?;
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
     if life < MIN_TOKEN_LIFE {
-        let problem = Problem::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "nobody could use a token of no time; give it a second or more",
-        );
+        let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "token lifetime too short; expected at least 1s");
         return Err(api.refuse("token", &caller, &peer, problem));
     }
     let about = Some(format!("token of node {}", request.node));

@@ -33,7 +33,7 @@ fn left(peer: &Peer) -> Duration {
 }
 
 fn decoded(request: &str) -> Result<Vec<u8>, Problem> {
-    BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))
+    BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is not valid base64"))
 }
 
 /// Lists everybody whose rights do not exceed the caller's.
@@ -73,7 +73,7 @@ pub(super) async fn dismiss(
     let provider = provider.or_else(|| caller.provider.clone());
     let about = called(&name, provider.as_ref());
     if caller.provider.is_some() && caller.provider != provider {
-        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} dismisses no {about}", caller.by));
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} may not dismiss {about}", caller.by));
         return Err(api.refuse("dismiss", &caller, &peer, problem));
     }
     let dismissed = api.controller.dismiss(&caller.by, asking(&caller, &peer), (&name, provider.as_ref())).await;
@@ -113,7 +113,7 @@ pub(super) async fn make(
     let OperatorRequest { name, provider, request, life } = request;
     let about = called(&name, provider.as_ref());
     if caller.provider.is_some() && caller.provider != provider {
-        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} makes no {about}", caller.by));
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} may not create {about}", caller.by));
         return Err(api.refuse("operator", &caller, &peer, problem));
     }
     let view = api.controller.view();

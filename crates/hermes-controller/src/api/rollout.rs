@@ -25,7 +25,7 @@ pub(super) fn told(view: &StateView) -> Value {
 }
 
 /// The refusal of a provider's request.
-const WHOSE: &str = "what goes out to nodes is the operator's";
+const WHOSE: &str = "only operators of the whole overlay may manage rollouts";
 
 pub(super) async fn show(
     State(api): State<ApiState>,
@@ -58,7 +58,7 @@ pub(super) async fn cancel(
         Some(waved) if is_own && caller.provider.is_some() => (caller, waved.of),
         _ => going(&api, &peer, "cancel")?,
     };
-    let done = api.controller.take_back(&caller.by, of, format!("{} has canceled it", caller.by)).await;
+    let done = api.controller.take_back(&caller.by, of, format!("canceled by {}", caller.by)).await;
     end(&api, (&caller, &peer), "cancel", of, done)
 }
 
@@ -66,7 +66,7 @@ fn going(api: &ApiState, peer: &Peer, what: &str) -> Result<(Caller, u64), Probl
     let caller = api.operator(peer, what, WHOSE)?;
     let view = api.controller.view();
     let Some(waved) = &view.state.rollout else {
-        let problem = Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
+        let problem = Problem::new(StatusCode::NOT_FOUND, "no rollout in progress");
         return Err(api.refuse(what, &caller, peer, problem));
     };
     Ok((caller, waved.of))
@@ -87,7 +87,7 @@ fn end(
         None => told(&api.controller.view()),
         // Node documents belong to the operator.
         Some(_) => {
-            json!({ "of": null, "failed": { "revision": of, "reason": format!("{} has canceled it", caller.by) } })
+            json!({ "of": null, "failed": { "revision": of, "reason": format!("canceled by {}", caller.by) } })
         }
     };
     Ok(axum::Json(answer).into_response())

@@ -60,19 +60,19 @@ impl Facts {
 /// # Errors
 /// The text has no valid certificate.
 pub fn facts(pem: &str) -> Result<Facts, String> {
-    Facts::of(blocks(pem)?.first().ok_or("there is no certificate")?)
+    Facts::of(blocks(pem)?.first().ok_or("no certificate found")?)
 }
 
 /// All certificates of a PEM text (DER).
 pub(crate) fn blocks(pem: &str) -> Result<Vec<Vec<u8>>, String> {
     let read = Pem::iter_from_buffer(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let read = read.map_err(|error| format!("it is no PEM: {error}"))?;
+    let read = read.map_err(|error| format!("invalid PEM: {error}"))?;
     Ok(read.into_iter().filter(|block| block.label == "CERTIFICATE").map(|block| block.contents).collect())
 }
 
 fn parsed(der: &[u8]) -> Result<X509Certificate<'_>, String> {
     let parsed = x509_parser::parse_x509_certificate(der);
-    parsed.map(|(_, parsed)| parsed).map_err(|error| format!("it is no certificate: {error}"))
+    parsed.map(|(_, parsed)| parsed).map_err(|error| format!("invalid certificate: {error}"))
 }
 
 fn subject_key<'a>(parsed: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
@@ -101,8 +101,8 @@ impl Ca {
         let ders = blocks(certificates).map_err(|why| refuse(format!("the certificates: {why}")))?;
         if ders.is_empty() || ders.len() > MAX_CHAIN {
             return Err(refuse(format!(
-                "there are {} certificates in the file; it needs the authority's first, then those above it up to the root, and \
-                 {MAX_CHAIN} at most",
+                "found {} certificates; expected the CA's first, then those above it up to the root, at most \
+                 {MAX_CHAIN}",
                 ders.len()
             )));
         }
@@ -112,12 +112,10 @@ impl Ca {
         }
         must_be_chain(&chain).map_err(refuse)?;
         let pair = KeyPair::from_pem(key).map_err(|error| {
-            refuse(format!(
-                "the key cannot be read ({error}); it has to be PEM without a password: `openssl pkcs8 -topk8 -nocrypt`"
-            ))
+            refuse(format!("invalid key ({error}); expected PEM without a password: `openssl pkcs8 -topk8 -nocrypt`"))
         })?;
         if pair.public_key_raw() != &*chain[0].public_key().subject_public_key.data {
-            return Err(refuse(format!("the key is not that of the first certificate, {}", chain[0].subject())));
+            return Err(refuse(format!("the key does not match the first certificate, {}", chain[0].subject())));
         }
         must_have_name(chain[0].subject()).map_err(refuse)?;
         if subject_key(&chain[0]).is_none() {
@@ -131,7 +129,7 @@ impl Ca {
 
     /// Issues test certificates and verifies them as a node does.
     fn try_it(&self, now: SystemTime) -> Result<(), IssueError> {
-        let refuse = |why: String| IssueError::Import(format!("what this authority signs is not believed: {why}"));
+        let refuse = |why: String| IssueError::Import(format!("nodes would reject certificates of this CA: {why}"));
         let name = |name: &str| name.parse().map_err(IssueError::Import);
         let (overlay, node, host) = (name("overlay")?, name("node")?, "localhost".to_owned());
         let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
@@ -191,14 +189,14 @@ impl Ca {
     pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, IssueError> {
         let refuse = |why: String| IssueError::Ca(why);
         let ders = blocks(&other.certificate).map_err(refuse)?;
-        let der = ders.first().ok_or_else(|| refuse("it has no certificate".to_owned()))?;
+        let der = ders.first().ok_or_else(|| refuse("no certificate".to_owned()))?;
         let other = parsed(der).map_err(refuse)?;
         let mut params = CertificateParams::default();
         // The other CA's own root limits the path length.
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.distinguished_name = name_of(other.subject()).map_err(refuse)?;
-        let key = subject_key(&other).ok_or_else(|| refuse("it has no subject key identifier".to_owned()))?;
+        let key = subject_key(&other).ok_or_else(|| refuse("no subject key identifier".to_owned()))?;
         params.key_identifier_method = KeyIdMethod::PreSpecified(key.to_vec());
         params.use_authority_key_identifier_extension = true;
         let end = other.validity().not_after.timestamp();
@@ -215,11 +213,11 @@ fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Resu
     let subject = certificate.subject();
     let is_ca = certificate.basic_constraints().ok().flatten().is_some_and(|constraints| constraints.value.ca);
     if !is_ca {
-        return Err(format!("{subject} is no certificate of an authority (basic constraints say nothing of CA)"));
+        return Err(format!("{subject} is not a CA certificate (no CA in its basic constraints)"));
     }
     let may_sign = certificate.key_usage().ok().flatten().is_none_or(|usage| usage.value.key_cert_sign());
     if !may_sign {
-        return Err(format!("{subject} may sign no certificates, as its key usage says"));
+        return Err(format!("{subject} may not sign certificates (no keyCertSign in its key usage)"));
     }
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     let validity = certificate.validity();
@@ -227,7 +225,7 @@ fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Resu
         return Err(format!("{subject} has expired: it was valid until {}", validity.not_after));
     }
     if validity.not_before.timestamp() > seconds {
-        return Err(format!("{subject} is not valid yet: it is from {}", validity.not_before));
+        return Err(format!("{subject} is not valid before {}", validity.not_before));
     }
     Ok(())
 }
@@ -239,7 +237,7 @@ fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
         // `at` counts the CAs below this certificate.
         if limit.is_some_and(|limit| usize::try_from(limit).is_ok_and(|limit| limit < at)) {
             return Err(format!(
-                "{} may have no such authorities below it (its path length is limited)",
+                "{} may not have these CAs below it (its path length is limited)",
                 certificate.subject()
             ));
         }
@@ -252,9 +250,12 @@ fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
         }
         let (subject, issuer) = (certificate.subject(), certificate.issuer());
         return Err(match above {
-            Some(above) => format!("{subject} is not signed by the one after it, {}", above.subject()),
+            Some(above) => format!("{subject} is not signed by the next certificate, {}", above.subject()),
             None => {
-                format!("the chain ends at {subject}, which {issuer} has signed; add those above it, up to the root")
+                format!(
+                    "incomplete chain: {subject} is signed by {issuer}; add the certificates above it, up to the \
+                         root"
+                )
             }
         });
     }
@@ -271,7 +272,7 @@ fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
         return name_of(name).map(drop);
     }
     Err(format!(
-        "the authority's name, {name}, has an attribute twice, or two in one part: it cannot sign here; issue one with another name"
+        "unsupported CA name {name}: an attribute occurs twice, or two share one part; issue the CA with another name"
     ))
 }
 
@@ -279,7 +280,7 @@ fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
 fn name_of(name: &X509Name<'_>) -> Result<DistinguishedName, String> {
     let mut same = DistinguishedName::new();
     for attribute in name.iter_attributes() {
-        let wrong = || format!("the name {name} cannot be written again");
+        let wrong = || format!("unsupported name {name}");
         let oid: Vec<u64> = attribute.attr_type().iter().ok_or_else(wrong)?.collect();
         let value = attribute.attr_value();
         let text = std::str::from_utf8(value.data).map_err(|_| wrong())?;

@@ -25,13 +25,11 @@ const NONCE_BYTES: usize = 12;
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
     /// The key in the store is sealed, and no seal is configured.
-    #[error(
-        "the authority's key in the store is sealed: start the controller with --seal-file, and the file with which it was sealed"
-    )]
+    #[error("the CA's key in the store is sealed; start the controller with --seal-file and the file that sealed it")]
     Missing,
     /// The key was sealed with another seal.
     #[error(
-        "the authority's key in the store was sealed with another file than this --seal-file; bring that one, from where the \
+        "wrong --seal-file: the CA's key in the store was sealed with another file; copy that file from where the \
          controller ran before, or from another controller of this overlay"
     )]
     Other,
@@ -44,7 +42,7 @@ pub enum SealError {
         why: String,
     },
     /// The system has no randomness or no cipher.
-    #[error("the authority's key cannot be sealed: the system gives no randomness, or no cipher")]
+    #[error("cannot seal the CA's key: no randomness or no cipher in the system")]
     Unable,
 }
 
@@ -73,11 +71,12 @@ impl Seal {
             Err(error) => return Err(fault(format!("cannot be read: {error}"))),
         };
         if std::fs::metadata(file).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
-            tracing::warn!(file = %file.display(), "everybody on this machine may read the seal: chmod o= it");
+            tracing::warn!(file = %file.display(), "the seal file is readable by everyone on this machine; run chmod \
+                                                    o= on it");
         }
         if bytes.len() != KEY_BYTES {
             return Err(fault(format!(
-                "it has {} bytes, and a seal has {KEY_BYTES} random ones; name a file that is not there, and one is made",
+                "invalid seal: {} bytes, expected {KEY_BYTES}; name a new file to create a seal",
                 bytes.len()
             )));
         }

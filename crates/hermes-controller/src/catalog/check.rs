@@ -77,7 +77,8 @@ impl Catalog {
         let mut overlays = self.of(Kind::Overlay);
         match (overlays.next(), overlays.next()) {
             (Some(first), Some(second)) => {
-                let message = format!("there is one overlay, {}; delete one of them", first.key.name);
+                let message =
+                    format!("more than one Overlay document; the first is {}; delete one of them", first.key.name);
                 Fault::of(&second.key, "", message)
             }
             _ => Fault {
@@ -85,7 +86,7 @@ impl Catalog {
                 number: None,
                 problem: hermes_model::Problem {
                     path: String::new(),
-                    message: "there is no overlay yet; add a document with kind: Overlay and a name".to_owned(),
+                    message: "no Overlay document; add one with kind: Overlay and a name".to_owned(),
                 },
             },
         }
@@ -102,8 +103,8 @@ impl Catalog {
                 let mut own = self.owned(kind, &Some(name.clone()));
                 if let Some(first) = own.nth(most) {
                     let message = format!(
-                        "{name} may have {most} {key}, and this is one more; delete some, or ask the operator for a \
-                         larger quota (providers.{name}.quota.{key})"
+                        "quota exceeded: {name} may have {most} {key}; delete some, or ask the operator for a larger \
+                         quota (providers.{name}.quota.{key})"
                     );
                     faults.push(Fault::of(&first.key, "", message));
                 }
@@ -128,8 +129,8 @@ impl Catalog {
                 sum = sizes.fold(sum, u64::saturating_add);
                 if sum > most.0 {
                     let message = format!(
-                        "caches and custody of {provider} ask for more than {most} of {key} with this one; write less, or \
-                         ask the operator for a larger quota (providers.{provider}.quota.{key})"
+                        "quota exceeded: caches and custody of {provider} need more than {most} of {key}; reduce \
+                         them, or ask the operator for a larger quota (providers.{provider}.quota.{key})"
                     );
                     faults.push(Fault::of(&resource.key, "", message));
                     break;
@@ -163,8 +164,11 @@ impl<'a> Check<'a, '_> {
                 self.fault("provider", format!("the overlay has no provider {provider}{known}"));
             }
             None if self.key.kind.is_of_providers() && !providers.is_empty() => {
-                self.fault("provider", "the overlay has providers; say whose this is with provider: NAME, or delete it where one with a provider stands in its \
-                     place");
+                self.fault(
+                    "provider",
+                    "missing: the overlay has providers; set provider: NAME, or delete \
+                                        this document if another one with a provider replaces it",
+                );
             }
             _ => {}
         }
@@ -179,7 +183,7 @@ impl<'a> Check<'a, '_> {
         if bytes > MAX_PROVIDER_DOCUMENT {
             self.fault(
                 "",
-                format!("it has {bytes} bytes, and a provider's document {MAX_PROVIDER_DOCUMENT} at most; write less"),
+                format!("document too large: {bytes} bytes, at most {MAX_PROVIDER_DOCUMENT} for a provider's document"),
             );
         }
     }
@@ -187,7 +191,10 @@ impl<'a> Check<'a, '_> {
     fn life(&mut self, overlay: &Overlay) {
         let [shortest, longest] = CERTIFICATE_LIVES;
         if overlay.certificate_life.is_some_and(|life| life.0 < shortest || life.0 > longest) {
-            self.fault("certificate-life", format!("write {}s to {}d", shortest.as_secs(), longest.as_secs() / 86_400));
+            self.fault(
+                "certificate-life",
+                format!("out of range; expected {}s to {}d", shortest.as_secs(), longest.as_secs() / 86_400),
+            );
         }
     }
 
@@ -222,13 +229,12 @@ impl<'a> Check<'a, '_> {
         for (at, link) in node.links.iter().enumerate() {
             let path = format!("links[{at}]");
             if *link == self.key.name {
-                self.fault(path, "a node has no link to itself; leave it out");
+                self.fault(path, "a node cannot link to itself; leave it out");
             } else if let Some(other) = self.node_at(&path, link)
                 && other.address.is_none()
             {
                 let own = &self.key.name;
-                let message =
-                    format!("nobody can dial {link}, which has no address; give it one, or let it link to {own}");
+                let message = format!("node {link} has no address to dial; give it one, or let it link to {own}");
                 self.fault(path, message);
             }
         }
@@ -252,10 +258,14 @@ impl<'a> Check<'a, '_> {
     fn app(&mut self, node: &Node, at: usize, app: &App) {
         let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
         if !is_tun && app.bind.is_none() {
-            self.fault(format!("apps[{at}].bind"), "say where it listens; add bind: \"127.0.0.1:8080\" or the like");
+            self.fault(
+                format!("apps[{at}].bind"),
+                "missing; add an address to listen at, such as bind: \
+                                                    \"127.0.0.1:8080\"",
+            );
         }
         if is_tun && app.address.is_empty() {
-            self.fault(format!("apps[{at}].address"), "say what its packets come from; add address: and an address");
+            self.fault(format!("apps[{at}].address"), "missing; add the address of the device");
         }
         for (key, is_there, is_fit) in [
             ("bind", app.bind.is_some(), !is_tun),
@@ -267,10 +277,10 @@ impl<'a> Check<'a, '_> {
         ] {
             if is_there && !is_fit {
                 let which = match key {
-                    "device" | "address" => "only protocol: tun has it",
-                    "addresses" | "forward" => "only protocol: dns has it",
-                    _ if is_tun => "a device (protocol: tun) has none",
-                    _ => "protocol: dns has none",
+                    "device" | "address" => "only for protocol: tun",
+                    "addresses" | "forward" => "only for protocol: dns",
+                    _ if is_tun => "not for a device (protocol: tun)",
+                    _ => "not for protocol: dns",
                 };
                 self.fault(format!("apps[{at}].{key}"), format!("{which}; leave it out"));
             }
@@ -297,12 +307,12 @@ impl<'a> Check<'a, '_> {
         let shared = prefixes.iter().find(|prefix| is_shared(prefix)).copied();
         if !has_device {
             let message =
-                "no device of this user takes the addresses of names; add an app {protocol: tun, address: ADDRESS}";
+                "no device of this user captures the addresses of names; add an app {protocol: tun, address: ADDRESS}";
             self.fault(format!("apps[{at}]"), message);
         }
         if let Some(shared) = shared {
             let message = format!(
-                "{} stands for names of another user of this node; write addresses: and another prefix",
+                "{} is used for names of another user of this node; set addresses: to another prefix",
                 shared.0
             );
             self.fault(format!("apps[{at}].addresses"), message);
@@ -315,7 +325,7 @@ impl<'a> Check<'a, '_> {
             let path = format!("at[{at}].node");
             self.serving(&path, &gateway.node);
             if !seen.insert(&gateway.node) {
-                self.fault(path, "this node stands here a second time; keep one");
+                self.fault(path, "duplicate node; keep one");
             }
             // All packets of a device share one network, so providers must not share a device.
             let device = gateway.device_of(&self.key.name);
@@ -328,7 +338,7 @@ impl<'a> Check<'a, '_> {
             if device.is_some() && others.any(|other| Some(other) == device) {
                 self.fault(
                     format!("at[{at}].device"),
-                    "another provider's network has a device of this name there; write another one",
+                    "device name in use by another provider's network on that node; choose another one",
                 );
             }
         }
@@ -341,16 +351,16 @@ impl<'a> Check<'a, '_> {
         for (at, replica) in service.at.iter().enumerate() {
             self.serving(&format!("at[{at}].node"), &replica.node);
             if speaks(replica) == (false, false, false) {
-                self.fault(format!("at[{at}]"), "say what it dials there: http, tcp or udp, with HOST:PORT");
+                self.fault(format!("at[{at}]"), "origin missing; add http, tcp or udp, with HOST:PORT");
             }
             if service.at.0.first().is_some_and(|first| speaks(first) != speaks(replica)) {
                 self.fault(
                     format!("at[{at}]"),
-                    "all places of a service speak the same; make this a service of its own",
+                    "all replicas of a service must have the same protocols; make this a service of its own",
                 );
             }
             if !seen.insert(&replica.node) {
-                self.fault(format!("at[{at}].node"), "this node stands here a second time; keep one");
+                self.fault(format!("at[{at}].node"), "duplicate node; keep one");
             }
         }
         self.audience(&service.audience);
@@ -375,8 +385,8 @@ impl<'a> Check<'a, '_> {
         for other in others {
             if self.told.insert([self.key.min(other), self.key.max(other)]) {
                 let message = format!(
-                    "{other} has the same authority, and an audience that is as wide: nobody can tell which of both a session \
-                     is for; narrow one of them, or give it an authority, a path or a method of its own"
+                    "ambiguous: {other} has the same authority and an audience of the same size; narrow one of them, \
+                     or give it an authority, a path or a method of its own"
                 );
                 self.fault("authority", message);
             }
@@ -405,7 +415,7 @@ impl<'a> Check<'a, '_> {
     /// The referenced name, if it belongs to the same provider.
     fn own<'n>(&mut self, path: &str, reference: &'n Reference) -> Option<&'n Name> {
         if reference.provider.is_some() && reference.provider != self.key.provider {
-            self.fault(path, format!("{reference} is another provider's; name what is yours"));
+            self.fault(path, format!("{reference} belongs to another provider; name a document of the same provider"));
             return None;
         }
         Some(&reference.name)
@@ -437,11 +447,11 @@ pub(crate) fn unfit(node: &Node) -> Vec<(&'static str, String)> {
             told.push((key, format!("this node runs Envoy, {message}")));
         }
     };
-    tell(node.role != Role::Standalone, "role", "which has no users of its own; write role: standalone");
+    tell(node.role != Role::Standalone, "role", "which supports no users of its own; set role: standalone");
     tell(node.address.is_none(), "address", "which other nodes dial; give it an address");
-    tell(node.http3, "http3", "which asks nobody for a certificate over HTTP/3; leave http3 out");
-    tell(!node.apps.is_empty(), "apps", "which carries what other nodes send; give apps to a node of its own");
-    tell(!node.listeners.is_empty(), "listeners", "which has a listener for other nodes alone; leave listeners out");
+    tell(node.http3, "http3", "which does not verify client certificates over HTTP/3; leave http3 out");
+    tell(!node.apps.is_empty(), "apps", "which only forwards for other nodes; move apps to another node");
+    tell(!node.listeners.is_empty(), "listeners", "which only has a listener for other nodes; leave listeners out");
     let own = "which has this from its own bootstrap and command line; leave it out";
     tell(node.admin.is_some(), "admin", own);
     tell(node.drain.is_some(), "drain", own);

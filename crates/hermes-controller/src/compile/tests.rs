@@ -135,15 +135,15 @@ fn what_networks_and_devices_lack_is_said() {
     assert_eq!(
         with("protocol: tun, address: 10.20.0.2", "protocol: tun, bind: \"127.0.0.1:1\""),
         [
-            "Node/laptop: apps[1].address: say what its packets come from; add address: and an address",
-            "Node/laptop: apps[1].bind: a device (protocol: tun) has none; leave it out"
+            "Node/laptop: apps[1].address: missing; add the address of the device",
+            "Node/laptop: apps[1].bind: not for a device (protocol: tun); leave it out"
         ]
     );
     assert_eq!(
         with("{bind: 127.0.0.1:8080}", "{device: hermes1}"),
         [
-            "Node/laptop: apps[0].bind: say where it listens; add bind: \"127.0.0.1:8080\" or the like",
-            "Node/laptop: apps[0].device: only protocol: tun has it; leave it out"
+            "Node/laptop: apps[0].bind: missing; add an address to listen at, such as bind: \"127.0.0.1:8080\"",
+            "Node/laptop: apps[0].device: only for protocol: tun; leave it out"
         ]
     );
     let faults = with("users: bob", "users: carol");
@@ -338,12 +338,12 @@ fn no_provider_names_what_is_anothers() {
         ),
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: {users: acme/ann}}",
-            "another provider's",
+            "belongs to another provider",
         ),
         ("{kind: Group, provider: bella, name: A, users: [ann, eve]}", "there is no user eve"),
         ("{kind: User, provider: bella, name: A, nodes: one}", "serves bella"),
         ("{kind: User, provider: carla, name: A}", "the overlay has no provider carla"),
-        ("{kind: User, name: A}", "say whose this is"),
+        ("{kind: User, name: A}", "provider: missing: the overlay has providers"),
         (
             "{kind: Service, provider: acme, name: A, at: {node: one, http: \"127.0.0.1:1\"}, for: everyone}",
             "acme may have 1 services",
@@ -351,7 +351,7 @@ fn no_provider_names_what_is_anothers() {
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: everyone, \
              cache: {memory: 200GiB}}",
-            "ask for more than 4GiB of memory",
+            "need more than 4GiB of memory",
         ),
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: everyone, \
@@ -379,17 +379,17 @@ fn golden_documents_hold() {
 fn references_that_lead_nowhere_are_told() {
     let wrong = [
         ("{kind: Node, name: n, links: ingres}", "did you mean ingress?"),
-        ("{kind: Node, name: n, links: n}", "no link to itself"),
-        ("{kind: Node, name: n, links: bob-laptop}", "nobody can dial bob-laptop"),
+        ("{kind: Node, name: n, links: n}", "cannot link to itself"),
+        ("{kind: Node, name: n, links: bob-laptop}", "bob-laptop has no address to dial"),
         ("{kind: Node, name: n, apps: {bind: 127.0.0.1:1, user: alice}}", "add n to the user's nodes"),
-        ("{kind: Service, name: S, at: [{node: server}], for: everyone}", "say what it dials there"),
-        ("{kind: Overlay, name: other}", "there is one overlay"),
+        ("{kind: Service, name: S, at: [{node: server}], for: everyone}", "origin missing"),
+        ("{kind: Overlay, name: other}", "more than one Overlay document"),
     ];
     for (document, words) in wrong {
         let said = faults(&format!("{VIDEO}---\n{document}\n"));
         assert!(said.iter().any(|said| said.contains(words)), "{document}: {said:#?}");
     }
-    assert!(faults("{kind: User, name: a}")[0].contains("no overlay yet"));
+    assert!(faults("{kind: User, name: a}")[0].contains("no Overlay document"));
 }
 
 mod incremental {
@@ -619,7 +619,7 @@ fn names_need_a_device_and_addresses_of_their_own() {
     let end = start + NAMES[start..].find("}]").unwrap() + 2;
     let told = |apps: &str| faults(&format!("{}{apps}{}", &NAMES[..start], &NAMES[end..])).join("\n");
     let alone = told("[{protocol: dns, bind: \"127.0.0.53:53\", user: alice}]");
-    assert!(alone.contains("no device of this user takes the addresses of names"), "{alone}");
+    assert!(alone.contains("no device of this user captures the addresses of names"), "{alone}");
     let both = |addresses: &str| {
         let apps = |user: &str, number: u8, more: &str| {
             format!(
@@ -629,6 +629,6 @@ fn names_need_a_device_and_addresses_of_their_own() {
         };
         told(&format!("[{}, {}]", apps("alice", 2, ""), apps("bob", 3, addresses)))
     };
-    assert!(both("").contains("stands for names of another user of this node"), "{}", both(""));
+    assert!(both("").contains("is used for names of another user of this node"), "{}", both(""));
     assert_eq!(both(", addresses: 198.18.0.0/16"), "");
 }

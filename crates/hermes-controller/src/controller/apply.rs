@@ -125,7 +125,7 @@ fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Op
     let state = &view.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
     if let Some((of, _)) = request.takes_back.as_ref().filter(|(of, _)| waved != Some(*of)) {
-        return Err(ApplyError::Denied(format!("revision {of} goes out no more")));
+        return Err(ApplyError::Denied(format!("the rollout of revision {of} has ended")));
     }
     let mut catalog = state.catalog.clone();
     let mut outcome = Outcome { revision: state.revision, ..Outcome::default() };

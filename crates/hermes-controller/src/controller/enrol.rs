@@ -61,7 +61,7 @@ impl Controller {
             let now = now();
             if view.state.tokens.values().filter(|token| token.expires > now).count() >= MAX_TOKENS {
                 return Err(ApplyError::Denied(format!(
-                    "there are {MAX_TOKENS} tokens that nobody has used; wait until they expire"
+                    "too many unused tokens: {MAX_TOKENS}; wait until some expire"
                 )));
             }
             let over = view.state.tokens.values().filter(|token| token.expires <= now);
@@ -100,14 +100,14 @@ impl Controller {
             let Some(token) = token else {
                 // The error does not tell whether the id exists.
                 return Err(ApplyError::Denied(
-                    "this token is used, taken back, or none of this overlay; ask for another one".to_owned(),
+                    "this token is used, revoked, or of another overlay; ask for another one".to_owned(),
                 ));
             };
             if token.expires <= now() {
                 return Err(ApplyError::Denied("this token has expired; ask for another one".to_owned()));
             }
             if view.state.catalog.node(&token.node).is_none() {
-                return Err(ApplyError::Denied(format!("node {} is no part of the overlay any more", token.node)));
+                return Err(ApplyError::Denied(format!("node {} was removed from the overlay", token.node)));
             }
             let member =
                 Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
@@ -122,7 +122,8 @@ impl Controller {
                 // Readmitting the key would make the other node's certificates valid again.
                 Some(_) => {
                     return Err(ApplyError::Denied(
-                        "this key was another node's, and is revoked; enrol with an empty --state directory".to_owned(),
+                        "this key belonged to another node and is revoked; enrol with an empty --state directory"
+                            .to_owned(),
                     ));
                 }
                 None => {}
@@ -144,7 +145,7 @@ impl Controller {
         let view = self.view();
         if view.state.members.get(node).is_none_or(|member| member.key != key) {
             return Err(ApplyError::Denied(format!(
-                "{node} has enrolled with another key; enrol it anew with a token"
+                "{node} has enrolled with another key; enrol it again with a token"
             )));
         }
         self.issue(node, request)
@@ -171,7 +172,7 @@ impl Controller {
         let (overlay, document) = catalog
             .overlay()
             .zip(catalog.node(node))
-            .ok_or_else(|| ApplyError::Denied(format!("node {node} is no part of the overlay any more")))?;
+            .ok_or_else(|| ApplyError::Denied(format!("node {node} was removed from the overlay")))?;
         let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
         let life = view.state.certificate_life();
         self.sign(request, &subject, life)
@@ -195,7 +196,7 @@ impl Controller {
     ) -> Result<(String, Trust), ApplyError> {
         let view = self.view();
         let authority = view.state.authority.as_ref();
-        let authority = authority.ok_or_else(|| ApplyError::Denied("there is no authority yet".to_owned()))?;
+        let authority = authority.ok_or_else(|| ApplyError::Denied("no CA yet".to_owned()))?;
         let signer = self.opened(authority)?.signer().map_err(unissued)?;
         let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
         Ok((certificate, view.state.trust().map_err(ApplyError::Denied)?))
@@ -214,7 +215,7 @@ impl Controller {
             signer.revoke(keys.iter().copied(), SystemTime::now()).map_err(unissued)
         });
         lists.collect::<Result<String, ApplyError>>().unwrap_or_else(|error| {
-            tracing::warn!("Envoys are not told which certificates are revoked: {error}");
+            tracing::warn!("cannot issue revocation lists for Envoys: {error}");
             String::new()
         })
     }
@@ -230,17 +231,17 @@ pub(super) fn unissued(error: IssueError) -> ApplyError {
 /// The digest of the request's key, as the certificate will have it. Checked before the store is written.
 pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
-    let (_, parsed) = parsed
-        .map_err(|error| ApplyError::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;
-    let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into()).map_err(|error| {
-        ApplyError::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
+    let (_, parsed) = parsed.map_err(|error| {
+        ApplyError::Denied(format!("invalid certificate request (expected PKCS #10, DER): {error}"))
     })?;
+    let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into())
+        .map_err(|error| ApplyError::Denied(format!("certificate request not signed with its own key: {error}")))?;
     let issued = rcgen::PublicKeyData::subject_public_key_info(&asked.public_key);
     // With another encoding, a revocation would not find the certificate.
     if issued != parsed.certification_request_info.subject_pki.raw {
         return Err(ApplyError::Denied(
-            "the request has its key in another form than certificates have (RFC 5280, section 4.1.2.7), or is signed by another \
-             scheme than is usual for it; make it anew, for P-256 for instance"
+            "unsupported key encoding (RFC 5280, section 4.1.2.7) or signature scheme in the request; make a new \
+             one, for example with P-256"
                 .to_owned(),
         ));
     }
@@ -253,8 +254,7 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
 /// The certificate is invalid.
 pub fn pin(authority: &Ca) -> Result<[u8; 32], ApplyError> {
     let parsed = x509_parser::pem::parse_x509_pem(authority.certificate.as_bytes());
-    let (_, pem) =
-        parsed.map_err(|error| ApplyError::Denied(format!("the authority's certificate cannot be read: {error}")))?;
+    let (_, pem) = parsed.map_err(|error| ApplyError::Denied(format!("invalid CA certificate: {error}")))?;
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &pem.contents);
     digest.as_ref().try_into().map_err(|_| ApplyError::Denied("SHA-256 has 32 bytes".to_owned()))
 }

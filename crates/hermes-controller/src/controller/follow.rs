@@ -86,9 +86,9 @@ impl Controller {
         });
         match done {
             _ if !is_new => {}
-            Ok(()) => tracing::info!("the store is followed again"),
+            Ok(()) => tracing::info!("store reachable again"),
             Err(error @ StoreError::Lost(_)) => tracing::error!("{error}"),
-            Err(error) => tracing::warn!(again_in = ?RETRY_INTERVAL, "the store cannot be followed: {error}"),
+            Err(error) => tracing::warn!(again_in = ?RETRY_INTERVAL, "store unreachable: {error}"),
         }
     }
 
@@ -178,13 +178,13 @@ impl Controller {
         if let Some(base) = base {
             // An uncompacted log is longer, and works.
             let compacted = self.store.compact(base).await;
-            let _ = compacted.inspect_err(|error| tracing::warn!("the log stays as long as it is: {error}"));
+            let _ = compacted.inspect_err(|error| tracing::warn!("log not compacted: {error}"));
         }
         Ok(())
     }
 
     async fn read_base(&self) -> Result<State, StoreError> {
-        let base = self.store.base().await?.ok_or_else(|| foreign("it begins without a base".to_owned()))?;
+        let base = self.store.base().await?.ok_or_else(|| foreign("no base at its beginning".to_owned()))?;
         State::from_base(base.revision, &base.state).map_err(foreign)
     }
 
@@ -205,7 +205,7 @@ impl Controller {
                     is_new
                 })
             }
-            Err(why) => tracing::error!("the authority in the store cannot be read; nodes trust whom they did: {why}"),
+            Err(why) => tracing::error!("invalid CA in the store; nodes keep the CAs that they trust: {why}"),
         }
         self.held.send_if_modified(|before| std::mem::replace(before, view.is_held()) != view.is_held());
         let mut nodes = lock(&self.nodes);
@@ -234,5 +234,5 @@ impl Controller {
 }
 
 fn foreign(why: String) -> StoreError {
-    StoreError::Foreign("what the store holds".to_owned(), why)
+    StoreError::Foreign("the content of the store".to_owned(), why)
 }

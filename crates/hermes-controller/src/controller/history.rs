@@ -24,8 +24,8 @@ use crate::state::Change;
 use crate::store::Revision;
 
 /// The reason that nodes get while documents are withheld.
-pub(crate) const HELD: &str = "the store of this controller was restored, or has less than nodes have run: nodes keep what they run \
-                               until all of them are back, or `hermes restore --confirm`";
+pub(crate) const HELD: &str = "store restored, or behind what nodes have run: nodes keep their documents until all \
+                               have reconnected, or until `hermes restore --confirm`";
 /// The maximum number of revocations taken from one report.
 const MAX_RETURNED: usize = 512;
 
@@ -129,10 +129,11 @@ impl Controller {
         let (_, latest) = self.transact("controller", judge).await?;
         let event =
             |about: String| Event { what: "recall", by: Some("controller"), about: Some(about), ..Event::default() };
-        let revoked = returned.iter().map(|one| event(format!("node {} is revoked, as node {node} knows", one.node)));
+        let revoked =
+            returned.iter().map(|one| event(format!("node {} is revoked, as reported by node {node}", one.node)));
         let mut events: Vec<_> = revoked.collect();
         if let Some(latest) = latest {
-            let (own, why) = (view.state.revision, "the store has lost what was after its own");
+            let (own, why) = (view.state.revision, "the store has lost the revisions after its own");
             tracing::error!(revision = own, "node {node} has run revision {latest}: {why}. {HELD}");
             events.push(event(format!("node {node} has run revision {latest}: {why} ({own})")));
         }

@@ -49,7 +49,7 @@ impl Controller {
             let is_there = view.state.operators.contains_key(&operator.key);
             if asking.is_some() && !is_there && beside.count() >= MAX_OPERATORS {
                 return Err(ApplyError::Denied(format!(
-                    "there are {MAX_OPERATORS} operators; take some back with `hermes operator remove`"
+                    "too many operators: {MAX_OPERATORS}; remove some with `hermes operator remove`"
                 )));
             }
             Ok((vec![Change::Operator(operator.clone())], ()))
@@ -70,9 +70,7 @@ impl Controller {
         life: Duration,
     ) -> Result<Certificate, ApplyError> {
         if key_of(request)? != asking.key {
-            return Err(ApplyError::Denied(
-                "this is for another key than that of the certificate that was shown".to_owned(),
-            ));
+            return Err(ApplyError::Denied("the request is for another key than the client certificate's".to_owned()));
         }
         self.make_operator((by, Some(asking)), request, (asking.name, asking.provider), life).await
     }
@@ -95,13 +93,13 @@ impl Controller {
             if keys.is_empty() {
                 let mut others = view.operators(None).filter(|one| one.name == *name);
                 let next_step = match others.find_map(|one| one.provider.as_ref().filter(|_| provider.is_none())) {
-                    Some(of) => format!("one of this name is {of}'s: --provider {of}"),
-                    None => "`hermes operator list` has all".to_owned(),
+                    Some(of) => format!("one of this name belongs to {of}: --provider {of}"),
+                    None => "`hermes operator list` shows all".to_owned(),
                 };
                 return Err(ApplyError::Unknown(format!("there is no operator {name}; {next_step}")));
             }
             if keys.iter().any(|key| key == asking.key) {
-                return Err(ApplyError::Denied(format!("{name} is who asks; another operator takes this one back")));
+                return Err(ApplyError::Denied(format!("{name} is the caller; ask another operator to remove it")));
             }
             let count = keys.len();
             Ok((keys.into_iter().map(|key| Change::Dismissed { key }).collect(), count))
@@ -115,7 +113,7 @@ impl StateView {
     /// make another one.
     fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), ApplyError> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
-        is_one.then_some(()).ok_or_else(|| ApplyError::Denied("who asks is no operator any more".to_owned()))
+        is_one.then_some(()).ok_or_else(|| ApplyError::Denied("the caller is no longer an operator".to_owned()))
     }
 
     /// Operators that may change documents of this provider. `None`: all operators.

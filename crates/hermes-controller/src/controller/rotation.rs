@@ -18,7 +18,7 @@ use crate::store::{Revision, StoreError};
 use crate::trust::Trust;
 
 /// The error if no rotation is in progress.
-const NONE: &str = "no authority follows another now; `hermes authority rotate` begins that";
+const NONE: &str = "no CA rotation in progress; begin one with `hermes authority rotate`";
 
 impl Controller {
     /// Watches which CAs the overlay trusts.
@@ -61,7 +61,7 @@ impl Controller {
         // Otherwise the log would still have the unsealed key.
         self.compact().await?;
         tracing::info!(
-            "the authority's key is sealed; who has read the store before may have it: `hermes authority rotate`"
+            "CA key sealed; an earlier reader of the store may have it, so rotate the CA: `hermes authority rotate`"
         );
         Ok(())
     }
@@ -98,21 +98,21 @@ impl Controller {
         let judge = |view: &StateView| {
             if view.state.rotation.is_some() {
                 return Err(ApplyError::NotReady(
-                    "an authority follows another already; `hermes authority finish` ends that, and `hermes authority cancel` \
-                     takes it back"
+                    "CA rotation in progress; end it with `hermes authority finish`, or cancel it with `hermes \
+                     authority cancel`"
                         .to_owned(),
                 ));
             }
             if view.state.signing().map_err(fault)?.key == key {
-                return Err(ApplyError::Unusable("this authority signs already; bring another one".to_owned()));
+                return Err(ApplyError::Unusable("this CA signs already; import another one".to_owned()));
             }
             let authority = self.opened(signing(view)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
             if let Err(why) = next.is_believed_by(&proof, &authority, SystemTime::now()) {
                 // Connected nodes get the new root directly and need no cross-certificate.
                 tracing::warn!(
-                    "who is away until this is finished has to enrol anew, or to be made an operator anew: what the new authority \
-                     signs is believed by nobody who trusts the old one alone ({why})"
+                    "peers that trust only the old CA reject the new one's certificates: nodes that stay \
+                     disconnected until the rotation ends must enrol again, and operators need new files ({why})"
                 );
             }
             let has_envoys = view.state.catalog.nodes().any(|(_, node)| node.runs == Program::Envoy);
@@ -120,8 +120,8 @@ impl Controller {
                 && next.signer().and_then(|signer| signer.revoke(std::iter::empty(), SystemTime::now())).is_err()
             {
                 return Err(ApplyError::Unusable(
-                    "some nodes are Envoys, which know by signed lists what is revoked: the certificate of the authority needs \
-                     cRLSign among its key usages"
+                    "the CA's certificate needs cRLSign in its key usage: some nodes are Envoys, which use \
+                     revocation lists"
                         .to_owned(),
                 ));
             }
@@ -157,7 +157,7 @@ impl Controller {
             let rotation = state.rotation.as_deref().ok_or_else(|| ApplyError::NotReady(NONE.to_owned()))?;
             if rotation.since != of {
                 return Err(ApplyError::NotReady(
-                    "somebody else has changed that meanwhile; see `hermes authority show`".to_owned(),
+                    "the rotation was changed in the meantime; see `hermes authority show`".to_owned(),
                 ));
             }
             let gone = |authority| Change::Retired(state.retired(authority, &rotation.proof, now()));
@@ -167,7 +167,7 @@ impl Controller {
                     vec![gone(signing(view)?), Change::Ca(rotation.other.clone()), Change::Rotation(None)]
                 }
                 false => {
-                    return Err(ApplyError::NotReady("the new authority signs nothing yet".to_owned()));
+                    return Err(ApplyError::NotReady("the new CA does not sign yet".to_owned()));
                 }
             };
             Ok((changes, ()))
@@ -196,7 +196,7 @@ impl Controller {
 }
 
 fn signing(view: &StateView) -> Result<&Ca, ApplyError> {
-    view.state.authority.as_ref().ok_or_else(|| ApplyError::Denied("there is no authority yet".to_owned()))
+    view.state.authority.as_ref().ok_or_else(|| ApplyError::Denied("no CA yet".to_owned()))
 }
 
 fn sealing(error: SealError) -> ApplyError {

@@ -81,7 +81,7 @@ impl StateView {
             Ok(Rollout::in_waves((&old, &again), &touched, waved.of, waves))
         });
         compiled.unwrap_or_else(|faults| {
-            tracing::error!("what was before revision {} cannot be compiled: {}", waved.of, lines(&faults));
+            tracing::error!("cannot compile the documents before revision {}: {}", waved.of, lines(&faults));
             None
         })
     }
@@ -111,7 +111,7 @@ impl StateView {
             }
             Err(faults) => {
                 tracing::error!(
-                    "what the store holds cannot be compiled; nodes keep what they have: {}",
+                    "cannot compile the documents in the store; nodes keep their documents: {}",
                     lines(&faults)
                 );
                 Vec::new()

@@ -40,7 +40,7 @@ impl FromStr for Name {
         }
         let shown: String = text.chars().take(MAX_NAME).collect();
         Err(format!(
-            "{shown:?} is no name; write 1 to {MAX_NAME} letters, digits, hyphens, underscores and dots, \
+            "invalid name {shown:?}; expected 1 to {MAX_NAME} letters, digits, hyphens, underscores and dots, \
              beginning with a letter or a digit"
         ))
     }

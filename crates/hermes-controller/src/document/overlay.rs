@@ -51,7 +51,7 @@ impl FromStr for ProgramDigest {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let is_digest = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let wrong = || format!("{text:?} is no SHA-256; write its 64 hexadecimal digits, as sha256sum prints them");
+        let wrong = || format!("invalid SHA-256 {text:?}; expected 64 hexadecimal digits, as sha256sum prints them");
         is_digest.then(|| Self(text.to_ascii_lowercase())).ok_or_else(wrong)
     }
 }

@@ -180,14 +180,16 @@ impl<'de> Deserialize<'de> for Audience {
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Audience, E> {
                 match text {
                     EVERYONE => Ok(Audience::Everyone),
-                    _ => Err(E::custom(format!("{text:?} is nobody; write everyone, or {{users: [{text}]}}"))),
+                    _ => {
+                        Err(E::custom(format!("unknown audience {text:?}; expected everyone, or {{users: [{text}]}}")))
+                    }
                 }
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Audience, A::Error> {
                 let Those { users, groups } = Those::deserialize(MapAccessDeserializer::new(map))?;
                 if users.is_empty() && groups.is_empty() {
-                    return Err(de::Error::custom("nobody is named; write users, groups, or everyone"));
+                    return Err(de::Error::custom("empty audience; add users or groups, or write everyone"));
                 }
                 Ok(Audience::Those { users, groups })
             }

@@ -37,13 +37,23 @@ impl Push {
             other => other,
         };
         let first = tokio::time::timeout(FIRST_REPORT_TIMEOUT, reports.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("say first what you run"))??;
-        let first = first.ok_or_else(|| Status::invalid_argument("say first what you run"))?;
+        let first = first.map_err(|_| {
+            Status::deadline_exceeded(
+                "no report received; the first message must be a \
+                                                                 report",
+            )
+        })??;
+        let first = first.ok_or_else(|| {
+            Status::invalid_argument(
+                "no report received; the first message must be a \
+                                                                  report",
+            )
+        })?;
         // Otherwise a revision that another controller has written would count as lost, and the node would get an older
         // document than it has. A false claim costs one read of the store.
         self.controller.catch_up_with(first.tried.max(first.latest)).await.map_err(|error| {
             Status::unavailable(format!(
-                "this controller is behind what the node has, and cannot read its store: {error}"
+                "the node has a later revision than this controller, which cannot read its store: {error}"
             ))
         })?;
         // The proofs vouch for revocations, whatever the node's state is by now.

@@ -103,7 +103,7 @@ impl Identity {
 impl Presence {
     /// Records that the overlay does not list the node's program: the node keeps its document, and gets no new one.
     pub(super) fn unlisted(&self, program: &str, revision: Revision, is_news: bool) {
-        let refused = format!("its program ({program}) is none of `programs` of the overlay");
+        let refused = format!("program {program} is not in the overlay's `programs`");
         if is_news {
             let by = format!("node/{}", self.node);
             let event = Event { what: "follow", by: Some(&by), refused: Some(refused.clone()), ..Event::default() };

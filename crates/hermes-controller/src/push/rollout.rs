@@ -38,7 +38,7 @@ impl Push {
                     if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
                             revision = of, again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
-                            "what went out in waves is not over: {error}"
+                            "cannot end the rollout: {error}"
                         );
                     }
                     tokio::time::sleep(RETRY_INTERVAL).await;
@@ -55,8 +55,12 @@ impl Push {
     /// Waits until this step is done, and advances the rollout.
     async fn take(&self, step: &Rollout, outage: &mut OutageLog) {
         let Some(settle) = step.settle() else {
-            let _ =
-                self.taken(step, STEP_TIMEOUT).await.inspect_err(|late| tracing::warn!("goes on nevertheless: {late}"));
+            let _ = self.taken(step, STEP_TIMEOUT).await.inspect_err(|late| {
+                tracing::warn!(
+                    "rollout step timeout; \
+                                                                                        continuing: {late}"
+                )
+            });
             tokio::time::sleep(step.linger()).await;
             return self.controller.advance(step.id()).await;
         };
@@ -73,7 +77,7 @@ impl Push {
             if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
                 tracing::warn!(
                     revision = of, again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
-                    "what goes out in waves stands still: {error}"
+                    "cannot advance the rollout: {error}"
                 );
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
@@ -104,14 +108,14 @@ impl Push {
             // A node that was expelled meanwhile does not count.
             let view = self.controller.view();
             let gone = there.iter().find(|node| !is_there(node) && view.state.members.contains_key(**node));
-            let gone = gone.map(|node| format!("node {node} has gone since it took revision {}", step.id().0));
+            let gone = gone.map(|node| format!("node {node} disconnected after revision {}", step.id().0));
             // A node that was unhealthy before the step does not count.
             let unwell = || {
                 let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.status_of(node).unwell.is_empty();
                 there
                     .iter()
                     .find(fallen)
-                    .map(|node| format!("node {node} is not well: {}", self.status_of(node).unwell))
+                    .map(|node| format!("node {node} is unhealthy: {}", self.status_of(node).unwell))
             };
             why = gone.or_else(unwell);
             why.is_some()
@@ -157,7 +161,7 @@ impl Push {
                         .filter(|status| status.tried < of || !status.refused.is_empty() || !is_latest(node, status));
                     let reason = status.filter(|status| status.tried >= of && !status.refused.is_empty());
                     if let Some(NodeStatus { refused: reason, .. }) = reason {
-                        refused = Err(format!("node {node} refuses it: {reason}"));
+                        refused = Err(format!("node {node} refused it: {reason}"));
                     }
                     status.is_some() && reason.is_none()
                 });
@@ -168,6 +172,6 @@ impl Push {
             return refused;
         }
         let first = wanted.keys().next().map(ToString::to_string).unwrap_or_default();
-        Err(format!("{} nodes have said nothing for {patience:?}, {first} among them", wanted.len()))
+        Err(format!("no report from {} nodes in {patience:?}, {first} among them", wanted.len()))
     }
 }

@@ -56,12 +56,12 @@ impl Push {
             let lacks = match (is_leaving, connected) {
                 (None, _) | (Some(false), false) => "",
                 (Some(_), true) if !says => {
-                    "does not say whom it trusts: an older program, or an Envoy without its `hermes envoy`"
+                    "does not report its trusted CAs: an older program, or an Envoy without its `hermes envoy`"
                 }
-                (Some(_), true) if !trusts => "does not trust the new authority yet",
-                (Some(true), true) if !current => "still has a certificate of the authority that goes",
+                (Some(_), true) if !trusts => "does not trust the new CA yet",
+                (Some(true), true) if !current => "still has a certificate of the old CA",
                 (Some(true), false) if !current && now() < over => {
-                    "is away, and its certificate may be of the authority that goes"
+                    "is disconnected, and may have a certificate of the old CA"
                 }
                 _ => "",
             };
@@ -92,7 +92,7 @@ impl Push {
                         continue;
                     }
                     Err(error) => {
-                        tracing::warn!(again_in = ?RETRY_INTERVAL, "the new authority signs nothing yet: {error}")
+                        tracing::warn!(again_in = ?RETRY_INTERVAL, "cannot switch to the new CA: {error}")
                     }
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;

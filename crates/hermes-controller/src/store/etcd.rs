@@ -72,17 +72,15 @@ impl Etcd {
     pub fn new(url: &str, credentials: Credentials) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{url:?} is no store; write etcds://HOST:PORT, or etcd://HOST:PORT without TLS, with several members \
-                 behind commas"
+                "invalid store {url:?}; expected etcds://HOST:PORT, or etcd://HOST:PORT without TLS; separate \
+                 members by commas"
             )
         };
         let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
         let tls = match scheme {
             "etcds" => Some(config(credentials).map_err(|error| error.to_string())?),
             "etcd" if credentials.roots.is_some() || credentials.own.is_some() => {
-                return Err(format!(
-                    "{url:?} is spoken to in the clear, where certificates are of no use; write etcds://"
-                ));
+                return Err(format!("{url:?} has no TLS and uses no certificates; use etcds://"));
             }
             "etcd" => None,
             _ => return Err(wrong()),
@@ -203,7 +201,7 @@ impl Etcd {
 
     /// Reads a value and its chunks.
     async fn gather(&self, what: &'static str, mut value: Bytes) -> Result<Bytes, StoreError> {
-        let cut = || StoreError::Foreign(self.members.join(","), "an entry is cut off".to_owned());
+        let cut = || StoreError::Foreign(self.members.join(","), "truncated entry".to_owned());
         if value.len() < 9 {
             return Err(cut());
         }
@@ -295,7 +293,7 @@ impl Etcd {
             let name = kv.key.rsplit(|byte| *byte == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
             let revision = name
                 .and_then(|name| name.parse().ok())
-                .ok_or_else(|| foreign("a key of its log is no revision".to_owned()))?;
+                .ok_or_else(|| foreign("invalid revision in a key of the log".to_owned()))?;
             let bytes = self.gather(WHAT, kv.value).await?;
             size += bytes.len();
             entries.push(Entry { revision, bytes });
@@ -401,7 +399,7 @@ impl Etcd {
             // If another controller has compacted already, the error is harmless.
             let request = message::CompactRequest { revision: at };
             if let Err(error) = self.once::<_, message::CompactResponse>(message::COMPACT, request).await {
-                tracing::debug!("etcd keeps what was: {error}");
+                tracing::debug!("etcd history not compacted: {error}");
             }
         }
         Ok(())
@@ -421,7 +419,7 @@ fn nonce() -> Result<u64, StoreError> {
 
 /// The revision at the start of a base.
 fn revision_of(mut base: &[u8]) -> Result<Revision, String> {
-    if base.len() < 8 { Err("its base is cut off".to_owned()) } else { Ok(base.get_u64()) }
+    if base.len() < 8 { Err("truncated base".to_owned()) } else { Ok(base.get_u64()) }
 }
 
 impl Store for Etcd {

@@ -43,7 +43,7 @@ impl Sqlite {
         let connection = Connection::open(&path).map_err(|error| unable("open its file", &error))?;
         prepare(&connection).map_err(|error| match error.sqlite_error_code() {
             Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked) => StoreError::InUse(shown()),
-            Some(rusqlite::ErrorCode::NotADatabase) => StoreError::Foreign(shown(), "it is no SQLite file".to_owned()),
+            Some(rusqlite::ErrorCode::NotADatabase) => StoreError::Foreign(shown(), "not an SQLite file".to_owned()),
             _ => unable("open its file", &error),
         })?;
         let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
@@ -52,10 +52,10 @@ impl Sqlite {
             (APPLICATION, VERSION) => {}
             (0, 0) => make(&connection).map_err(|error| unable("make its tables", &error))?,
             (APPLICATION, version) => {
-                let why = format!("it has version {version}, and this is {VERSION}");
+                let why = format!("version {version}, expected {VERSION}");
                 return Err(StoreError::Foreign(shown(), why));
             }
-            _ => return Err(StoreError::Foreign(shown(), "it is another program's SQLite file".to_owned())),
+            _ => return Err(StoreError::Foreign(shown(), "an SQLite file of another program".to_owned())),
         }
         let last = last(&connection).map_err(|error| unable("read its file", &error))?;
         Ok(Self { connection: Arc::new(Mutex::new(connection)), last: watch::Sender::new(last) })

@@ -92,7 +92,7 @@ pub(super) fn hops(
             continue;
         }
         if *upstream != understood || nodes.is_empty() {
-            problems.push(problem(path, "an Envoy dials other nodes alone, by HTTP/2 and their names"));
+            problems.push(problem(path, "an Envoy dials only other nodes, over HTTP/2 and by their names"));
             continue;
         }
         let name = hop(&upstream.name);

@@ -65,10 +65,7 @@ pub(super) fn listeners(
         match listener.bind {
             _ if listener.dial.is_some() => {
                 let node = listener.name.trim_start_matches("uplink-");
-                let message = format!(
-                    "an Envoy keeps no connections for others to send by; give {node} a link to {}",
-                    document.node
-                );
+                let message = format!("an Envoy keeps no reverse connections; give {node} a link to {}", document.node);
                 problems.push(problem(path, message));
             }
             Some(bind) if *listener == understood => {
@@ -86,7 +83,7 @@ pub(super) fn listeners(
                 };
                 found.insert(OVERLAY.to_owned(), VersionedResource::new(pack(&listener)));
             }
-            _ => problems.push(problem(path, "an Envoy has one listener, for other nodes; this one is another")),
+            _ => problems.push(problem(path, "an Envoy supports one listener, for other nodes; remove this one")),
         }
     }
     found

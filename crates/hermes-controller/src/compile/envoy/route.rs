@@ -130,8 +130,10 @@ fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
         let routes = routes_of(&of(Some(user)));
         count += routes.len();
         if count > MAX_ROUTES {
-            let message =
-                format!("an Envoy would have more than {MAX_ROUTES} of them, one for each user; give others a path");
+            let message = format!(
+                "too many routes for an Envoy: more than {MAX_ROUTES}, one for each user; move some services \
+                         to other nodes"
+            );
             problems.push(problem("routes", message));
             return host;
         }
@@ -172,26 +174,31 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
             problems.push(problem(format!(".{key}"), format!("{name}: {message}")));
         }
     };
-    tell(route.custody.is_some(), "custody", "an Envoy takes no custody; lead this service over Hermes nodes");
+    tell(
+        route.custody.is_some(),
+        "custody",
+        "an Envoy does not support custody; route this service through Hermes \
+                                              nodes",
+    );
     tell(
         route.rewrite.is_some(),
         "rewrite",
-        "an Envoy rewrites nothing of this; let the service live at a Hermes node",
+        "an Envoy does not support this rewrite; move the replica to a Hermes node",
     );
     tell(
         route.cache.is_some() || route.pace.is_some() || route.retrieve.is_some() || route.retry.is_some(),
         "",
-        "an Envoy neither caches, paces, retrieves nor retries for a service; let its sessions begin at a Hermes node",
+        "an Envoy does not support cache, pace, retrieve and retry; let sessions begin at a Hermes node",
     );
     tell(
         route.respond.is_some() || route.redirect.is_some() || route.idempotency_key || route.early_data.is_some(),
         "",
-        "an Envoy forwards and ends sessions, and does nothing else with them",
+        "an Envoy only forwards and terminates sessions",
     );
     let Match { kind, authority, path, method, user, .. } = route.matching.clone();
     let understood = Match { kind, authority, path, method, user, ..Match::default() };
-    tell(route.matching != understood, "match", "an Envoy matches kind, authority, path, method and user");
-    tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy carries no IP packets");
+    tell(route.matching != understood, "match", "an Envoy only matches kind, authority, path, method and user");
+    tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy does not forward IP packets");
     let Some(terminate) = &route.terminate else { return };
     // The compiler checks literal targets; an Envoy has no further check.
     let Terminate { http, tcp, udp, guard, .. } = terminate.clone();
@@ -201,7 +208,7 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     tell(
         is_named || *terminate != understood,
         "terminate",
-        "an Envoy ends sessions at HOST:PORT alone; let the service live at a Hermes node",
+        "an Envoy terminates sessions only at HOST:PORT; move the replica to a Hermes node",
     );
 }
 
@@ -218,7 +225,7 @@ fn one(route: &route::Route, clusters: &mut BTreeMap<String, Cluster>, problems:
     for kind in kinds {
         if *kind != Kind::Http && !(matching.path.is_empty() && matching.method.is_empty()) {
             let message =
-                format!("{}: at an Envoy requests alone have a path and a method; leave {kind} out", route.name);
+                format!("{}: at an Envoy only requests have a path and a method; leave {kind} out", route.name);
             problems.push(problem(".match", message));
             continue;
         }

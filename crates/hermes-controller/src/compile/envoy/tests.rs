@@ -147,8 +147,8 @@ fn what_an_envoy_cannot_do_is_told() {
         ("role: standalone, runs", "runs", "Node/in: role: this node runs Envoy"),
         ("runs: envoy,", "runs: envoy, apps: {bind: \"127.0.0.1:1\"},", "Node/in: apps: this node runs Envoy"),
         ("runs: envoy, address: \"192.0.2.1:9443\",", "runs: envoy,", "Node/in: address: this node runs Envoy"),
-        ("tcp: \"127.0.0.1:3306\"", "tcp: authority", "an Envoy ends sessions at HOST:PORT alone"),
-        ("users: [ann, bob]}", "users: [ann, bob]}, custody: {}", "WEB: an Envoy takes no custody"),
+        ("tcp: \"127.0.0.1:3306\"", "tcp: authority", "an Envoy terminates sessions only at HOST:PORT"),
+        ("users: [ann, bob]}", "users: [ann, bob]}, custody: {}", "WEB: an Envoy does not support custody"),
     ] {
         let said = change(from, to);
         assert!(said.contains(words), "{words}: {said}");

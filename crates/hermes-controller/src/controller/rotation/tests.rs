@@ -283,6 +283,6 @@ async fn who_was_dismissed_makes_nobody_an_operator() {
     let made = controller.make_operator(("operator/joe", Some(by_joe)), &request(&made), (&joe, None), life).await;
     let dismissed = controller.dismiss("operator/joe", by_joe, (&root, None)).await;
     for refused in [renewed.err(), made.err(), dismissed.err()] {
-        assert!(refused.is_some_and(|refused| refused.to_string().contains("no operator any more")));
+        assert!(refused.is_some_and(|refused| refused.to_string().contains("no longer an operator")));
     }
 }

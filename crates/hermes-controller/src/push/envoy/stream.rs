@@ -132,12 +132,11 @@ pub(crate) async fn serve<F: Form>(
     if push.controller().view().is_held() {
         return Err(Status::unavailable(HELD));
     }
-    let silent = || Status::invalid_argument("say first who you are, and what you ask for");
+    let silent = || Status::invalid_argument("the first request must name the node and a resource type");
     let mut first = requests.message().await?.ok_or_else(silent)?;
     let envoy = F::node(&mut first).ok_or_else(silent)?;
     let directory = directory(&envoy).ok_or_else(|| {
-        let message =
-            format!("metadata of the node lacks {DIRECTORY}: start Envoy from the file that `hermes envoy` wrote");
+        let message = format!("missing node metadata {DIRECTORY}: start Envoy with the file that `hermes envoy` wrote");
         Status::invalid_argument(message)
     })?;
     let presence = Presence::begin(push.clone(), node.clone(), peer);
@@ -268,7 +267,7 @@ impl<F: Form> Serving<F> {
         let catalog = &view.state.catalog;
         if catalog.node(&self.node).is_none_or(|node| node.runs != Program::Envoy) {
             return Err(Status::failed_precondition(format!(
-                "{} runs Hermes: write runs: envoy in its document, or start `hermes proxy` there",
+                "{} runs Hermes: set runs: envoy in its document, or start `hermes proxy` there",
                 self.node
             )));
         }

@@ -50,8 +50,7 @@ impl Etcd {
                 let mut answers = channel.stream::<_, Lease>(KEEP_ALIVE, KeepAliveRequest { id: kept.id }).await?;
                 let answer = answers.message().await.map_err(|status| ClientError::Refused(Box::new(status)))?;
                 if answer.is_none_or(|answer| answer.ttl <= 0) {
-                    let lost =
-                        tonic::Status::not_found("the lease has expired: what was said with it is to be said anew");
+                    let lost = tonic::Status::not_found("lease expired; publishing again");
                     return Err(ClientError::Refused(Box::new(lost)));
                 }
                 *lease = Some(HeldLease { at: Instant::now(), ..kept });
@@ -91,7 +90,7 @@ impl Etcd {
             // The outcome is unknown: all entries are published again, with a new lease.
             *self.lease.lock().await = None;
             self.hang_up().await;
-            return Err(StoreError::Unable("say what nodes say", error.to_string()));
+            return Err(StoreError::Unable("publish the status of nodes", error.to_string()));
         }
         Ok(())
     }
@@ -110,7 +109,7 @@ impl Etcd {
     }
 
     async fn hear_now(&self, hear: &(dyn Fn(StatusEvent) + Send + Sync)) -> Result<(), StoreError> {
-        const WHAT: &str = "hear other controllers";
+        const WHAT: &str = "follow other controllers";
         let (from, to) = (Bytes::from(self.words()), after_last(&self.words()));
         let all = RangeRequest { range_end: to.clone(), ..RangeRequest::of(from.clone()) };
         let range: RangeResponse = self.ask(WHAT, message::RANGE, all).await?;
