@@ -1,8 +1,8 @@
-//! How long a change takes to many nodes: a controller in this process, its nodes in another one.
+//! Measures how long a change takes to reach many nodes: a controller in this process, its nodes in another one.
 //!
-//! In: `scale [NODES] [ROUTES] [CHANGES]`. Out: JSON: from commit to acknowledgement of changes that touch all nodes and of such that touch
-//! one, a cold start with all nodes at once, and what that costs the controller in memory and CPU.
-//! Each node is a connection of its own, over TLS and gRPC, that parses, checks and swaps its document before it says so.
+//! In: `scale [NODES] [ROUTES] [CHANGES]`. Out: JSON: the time from commit to acknowledgement, for changes of all nodes
+//! and of one node; a cold start with all nodes at once; and the controller's memory and CPU time. Each node has its
+//! own TLS connection, and parses, checks and swaps its document before it acknowledges.
 
 #![allow(clippy::unwrap_used)]
 

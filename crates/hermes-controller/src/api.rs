@@ -35,7 +35,7 @@ use crate::push::{Peer, Push};
 
 /// The maximum size of a request, in bytes.
 const MAX_BODY: usize = 64 << 20;
-/// Requests up to this size are read at once. Of larger ones, at most this many are read at a time.
+/// Requests up to this size are read at once. At most this many larger ones are read at a time.
 const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
 /// The maximum number of changes that are made at once, of the operator and of providers; further ones wait.
@@ -48,9 +48,9 @@ struct ApiState {
     controller: Arc<Controller>,
     push: Arc<Push>,
     audit: Arc<Audit>,
-    /// Permits for large requests: of the operator, and of providers.
+    /// Permits for large requests of the operator, and for those of providers.
     large: Arc<[Semaphore; 2]>,
-    /// Permits for changes: of the operator, and of providers.
+    /// Permits for changes by the operator, and for those by providers.
     changes: Arc<[Arc<Semaphore>; 2]>,
     /// The tasks of changes that are being made.
     tasks: Arc<Mutex<JoinSet<()>>>,

@@ -1,4 +1,4 @@
-//! The audit log: who changed what, and who was refused, one line of JSON each.
+//! The audit log: changes and refused requests with their subjects, one line of JSON each.
 //!
 //! In: actions, done or refused. Out: lines in files of the controller's directory, and in its log.
 //! Never: a secret; nor more lines than a disk can take, however many requests come: each subject has a rate, events
@@ -24,7 +24,7 @@ const FILE: &str = "audit.jsonl";
 /// The size in bytes at which a file is rotated: the main file, and each other file.
 const MAX_FILE: u64 = 64 << 20;
 const MAX_OTHER_FILE: u64 = 16 << 20;
-/// Burst and lines a second of a subject: of operators, and of any other subject.
+/// Burst and lines a second, for operators and for any other subject.
 const OPERATOR_LINES: (f64, f64) = (1000.0, 50.0);
 const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
 /// Subjects with a rate of their own, in one file. Further subjects share one rate.

@@ -68,7 +68,7 @@ impl Plan {
     /// Compiles the catalog, in which only the named documents differ from the current one.
     ///
     /// # Errors
-    /// Every fault: of references, and of the compiled documents.
+    /// All faults of references and of compiled documents.
     pub fn update(&self, catalog: &Catalog, changed: &BTreeSet<Key>) -> Result<(Self, Touched), Vec<Fault>> {
         let faults =
             if self.catalog.is_empty() { catalog.check() } else { catalog.check_changed(&self.catalog, changed) };
@@ -516,7 +516,7 @@ fn for_everyone(catalog: &Catalog) -> impl Iterator<Item = Key> {
 /// Compiles all documents of an overlay.
 ///
 /// # Errors
-/// Every fault: of references, and of the compiled documents.
+/// All faults of references and of compiled documents.
 pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>> {
     let all = catalog.iter().map(|resource| resource.key.clone()).collect();
     let (plan, _) = Plan::default().update(catalog, &all)?;

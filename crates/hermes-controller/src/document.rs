@@ -1,4 +1,4 @@
-//! Overlay documents: what operators and providers write.
+//! Overlay documents, which operators and providers write.
 //!
 //! In: a YAML stream, or JSON. Out: [`Resource`]s with their [`Key`]s, or every problem with its position.
 //! Never: a resolved reference. [`crate::catalog`] resolves them.

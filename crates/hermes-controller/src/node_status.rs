@@ -77,7 +77,7 @@ pub struct NodeStatuses {
 }
 
 impl NodeStatuses {
-    /// The status of a node at the controller that it is connected to; the own entry if it is disconnected.
+    /// The status of a node at the controller that it is connected to, or the own entry if the node is disconnected.
     pub fn get(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
         let there = others.values().filter(|(_, status)| status.connections > 0).max_by_key(|(at, _)| *at);

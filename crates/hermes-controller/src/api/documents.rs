@@ -1,6 +1,6 @@
 //! Documents of the overlay: apply, delete, list and show.
 //!
-//! In: requests of operators and of administrators of providers. Out: what changed, and what each node made of it.
+//! In: requests of operators and of administrators of providers. Out: the changed documents, and the status of each node.
 //! Never: a document of another provider.
 
 use std::net::SocketAddr;

@@ -77,7 +77,7 @@ pub(super) async fn revoke(
     Ok(axum::Json(json!({ "revision": api.controller.view().state.revision })).into_response())
 }
 
-/// One node: its status, its document, and what prevents its removal.
+/// A node's status, its document, and what prevents its removal.
 pub(super) async fn show(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

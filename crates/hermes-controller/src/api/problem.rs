@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::controller::ApplyError;
 use crate::document;
 
-/// What is wrong, as RFC 9457 says it.
+/// Problem details (RFC 9457).
 pub(super) struct Problem {
     status: StatusCode,
     pub(super) detail: String,

@@ -1,4 +1,4 @@
-//! What nodes get, and what they do not.
+//! The content of compiled node documents.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,7 @@ fn faults(text: &str) -> Vec<String> {
     compile(&catalog(text)).err().unwrap_or_default().iter().map(ToString::to_string).collect()
 }
 
-/// Layer 3 of the second paper: 10.0.0.1 is another machine for each user.
+/// Layer 3 of the second paper: 10.0.0.1 is a different machine for each user.
 const LAYER3: &str = "\
 kind: Overlay
 name: layer3
@@ -173,7 +173,7 @@ fn equally_near_neighbours_are_one_upstream() {
     assert_eq!(ingress.upstreams[0].endpoints.0.len(), 2);
 }
 
-/// Two ingresses, one with a longer way, and two replicas.
+/// Two ingresses, one with a longer path, and two replicas.
 const SPARE: &str = "\
 kind: Overlay
 name: x
@@ -209,11 +209,12 @@ fn upstreams(document: &Document) -> Vec<(&str, Vec<String>)> {
 #[test]
 fn alternates_lead_on_and_come_in_order() {
     let documents = compiled(SPARE);
-    // Whoever does not come by the next neighbour is first, though it is no nearer; who would send back is none.
+    // The alternate that avoids the next hop comes first, although it is not nearer. A node that would send back is not
+    // an alternate.
     let backup = ["192.0.2.4:9443", "192.0.2.3:9443"].map(str::to_owned).to_vec();
     assert_eq!(upstreams(&documents["in-1"]), [("near|*", backup)]);
     assert_eq!(upstreams(&documents["device"]), [("in-1|*", vec!["192.0.2.2:9443".to_owned()])]);
-    // They know the session, and have no alternates for it themselves.
+    // Alternates know the session, and have no alternates for it themselves.
     assert_eq!(upstreams(&documents["in-2"]), [("in-1+long", Vec::new())]);
     assert_eq!(upstreams(&documents["long"]), [("far", Vec::new())]);
     assert_eq!(upstreams(&documents["side"]), [("near", Vec::new())]);
@@ -236,7 +237,7 @@ fn who_drains_is_no_alternate_and_what_is_in_custody_has_none() {
     assert_eq!(upstreams(&everyone["device"]), upstreams(&compiled(SPARE)["device"]));
 }
 
-/// A node that keeps a connection stands beside one that is dialled.
+/// A node with a reverse connection and a node that is dialled are endpoints of one upstream.
 #[test]
 fn an_alternate_may_be_one_that_keeps_a_connection() {
     let text = SPARE.replace("address: 192.0.2.4:9443, links: far", "links: [far, in-1, in-2]");
@@ -250,7 +251,7 @@ fn an_alternate_may_be_one_that_keeps_a_connection() {
     assert_eq!(uplinks, ["in-1", "in-2"]);
 }
 
-/// Without an address a server keeps a connection to who would dial it.
+/// A server without an address keeps a connection to the node that would dial it.
 #[test]
 fn who_cannot_be_dialled_keeps_a_connection() {
     let text = "\
@@ -393,7 +394,7 @@ fn references_that_lead_nowhere_are_told() {
 }
 
 mod incremental {
-    //! What a change costs is what it touches; what it comes to is what all of it comes to.
+    //! An update costs what it affects, and gives the same result as a full compilation.
 
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -404,7 +405,7 @@ mod incremental {
     use crate::compile::Plan;
     use crate::document::{Key, Name};
 
-    /// Chance that can be had again.
+    /// A reproducible random number generator.
     struct Chance(u64);
 
     impl Chance {
@@ -422,7 +423,7 @@ mod incremental {
     const NODES: u64 = 7;
     const USERS: u64 = 4;
 
-    /// A document that may be there, or another one in its place.
+    /// A document that may exist, or a replacement.
     fn document(chance: &mut Chance, has_providers: bool) -> String {
         let number = chance.below(NODES);
         let provider = if has_providers { ["p", "q"][chance.below(2) as usize] } else { "" };
@@ -543,7 +544,7 @@ mod incremental {
         assert!(taken > 24 * 40, "{taken} changes were taken");
     }
 
-    /// A device more among many touches itself and who it dials.
+    /// A new device affects itself and the node that it dials.
     #[test]
     fn a_device_more_touches_itself_and_its_neighbour() {
         let mut text = "kind: Overlay\nname: x\n---\n\

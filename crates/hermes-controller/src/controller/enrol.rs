@@ -33,10 +33,10 @@ pub struct Certificate {
 }
 
 impl Controller {
-    /// The overlay's CA; generated if there is none.
+    /// The overlay's CA, which is generated on the first call.
     ///
     /// # Errors
-    /// It cannot be generated, or the store cannot be written.
+    /// The CA cannot be generated, or the store cannot be written.
     pub async fn authority(&self) -> Result<Ca, ApplyError> {
         let made = self.sealed(Ca::generate(SystemTime::now()).map_err(unissued)?)?;
         let judge = |view: &StateView| match &view.state.authority {

@@ -157,7 +157,7 @@ impl StateView {
         self.state.is_unconfirmed
     }
 
-    /// Enrolled nodes that have not reported: what they keep is unknown.
+    /// Enrolled nodes that have not reported the revocations that they keep.
     pub(crate) fn missing<'a>(&'a self, is_there: impl Fn(&Name) -> bool + 'a) -> impl Iterator<Item = &'a Name> + 'a {
         self.state.members.keys().filter(move |node| !is_there(node))
     }

@@ -78,7 +78,7 @@ impl Controller {
     /// Revokes all certificates of a name. Returns their number.
     ///
     /// # Errors
-    /// There is none, or the name is the caller's: one operator must remain. Or the store cannot be written.
+    /// The name has no certificate, or is the caller's: one operator must remain. Or the store cannot be written.
     pub async fn dismiss(
         &self,
         by: &str,

@@ -1,4 +1,4 @@
-//! Changes are made whole or not at all, by one after the other, and concern whom they touch.
+//! Changes are atomic and serialised, and reach the nodes that they concern.
 
 #![allow(clippy::unwrap_used)]
 
@@ -56,7 +56,7 @@ async fn a_controller_that_is_behind_a_node_reads_its_store_before_it_tells_it_a
     let directory = tempfile::tempdir().unwrap();
     let (store, first) = begin(directory.path()).await;
     first.apply(&put(OVERLAY)).await.unwrap();
-    // Nobody follows the store for this one.
+    // The second controller does not follow the store.
     let second = Controller::start(store).await.unwrap();
     let revision = first.apply(&put(MOVED)).await.unwrap().revision;
     second.catch_up_with(revision - 1).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_lost_store_stays_lost_until_a_restart() {
     let (other, writer) = begin(second.path()).await;
     *store.store.lock().unwrap() = other;
     assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
-    // Another history has reached the revision that this controller knows.
+    // Another history has reached the revision that this controller has read.
     writer.apply(&put(&OVERLAY.replace(":80\"", ":82\""))).await.unwrap();
     assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
     let refused = controller.apply(&put(MOVED)).await.unwrap_err();
@@ -146,7 +146,7 @@ async fn a_change_concerns_whom_it_touches() {
     assert_eq!(outcome.nodes.keys().collect::<Vec<_>>(), [&name("one")]);
     assert!(one.has_changed().unwrap() && !hub.has_changed().unwrap());
     assert_eq!((one.borrow_and_update().given.since, hub.borrow_and_update().given.since), (2, 1));
-    // The same once more changes nothing.
+    // Repeating the change changes nothing.
     let outcome = controller.apply(&put(MOVED)).await.unwrap();
     assert_eq!((outcome.revision, outcome.nodes.len(), one.has_changed().unwrap()), (2, 0, false));
 }
@@ -167,7 +167,7 @@ async fn what_is_wrong_or_dry_changes_nothing() {
     assert!(refused.to_string().contains("Service/A: at[0].node: there is no node one"), "{refused}");
     assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(ApplyError::Absent(_))));
     assert_eq!(controller.view().state.revision, 1);
-    // With all that names it, it goes.
+    // A document can be deleted together with all documents that name it.
     let outcome = controller.apply(&delete("Node/two")).await;
     assert!(outcome.is_err(), "hub links to it");
     let mut whole = put("{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: one}");
@@ -190,7 +190,8 @@ async fn who_knows_an_older_revision_is_told() {
     assert!(controller.apply(&back).await.unwrap_err().to_string().contains("Service/A changed in revision 2"));
 }
 
-/// Two controllers at one store, as at etcd: what one writes the other one knows, and neither overwrites what it has not seen.
+/// Two controllers on one store, as with etcd: each sees the other's changes, and neither overwrites a change that it
+/// has not seen.
 #[tokio::test]
 async fn two_controllers_agree() {
     let directory = tempfile::tempdir().unwrap();
@@ -221,7 +222,7 @@ async fn two_controllers_agree() {
     following.shutdown().await;
 }
 
-/// After a restart all is as it was, with the same revisions, whether it is read from the log or from a base.
+/// After a restart the state and its revision are the same, read from the log or from a base.
 #[tokio::test]
 async fn a_restart_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
@@ -248,7 +249,7 @@ async fn a_restart_changes_nothing() {
 }
 
 mod enrolment {
-    //! Tokens are for one node, once.
+    //! Enrolment tokens are for one node, once.
 
     use std::time::Duration;
 
@@ -280,7 +281,7 @@ mod enrolment {
         assert!(refused(&controller, &ticket, &mine[1..]).await.contains("PKCS #10"), "what is no request uses none");
         let (node, first) = controller.enrol(&ticket, &mine).await.unwrap();
         assert_eq!((node, controller.view().state.tokens.size()), (name("a"), 0));
-        // Whose answer was lost asks again.
+        // Repeats the request, as if the answer was lost.
         let revision = controller.view().state.revision;
         let (_, again) = controller.enrol(&ticket, &mine).await.unwrap();
         assert_eq!((again.authorities, controller.view().state.revision), (first.authorities, revision));
@@ -306,7 +307,7 @@ mod enrolment {
         controller.apply(&put(OVERLAY)).await.unwrap();
         let ticket = controller.create_token("operator", &name("a"), Duration::ZERO).await.unwrap();
         assert!(refused(&controller, &ticket, &request()).await.contains("expired"));
-        // A node that is deleted takes its tokens along: one of its name that comes later has none.
+        // Deleting a node deletes its tokens: a later node of the same name has none.
         let old = controller.create_token("operator", &name("two"), LIFE).await.unwrap();
         let hub = "{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: one}";
         let mut without = put(hub);
@@ -314,12 +315,12 @@ mod enrolment {
         controller.apply(&without).await.unwrap();
         controller.apply(&put(OVERLAY)).await.unwrap();
         assert!(refused(&controller, &old, &request()).await.contains("used, revoked"));
-        // What has expired goes when the next one comes.
+        // Creating a token removes expired ones.
         controller.create_token("operator", &name("a"), LIFE).await.unwrap();
         assert_eq!(controller.view().state.tokens.size(), 1);
     }
 
-    /// Of two nodes with one token, at two controllers at the same time, one enrols.
+    /// If two nodes use one token at two controllers at once, one of them enrols.
     #[tokio::test]
     async fn one_token_makes_one_node_of_two() {
         let directory = tempfile::tempdir().unwrap();
@@ -356,7 +357,7 @@ async fn who_knew_what_is_deleted_is_told() {
     controller.apply(&Request { since: Some(2), ..back }).await.unwrap();
 }
 
-/// What a request has in another form than a certificate has it would not be found again by who revokes it.
+/// A key in another encoding than the certificate's would not be found by its revocation.
 #[tokio::test]
 async fn a_key_is_known_as_its_certificate_has_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -365,7 +366,7 @@ async fn a_key_is_known_as_its_certificate_has_it() {
     let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
     let usual = request(&key);
-    // The algorithm of the key with a parameter, NULL, and signed anew: lengths of what is around it are two more.
+    // Adds a NULL parameter to the key's algorithm and signs again; the enclosing lengths grow by two.
     let algorithm = [0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70];
     let at = usual.windows(7).position(|bytes| bytes == algorithm).unwrap();
     let info = usual.windows(2).position(|bytes| bytes == [0x02, 0x01]).unwrap() - 2;
@@ -380,7 +381,7 @@ async fn a_key_is_known_as_its_certificate_has_it() {
     let odd = [&[0x30, 0x81, u8::try_from(whole.len()).unwrap()], &whole[..]].concat();
     let refused = controller.enrol(&ticket, &odd).await.unwrap_err();
     assert!(refused.to_string().contains("unsupported key encoding"), "{refused}");
-    // The token is still good, and the usual form is taken.
+    // The token is still valid, and the usual encoding is accepted.
     controller.enrol(&ticket, &usual).await.unwrap();
 }
 
@@ -476,7 +477,7 @@ async fn what_has_no_bound_is_refused() {
     controller.apply(&put(&theirs(3 << 10))).await.unwrap();
 }
 
-/// While changes go out in waves, a provider that applies again and again does not keep others from changes.
+/// A provider that applies repeatedly during rollouts does not block other owners.
 #[tokio::test]
 async fn providers_have_turns_where_changes_go_out_in_waves() {
     let directory = tempfile::tempdir().unwrap();
@@ -501,7 +502,7 @@ async fn providers_have_turns_where_changes_go_out_in_waves() {
         assert!(matches!(controller.apply(&service(provider, 1)).await, Err(ApplyError::Busy(_))));
     }
     finish().await;
-    // Waiting owners come first, in order; a refusal needs an owner who waits.
+    // Waiting owners come first, in order. A turn is refused only if another owner waits.
     assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Turn)));
     assert!(matches!(controller.apply(&service("bella", 2)).await, Err(ApplyError::Turn)));
     controller.apply(&service("carla", 2)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Documents are read with every problem told, and are written as they were read.
+//! Documents are parsed with all their problems reported, and serialised as they were read.
 
 #![allow(clippy::unwrap_used)]
 

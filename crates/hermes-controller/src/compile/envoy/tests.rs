@@ -82,7 +82,7 @@ fn the_same_document_gives_the_same_bytes_and_each_user_the_routes_that_are_thei
         assert_eq!(resources(&document, IDENTITY).unwrap(), made);
     }
     let body = made.routes["overlay"].body.as_ref().unwrap();
-    // What we write with maps in an order is the message of this name.
+    // The ordered maps decode as the message of this name.
     let all = RouteConfiguration::decode(&*body.value).unwrap();
     assert!(body.type_url.ends_with("/envoy.config.route.v3.RouteConfiguration"));
     let users = map(all.virtual_hosts[0].matcher.as_ref().unwrap());
@@ -113,7 +113,7 @@ fn an_alternate_is_of_a_priority_of_its_own_and_neighbours_are_asked_after() {
         "{node: b, http: \"127.0.0.1:80\"}, {node: far, http: \"127.0.0.1:80\"}]",
     );
     let made = resources(&document(&(text + more)), IDENTITY).unwrap();
-    // Whom it does not dial is none of its alternates.
+    // An Envoy does not use nodes that it cannot dial as alternates.
     let body = made.clusters["hop/a+b|*"].body.as_ref().unwrap();
     let cluster = Cluster::decode(&*body.value).unwrap();
     let localities = cluster.load_assignment.unwrap().endpoints;
@@ -123,7 +123,7 @@ fn an_alternate_is_of_a_priority_of_its_own_and_neighbours_are_asked_after() {
     assert_eq!(cluster.health_checks[0].interval.as_ref().unwrap().seconds, 5);
 }
 
-/// On nobody's way it was right, and stays so: whom it does not dial it sends nothing, and stands in for nobody.
+/// An Envoy that cannot dial a node sends it nothing, so it is not an alternate for its sessions.
 #[test]
 fn an_envoy_that_could_not_send_on_stands_in_for_nobody() {
     let more = "---\n{kind: Node, name: side, role: standalone, runs: envoy, address: \"192.0.2.9:9443\", links: in}\n\
@@ -153,7 +153,7 @@ fn what_an_envoy_cannot_do_is_told() {
         let said = change(from, to);
         assert!(said.contains(words), "{words}: {said}");
     }
-    // Who would dial it to be sent something, and whom it would dial to be sent something.
+    // A dependent node that would dial the Envoy for sessions, and one that the Envoy would have to dial.
     let waits = OVERLAY.replace("links: [a, b]", "links: a").replace("b, address: \"b.example:9443\"", "b, links: in");
     let said = faults(&waits);
     assert!(said.contains("give b an address, and in a link to it"), "{said}");

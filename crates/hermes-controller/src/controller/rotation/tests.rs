@@ -1,4 +1,4 @@
-//! Whoever trusts anything of an overlay believes its members at each step of a rotation.
+//! At each phase of a rotation, everybody who trusts one CA of the overlay accepts all its members.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,12 +21,12 @@ async fn begin(directory: &std::path::Path) -> Controller {
     controller
 }
 
-/// Since when the rotation is.
+/// When the rotation entered its phase.
 fn since(controller: &Controller) -> u64 {
     controller.view().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
 }
 
-/// The whole of a rotation.
+/// A complete rotation.
 async fn follow(controller: &Controller, next: Ca) {
     controller.rotate("x", next).await.unwrap();
     controller.switch("x", since(controller)).await.unwrap();
@@ -37,7 +37,7 @@ fn next() -> Ca {
     Ca::generate(SystemTime::now()).unwrap()
 }
 
-/// A certificate with what goes with it, and what its holder trusts.
+/// A certificate with its chain, and the CAs that its holder trusts.
 fn issued(controller: &Controller) -> (String, String) {
     let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
     let (overlay, node) = ("x".parse().unwrap(), "a".parse().unwrap());
@@ -46,7 +46,7 @@ fn issued(controller: &Controller) -> (String, String) {
     (issued.certificate, issued.authorities)
 }
 
-/// Whether who has this believes whoever shows that.
+/// True if the first party accepts the second one's certificate.
 fn believes((_, trusted): &(String, String), (shown, _): &(String, String)) -> bool {
     let ders = crate::ca::blocks(shown).unwrap().into_iter().map(Into::into).collect::<Vec<_>>();
     chains_to(&Roots::from_pem(trusted.as_bytes()).unwrap(), &ders).is_ok()
@@ -75,14 +75,14 @@ async fn members_believe_each_other_at_each_step() {
     let revision = controller.switch("x", since(&controller)).await.unwrap();
     assert_eq!(revision, controller.view().state.revision, "once is enough");
     let switched = issued(&controller);
-    // One that was away since before it believes the others nevertheless.
+    // A node that was disconnected since before the rotation accepts the others.
     all_believe(&[announced.clone(), switched.clone()]);
     assert!(believes(&before, &switched));
     controller.retire("x", since(&controller), false).await.unwrap();
     let after = issued(&controller);
     all_believe(&[switched.clone(), after.clone()]);
     assert!(!believes(&after, &before) && !believes(&after, &announced));
-    // At the controller's door.
+    // The certificate of the controller's server.
     let trust = controller.view().state.trust().unwrap();
     let own = issued(&controller).0.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap().to_owned();
     assert!(believes(&before, &(own + &trust.shown, String::new())));
@@ -160,7 +160,7 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     issued(&controller);
 }
 
-/// One that an organisation has issued, with another one between it and the root.
+/// An organisation's CA, with another CA between it and the root.
 fn imported() -> Ca {
     let params = |name: &str| {
         let mut params = CertificateParams::default();
@@ -206,7 +206,7 @@ async fn an_organisations_authority_comes_and_goes_without_a_gap() {
     assert!(believes(&before, &shown) && believes(&under, &shown));
 }
 
-/// An authority below a root that is somebody else's, with a certificate such as this.
+/// A CA below an organisation's root, with a modified certificate.
 fn below(change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
     let root_key = KeyPair::generate().unwrap();
     let mut root = CertificateParams::default();
@@ -238,7 +238,7 @@ async fn what_would_fail_at_the_end_is_refused_at_the_beginning() {
         params.name_constraints = Some(rcgen::NameConstraints { permitted_subtrees, excluded_subtrees });
     };
     assert!(import(below(elsewhere)).is_err(), "controllers have other names");
-    // One that may have no authority below it can be used, and followed: who is away then enrols anew.
+    // A CA with path length 0 can be used and rotated; disconnected nodes then enrol again.
     let last = |params: &mut CertificateParams| {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     };
@@ -263,7 +263,7 @@ async fn what_was_looked_at_is_what_ends() {
     assert_eq!(controller.switch("x", other).await.unwrap(), revision);
 }
 
-/// What was asked before a dismissal and waited meanwhile undoes it not.
+/// A request that waits during the caller's dismissal is refused.
 #[tokio::test]
 async fn who_was_dismissed_makes_nobody_an_operator() {
     let directory = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ fn ask(session: &mut Session, kind: Kind, is_sotw: bool) {
     assert_eq!(session.hear(kind, XdsRequest { subscribe, is_sotw, ..XdsRequest::default() }), None);
 }
 
-/// Takes it, as an Envoy does.
+/// Acknowledges a response, as an Envoy does.
 fn take(session: &mut Session, said: &XdsResponse, is_sotw: bool) -> Option<Verdict> {
     let subscribe = if is_sotw && said.kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
     session.hear(said.kind, XdsRequest { nonce: said.nonce.clone(), subscribe, is_sotw, ..XdsRequest::default() })
@@ -76,7 +76,7 @@ fn what_is_refused_is_told_once_and_not_sent_again() {
     let mut session = started(false);
     session.aim(goal(2, &["a", "b"], "2"));
     let said = session.next().unwrap();
-    // Words about what was sent before that do not count.
+    // A rejection of an earlier response does not count.
     let old = XdsRequest { nonce: "0".to_owned(), refused: Some("old".to_owned()), ..XdsRequest::default() };
     assert_eq!(session.hear(Kind::Routes, old), None);
     let no = XdsRequest { nonce: said.nonce, refused: Some("no".to_owned()), ..XdsRequest::default() };
