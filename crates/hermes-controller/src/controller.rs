@@ -47,7 +47,7 @@ const MAX_ATTEMPTS: usize = 100;
 
 /// The document that a node must run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct AssignedDocument {
     /// The revision since which the document applies. It is later than the true one if this controller started later,
     /// or read several revisions at once.
     pub since: Revision,
@@ -59,7 +59,7 @@ pub struct Given {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watched {
     /// The node's document.
-    pub given: Given,
+    pub given: AssignedDocument,
     /// The digest of the key that the node enrolled with. `None`: it has not enrolled, or was expelled.
     pub key: Option<String>,
 }

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tonic::{Code, Response, Status};
 
 pub(crate) use self::presence::Presence;
-pub use self::rotation::{Lacking, Progress};
+pub use self::rotation::{Blocker, Progress};
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, RenewRequest};
 use crate::controller::{ApplyError, Controller, HELD, Settled};

@@ -107,7 +107,7 @@ pub struct Before {
 /// A commit that is being rolled out in waves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Waved {
+pub struct WavedRollout {
     /// The revision of the commit.
     pub of: Revision,
     /// The current step, from 1.
@@ -257,7 +257,7 @@ pub struct State {
     /// The last revision that a node ran and the store has lost.
     pub behind: Revision,
     /// The rollout in waves.
-    pub rollout: Option<Arc<Waved>>,
+    pub rollout: Option<Arc<WavedRollout>>,
     /// The owners who wait for their turn.
     pub turns: Arc<Turns>,
     /// The last commit that was rolled back, and the reason.
@@ -316,7 +316,7 @@ impl State {
                     turns.waiting.drain(..missed);
                     turns.until = 0;
                     let by = commit.by.clone();
-                    self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before, by }));
+                    self.rollout = Some(Arc::new(WavedRollout { of: revision, step: 1, before, by }));
                 }
                 Change::Awaited { owner } => Arc::make_mut(&mut self.turns).join(owner),
                 Change::Step(step) => {
@@ -504,7 +504,7 @@ struct Base {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     revoked: Vec<Revoked>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rollout: Option<Waved>,
+    rollout: Option<WavedRollout>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed: Option<(Revision, String)>,
     #[serde(default, skip_serializing_if = "is_nobody")]

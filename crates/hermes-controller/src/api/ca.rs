@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{ApiState, Arc, Caller, Event, Peer, Problem};
 use crate::ca::{Facts, facts};
 use crate::controller::{ApplyError, StateView, now};
-use crate::push::{Lacking, Progress};
+use crate::push::{Blocker, Progress};
 
 /// The maximum size of an imported CA, in bytes.
 const MAX_IMPORT_BYTES: usize = 256 << 10;
@@ -141,7 +141,7 @@ pub(super) async fn finish(
 fn lacking(progress: &[Progress]) -> Option<String> {
     let all: Vec<_> = progress.iter().filter(|node| !node.lacks.0.is_empty()).collect();
     let named = all.iter().take(MAX_NAMED).map(|node| {
-        let Lacking(why) = &node.lacks;
+        let Blocker(why) = &node.lacks;
         format!("node {} {why}", node.name)
     });
     let mut text = named.collect::<Vec<_>>().join("; ");

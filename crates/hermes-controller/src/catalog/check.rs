@@ -238,7 +238,7 @@ impl<'a> Check<'a, '_> {
                 self.fault(path, message);
             }
         }
-        for (key, message) in unfit(node) {
+        for (key, message) in unsupported_by_envoy(node) {
             self.fault(key, message);
         }
         for (at, provider) in node.providers.iter().enumerate() {
@@ -437,7 +437,7 @@ impl<'a> Check<'a, '_> {
 }
 
 /// Keys of a `kind: Node` that an Envoy does not support. Its links and services are checked in its compiled document.
-pub(crate) fn unfit(node: &Node) -> Vec<(&'static str, String)> {
+pub(crate) fn unsupported_by_envoy(node: &Node) -> Vec<(&'static str, String)> {
     if node.runs != Program::Envoy {
         return Vec::new();
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Given, StateView, Watched, lines};
+use super::{AssignedDocument, StateView, Watched, lines};
 use crate::compile::Plan;
 use crate::document::{Key, Name};
 use crate::rollout::Rollout;
@@ -31,7 +31,10 @@ impl StateView {
         // A node that was removed from the overlay loses its document at once.
         let meanwhile = || self.rollout.as_ref()?.given(node);
         let document = self.document(node).map(|last| meanwhile().unwrap_or(last).clone());
-        Watched { given: Given { since, document }, key: self.state.members.get(node).map(|member| member.key.clone()) }
+        Watched {
+            given: AssignedDocument { since, document },
+            key: self.state.members.get(node).map(|member| member.key.clone()),
+        }
     }
 
     /// The revision of a rollout in waves that has no step left.

@@ -32,13 +32,13 @@ pub struct Progress {
     /// True if the CA that signs issued the node's certificate.
     pub current: bool,
     /// The reason why the next phase waits for the node; empty if it does not.
-    pub lacks: Lacking,
+    pub lacks: Blocker,
 }
 
 /// The reason why the next phase waits for a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Lacking(pub String);
+pub struct Blocker(pub String);
 
 impl Push {
     /// The progress of each enrolled node.
@@ -65,7 +65,7 @@ impl Push {
                 }
                 _ => "",
             };
-            Progress { name: name.clone(), connected, trusts, current, lacks: Lacking(lacks.to_owned()) }
+            Progress { name: name.clone(), connected, trusts, current, lacks: Blocker(lacks.to_owned()) }
         };
         let nodes = view.state.members.keys().filter(|name| view.state.catalog.node(name).is_some());
         nodes.map(of).collect()
