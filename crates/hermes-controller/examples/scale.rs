@@ -1,8 +1,8 @@
-//! How long a change takes to many nodes: a controller in this process, its nodes in another one.
+//! Measures how long a change takes to reach many nodes: a controller in this process, its nodes in another one.
 //!
-//! In: `scale [NODES] [ROUTES] [CHANGES]`. Out: JSON: from commit to acknowledgement of changes that touch all nodes and of such that touch
-//! one, a cold start with all nodes at once, and what that costs the controller in memory and CPU.
-//! Each node is a connection of its own, over TLS and gRPC, that parses, checks and swaps its document before it says so.
+//! In: `scale [NODES] [ROUTES] [CHANGES]`. Out: JSON: the time from commit to acknowledgement, for changes of all nodes
+//! and of one node; a cold start with all nodes at once; and the controller's memory and CPU time. Each node has its
+//! own TLS connection, and parses, checks and swaps its document before it acknowledges.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,11 +16,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hermes_controller::audit::Audit;
-use hermes_controller::client::{Client, Known, Place};
+use hermes_controller::client::{Client, ControllerAddr, ControllerPin};
 use hermes_controller::control::{EnrolRequest, Report};
 use hermes_controller::controller::{Controller, Request};
+use hermes_controller::digest::sha256;
 use hermes_controller::document::read;
-use hermes_controller::push::sha256;
 use hermes_controller::server;
 use hermes_controller::store::{After, Base, Revision, Sqlite, Store, StoreError};
 use hermes_controller::token::Ticket;
@@ -32,7 +32,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Handshakes at once, where it is not a cold start that is measured.
+/// The maximum number of simultaneous handshakes, except in a cold start.
 const AT_ONCE: usize = 64;
 
 fn main() {
@@ -46,13 +46,13 @@ fn main() {
     runtime.block_on(measure(number(0, 1000), number(1, 100), number(2, 20)));
 }
 
-/// Seconds of a clock that all processes share.
+/// Seconds of the clock that all processes share.
 fn seconds() -> f64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     now.as_secs_f64()
 }
 
-/// What a service says, of which one changes.
+/// A service; changing one is the measured change.
 fn service(number: usize, port: usize) -> String {
     format!(
         "---\n{{kind: Service, name: S{number}, at: {{node: server, http: \"127.0.0.1:{port}\"}}, for: everyone}}\n"
@@ -73,7 +73,7 @@ fn apply(text: &str) -> Request {
     Request { by: "operator".to_owned(), put: read(text).unwrap(), ..Request::default() }
 }
 
-/// The process that has all nodes.
+/// The process with all nodes.
 struct Nodes {
     process: Child,
     input: ChildStdin,
@@ -97,7 +97,7 @@ impl Nodes {
         self.input.flush().unwrap();
     }
 
-    /// When each of so many nodes has acknowledged, of this revision or a later one.
+    /// The times at which this number of nodes acknowledged the revision or a later one.
     fn acknowledged(&mut self, count: usize, revision: u64) -> Vec<f64> {
         let mut at: HashMap<String, f64> = HashMap::new();
         let mut line = String::new();
@@ -114,7 +114,7 @@ impl Nodes {
     }
 }
 
-/// Milliseconds: median, 99 of 100, and the last one.
+/// Milliseconds: median, 99th percentile, and maximum.
 fn quantiles(mut all: Vec<f64>) -> serde_json::Value {
     all.sort_by(f64::total_cmp);
     let at = |share: f64| all[((all.len() - 1) as f64 * share).round() as usize];
@@ -132,7 +132,7 @@ fn usage() -> (u64, f64) {
     (resident.split_whitespace().next().unwrap().parse().unwrap(), ticks / 100.0)
 }
 
-/// A store that knows when its last entry was written.
+/// A store that records when its last entry was written.
 struct Timed {
     store: Sqlite,
     at: Mutex<f64>,
@@ -225,7 +225,7 @@ async fn measure(count: usize, routes: usize, changes: usize) {
 
     let (mut all, mut one, mut until_commit) = (Vec::new(), Vec::new(), Vec::new());
     let (mut all_cpu, mut one_cpu) = (0.0, 0.0);
-    // Not in turn: what one that touches all leaves to be freed would be counted with the next one.
+    // All large changes first: memory that one frees would be counted with the next small one.
     for is_all in [true, false] {
         for round in 0..changes {
             let text = if is_all { slow_service(0, 20 + round) } else { node(round % count, 20 + round) };
@@ -253,7 +253,7 @@ async fn measure(count: usize, routes: usize, changes: usize) {
             }
         }
     }
-    // All of them at once.
+    // All nodes at once.
     nodes.say("again");
     let begun = seconds();
     let restarted = tokio::task::spawn_blocking(move || {
@@ -276,9 +276,9 @@ async fn measure(count: usize, routes: usize, changes: usize) {
     let _ = nodes.process.wait();
 }
 
-/// All nodes: each enrols, and follows.
+/// All nodes: each enrols and follows.
 async fn nodes(port: u16) {
-    let place: Place = format!("https://127.0.0.1:{port}").parse().unwrap();
+    let place: ControllerAddr = format!("https://127.0.0.1:{port}").parse().unwrap();
     let (say, mut said) = mpsc::unbounded_channel::<String>();
     let (told, mut lines) = mpsc::unbounded_channel::<String>();
     std::thread::spawn(move || {
@@ -326,19 +326,19 @@ async fn nodes(port: u16) {
 
 type Identity = (CertifiedKey, String);
 
-async fn enrol(place: &Place, ticket: &Ticket) -> Identity {
+async fn enrol(place: &ControllerAddr, ticket: &Ticket) -> Identity {
     let key = KeyPair::generate().unwrap();
     let request = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec().into();
-    let client = Client::connect(place, &Known::Pin(ticket.pin), None).await.unwrap();
+    let client = Client::connect(place, &ControllerPin::Pin(ticket.pin), None).await.unwrap();
     let issued = client.enrol(EnrolRequest { token: ticket.reveal(), request }).await.unwrap();
     let own = CertifiedKey::from_pem(issued.certificate.as_bytes(), key.serialize_pem().as_bytes()).unwrap();
     (own, issued.authorities)
 }
 
-async fn follow(place: Place, name: String, (own, authorities): Identity, say: mpsc::UnboundedSender<String>) {
+async fn follow(place: ControllerAddr, name: String, (own, authorities): Identity, say: mpsc::UnboundedSender<String>) {
     let mut snapshot: Option<Arc<Snapshot>> = None;
     loop {
-        let connected = Client::connect(&place, &Known::Authorities(authorities.clone()), Some(&own)).await;
+        let connected = Client::connect(&place, &ControllerPin::Authorities(authorities.clone()), Some(&own)).await;
         let Ok(client) = connected else {
             tokio::time::sleep(Duration::from_millis(200)).await;
             continue;
@@ -349,7 +349,7 @@ async fn follow(place: Place, name: String, (own, authorities): Identity, say: m
         let Ok(mut orders) = client.follow(reports).await else { continue };
         while let Ok(Some(order)) = orders.message().await {
             let checked = hermes_model::check_json(&order.document, Path::new(".")).unwrap();
-            // The one before ends here.
+            // Frees the earlier snapshot here.
             drop(snapshot.replace(Arc::new(checked.snapshot)));
             let running = sha256(&order.document);
             report.send(Report { running, tried: order.revision, ..Report::default() }).await.unwrap();

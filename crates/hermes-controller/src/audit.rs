@@ -1,4 +1,4 @@
-//! The audit log: who changed what, and who was refused, one line of JSON each.
+//! The audit log: changes and refused requests with their subjects, one line of JSON each.
 //!
 //! In: actions, done or refused. Out: lines in files of the controller's directory, and in its log.
 //! Never: a secret; nor more lines than a disk can take, however many requests come: each subject has a rate, events
@@ -19,73 +19,61 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::controller::Refused;
-
 /// The file for operators, tokens and the controller.
 const FILE: &str = "audit.jsonl";
 /// The size in bytes at which a file is rotated: the main file, and each other file.
 const MAX_FILE: u64 = 64 << 20;
 const MAX_OTHER_FILE: u64 = 16 << 20;
-/// Burst and lines a second of a subject: of operators, and of any other subject.
+/// Burst and lines a second, for operators and for any other subject.
 const OPERATOR_LINES: (f64, f64) = (1000.0, 50.0);
 const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
 /// Subjects with a rate of their own, in one file. Further subjects share one rate.
 const MAX_SUBJECTS: usize = 4096;
-/// A reason is cut off here.
-const MOST_SAID: usize = 2048;
+/// The maximum length of a reason, in bytes.
+const MAX_REASON: usize = 2048;
 
-/// Something that was asked for.
+/// An action that was requested.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Event<'a> {
-    /// `apply`, `delete`, `token`, `operator`, `enrol`, `renew`, `follow`, `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `operator-renew`, `settle`, `recall`, `confirm`,
-    /// `dismiss`, or `authority-` and `rotate`, `import`, `switch`, `finish`, `cancel`, `show`; or `connect`, of who shows a certificate that
-    /// is not taken.
+    /// The action: `apply`, `delete`, `token`, `operator`, `operator-renew`, `dismiss`, `enrol`, `renew`, `follow`,
+    /// `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `settle`, `recall`, `confirm`, or `authority-` with
+    /// `rotate`, `import`, `switch`, `finish`, `cancel` or `show`. `connect` records a client certificate that was
+    /// rejected.
     pub what: &'a str,
-    /// Who, as far as a certificate proved that: `operator/NAME`, `provider/PROVIDER/NAME`, `node/NAME`.
+    /// The subject, as far as a certificate proves it: `operator/NAME`, `provider/PROVIDER/NAME`, `node/NAME`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<&'a str>,
-    /// From where.
+    /// The address of the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<SocketAddr>,
-    /// The node or token that it was about.
+    /// The node or token that the action concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// The revision that came of it.
+    /// The revision that the action created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
     /// Documents that were changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub documents: Vec<String>,
-    /// Why it was refused. `None`: it was done.
+    /// The reason for the refusal. `None`: the action was done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
+    /// The reason why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
 }
 
-impl Event<'_> {
-    /// The same event, as one that failed.
-    #[must_use]
-    pub fn failed(self, why: &Refused) -> Self {
-        match why.is_unknown() {
-            true => Self { unknown: Some(why.to_string()), ..self },
-            false => Self { refused: Some(why.to_string()), ..self },
-        }
-    }
-}
-
-/// Where events go.
+/// The audit log of one controller.
 pub struct Audit {
     directory: PathBuf,
-    /// By file name.
-    files: Mutex<HashMap<String, Lines>>,
+    /// Open files by name.
+    files: Mutex<HashMap<String, LogFile>>,
     left_out: AtomicU64,
 }
 
-/// One file.
-struct Lines {
+/// One file of the audit log.
+struct LogFile {
     path: PathBuf,
     file: File,
     length: u64,
@@ -105,7 +93,7 @@ struct Bucket {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Line<'a> {
+struct AuditRecord<'a> {
     /// Milliseconds since 1970.
     at: u64,
     #[serde(flatten)]
@@ -137,7 +125,7 @@ impl Audit {
     /// # Errors
     /// The main file cannot be written.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        let main = Lines::open(directory, FILE)?;
+        let main = LogFile::open(directory, FILE)?;
         Ok(Self {
             directory: directory.to_owned(),
             files: Mutex::new(HashMap::from([(FILE.to_owned(), main)])),
@@ -150,21 +138,21 @@ impl Audit {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Writes a line; what cannot be written is on the controller's log nevertheless.
+    /// Writes a line. An event that the file cannot take still goes to the controller's log.
     pub fn tell(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
         for why in [&mut event.refused, &mut event.unknown].into_iter().flatten() {
-            why.truncate(why.floor_char_boundary(MOST_SAID));
+            why.truncate(why.floor_char_boundary(MAX_REASON));
             *why = visible(why);
         }
         let name = file_of(&event);
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = match files.contains_key(&name) {
             true => Ok(()),
-            false => Lines::open(&self.directory, &name).map(|lines| _ = files.insert(name.clone(), lines)),
+            false => LogFile::open(&self.directory, &name).map(|lines| _ = files.insert(name.clone(), lines)),
         };
         if let Err(error) = opened {
-            tracing::error!(file = name, "the audit log cannot be written: {error}");
+            tracing::error!(file = name, "audit log: cannot write: {error}");
         }
         let Some(lines) = files.get_mut(&name) else { return };
         if !lines.may_write(by, if name == FILE { OPERATOR_LINES } else { SUBJECT_LINES }) {
@@ -178,12 +166,13 @@ impl Audit {
             (None, None) => tracing::info!(what, by, about = event.about, revision = event.revision, "done"),
         }
         if let Err(error) = lines.write(&event) {
-            tracing::error!(file = %lines.path.display(), "the audit log cannot be written: {error}");
+            tracing::error!(file = %lines.path.display(), "audit log: cannot write: {error}");
         }
     }
 }
 
-/// Without what makes of one line several, or moves a terminal's cursor. Others write it, and people read it.
+/// Replaces control characters, which would split a line or move a terminal's cursor. Other parties write this text,
+/// and people read it.
 pub(crate) fn visible(text: &str) -> String {
     let one = |character: char| match character {
         '\n' | '\t' => ' ',
@@ -193,7 +182,7 @@ pub(crate) fn visible(text: &str) -> String {
     text.chars().map(one).collect()
 }
 
-impl Lines {
+impl LogFile {
     fn open(directory: &Path, name: &str) -> io::Result<Self> {
         let path = directory.join(name);
         let file = hermes_net::file::append(&path, 0o600)?;
@@ -228,7 +217,7 @@ impl Lines {
         let at = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let left_out = Some(self.left_out).filter(|left_out| *left_out > 0);
         let mut line = if self.is_cut { vec![b'\n'] } else { Vec::new() };
-        serde_json::to_writer(&mut line, &Line { at, event, left_out })?;
+        serde_json::to_writer(&mut line, &AuditRecord { at, event, left_out })?;
         line.push(b'\n');
         let written = self.file.write_all(&line);
         match &written {

@@ -1,88 +1,76 @@
-//! All documents of an overlay, and what they say of each other.
+//! All documents of an overlay, and the references between them.
 //!
-//! In: documents that were read. Out: the same, found by what names them; and every reference that leads nowhere, or to what
-//! is another provider's.
-//! Never: what that means for a node. That is [`crate::compile`].
+//! In: parsed documents. Out: indexes by key, by reference and by authority; and the faults of invalid references.
+//! Never: the documents of nodes. [`crate::compile`] makes these.
+
+mod check;
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Duration;
 
-use hermes_model::document::nearest::did_you_mean;
-use hermes_model::document::scalar::{Prefix, Size};
+use hermes_model::document::scalar::Prefix;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use serde::{Deserialize, Serialize};
 
-use crate::document::{
-    App, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Quota, Reference, Replica, Resource, Service,
-    Spec, Speech, User,
-};
+use crate::document::{App, Audience, Group, Key, Kind, Name, Network, Node, Overlay, Resource, Service, Spec, User};
 
-/// A document of a provider has so many bytes at most: nodes that serve several have all of theirs.
-const MOST_OF_PROVIDER: usize = 256 << 10;
-/// The size of a `cache` or `custody` that names none.
-const DEFAULT_MEMORY: Size = Size(64 << 20);
-const DEFAULT_DISK: Size = Size(1 << 30);
-/// A certificate of a node lives at least and at most as long.
-const CERTIFICATE_LIVES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600)];
-
-/// All documents of an overlay. A copy costs nothing, and shares all that is the same.
+/// All documents of an overlay. Copies are cheap and share memory.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     all: RedBlackTreeMapSync<Key, Arc<Resource>>,
-    /// Who names what, whether or not it is there.
+    /// For each document, the documents that name it, whether or not it exists.
     namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
     /// Services by their authorities.
     authorities: RedBlackTreeMapSync<(Owner, String), RedBlackTreeSetSync<Key>>,
-    /// Keys that are believed no more.
+    /// Revoked keys.
     revoked: RedBlackTreeMapSync<String, Revoked>,
 }
 
-/// A key that is believed no more.
+/// A revoked key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Revoked {
-    /// Whose it was.
+    /// The node that had the key.
     pub node: Name,
     /// SHA-256 of the public key, in hex.
     pub key: String,
-    /// Until when there may be a certificate for it, in milliseconds since 1970.
+    /// When the last certificate for the key expires, in milliseconds since 1970.
     pub until: u64,
 }
 
-/// What sessions are led to.
+/// The document that a route leads to.
 #[derive(Clone, Copy, Debug)]
-pub enum Offer<'a> {
-    /// A name.
+pub enum ServiceOrNetwork<'a> {
+    /// A service, known by its name.
     Service(&'a Service),
-    /// Prefixes of addresses.
+    /// A network, known by its prefixes.
     Network(&'a Network),
 }
 
-impl<'a> Offer<'a> {
-    /// Nodes where it lives.
+impl<'a> ServiceOrNetwork<'a> {
+    /// Nodes that have a replica or a gateway.
     pub fn nodes(self) -> Vec<&'a Name> {
         match self {
-            Offer::Service(service) => service.at.iter().map(|replica| &replica.node).collect(),
-            Offer::Network(network) => network.at.iter().map(|gateway| &gateway.node).collect(),
+            ServiceOrNetwork::Service(service) => service.at.iter().map(|replica| &replica.node).collect(),
+            ServiceOrNetwork::Network(network) => network.at.iter().map(|gateway| &gateway.node).collect(),
         }
     }
 
-    /// Who may use it.
+    /// The users who may use it.
     pub fn audience(self) -> &'a Audience {
         match self {
-            Offer::Service(service) => &service.audience,
-            Offer::Network(network) => &network.audience,
+            ServiceOrNetwork::Service(service) => &service.audience,
+            ServiceOrNetwork::Network(network) => &network.audience,
         }
     }
 }
 
-/// Whose documents: the operator's, or a provider's.
+/// The owner of documents: a provider, or the operator (`None`).
 pub type Owner = Option<Name>;
 
 impl Catalog {
-    /// Puts a document in the place of the one with its key. The one that was there.
+    /// Adds a document, or replaces the one with its key. Returns the replaced one.
     pub fn put(&mut self, resource: Resource) -> Option<Arc<Resource>> {
         let before = self.remove(&resource.key);
         for named in named_by(&resource) {
@@ -99,7 +87,7 @@ impl Catalog {
         before
     }
 
-    /// Takes a document out.
+    /// Removes a document. Returns it.
     pub fn remove(&mut self, key: &Key) -> Option<Arc<Resource>> {
         let before = self.all.get(key).cloned()?;
         self.all.remove_mut(key);
@@ -124,24 +112,24 @@ impl Catalog {
         Some(before)
     }
 
-    /// A key is believed no more. Those whose certificates are all over by now are forgotten.
+    /// Revokes a key, and forgets keys whose certificates have all expired.
     pub fn revoke(&mut self, revoked: Revoked, now: u64) {
         let over: Vec<_> = self.revoked.values().filter(|one| one.until < now).map(|one| one.key.clone()).collect();
         over.iter().for_each(|key| _ = self.revoked.remove_mut(key));
         self.revoked.insert_mut(revoked.key.clone(), revoked);
     }
 
-    /// A key is believed again.
+    /// Readmits a revoked key.
     pub fn readmit(&mut self, key: &str) {
         self.revoked.remove_mut(key);
     }
 
-    /// Keys that are believed no more.
+    /// All revoked keys.
     pub fn revoked(&self) -> impl Iterator<Item = &Revoked> {
         self.revoked.values()
     }
 
-    /// Whose keys are believed no more, or again, other than before.
+    /// Nodes whose keys were revoked or readmitted since an earlier catalog.
     pub fn revoked_since(&self, before: &Self) -> BTreeSet<Name> {
         let more = |one: &Self, other: &Self, key: &String| one.revoked.get(key) != other.revoked.get(key);
         let keys = self.revoked.keys().chain(before.revoked.keys()).filter(|key| more(self, before, key));
@@ -155,12 +143,12 @@ impl Catalog {
         self.all.get(key)
     }
 
-    /// All of them, by kind, provider and name.
+    /// All documents, sorted by kind, provider and name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {
         self.all.values()
     }
 
-    /// There is none.
+    /// True if there are no documents.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -170,20 +158,22 @@ impl Catalog {
         self.namers.get(key).into_iter().flat_map(RedBlackTreeSetSync::iter)
     }
 
-    /// Other services that could take sessions of this one, if their audiences are left aside.
+    /// Other services that match the same sessions if audiences are left aside.
     pub fn beside(&self, key: &Key) -> BTreeSet<&Key> {
-        let Some((resource, Offer::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
+        let Some((resource, ServiceOrNetwork::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
             return BTreeSet::new();
         };
         let all = called(resource).into_iter().filter_map(|called| self.authorities.get(&called));
         let meets = |other: &&Key| match self.offer(other) {
-            Some(Offer::Service(offered)) => *other != key && service.meets(&key.name, (offered, &other.name)),
+            Some(ServiceOrNetwork::Service(offered)) => {
+                *other != key && service.meets(&key.name, (offered, &other.name))
+            }
             _ => false,
         };
         all.flat_map(RedBlackTreeSetSync::iter).filter(meets).collect()
     }
 
-    /// The overlay's own document, where there is one alone.
+    /// The document of the overlay. `None` if there is not exactly one.
     pub fn overlay(&self) -> Option<(&Name, &Overlay)> {
         let mut overlays = self.of(Kind::Overlay);
         let (first, more) = (overlays.next()?, overlays.next());
@@ -202,10 +192,10 @@ impl Catalog {
     }
 
     /// A service or a network.
-    pub fn offer(&self, key: &Key) -> Option<Offer<'_>> {
+    pub fn offer(&self, key: &Key) -> Option<ServiceOrNetwork<'_>> {
         match &self.all.get(key)?.spec {
-            Spec::Service(service) => Some(Offer::Service(service)),
-            Spec::Network(network) => Some(Offer::Network(network)),
+            Spec::Service(service) => Some(ServiceOrNetwork::Service(service)),
+            Spec::Network(network) => Some(ServiceOrNetwork::Network(network)),
             _ => None,
         }
     }
@@ -235,7 +225,7 @@ impl Catalog {
     }
 
     /// All services and networks.
-    pub fn offers(&self) -> impl Iterator<Item = (&Key, Offer<'_>)> {
+    pub fn offers(&self) -> impl Iterator<Item = (&Key, ServiceOrNetwork<'_>)> {
         let all = self.of(Kind::Service).chain(self.of(Kind::Network));
         all.filter_map(|resource| Some((&resource.key, self.offer(&resource.key)?)))
     }
@@ -245,7 +235,7 @@ impl Catalog {
         self.owned(Kind::User, owner).map(|resource| &resource.key)
     }
 
-    /// Users who are on a node.
+    /// Users on a node.
     pub fn users_on(&self, node: &Name) -> impl Iterator<Item = &Key> {
         self.namers(&Key::node(node)).filter(|key| key.kind == Kind::User).collect::<Vec<_>>().into_iter()
     }
@@ -262,10 +252,10 @@ impl Catalog {
         all.take_while(move |(key, _)| key.kind == kind && key.provider == owner).map(|(_, resource)| resource)
     }
 
-    /// Who may use it: the names of users of its provider. `None`: whoever is there.
+    /// The names of the users who may use a service or network. `None`: everyone.
     pub fn audience(&self, key: &Key, audience: &Audience) -> Option<BTreeSet<Name>> {
         match audience {
-            // With several providers on one node, who has no user is nobody's.
+            // With several providers on one node, a session without a user belongs to no provider.
             Audience::Everyone => {
                 key.provider.as_ref().map(|_| self.users_of(&key.provider).map(|user| user.name.clone()).collect())
             }
@@ -274,118 +264,6 @@ impl Catalog {
                 let groups = groups.iter().filter_map(|group| self.group(&key.provider, &group.name));
                 all.extend(groups.flat_map(|group| group.users.iter().cloned()));
                 Some(all)
-            }
-        }
-    }
-
-    /// Every reference that leads nowhere or where it must not, and every quota that is passed.
-    pub fn check(&self) -> Vec<Fault> {
-        self.check_these(self.all.values())
-    }
-
-    /// The same, where all was right before these documents changed, of which some may be gone: they and what they may have
-    /// made wrong.
-    pub fn check_changed(&self, before: &Catalog, changed: &BTreeSet<Key>) -> Vec<Fault> {
-        if changed.iter().any(|key| key.kind == Kind::Overlay) {
-            return self.check();
-        }
-        let around = |catalog: &Catalog, key: &Key| -> Vec<Key> {
-            // A node says whose its apps are, and that is so by what the user says.
-            let user = catalog.get(key).filter(|resource| resource.key.kind == Kind::User);
-            let named = user.map(|user| named_by(user)).into_iter().flatten();
-            catalog.namers(key).cloned().chain(named).collect()
-        };
-        let touched: BTreeSet<Key> = changed
-            .iter()
-            .flat_map(|key| [around(before, key), around(self, key), vec![key.clone()]].into_iter().flatten())
-            .collect();
-        self.check_these(touched.iter().filter_map(|key| self.all.get(key)))
-    }
-
-    fn check_these<'a>(&'a self, these: impl Iterator<Item = &'a Arc<Resource>>) -> Vec<Fault> {
-        let mut faults = Vec::new();
-        let Some((_, overlay)) = self.overlay() else {
-            return vec![self.without_overlay()];
-        };
-        let mut told = BTreeSet::new();
-        for resource in these {
-            let mut check = Check { catalog: self, overlay, key: &resource.key, faults: &mut faults, told: &mut told };
-            check.owner();
-            check.size(resource);
-            match &resource.spec {
-                Spec::Overlay(overlay) => check.life(overlay),
-                Spec::Node(node) => check.node(node),
-                Spec::Service(service) => check.service(service),
-                Spec::Network(network) => check.network(network),
-                Spec::User(user) => check.user(user),
-                Spec::Group(group) => check.group(group),
-            }
-        }
-        self.check_quotas(overlay, &mut faults);
-        faults
-    }
-
-    fn without_overlay(&self) -> Fault {
-        let mut overlays = self.of(Kind::Overlay);
-        match (overlays.next(), overlays.next()) {
-            (Some(first), Some(second)) => {
-                let message = format!("there is one overlay, {}; delete one of them", first.key.name);
-                Fault::of(&second.key, "", message)
-            }
-            _ => Fault {
-                key: None,
-                number: None,
-                problem: hermes_model::Problem {
-                    path: String::new(),
-                    message: "there is no overlay yet; add a document with kind: Overlay and a name".to_owned(),
-                },
-            },
-        }
-    }
-
-    fn check_quotas(&self, overlay: &Overlay, faults: &mut Vec<Fault>) {
-        for (name, provider) in &overlay.providers {
-            let quota = &provider.quota;
-            for (kind, most, key) in [
-                (Kind::Service, quota.services, "services"),
-                (Kind::User, quota.users, "users"),
-                (Kind::Group, quota.groups, "groups"),
-            ] {
-                let mut own = self.owned(kind, &Some(name.clone()));
-                if let Some(first) = own.nth(most) {
-                    let message = format!(
-                        "{name} may have {most} {key}, and this is one more; delete some, or ask the operator for a \
-                         larger quota (providers.{name}.quota.{key})"
-                    );
-                    faults.push(Fault::of(&first.key, "", message));
-                }
-            }
-            self.check_room(name, quota, faults);
-        }
-    }
-
-    /// Bounds what the services of a provider ask for together, so that a node of several providers has room for all of
-    /// them.
-    fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
-        type Asked = fn(&Service) -> [Option<Option<Size>>; 2];
-        let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
-        let disk: Asked = |service| [service.cache.map(|one| one.disk), service.custody.map(|one| one.disk)];
-        for (most, key, default, asked) in
-            [(quota.memory, "memory", DEFAULT_MEMORY, memory), (quota.disk, "disk", DEFAULT_DISK, disk)]
-        {
-            let mut sum = 0_u64;
-            for resource in self.owned(Kind::Service, &Some(provider.clone())) {
-                let Spec::Service(service) = &resource.spec else { continue };
-                let sizes = asked(service).into_iter().flatten().map(|size| size.unwrap_or(default).0);
-                sum = sizes.fold(sum, u64::saturating_add);
-                if sum > most.0 {
-                    let message = format!(
-                        "caches and custody of {provider} ask for more than {most} of {key} with this one; write less, or \
-                         ask the operator for a larger quota (providers.{provider}.quota.{key})"
-                    );
-                    faults.push(Fault::of(&resource.key, "", message));
-                    break;
-                }
             }
         }
     }
@@ -398,11 +276,11 @@ fn called(resource: &Resource) -> Vec<(Owner, String)> {
     service.authorities(&resource.key.name).iter().map(|one| (owner.clone(), one.to_string())).collect()
 }
 
-/// What a document names.
+/// The documents that a document names.
 fn named_by(resource: &Resource) -> BTreeSet<Key> {
     let owner = &resource.key.provider;
     let own = |kind: Kind, name: &Name| Key { kind, provider: owner.clone(), name: name.clone() };
-    let offered = |offer: Offer<'_>| {
+    let offered = |offer: ServiceOrNetwork<'_>| {
         let mut all: BTreeSet<_> = offer.nodes().into_iter().map(Key::node).collect();
         if let Audience::Those { users, groups } = offer.audience() {
             all.extend(users.iter().map(|user| own(Kind::User, &user.name)));
@@ -415,294 +293,46 @@ fn named_by(resource: &Resource) -> BTreeSet<Key> {
         Spec::Node(node) => node.links.iter().map(Key::node).collect(),
         Spec::User(user) => user.nodes.iter().map(Key::node).collect(),
         Spec::Group(group) => group.users.iter().map(|user| own(Kind::User, user)).collect(),
-        Spec::Service(service) => offered(Offer::Service(service)),
-        Spec::Network(network) => offered(Offer::Network(network)),
+        Spec::Service(service) => offered(ServiceOrNetwork::Service(service)),
+        Spec::Network(network) => offered(ServiceOrNetwork::Network(network)),
     }
 }
 
-/// What is checked of one document.
-struct Check<'a, 'f> {
-    catalog: &'a Catalog,
-    overlay: &'a Overlay,
-    key: &'a Key,
-    faults: &'f mut Vec<Fault>,
-    /// Pairs of services that were reported as ambiguous.
-    told: &'f mut BTreeSet<[&'a Key; 2]>,
+/// The name of a user or a service between nodes: with its provider.
+pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
+    match owner {
+        Some(provider) => format!("{provider}/{name}"),
+        None => name.to_string(),
+    }
 }
 
-impl<'a> Check<'a, '_> {
-    fn fault(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.faults.push(Fault::of(self.key, path, message));
+/// The user of an app's sessions, as nodes call it. `None`: the sessions have no user.
+///
+/// # Errors
+/// The user is not on that node, or the app must name one.
+pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
+    let here: Vec<_> = catalog.users_on(node).collect();
+    let wire = |key: &Key| on_the_wire(&key.provider, &key.name);
+    match &app.user {
+        Some(user) => {
+            let is_meant = |key: &Key| key.name == user.name && key.provider == user.provider;
+            let found = here.iter().find(|key| is_meant(key));
+            found
+                .map(|key| Some(wire(key)))
+                .ok_or_else(|| format!("user {user} is not on this node; add {node} to the user's nodes"))
+        }
+        None if here.len() > 1 => {
+            // The error does not list other users: only the operator may see them.
+            Err("several users are on this node; set user: NAME, or user: PROVIDER/NAME".to_owned())
+        }
+        None => Ok(here.first().map(|key| wire(key))),
     }
+}
 
-    /// Where an overlay has providers, each service, user and group is one's.
-    fn owner(&mut self) {
-        let providers = &self.overlay.providers;
-        match &self.key.provider {
-            Some(provider) if !providers.contains_key(provider) => {
-                let known = did_you_mean(provider.as_str(), providers.keys().map(Name::as_str));
-                self.fault("provider", format!("the overlay has no provider {provider}{known}"));
-            }
-            None if self.key.kind.is_of_providers() && !providers.is_empty() => {
-                self.fault("provider", "the overlay has providers; say whose this is with provider: NAME, or delete it where one with a provider stands in its \
-                     place");
-            }
-            _ => {}
-        }
-    }
+/// The default prefix of virtual addresses: the shared address space (RFC 6598), which the Internet does not route.
+const ADDRESSES: &str = "100.64.0.0/10";
 
-    /// What many have a part in has no room for everything that one writes.
-    fn size(&mut self, resource: &Resource) {
-        if resource.key.provider.is_none() {
-            return;
-        }
-        let bytes = serde_json::to_vec(resource).map_or(usize::MAX, |text| text.len());
-        if bytes > MOST_OF_PROVIDER {
-            self.fault(
-                "",
-                format!("it has {bytes} bytes, and a provider's document {MOST_OF_PROVIDER} at most; write less"),
-            );
-        }
-    }
-
-    fn life(&mut self, overlay: &Overlay) {
-        let [shortest, longest] = CERTIFICATE_LIVES;
-        if overlay.certificate_life.is_some_and(|life| life.0 < shortest || life.0 > longest) {
-            self.fault("certificate-life", format!("write {}s to {}d", shortest.as_secs(), longest.as_secs() / 86_400));
-        }
-    }
-
-    /// A node that is there and may have what this provider has.
-    fn serving(&mut self, path: &str, name: &Name) {
-        let Some(provider) = &self.key.provider else {
-            self.node_at(path, name);
-            return;
-        };
-        let is_serving = |node: &Node| node.providers.iter().any(|one| one == provider);
-        if self.catalog.node(name).is_none_or(|node| !is_serving(node)) {
-            // Whether there is one, and whose else it is, is not told.
-            let all = self.catalog.nodes().filter(|(_, node)| is_serving(node));
-            let near = did_you_mean(name.as_str(), all.map(|(name, _)| name.as_str()));
-            let message = format!(
-                "no node {name} serves {provider}{near}; name another one, or have the operator add {provider} to its providers"
-            );
-            self.fault(path, message);
-        }
-    }
-
-    fn node_at(&mut self, path: &str, name: &Name) -> Option<&'a Node> {
-        let found = self.catalog.node(name);
-        if found.is_none() {
-            let near = did_you_mean(name.as_str(), self.catalog.nodes().map(|(name, _)| name.as_str()));
-            self.faults.push(Fault::of(self.key, path, format!("there is no node {name}{near}")));
-        }
-        found
-    }
-
-    fn node(&mut self, node: &Node) {
-        for (at, link) in node.links.iter().enumerate() {
-            let path = format!("links[{at}]");
-            if *link == self.key.name {
-                self.fault(path, "a node has no link to itself; leave it out");
-            } else if let Some(other) = self.node_at(&path, link)
-                && other.address.is_none()
-            {
-                let own = &self.key.name;
-                let message =
-                    format!("nobody can dial {link}, which has no address; give it one, or let it link to {own}");
-                self.fault(path, message);
-            }
-        }
-        for (key, message) in crate::xds::unfit(node) {
-            self.fault(key, message);
-        }
-        for (at, provider) in node.providers.iter().enumerate() {
-            if !self.overlay.providers.contains_key(provider) {
-                self.fault(format!("providers[{at}]"), format!("the overlay has no provider {provider}"));
-            }
-        }
-        for (at, app) in node.apps.iter().enumerate() {
-            if let Err(message) = crate::compile::user_of_app(self.catalog, &self.key.name, app) {
-                self.fault(format!("apps[{at}].user"), message);
-            }
-            self.app(node, at, app);
-        }
-    }
-
-    /// What is said at the protocols that have it.
-    fn app(&mut self, node: &Node, at: usize, app: &App) {
-        let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
-        if !is_tun && app.bind.is_none() {
-            self.fault(format!("apps[{at}].bind"), "say where it listens; add bind: \"127.0.0.1:8080\" or the like");
-        }
-        if is_tun && app.address.is_empty() {
-            self.fault(format!("apps[{at}].address"), "say what its packets come from; add address: and an address");
-        }
-        for (key, is_there, is_fit) in [
-            ("bind", app.bind.is_some(), !is_tun),
-            ("authority", app.authority.is_some(), !is_tun && !is_dns),
-            ("device", app.device.is_some(), is_tun),
-            ("address", !app.address.is_empty(), is_tun),
-            ("addresses", !app.addresses.is_empty(), is_dns),
-            ("forward", !app.forward.is_empty(), is_dns),
-        ] {
-            if is_there && !is_fit {
-                let which = match key {
-                    "device" | "address" => "only protocol: tun has it",
-                    "addresses" | "forward" => "only protocol: dns has it",
-                    _ if is_tun => "a device (protocol: tun) has none",
-                    _ => "protocol: dns has none",
-                };
-                self.fault(format!("apps[{at}].{key}"), format!("{which}; leave it out"));
-            }
-        }
-        if is_dns {
-            self.names(node, at, app);
-        }
-    }
-
-    /// Checks that the addresses that stand for names lead into a device of the same user, and stand for that user's
-    /// names alone.
-    fn names(&mut self, node: &Node, at: usize, app: &App) {
-        let catalog = self.catalog;
-        let user = |app: &App| crate::compile::user_of_app(catalog, &self.key.name, app).ok();
-        let own = user(app);
-        let is_device = |other: &App| other.protocol == Speech::Tun && user(other) == own;
-        let has_device = node.apps.iter().any(is_device);
-        let earlier = node.apps.iter().take(at).filter(|other| other.protocol == Speech::Dns && user(other) != own);
-        let prefixes = crate::compile::names::addresses(app);
-        let is_shared = |prefix: &Prefix| {
-            let overlaps = |other: &Prefix| other.0.contains(&prefix.0) || prefix.0.contains(&other.0);
-            earlier.clone().flat_map(crate::compile::names::addresses).any(|other| overlaps(&other))
-        };
-        let shared = prefixes.iter().find(|prefix| is_shared(prefix)).copied();
-        if !has_device {
-            let message =
-                "no device of this user takes the addresses of names; add an app {protocol: tun, address: ADDRESS}";
-            self.fault(format!("apps[{at}]"), message);
-        }
-        if let Some(shared) = shared {
-            let message = format!(
-                "{} stands for names of another user of this node; write addresses: and another prefix",
-                shared.0
-            );
-            self.fault(format!("apps[{at}].addresses"), message);
-        }
-    }
-
-    fn network(&mut self, network: &Network) {
-        let mut seen = BTreeSet::new();
-        for (at, gateway) in network.at.iter().enumerate() {
-            let path = format!("at[{at}].node");
-            self.serving(&path, &gateway.node);
-            if !seen.insert(&gateway.node) {
-                self.fault(path, "this node stands here a second time; keep one");
-            }
-            // Whose packets are in one device are with each other.
-            let device = gateway.device_of(&self.key.name);
-            let node = Key::node(&gateway.node);
-            let others = self.catalog.namers(&node).filter(|key| key.provider != self.key.provider);
-            let mut others = others.filter_map(|key| match &self.catalog.get(key)?.spec {
-                Spec::Network(other) => other.at.iter().find(|other| other.node == gateway.node)?.device_of(&key.name),
-                _ => None,
-            });
-            if device.is_some() && others.any(|other| Some(other) == device) {
-                self.fault(
-                    format!("at[{at}].device"),
-                    "another provider's network has a device of this name there; write another one",
-                );
-            }
-        }
-        self.audience(&network.audience);
-    }
-
-    fn service(&mut self, service: &Service) {
-        let speaks = |replica: &Replica| (replica.http.is_some(), replica.tcp.is_some(), replica.udp.is_some());
-        let mut seen = BTreeSet::new();
-        for (at, replica) in service.at.iter().enumerate() {
-            self.serving(&format!("at[{at}].node"), &replica.node);
-            if speaks(replica) == (false, false, false) {
-                self.fault(format!("at[{at}]"), "say what it dials there: http, tcp or udp, with HOST:PORT");
-            }
-            if service.at.0.first().is_some_and(|first| speaks(first) != speaks(replica)) {
-                self.fault(
-                    format!("at[{at}]"),
-                    "all places of a service speak the same; make this a service of its own",
-                );
-            }
-            if !seen.insert(&replica.node) {
-                self.fault(format!("at[{at}].node"), "this node stands here a second time; keep one");
-            }
-        }
-        self.audience(&service.audience);
-        self.ambiguous(service);
-    }
-
-    /// Reports services that are ambiguous: the narrower audience takes precedence, and two audiences of the same size
-    /// with a user in common have no order.
-    fn ambiguous(&mut self, service: &Service) {
-        let width = |key: &Key, audience: &Audience| match audience {
-            Audience::Everyone => None,
-            Audience::Those { .. } => self.catalog.audience(key, audience),
-        };
-        let others = self.catalog.beside(self.key);
-        let own = if others.is_empty() { None } else { width(self.key, &service.audience) };
-        let is_same = |other: &&Key| match (&own, self.catalog.offer(other).map(|one| width(other, one.audience()))) {
-            (None, Some(None)) => true,
-            (Some(own), Some(Some(others))) => own.len() == others.len() && !own.is_disjoint(&others),
-            _ => false,
-        };
-        let others: Vec<_> = others.into_iter().filter(is_same).collect();
-        for other in others {
-            if self.told.insert([self.key.min(other), self.key.max(other)]) {
-                let message = format!(
-                    "{other} has the same authority, and an audience that is as wide: nobody can tell which of both a session \
-                     is for; narrow one of them, or give it an authority, a path or a method of its own"
-                );
-                self.fault("authority", message);
-            }
-        }
-    }
-
-    fn audience(&mut self, audience: &Audience) {
-        if let Audience::Those { users, groups } = audience {
-            for (at, user) in users.iter().enumerate() {
-                let path = format!("for.users[{at}]");
-                let found = self.own(&path, user).map(|name| self.catalog.user(&self.key.provider, name).is_some());
-                if found == Some(false) {
-                    self.fault(path, format!("there is no user {user}"));
-                }
-            }
-            for (at, group) in groups.iter().enumerate() {
-                let path = format!("for.groups[{at}]");
-                let found = self.own(&path, group).map(|name| self.catalog.group(&self.key.provider, name).is_some());
-                if found == Some(false) {
-                    self.fault(path, format!("there is no group {group}"));
-                }
-            }
-        }
-    }
-
-    /// The name, where it is the same provider's.
-    fn own<'n>(&mut self, path: &str, reference: &'n Reference) -> Option<&'n Name> {
-        if reference.provider.is_some() && reference.provider != self.key.provider {
-            self.fault(path, format!("{reference} is another provider's; name what is yours"));
-            return None;
-        }
-        Some(&reference.name)
-    }
-
-    fn user(&mut self, user: &User) {
-        for (at, node) in user.nodes.iter().enumerate() {
-            self.serving(&format!("nodes[{at}]"), node);
-        }
-    }
-
-    fn group(&mut self, group: &Group) {
-        for (at, user) in group.users.iter().enumerate() {
-            if self.catalog.user(&self.key.provider, user).is_none() {
-                self.fault(format!("users[{at}]"), format!("there is no user {user}"));
-            }
-        }
-    }
+/// The prefixes from which an app gives names their virtual addresses.
+pub(crate) fn addresses(app: &App) -> Vec<Prefix> {
+    if app.addresses.is_empty() { ADDRESSES.parse().into_iter().collect() } else { app.addresses.0.clone() }
 }

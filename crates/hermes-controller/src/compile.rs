@@ -1,19 +1,20 @@
 //! Compiles overlay documents to a document for each node.
 //!
-//! In: a catalog. Out: what each node runs: whom it lets in, what it does with which name, whom it dials; with the same checks
-//! as `hermes check`. The same catalog gives the same documents, byte for byte.
-//! Never: more than a node needs. It learns of a service only where it is on the way of somebody who may use it, of a user only
-//! where that user's sessions come by, and of other nodes only those beside it.
+//! In: a catalog. Out: the document of each node, checked as by `hermes check`. The same catalog gives the same
+//! documents, byte for byte.
+//! Never: more than a node needs. A node learns of a service only if it is on the path of a user of that service, of a
+//! user only if that user's sessions pass it, and of other nodes only if they are neighbours.
 //!
-//! A service has one way from each node where its users are: the fewest links, over standalone nodes, to the nearest places
-//! where it lives; where several neighbours are equally near, all of them are endpoints of one upstream. While none of these is up
-//! its sessions go by loop-free alternates, where there are some.
+//! A service has one path from each node with users: the fewest links, through standalone nodes, to the nearest
+//! replicas. If several neighbours are equally near, all are endpoints of one upstream. If none of these is reachable,
+//! sessions take loop-free alternates, where there are any.
 
 mod alternate;
-mod assemble;
+pub mod envoy;
 mod graph;
-pub(crate) mod names;
-mod way;
+mod names;
+mod render;
+mod service_path;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,46 +29,46 @@ use hermes_model::guard;
 use hermes_model::snapshot::{Role, Target};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
+use self::envoy::EnvoyIdentity;
 use self::graph::Graph;
-use self::way::{Everyones, Stop, Way, way};
-use crate::catalog::{Catalog, Offer, Owner};
+use self::service_path::{Hop, PublicPaths, ServicePath, service_path};
+use crate::catalog::{Catalog, ServiceOrNetwork, on_the_wire};
 use crate::control::MAX_MESSAGE;
-use crate::document::{App, Audience, Fault, Key, Kind, Name, Node, Program};
-use crate::xds::{self, Site};
+use crate::document::{Audience, Fault, Key, Kind, Name, Node, Program};
 
-/// The listener that other nodes dial.
+/// The name of the listener for other nodes.
 pub const OVERLAY: &str = "overlay";
 
-/// Files of a node's identity, beside its document.
+/// The files of a node's identity, beside its document.
 pub const IDENTITY: [&str; 3] = ["node.pem", "node.key", "ca.pem"];
 
-/// What the overlay's documents mean for its nodes, and how that came: a change costs what it touches, and not what there is.
-/// A copy costs nothing.
+/// The compiled overlay, with the indexes that make updates incremental: a change costs what it affects. Copies are
+/// cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     catalog: Catalog,
     graph: Graph,
-    ways: RedBlackTreeMapSync<Key, Arc<Way>>,
-    /// Services that a node has to do with.
+    paths: RedBlackTreeMapSync<Key, Arc<ServicePath>>,
+    /// For each node, the services that it has a hop of.
     at: RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>,
-    /// Who sends to a node, and for which services.
+    /// For each node, the neighbours that send to it, and for which services.
     into: RedBlackTreeMapSync<Name, RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>>,
-    /// What each node is to run (JSON).
+    /// The document of each node (JSON).
     documents: RedBlackTreeMapSync<Name, Bytes>,
-    /// Services that were there before the last update, and whose sessions take another way since.
+    /// Services whose paths changed in the last update.
     moved: Arc<BTreeSet<Key>>,
-    /// Warnings about the documents that the last update touched: valid, but perhaps not intended.
+    /// Warnings about the documents that the last update affected: valid, but perhaps not intended.
     warnings: Arc<Vec<Fault>>,
 }
 
-/// What a change comes to at each node that it touches; `None`: the node is gone.
+/// The new document of each affected node. `None`: the node was removed.
 pub type Touched = BTreeMap<Name, Option<Bytes>>;
 
 impl Plan {
-    /// What it comes to when the documents are these, of which only the named ones are others than before, or gone.
+    /// Compiles the catalog, in which only the named documents differ from the current one.
     ///
     /// # Errors
-    /// Every problem: of references, and of what they come to at a node.
+    /// All faults of references and of compiled documents.
     pub fn update(&self, catalog: &Catalog, changed: &BTreeSet<Key>) -> Result<(Self, Touched), Vec<Fault>> {
         let faults =
             if self.catalog.is_empty() { catalog.check() } else { catalog.check_changed(&self.catalog, changed) };
@@ -90,95 +91,99 @@ impl Plan {
             next.lay(key, changed.contains(key), &mut touched);
         }
         let nodes = changed.iter().filter(|key| key.kind == Kind::Node && moves(key));
-        let everyones: Vec<Key> = for_everyone(catalog).filter(|key| key.provider.is_none()).collect();
-        for (node, service) in nodes.flat_map(|node| everyones.iter().map(move |service| (node, service))) {
+        let public: Vec<Key> = for_everyone(catalog).filter(|key| key.provider.is_none()).collect();
+        for (node, service) in nodes.flat_map(|node| public.iter().map(move |service| (node, service))) {
             if !services.contains(service) {
                 next.visit(service, &node.name, &mut touched);
             }
         }
-        let is_moved = |key: &&Key| match (self.ways.get(*key), next.ways.get(*key)) {
+        let is_moved = |key: &&Key| match (self.paths.get(*key), next.paths.get(*key)) {
             (Some(before), Some(after)) => after.is_moved(before),
             _ => false,
         };
         next.moved = Arc::new(services.iter().filter(is_moved).cloned().collect());
         next.warnings = Arc::new(services.iter().filter_map(|key| next.unreachable(key)).collect());
-        next.assemble(self, touched)
+        next.render(self, touched)
     }
 
-    /// Services that were there before the last update, and whose sessions take another way since, at two nodes or more.
+    /// Services whose paths changed in the last update, at two nodes or more.
     pub fn moved(&self) -> &BTreeSet<Key> {
         &self.moved
     }
 
-    /// Warnings about the documents that the last update touched: valid, but perhaps not intended.
+    /// Warnings about the documents that the last update affected.
     pub fn warnings(&self) -> &[Fault] {
         &self.warnings
     }
 
-    /// A warning if nobody can use the service.
+    /// A warning if no user can reach the service.
     fn unreachable(&self, key: &Key) -> Option<Fault> {
-        let (offer, way) = (self.catalog.offer(key)?, self.ways.get(key)?);
-        let begins = |(name, stop): (&Name, &Stop)| stop.is_first && self.catalog.node(name).is_some_and(way::is_entry);
-        if way.stops.iter().any(begins) {
+        let (offer, path) = (self.catalog.offer(key)?, self.paths.get(key)?);
+        let begins =
+            |(name, hop): (&Name, &Hop)| hop.is_first && self.catalog.node(name).is_some_and(service_path::is_entry);
+        if path.hops.iter().any(begins) {
             return None;
         }
         let users = self.catalog.audience(key, offer.audience());
         let has_entry = |user: &Name| {
             let nodes = self.catalog.user(&key.provider, user).into_iter().flat_map(|user| user.nodes.iter());
-            nodes.filter_map(|node| self.catalog.node(node)).any(way::is_entry)
+            nodes.filter_map(|node| self.catalog.node(node)).any(service_path::is_entry)
         };
         let why = match users {
-            Some(users) if users.is_empty() => "it is for nobody",
+            Some(users) if users.is_empty() => "its audience is empty",
             Some(users) if !users.iter().any(has_entry) => "none of its users' nodes has apps or listeners",
-            None if !self.catalog.nodes().any(|(_, node)| way::is_entry(node)) => "no node has apps or listeners",
-            _ => "no links lead from its users' nodes to where it lives",
+            None if !self.catalog.nodes().any(|(_, node)| service_path::is_entry(node)) => {
+                "no node has apps or listeners"
+            }
+            _ => "no links lead from its users' nodes to its replicas",
         };
         Some(Fault::of(key, "", format!("no user can reach it: {why}")))
     }
 
-    /// How far a node is from the furthest of these services: who sends to others is further than they are.
+    /// The distance of a node from the furthest of these services. A sender is further away than the nodes that it
+    /// sends to.
     pub fn distance(&self, node: &Name, services: &BTreeSet<Key>) -> usize {
         let of = |key: &Key| {
-            let way = self.ways.get(key)?;
-            way.stops.contains_key(node).then(|| way.distances.get(node).copied().unwrap_or(usize::MAX))
+            let path = self.paths.get(key)?;
+            path.hops.contains_key(node).then(|| path.distances.get(node).copied().unwrap_or(usize::MAX))
         };
         services.iter().filter_map(of).max().unwrap_or_default()
     }
 
-    /// Whether others send sessions of this route to a node, of those services.
+    /// True if other nodes send sessions of this route to the node, for one of these services.
     pub fn is_sent(&self, node: &Name, route: &str, services: &BTreeSet<Key>) -> bool {
         let mut meant = services.iter().filter(|key| route_of(key) == route);
         let senders = || self.into.get(node).into_iter().flat_map(|senders| senders.values());
         meant.any(|key| senders().any(|services| services.contains(key)))
     }
 
-    /// The documents that it is of.
+    /// The documents that were compiled.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// What a node is to run (JSON).
+    /// The document of a node (JSON).
     pub fn document(&self, node: &Name) -> Option<&Bytes> {
         self.documents.get(node)
     }
 
-    /// What all of them are to run.
+    /// The documents of all nodes.
     pub fn documents(&self) -> impl Iterator<Item = (&Name, &Bytes)> {
         self.documents.iter()
     }
 
-    /// Services whose new sessions come to a node although it drains: there is no other way for them.
+    /// Services whose new sessions still use a node that drains, as they have no other path.
     pub fn needing(&self, node: &Name) -> BTreeSet<Key> {
         let senders = self.into.get(node).into_iter().flat_map(|senders| senders.iter());
         let sent = senders.flat_map(|(sender, services)| services.iter().map(move |key| (sender, key)));
         let is_next = |(sender, key): &(&Name, &Key)| {
-            self.ways.get(*key).and_then(|way| way.stops.get(*sender)).is_some_and(|stop| stop.next.contains(node))
+            self.paths.get(*key).and_then(|path| path.hops.get(*sender)).is_some_and(|hop| hop.next.contains(node))
         };
         sent.filter(is_next).map(|(_, key)| key.clone()).collect()
     }
 
-    /// Takes changed nodes and users over, and notes whose own document may be another one by that. Whether ways in the middle
-    /// may be others.
+    /// Takes over changed nodes and users, and collects the nodes whose documents may change. Returns true if paths
+    /// between standalone nodes may change.
     fn reshape(&mut self, before: &Self, changed: &BTreeSet<Key>, touched: &mut BTreeSet<Name>) -> bool {
         let mut is_all = false;
         for key in changed {
@@ -188,7 +193,7 @@ impl Plan {
                     for catalog in [&before.catalog, &self.catalog] {
                         let user = catalog.user(&key.provider, &key.name);
                         let nodes: Vec<_> = user.into_iter().flat_map(|user| user.nodes.iter().cloned()).collect();
-                        // The nodes at which its sessions arrive trust it.
+                        // The nodes at which the user's sessions arrive accept the user's claim.
                         touched.extend(nodes.iter().flat_map(|node| before.beside(node)));
                         touched.extend(nodes);
                     }
@@ -197,20 +202,20 @@ impl Plan {
                     touched.insert(key.name.clone());
                     let (old, new) = (before.catalog.node(&key.name), self.catalog.node(&key.name));
                     let shape = |node: &Node| {
-                        let way = (node.role, node.links.clone(), node.is_draining());
-                        (way, node.address.clone(), node.http3, node.runs)
+                        let path = (node.role, node.links.clone(), node.is_draining());
+                        (path, node.address.clone(), node.http3, node.runs)
                     };
                     if old.map(shape) == new.map(shape) {
                         continue;
                     }
                     let is_inner = |node: &Node| node.role == Role::Standalone;
-                    // An Envoy stands in, or has others do so, only where it is dialled, or dials.
+                    // An Envoy is or has an alternate only if it is dialled or dials.
                     let links = |node: &Node| {
                         (node.role, node.links.clone(), node.is_draining(), node.address.is_some(), node.runs)
                     };
                     is_all |=
                         (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
-                    // Neighbours dial it, or are dialled by it, otherwise.
+                    // Neighbours dial the node, or are dialled by it, in another way.
                     touched.extend(before.beside(&key.name));
                 }
                 Kind::Service | Kind::Network | Kind::Group => {}
@@ -223,7 +228,8 @@ impl Plan {
         is_all
     }
 
-    /// Nodes that have to know whose keys are believed no more: whom others dial, and who dials one of these.
+    /// Collects the nodes that must know a change of revoked keys: those that others dial, and those that dial the
+    /// revoked node.
     fn beware(&self, before: &Self, touched: &mut BTreeSet<Name>) {
         let others = self.catalog.revoked_since(&before.catalog);
         if others.is_empty() {
@@ -235,66 +241,70 @@ impl Plan {
         touched.extend(self.catalog.nodes().filter(is_told).map(|(name, _)| name.clone()));
     }
 
-    /// Who sends to a node, and to whom it sends.
+    /// The neighbours that send to a node, and those that it sends to.
     fn beside(&self, node: &Name) -> BTreeSet<Name> {
         let senders = self.into.get(node).into_iter().flat_map(|senders| senders.keys().cloned());
         let services = self.at.get(node).into_iter().flat_map(RedBlackTreeSetSync::iter);
-        let next = services.filter_map(|key| self.ways.get(key)?.stops.get(node)).flat_map(Stop::beside);
+        let next = services.filter_map(|key| self.paths.get(key)?.hops.get(node)).flat_map(Hop::beside);
         senders.chain(next).collect()
     }
 
-    /// Finds the way of a service anew, and notes which nodes have something else to do by that.
+    /// Computes the path of a service anew, and collects the nodes whose hops change.
     fn lay(&mut self, key: &Key, is_changed: bool, touched: &mut BTreeSet<Name>) {
-        let old = self.ways.get(key).cloned().unwrap_or_default();
-        let new = self.catalog.offer(key).map(|offer| way(&self.catalog, &self.graph, key, offer)).unwrap_or_default();
-        let names: BTreeSet<&Name> = old.stops.keys().chain(new.stops.keys()).collect();
+        let old = self.paths.get(key).cloned().unwrap_or_default();
+        let new = self
+            .catalog
+            .offer(key)
+            .map(|offer| service_path(&self.catalog, &self.graph, key, offer))
+            .unwrap_or_default();
+        let names: BTreeSet<&Name> = old.hops.keys().chain(new.hops.keys()).collect();
         for name in names {
             // The precedence of routes depends on audiences.
             if is_changed || (old.audience != new.audience && !self.catalog.beside(key).is_empty()) {
                 touched.insert(name.clone());
             }
-            self.stop(key, name, (old.stops.get(name), new.stops.get(name)), touched);
+            self.hop(key, name, (old.hops.get(name), new.hops.get(name)), touched);
         }
         if self.catalog.offer(key).is_some() {
-            self.ways.insert_mut(key.clone(), Arc::new(new));
+            self.paths.insert_mut(key.clone(), Arc::new(new));
         } else {
-            self.ways.remove_mut(key);
+            self.paths.remove_mut(key);
         }
     }
 
-    /// Finds out what a node that is only where sessions begin has to do for a service that is for everyone: nobody else's
-    /// way is another one by that.
+    /// Computes the hop of an entry node for a public service. No other node's hop depends on it.
     fn visit(&mut self, key: &Key, node: &Name, touched: &mut BTreeSet<Name>) {
-        let Some(old) = self.ways.get(key).cloned() else { return };
+        let Some(old) = self.paths.get(key).cloned() else { return };
         let documents = self.catalog.offer(key).zip(self.catalog.node(node));
-        let now = documents
-            .and_then(|(offer, document)| Everyones::new(&self.catalog, &self.graph, offer, &old).stop(node, document));
-        let before = old.stops.get(node);
+        let now = documents.and_then(|(offer, document)| {
+            PublicPaths::new(&self.catalog, &self.graph, offer, &old).hop(node, document)
+        });
+        let before = old.hops.get(node);
         if before == now.as_ref() {
             return;
         }
-        self.stop(key, node, (before, now.as_ref()), touched);
+        self.hop(key, node, (before, now.as_ref()), touched);
         let mut new = (*old).clone();
         match now {
-            Some(stop) => new.stops.insert_mut(node.clone(), stop),
-            None => _ = new.stops.remove_mut(node),
+            Some(hop) => new.hops.insert_mut(node.clone(), hop),
+            None => _ = new.hops.remove_mut(node),
         }
-        self.ways.insert_mut(key.clone(), Arc::new(new));
+        self.paths.insert_mut(key.clone(), Arc::new(new));
     }
 
-    /// A node has something else to do for a service.
-    fn stop(
+    /// Replaces the hop of a node for a service.
+    fn hop(
         &mut self,
         key: &Key,
         name: &Name,
-        (before, now): (Option<&Stop>, Option<&Stop>),
+        (before, now): (Option<&Hop>, Option<&Hop>),
         touched: &mut BTreeSet<Name>,
     ) {
         if before == now {
             return;
         }
         touched.insert(name.clone());
-        let of = |stop: Option<&Stop>| stop.map(Stop::beside).unwrap_or_default();
+        let of = |hop: Option<&Hop>| hop.map(Hop::beside).unwrap_or_default();
         let (before_next, now_next) = (of(before), of(now));
         for next in before_next.difference(&now_next) {
             self.unlink(next, name, key);
@@ -302,7 +312,7 @@ impl Plan {
         for next in now_next.difference(&before_next) {
             self.link(next, name, key);
         }
-        // Who is sent to believes other users, or keeps another connection.
+        // The next nodes accept other users, or keep another connection.
         touched.extend(before_next.into_iter().chain(now_next));
         let mut services = self.at.get(name).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
         if now.is_some() {
@@ -341,8 +351,8 @@ impl Plan {
         }
     }
 
-    /// Puts the documents of these nodes together. Those that are others by that.
-    fn assemble(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
+    /// Renders the documents of these nodes. Returns those that changed.
+    fn render(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
         let (mut faults, mut others) = (Vec::new(), Touched::new());
         let mut warnings = (*self.warnings).clone();
         let touched: Vec<Name> = touched.into_iter().collect();
@@ -366,14 +376,14 @@ impl Plan {
         if faults.is_empty() { Ok((self, others)) } else { Err(faults) }
     }
 
-    /// A node's document, and what is wrong with it.
+    /// The document of a node, and its faults.
     fn made(&self, before: &Self, name: &Name) -> (Made, Vec<Fault>) {
         let Some(node) = self.catalog.node(name) else { return (Made::None, Vec::new()) };
-        let document = assemble::document(self, name, node);
+        let document = render::document(self, name, node);
         let mut problems = Vec::new();
         if node.runs == Program::Envoy {
-            let site = Site { overlay: "", directory: "", revocations: "" };
-            problems.extend(xds::resources(&document, site).err().unwrap_or_default());
+            let identity = EnvoyIdentity { overlay: "", directory: "", revocations: "" };
+            problems.extend(envoy::resources(&document, identity).err().unwrap_or_default());
         }
         let bytes: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
         if before.documents.get(name) == Some(&bytes) {
@@ -385,15 +395,17 @@ impl Plan {
             Ok(checked) => {
                 let key = Key::node(name);
                 let hint = |warning| Fault::of(&key, "", format!("its document: {warning}"));
-                // A node that is on no path yet has no route: the author of the overlay made no mistake.
+                // A node that is on no path yet has no routes: that is not the author's mistake.
                 let is_meant = |warning: &Problem| warning.path != "routes" || !checked.snapshot.routes.is_empty();
                 hints.extend(checked.warnings.into_iter().filter(is_meant).map(hint));
             }
             Err(found) => problems.extend(found),
         }
-        if bytes.len() > MOST_BYTES {
-            let message =
-                format!("it has {} bytes, and {MOST_BYTES} go to a node at most; lead less over it", bytes.len());
+        if bytes.len() > MAX_DOCUMENT_BYTES {
+            let message = format!(
+                "document too large: {} bytes, at most {MAX_DOCUMENT_BYTES}; route fewer services through this node",
+                bytes.len()
+            );
             problems.push(Problem { path: String::new(), message });
         }
         let mut faults = of_node(name, problems);
@@ -401,8 +413,8 @@ impl Plan {
         (Made::Other(bytes, hints), faults)
     }
 
-    /// Faults for targets of providers that are the node's own, as far as the document shows them without DNS. The node
-    /// itself checks each address that it dials.
+    /// Faults for targets of providers that are the node itself, as far as literal addresses show. The node checks each
+    /// address that it dials.
     fn guarded(&self, name: &Name, node: &Node, document: &Document) -> Vec<Fault> {
         const OWN: &str = "is where the node itself listens";
         let host = node.address.as_ref().and_then(|address| guard::literal(&address.host));
@@ -414,7 +426,7 @@ impl Plan {
         for key in
             self.at.get(name).into_iter().flat_map(RedBlackTreeSetSync::iter).filter(|key| key.provider.is_some())
         {
-            let Some(Offer::Service(service)) = self.catalog.offer(key) else { continue };
+            let Some(ServiceOrNetwork::Service(service)) = self.catalog.offer(key) else { continue };
             let Some((at, replica)) = service.at.iter().enumerate().find(|(_, replica)| replica.node == *name) else {
                 continue;
             };
@@ -422,7 +434,7 @@ impl Plan {
                 let Some(Target::Fixed(target)) = target else { continue };
                 let Some(ip) = guard::literal(&target.host) else { continue };
                 if let Some(why) = guard::forbids((ip, target.port).into(), all(), &own) {
-                    let message = format!("{target} {why}, which is for no provider; name a server of your own");
+                    let message = format!("{target} {why}, which providers may not use; name a server of your own");
                     faults.push(Fault::of(key, format!("at[{at}].{which}"), message));
                 }
             }
@@ -431,26 +443,27 @@ impl Plan {
     }
 }
 
-/// What putting a node's document together comes to.
+/// The rendered document of a node.
 enum Made {
-    /// There is no such node.
+    /// The node does not exist.
     None,
-    /// The one that it has.
+    /// The document is unchanged.
     Same,
-    /// Another document, and its warnings.
+    /// The document changed; with its warnings.
     Other(Bytes, Vec<Fault>),
 }
 
-/// A node's document has so many bytes at most: a message to a node has room for it, and for what goes with it.
-const MOST_BYTES: usize = MAX_MESSAGE / 4 * 3;
+/// The maximum size of a node's document, so that it fits a message with everything else.
+const MAX_DOCUMENT_BYTES: usize = MAX_MESSAGE / 4 * 3;
 
-/// Fewer than this are done before other threads have begun.
-const FEW: usize = 64;
+/// Smaller batches are done before other threads have started.
+const MIN_PARALLEL: usize = 64;
 
-/// Does this with each, and gives the results in their order. It is the overlay's largest work, and no part of it needs another.
+/// Maps all values on all cores, in order. Rendering documents is the largest part of a compilation, and each document
+/// is independent.
 fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if all.len() < FEW || cores == 1 {
+    if all.len() < MIN_PARALLEL || cores == 1 {
         return all.iter().map(work).collect();
     }
     let work = &work;
@@ -464,13 +477,13 @@ fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> V
     })
 }
 
-/// What of a node says which ways lead from it, and to it.
+/// The properties of a node that determine paths from it and to it.
 fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, [bool; 3])> {
-    let flags = |node: &Node| [way::is_entry(node), node.is_draining(), node.address.is_some()];
+    let flags = |node: &Node| [service_path::is_entry(node), node.is_draining(), node.address.is_some()];
     catalog.node(&key.name).map(|node| (node.role, &node.links, flags(node)))
 }
 
-/// Services whose ways are others when this document is.
+/// Services whose paths may change with this document.
 fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
     let offered = |key: &Key| catalog.namers(key).filter(|one| one.kind.is_offered()).cloned().collect::<Vec<_>>();
     let of_kind =
@@ -490,7 +503,7 @@ fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
         Kind::Node => {
             let mut all = offered(key);
             all.extend(of_kind(key, Kind::User).iter().flat_map(|user| services_by(catalog, user)));
-            // Those for everyone are looked at one node at a time.
+            // Public services are updated one node at a time.
             all
         }
     }
@@ -500,17 +513,17 @@ fn for_everyone(catalog: &Catalog) -> impl Iterator<Item = Key> {
     catalog.offers().filter(|(_, offer)| *offer.audience() == Audience::Everyone).map(|(key, _)| key.clone())
 }
 
-/// What the overlay's documents mean for its nodes.
+/// Compiles all documents of an overlay.
 ///
 /// # Errors
-/// Every problem: of references, and of what they come to at a node.
+/// All faults of references and of compiled documents.
 pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>> {
     let all = catalog.iter().map(|resource| resource.key.clone()).collect();
     let (plan, _) = Plan::default().update(catalog, &all)?;
-    Ok(catalog.nodes().map(|(name, node)| (name.clone(), assemble::document(&plan, name, node))).collect())
+    Ok(catalog.nodes().map(|(name, node)| (name.clone(), render::document(&plan, name, node))).collect())
 }
 
-/// Warnings about these documents: valid, but perhaps not intended.
+/// Warnings about an overlay: valid documents that are perhaps not intended.
 ///
 /// # Errors
 /// As [`compile`].
@@ -520,49 +533,17 @@ pub fn check(catalog: &Catalog) -> Result<Vec<Fault>, Vec<Fault>> {
     Ok(plan.warnings().to_vec())
 }
 
-/// Something that is wrong with what a node would get.
+/// Faults of a node's compiled document.
 fn of_node(node: &Name, problems: Vec<Problem>) -> Vec<Fault> {
     let key = Key::node(node);
-    let fault = |problem| Fault::of(&key, "", format!("its document would be refused: {problem}"));
+    let fault = |problem| Fault::of(&key, "", format!("invalid compiled document: {problem}"));
     problems.into_iter().map(fault).collect()
 }
 
-/// What a user or a service of somebody is called between nodes.
-pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
-    match owner {
-        Some(provider) => format!("{provider}/{name}"),
-        None => name.to_string(),
-    }
-}
-
-/// What the route of a service or a network is called: a service may have the name of a network.
+/// The name of the route of a service or a network, which may share a name.
 pub(crate) fn route_of(key: &Key) -> String {
     let name = on_the_wire(&key.provider, &key.name);
     if key.kind == Kind::Network { format!("{name}:ip") } else { name }
-}
-
-/// Whose the sessions of an app are, between nodes. `None`: nobody's.
-///
-/// # Errors
-/// The user is not on that node, or is to be said.
-pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
-    let here: Vec<_> = catalog.users_on(node).collect();
-    let wire = |key: &Key| on_the_wire(&key.provider, &key.name);
-    match &app.user {
-        Some(user) => {
-            let is_meant = |key: &Key| key.name == user.name && key.provider == user.provider;
-            let found = here.iter().find(|key| is_meant(key));
-            found
-                .map(|key| Some(wire(key)))
-                .ok_or_else(|| format!("user {user} is not on this node; add {node} to the user's nodes"))
-        }
-        None if here.len() > 1 => {
-            // Whose others are is not told: the node is the operator's, who sees them.
-            Err("several users are on this node; say whose sessions these are with user: NAME, or PROVIDER/NAME"
-                .to_owned())
-        }
-        None => Ok(here.first().map(|key| wire(key))),
-    }
 }
 
 #[cfg(test)]

@@ -1,29 +1,29 @@
-//! What controllers and nodes say to each other: gRPC, `hermes.control.v1.Control`.
+//! The protocol between controllers and nodes: gRPC, `hermes.control.v1.Control`.
 //!
-//! In and out: the messages, and the paths of the methods. `docs/reference/control.proto` is the same for other programs; a
-//! test compares.
-//! Never: what is done about them. That is [`crate::push`] at the controller, and the node itself.
+//! In and out: the messages, and the paths of the methods. `docs/reference/control.proto` describes the same for other
+//! programs; a test compares both.
+//! Never: behaviour. [`crate::push`] implements the controller's side, and the node its own.
 
 use bytes::Bytes;
 
-/// A node with a token gets its first certificate. Asked without one.
+/// Issues a node's first certificate for a token. Called without a client certificate.
 pub const ENROL: &str = "/hermes.control.v1.Control/Enrol";
-/// A node gets a certificate in the place of its own, for the same key.
+/// Renews a node's certificate for the same key.
 pub const RENEW: &str = "/hermes.control.v1.Control/Renew";
-/// A node hears what it is to run, and says what it runs, for as long as both live.
+/// Streams orders to a node and its reports back, as long as the connection lasts.
 pub const FOLLOW: &str = "/hermes.control.v1.Control/Follow";
 
-/// The largest message. A document of 100,000 routes has some 30 MB.
+/// The maximum size of a message. A document of 100,000 routes has about 30 MB.
 pub const MAX_MESSAGE: usize = 64 << 20;
-/// The largest one that a controller takes from a node.
+/// The maximum size of a message from a node.
 pub const MAX_REPORT: usize = 64 << 10;
-/// The largest one from an Envoy, which says of which extensions it is made, and which resources it has.
+/// The maximum size of a message from an Envoy, which lists its extensions and resources.
 pub const MAX_REQUEST: usize = 8 << 20;
 
-/// Asks for a first certificate.
+/// Request for a first certificate.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct EnrolRequest {
-    /// The token, whole.
+    /// The complete token.
     #[prost(string, tag = "1")]
     pub token: String,
     /// PKCS #10 (DER), signed with the node's own key.
@@ -31,7 +31,7 @@ pub struct EnrolRequest {
     pub request: Bytes,
 }
 
-/// Asks for the next certificate.
+/// Request for the next certificate.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct RenewRequest {
     /// PKCS #10 (DER), signed with the key of the certificate that this connection shows.
@@ -39,61 +39,61 @@ pub struct RenewRequest {
     pub request: Bytes,
 }
 
-/// A certificate.
+/// An issued certificate.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Issued {
-    /// Whose it is: the node's name.
+    /// The name of the node.
     #[prost(string, tag = "1")]
     pub node: String,
-    /// The certificate, and those that go with it (PEM).
+    /// The certificate and its intermediates (PEM).
     #[prost(string, tag = "2")]
     pub certificate: String,
-    /// Certificates of the authorities that the node is to trust (PEM).
+    /// The CA certificates that the node must trust (PEM).
     #[prost(string, tag = "3")]
     pub authorities: String,
 }
 
-/// What a node runs. The first one comes at once, the next ones whenever it has tried a document.
+/// A status report of a node. The first one comes at once, later ones after each document that the node has tried.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Report {
-    /// SHA-256 of the document that it runs; empty where it runs none.
+    /// SHA-256 of the document that the node runs; empty if it runs none.
     #[prost(bytes = "bytes", tag = "1")]
     pub running: Bytes,
-    /// The revision of the document that it has tried last; 0 where there was none.
+    /// The revision of the document that the node tried last; 0 if there was none.
     #[prost(uint64, tag = "2")]
     pub tried: u64,
-    /// Why it does not run that one; empty where it does.
+    /// The reason why the node does not run that document; empty if it does.
     #[prost(string, tag = "3")]
     pub refused: String,
-    /// Its version of Hermes.
+    /// The node's version of Hermes.
     #[prost(string, tag = "4")]
     pub version: String,
-    /// SHA-256 of its program, as it says.
+    /// SHA-256 of the node's program, as the node reports it.
     #[prost(bytes = "bytes", tag = "5")]
     pub program: Bytes,
-    /// How many sessions it has. Said again when that is another number: soon while it drains, else now and then.
+    /// The number of sessions. Repeated when it changes: soon while the node drains, otherwise now and then.
     #[prost(uint64, tag = "6")]
     pub sessions: u64,
-    /// Why it is not well, as it finds; empty where it is.
+    /// The reason why the node reports itself unhealthy; empty if it is healthy.
     #[prost(string, tag = "7")]
     pub unwell: String,
-    /// SHA-256 of each certificate that it trusts (DER). None: it takes no orders about that.
+    /// SHA-256 of each trusted CA certificate (DER). None: the node takes no orders about CAs.
     #[prost(bytes = "bytes", repeated, tag = "8")]
     pub authorities: Vec<Bytes>,
-    /// The authority key identifier of its own certificate.
+    /// The authority key identifier of the node's certificate.
     #[prost(bytes = "bytes", tag = "9")]
     pub issuer: Bytes,
-    /// Another program is the node, and follows by itself: this one has its certificate, and nothing else.
+    /// The sender only keeps the node's certificate renewed. Another program is the node and follows by itself.
     #[prost(bool, tag = "10")]
     pub identity_only: bool,
-    /// The revoked keys that the node keeps, each with a controller's proof. In the first report, and in further ones for
-    /// keys that it has no room for.
+    /// The revoked keys that the node keeps, each with a controller's proof. Further reports carry the keys that do not
+    /// fit the first one.
     #[prost(message, repeated, tag = "11")]
     pub revoked: Vec<Revocation>,
-    /// The highest revision that the node was ever given, and a controller's proof of it. Only in the first report.
+    /// The highest revision that the node ever got. Only in the first report.
     #[prost(uint64, tag = "12")]
     pub latest: u64,
-    /// The proof.
+    /// A controller's proof of that revision.
     #[prost(bytes = "bytes", tag = "13")]
     pub proof: Bytes,
     /// Further reports follow with more revoked keys.
@@ -118,45 +118,46 @@ pub struct Revocation {
     pub proof: Bytes,
 }
 
-/// What a node is to run, or to trust.
+/// An order: a document to run, or CAs to trust.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Order {
     /// The revision of the overlay's documents.
     #[prost(uint64, tag = "1")]
     pub revision: u64,
-    /// The node's document (JSON). Empty where it has none any more: it is no part of the overlay.
+    /// The node's document (JSON). Empty: the node is no longer part of the overlay.
     #[prost(bytes = "bytes", tag = "2")]
     pub document: Bytes,
-    /// What it is to trust from now on (PEM). Where this or the next one says something, nothing is said of documents.
+    /// The CA certificates that the node must trust from now on (PEM). If this or `renew` is set, the order has no
+    /// document.
     #[prost(string, tag = "3")]
     pub authorities: String,
-    /// It is to renew its certificate now.
+    /// The node must renew its certificate now.
     #[prost(bool, tag = "4")]
     pub renew: bool,
-    /// Keys that the document revokes. The node keeps them as revoked until their certificates have expired.
+    /// Revoked keys in the document. The node keeps them until their certificates have expired.
     #[prost(message, repeated, tag = "5")]
     pub revoked: Vec<Revocation>,
-    /// Keys that were revoked and have enrolled again: the node forgets what was revoked before that.
+    /// Readmitted keys: the node forgets their earlier revocations.
     #[prost(message, repeated, tag = "6")]
     pub readmitted: Vec<Readmission>,
-    /// HMAC of the revision by a key of the overlay's authority.
+    /// HMAC of the revision, under a key derived from that of the overlay's CA.
     #[prost(bytes = "bytes", tag = "7")]
     pub proof: Bytes,
 }
 
-/// A key that was revoked and has enrolled again.
+/// A readmitted key: it was revoked and has enrolled again.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Readmission {
     /// SHA-256 of the key, in hex.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// A revocation that ends later than this is a newer one, and stays. Milliseconds since 1970.
+    /// Revocations that end later than this are newer and stay. Milliseconds since 1970.
     #[prost(uint64, tag = "2")]
     pub until: u64,
 }
 
 impl Order {
-    /// Whether it is about the node's identity, and says nothing of documents.
+    /// True if the order concerns the node's identity, not its document.
     pub fn is_of_identity(&self) -> bool {
         self.renew || !self.authorities.is_empty()
     }

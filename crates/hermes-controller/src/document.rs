@@ -1,9 +1,9 @@
-//! Overlay documents: what operators and providers write.
+//! Overlay documents, which operators and providers write.
 //!
-//! In: a YAML stream, or JSON. Out: a [`Resource`] each, with its [`Key`], or every problem with its place.
-//! Never: a reference resolved. That is [`crate::catalog`].
+//! In: a YAML stream, or JSON. Out: [`Resource`]s with their [`Key`]s, or every problem with its position.
+//! Never: a resolved reference. [`crate::catalog`] resolves them.
 //!
-//! Each key is described in `docs/reference/overlay-documents.md`; a test compares.
+//! `docs/reference/overlay-documents.md` describes each key; a test compares.
 
 mod name;
 mod network;
@@ -30,31 +30,31 @@ pub use overlay::{Defaults, Overlay, Probes, ProgramDigest, Provider, Quota, Wav
 pub use service::{Audience, Replica, Service};
 pub use user::{Group, User};
 
-/// What a document describes.
+/// The kind of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// The overlay as a whole: there is one.
+    /// The overlay as a whole. There is exactly one.
     Overlay,
     /// A node.
     Node,
-    /// A name, where it lives, and for whom.
+    /// A name, its replicas, and its audience.
     Service,
-    /// Prefixes of addresses, where their packets come out, and for whom.
+    /// Prefixes of addresses, their gateways, and their audience.
     Network,
-    /// Somebody, and the nodes that are theirs.
+    /// A user, and the user's nodes.
     User,
     /// Several users.
     Group,
 }
 
-/// Kinds that nodes have nothing for yet.
+/// Kinds that are reserved for later versions.
 const LATER: [&str; 3] = ["Policy", "Objective", "Channel"];
 
 impl Kind {
-    /// All of them, in the order in which they are shown.
+    /// All kinds, in the order in which they are listed.
     pub const ALL: [Kind; 6] = [Kind::Overlay, Kind::Node, Kind::Service, Kind::Network, Kind::User, Kind::Group];
 
-    /// As it is written.
+    /// The kind as written in documents.
     pub fn word(self) -> &'static str {
         match self {
             Kind::Overlay => "Overlay",
@@ -66,18 +66,18 @@ impl Kind {
         }
     }
 
-    /// Whether documents of this kind are a provider's, where the overlay has providers.
+    /// True if documents of this kind belong to providers, in an overlay with providers.
     pub fn is_of_providers(self) -> bool {
         matches!(self, Kind::Service | Kind::Network | Kind::User | Kind::Group)
     }
 
-    /// Whether a provider's administrators write them. Packets come out of a gateway by its machine's own routes and addresses,
-    /// which are everybody's there.
+    /// True if administrators of providers may write this kind. A gateway uses its machine's own routes and addresses,
+    /// which all providers there share.
     pub fn is_for_providers_to_write(self) -> bool {
         self.is_of_providers() && self != Kind::Network
     }
 
-    /// Whether sessions are led to it.
+    /// True if routes lead to documents of this kind.
     pub fn is_offered(self) -> bool {
         matches!(self, Kind::Service | Kind::Network)
     }
@@ -92,34 +92,34 @@ impl fmt::Display for Kind {
 impl FromStr for Kind {
     type Err = String;
 
-    /// Any case, singular or plural: `hermes get services` is what people write.
+    /// Accepts any case, singular or plural: `hermes get services` is what people write.
     fn from_str(text: &str) -> Result<Self, String> {
         let singular = |kind: &Kind| kind.word().eq_ignore_ascii_case(text);
         let plural = |kind: &Kind| text.strip_suffix('s').is_some_and(|one| kind.word().eq_ignore_ascii_case(one));
         Self::ALL.into_iter().find(|kind| singular(kind) || plural(kind)).ok_or_else(|| {
-            // The contract has these: who writes one did not mistype.
+            // A reserved kind is not a typing error.
             if let Some(later) = LATER.iter().find(|later| later.eq_ignore_ascii_case(text)) {
                 return format!("{later} is not in this version of Hermes; leave it out");
             }
             let words: Vec<_> = Self::ALL.iter().map(|kind| kind.word()).collect();
-            format!("{text:?} is no kind of document; write one of {}", words.join(", "))
+            format!("unknown kind of document {text:?}; expected one of {}", words.join(", "))
         })
     }
 }
 
-/// What one document is known by. `Service/VIDEO`, or `Service/acme/VIDEO` where it is a provider's.
+/// The key of a document: `Service/VIDEO`, or `Service/acme/VIDEO` for a provider's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// What it describes.
+    /// The kind.
     pub kind: Kind,
-    /// Whose it is. `None`: the operator's.
+    /// The provider. `None`: the operator.
     pub provider: Option<Name>,
-    /// Its name.
+    /// The name.
     pub name: Name,
 }
 
 impl Key {
-    /// A node's.
+    /// The key of a node.
     pub fn node(name: &Name) -> Self {
         Self { kind: Kind::Node, provider: None, name: name.clone() }
     }
@@ -142,7 +142,7 @@ impl FromStr for Key {
         let (kind, provider, name) = match parts[..] {
             [kind, name] => (kind, None, name),
             [kind, provider, name] => (kind, Some(provider.parse()?), name),
-            _ => return Err(format!("{text:?} names no document; write KIND/NAME or KIND/PROVIDER/NAME")),
+            _ => return Err(format!("invalid document key {text:?}; expected KIND/NAME or KIND/PROVIDER/NAME")),
         };
         Ok(Key { kind: kind.parse()?, provider, name: name.parse()? })
     }
@@ -150,40 +150,40 @@ impl FromStr for Key {
 
 text_scalar!(Key, "a string (KIND/NAME or KIND/PROVIDER/NAME)");
 
-/// A whole document.
+/// A document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
-    /// What it is known by.
+    /// The key.
     pub key: Key,
-    /// What it says.
+    /// The content.
     pub spec: Spec,
 }
 
-/// What a document says, by its kind.
+/// The content of a document, by its kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Spec {
     /// The overlay as a whole.
     Overlay(Box<Overlay>),
     /// A node.
     Node(Box<Node>),
-    /// A name.
+    /// A service.
     Service(Box<Service>),
-    /// Prefixes of addresses.
+    /// A network.
     Network(Box<Network>),
-    /// Somebody.
+    /// A user.
     User(User),
-    /// Several.
+    /// A group.
     Group(Group),
 }
 
-/// Something that is wrong with a document of a stream.
+/// A fault of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which document, where that much could be read.
+    /// The document, if its key could be read.
     pub key: Option<Key>,
-    /// Its number in the stream, from 1. `None`: it is not from a stream.
+    /// The number of the document in the stream, from 1. `None`: it is not from a stream.
     pub number: Option<usize>,
-    /// What is wrong, and where in it.
+    /// The problem and its path.
     pub problem: Problem,
 }
 
@@ -270,11 +270,11 @@ pub fn read(text: &str) -> Result<Vec<Resource>, Vec<Fault>> {
     if faults.is_empty() { Ok(resources.into_iter().map(|(_, resource)| resource).collect()) } else { Err(faults) }
 }
 
-/// What stands at this key, where it can be read; what is missing and must not be is said.
+/// Parses the text at a path. A missing or invalid value becomes a problem.
 fn parsed<T: FromStr<Err = String>>(path: &str, text: Option<String>, problems: &mut Vec<Problem>) -> Option<T> {
     let missing = match path {
-        "kind" => "every document says what it describes; add kind: Node, Service or the like",
-        "name" => "this has no name; add name: and a word of its own",
+        "kind" => "kind missing; add kind: Node, Service or another kind",
+        "name" => "name missing; add name: and a unique name",
         _ => return text.and_then(|text| read_as(path, &text, problems)),
     };
     match text {
@@ -304,7 +304,7 @@ fn resource(mut section: Section, problems: &mut Vec<Problem>) -> (Option<Key>, 
         (parsed("name", name, problems), parsed("provider", provider, problems));
     let Some(kind) = kind else { return (None, None) };
     if provider.is_some() && !kind.is_of_providers() {
-        let message = format!("a {kind} is the operator's; leave provider out");
+        let message = format!("a {kind} belongs to the operator; leave provider out");
         problems.push(Problem { path: "provider".to_owned(), message });
     }
     let spec = match kind {
@@ -331,7 +331,7 @@ impl Serialize for Resource {
             Spec::Group(spec) => serde_json::to_value(spec),
         };
         let Value::Object(spec) = spec.map_err(serde::ser::Error::custom)? else {
-            return Err(serde::ser::Error::custom("a document is a section of keys"));
+            return Err(serde::ser::Error::custom("expected a mapping of keys"));
         };
         let mut whole = Map::new();
         whole.insert("kind".to_owned(), self.key.kind.word().into());
@@ -351,7 +351,7 @@ impl<'de> Deserialize<'de> for Resource {
             let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
             de::Error::custom(lines.join("; "))
         })?;
-        resources.pop().ok_or_else(|| de::Error::custom("there is no document"))
+        resources.pop().ok_or_else(|| de::Error::custom("no document found"))
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn health(push: &Push) -> (StatusCode, String) {
 
 /// All metrics, as OpenMetrics text.
 fn metrics(push: &Push) -> String {
-    let known = push.controller().known();
+    let view = push.controller().view();
     let mut text = String::new();
     let mut gauge = |name: &str, help: &str, values: &[(String, u64)]| {
         // Writing to a String cannot fail.
@@ -46,29 +46,35 @@ fn metrics(push: &Push) -> String {
     };
     let one = |value: usize| [(String::new(), value as u64)];
     let is_followed = push.controller().trouble().borrow().is_none();
-    gauge("hermes_controller_store_up", "Whether the store can be followed.", &one(usize::from(is_followed)));
-    gauge("hermes_controller_revision", "The last revision that is known.", &[(String::new(), known.state.revision)]);
-    let is_held = usize::from(known.is_held());
-    gauge("hermes_controller_unconfirmed", "Whether what was restored waits to be confirmed.", &one(is_held));
+    gauge("hermes_controller_store_up", "Whether the store is reachable.", &one(usize::from(is_followed)));
+    gauge(
+        "hermes_controller_revision",
+        "The last revision that this controller has read.",
+        &[(String::new(), view.state.revision)],
+    );
+    let is_held = usize::from(view.is_held());
+    gauge("hermes_controller_unconfirmed", "Whether a restored store waits for confirmation.", &one(is_held));
     let kinds = Kind::ALL.map(|kind| {
-        let count = known.state.catalog.iter().filter(|resource| resource.key.kind == kind).count();
+        let count = view.state.catalog.iter().filter(|resource| resource.key.kind == kind).count();
         (format!("{{kind=\"{}\"}}", kind.word().to_lowercase()), count as u64)
     });
     gauge("hermes_controller_documents", "Overlay documents.", &kinds);
-    let nodes = || known.state.catalog.nodes().map(|(name, _)| name);
-    let seen = |holds: &dyn Fn(&crate::seen::Seen) -> bool| nodes().filter(|node| holds(&push.seen_of(node))).count();
-    let enrolled = nodes().filter(|node| known.state.members.contains_key(*node)).count();
+    let nodes = || view.state.catalog.nodes().map(|(name, _)| name);
+    let status = |holds: &dyn Fn(&crate::node_status::NodeStatus) -> bool| {
+        nodes().filter(|node| holds(&push.status_of(node))).count()
+    };
+    let enrolled = nodes().filter(|node| view.state.members.contains_key(*node)).count();
     let states = [
         ("enrolled", enrolled),
-        ("connected", seen(&|seen| seen.connections > 0)),
-        ("refusing", seen(&|seen| seen.connections > 0 && !seen.refused.is_empty())),
-        ("unwell", seen(&|seen| seen.connections > 0 && !seen.unwell.is_empty())),
+        ("connected", status(&|status| status.connections > 0)),
+        ("refusing", status(&|status| status.connections > 0 && !status.refused.is_empty())),
+        ("unwell", status(&|status| status.connections > 0 && !status.unwell.is_empty())),
     ];
     let states = states.map(|(state, count)| (format!("{{state=\"{state}\"}}"), count as u64));
     gauge("hermes_controller_nodes", "Nodes of the overlay.", &states);
-    let is_rolling = usize::from(known.state.rollout.is_some());
-    gauge("hermes_controller_rollout", "Whether a change goes out in waves.", &one(is_rolling));
-    let revoked = known.state.catalog.revoked().count();
+    let is_rolling = usize::from(view.state.rollout.is_some());
+    gauge("hermes_controller_rollout", "Whether a rollout in waves is in progress.", &one(is_rolling));
+    let revoked = view.state.catalog.revoked().count();
     gauge("hermes_controller_revoked_keys", "Keys that are revoked, until their certificates expire.", &one(revoked));
     let lines = push.audit_left_out();
     let _ = writeln!(
@@ -98,7 +104,7 @@ pub(crate) async fn serve(listener: TcpListener, push: Arc<Push>) {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!("the admin endpoint could not accept: {error}");
+                    tracing::warn!("admin endpoint: cannot accept a connection: {error}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },

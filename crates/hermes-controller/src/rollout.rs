@@ -1,12 +1,13 @@
-//! In which order nodes take a change that leads sessions another way: nobody sends to who does not know yet, or not any more.
+//! The order in which nodes take a change of paths: a node sends sessions to another one only while that one has the
+//! route.
 //!
-//! In: what nodes have been given, and what they are to have in the end. Out: steps, each for some nodes; the next one is given
-//! when those of the one before have said that they run it, or cannot be waited for.
-//! Never: a step for a change that leads no sessions elsewhere: all of its nodes have it at once. Nor an end that is not reached:
-//! who does not answer is waited for so long, and all of it has its time.
+//! In: the documents that nodes have, and those that they must have in the end. Out: steps, each with documents for
+//! some nodes. The next step follows once the nodes of this one have reported, or after a timeout.
+//! Never: steps for a change that moves no sessions: all nodes get it at once. A rollout without an end: each step and
+//! the whole have a time limit.
 //!
-//! First everybody keeps what it does, and learns what is new; then who is nearest to a service does as it is to do, then who
-//! sends to it; what nobody sends to any more is forgotten last.
+//! First all nodes learn the new routes and keep the old ones. Then nodes switch to their new routes, those nearest to
+//! a service first. Routes that no node uses are removed last.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -25,47 +26,47 @@ use crate::compile::Plan;
 use crate::document::{Key, Name, Waves};
 use crate::store::Revision;
 
-/// A node that is connected and does not answer is waited for so long, at each step.
-pub const STEP: Duration = Duration::from_secs(2);
-/// From the first step on; then everybody gets what it is to have. Who may do less by a change does less by then.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The time limit of a step for connected nodes that do not report.
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time limit of all steps. Then all nodes get their final documents, since a change may also take rights away.
+const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Changes that come while one is on its way, so often.
-const MOST: usize = 16;
-/// What a route is called that stands beside the one with its name for a moment.
+/// The maximum number of changes that one rollout combines.
+const MAX_CONCURRENT_CHANGES: usize = 16;
+/// The suffix of a temporary route beside one of the same name.
 const MEANWHILE: &str = "~";
 
-/// What nobody begins to send any more has so long to arrive, before it is forgotten.
-const LINGER: Duration = Duration::from_millis(500);
+/// The delay before unused routes are removed, so that sessions already sent can arrive.
+const FORGET_DELAY: Duration = Duration::from_millis(500);
 
-/// What is given to nodes at once.
+/// The documents that nodes get at once.
 pub type Step = BTreeMap<Name, Bytes>;
 
-/// Which step of which change.
+/// A step of a change.
 pub type StepId = (Revision, usize);
 
-/// A change that is on its way.
+/// A rollout in progress.
 #[derive(Clone, Debug)]
 pub struct Rollout {
     id: StepId,
     began: Instant,
-    /// What nodes have been given so far that are to have something else in the end.
+    /// Current documents of nodes that have not got their final ones.
     given: Step,
-    /// What was given last.
+    /// The documents of the current step.
     current: Step,
     next: VecDeque<Step>,
     moved: BTreeSet<Key>,
-    /// What nodes may still do as it says: each plan since it began.
+    /// The plans that nodes may still follow: each since the rollout began.
     before: Vec<Plan>,
-    /// How long nodes have to go on well, at each step. `None`: it goes on whatever they do.
+    /// The time that nodes must stay healthy after each step. `None`: the rollout does not wait for health.
     settle: Option<Duration>,
-    /// Steps before this one change nothing that is there.
+    /// Steps before this one only add routes.
     turns_at: usize,
-    /// The last step takes away what nobody sends to any more.
+    /// The last step only removes unused routes.
     has_forget: bool,
 }
 
-/// A change in the order in which it is to be taken.
+/// The steps of a change, in order.
 #[derive(Default)]
 struct Order {
     given: Step,
@@ -75,7 +76,8 @@ struct Order {
 }
 
 impl Rollout {
-    /// Of the change from one plan to the next, and of the one that was on its way before. `None`: all nodes have it at once.
+    /// Begins the rollout of a change, combined with an earlier one in progress. `None`: all nodes get the change at
+    /// once.
     pub fn begin(
         earlier: Option<&Self>,
         (before, after): (&Plan, &Plan),
@@ -84,11 +86,11 @@ impl Rollout {
     ) -> Option<Self> {
         let mut moved = after.moved().clone();
         moved.extend(earlier.into_iter().flat_map(|earlier| earlier.moved.iter().cloned()));
-        // One that took the time that it was given does not count.
+        // A rollout in waves takes its time, which does not count towards the limit.
         let began =
             earlier.filter(|earlier| earlier.settle.is_none()).map_or_else(Instant::now, |earlier| earlier.began);
         let mut befores = earlier.map(|earlier| earlier.before.clone()).unwrap_or_default();
-        if moved.is_empty() || began.elapsed() > LONGEST || befores.len() >= MOST {
+        if moved.is_empty() || began.elapsed() > ROLLOUT_TIMEOUT || befores.len() >= MAX_CONCURRENT_CHANGES {
             return None;
         }
         befores.push(before.clone());
@@ -111,7 +113,7 @@ impl Rollout {
         rollout.advance(after)
     }
 
-    /// The same in waves, from one plan to the next. `None`: no node that was there before has something else to do.
+    /// Begins a rollout in waves. `None`: no existing node gets a new document.
     pub fn in_waves(
         (before, after): (&Plan, &Plan),
         touched: &[(Name, bool)],
@@ -132,7 +134,7 @@ impl Rollout {
         let has_forget = !forget.is_empty();
         let mut nodes = forget.into_iter().peekable();
         if next.len() < turns_at {
-            // Nobody turns: what is forgotten is what changes.
+            // No node switches routes: the removals are the change, and go out in waves.
             while nodes.peek().is_some() {
                 next.push_back(nodes.by_ref().take(size).collect());
                 size = size.saturating_mul(waves.growth.get());
@@ -144,7 +146,7 @@ impl Rollout {
             .advance(after)
     }
 
-    /// The next step is given. `None`: there is none more, and all have what they are to have.
+    /// Advances to the next step. `None`: all nodes have their final documents.
     pub fn advance(mut self, plan: &Plan) -> Option<Self> {
         self.current = self.next.pop_front()?;
         self.id.1 += 1;
@@ -158,38 +160,37 @@ impl Rollout {
         Some(self)
     }
 
-    /// How long nodes have to go on well with this step before the next one. `None`: that does not matter.
+    /// The time that nodes must stay healthy after this step. `None`: the rollout does not wait for health.
     pub fn settle(&self) -> Option<Duration> {
         self.settle.map(|settle| if self.id.1 < self.turns_at { Duration::ZERO } else { settle })
     }
 
-    /// How long the next step is to be waited with when nodes have taken this one: their word is faster than what they sent
-    /// just before.
+    /// The delay after this step: a node's report can overtake the sessions that it sent just before.
     pub fn linger(&self) -> Duration {
-        if self.has_forget && self.next.len() == 1 { LINGER } else { Duration::ZERO }
+        if self.has_forget && self.next.len() == 1 { FORGET_DELAY } else { Duration::ZERO }
     }
 
-    /// How many steps there are after this one.
+    /// The number of steps after this one.
     pub fn remaining(&self) -> usize {
         self.next.len()
     }
 
-    /// Which step is given now.
+    /// The current step.
     pub fn id(&self) -> StepId {
         self.id
     }
 
-    /// What a node has to have meanwhile. `None`: what the plan says.
+    /// The document that a node must have until the rollout ends. `None`: the one in the plan.
     pub fn given(&self, node: &Name) -> Option<&Bytes> {
         self.given.get(node)
     }
 
-    /// What was given by this step.
+    /// The documents of the current step.
     pub fn current(&self) -> &Step {
         &self.current
     }
 
-    /// Nodes that are not given what they are to have in the end.
+    /// Nodes that have not got their final documents.
     pub fn pending(&self) -> impl Iterator<Item = &Name> {
         self.given.keys()
     }
@@ -219,12 +220,12 @@ fn order(
             between((has, last), is_sent).unwrap_or_else(|why| {
                 tracing::warn!(
                     node = node.as_str(),
-                    "it takes a change at once: what it does and what it is to do cannot be together: {why}"
+                    "cannot combine the old and the new document; applying the change at once: {why}"
                 );
                 (has.clone(), last.clone())
             })
         };
-        // Who was given something that nobody has waited for is waited for now.
+        // A document that an earlier rollout sent without waiting is waited for now.
         if both != *has || earlier.is_some_and(|earlier| earlier.current.contains_key(node)) {
             order.learn.insert(node.clone(), both.clone());
         }
@@ -238,16 +239,17 @@ fn order(
     order
 }
 
-/// What a node has together with what it will have; and what it will have, with what is sent to it until all know.
+/// Two documents for the time between: the current one with new routes added, and the final one with routes that nodes
+/// still send to.
 ///
 /// # Errors
-/// They cannot be together, and why.
+/// The documents cannot be combined; the error says why.
 fn between((has, last): (&Bytes, &Bytes), is_sent: impl Fn(&str) -> bool) -> Result<(Bytes, Bytes), String> {
     let parsed = |bytes: &Bytes| serde_json::from_slice::<Document>(bytes).map_err(|error| error.to_string());
     let (old, new) = (parsed(has)?, parsed(last)?);
     let bytes = |document: Document| {
         let bytes = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
-        // The first one says enough to whoever reads the log.
+        // The first problem is enough for the log.
         let first = |problems: Vec<Problem>| problems.first().map(ToString::to_string).unwrap_or_default();
         check_document(document, Path::new(".")).map_err(first)?;
         Ok::<_, String>(Bytes::from(bytes))
@@ -255,7 +257,7 @@ fn between((has, last): (&Bytes, &Bytes), is_sent: impl Fn(&str) -> bool) -> Res
     Ok((bytes(with(old.clone(), &new, |_| true))?, bytes(with(new, &old, is_sent))?))
 }
 
-/// A document, and what another one has besides: behind its own, where names are taken first.
+/// A document with additions from another one, behind its own routes, since earlier routes take precedence.
 fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bool) -> Document {
     for route in other.routes.iter().filter(|route| is_wanted(plain(&route.name))) {
         let users = &route.matching.user;
@@ -265,7 +267,7 @@ fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bo
         if own.any(|own| is_theirs(&own.matching.user)) {
             continue;
         }
-        // Whose sessions come already, or still, while the others' go another way.
+        // The route is for users whose sessions still take, or already take, another path than the others'.
         let mut name = route.name.clone();
         while document.routes.iter().any(|own| own.name == name) {
             name += MEANWHILE;
@@ -274,7 +276,7 @@ fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bo
     }
     let is_free = |upstream: &&Upstream| !document.upstreams.iter().any(|own| own.name == upstream.name);
     let upstreams: Vec<_> = other.upstreams.iter().filter(is_free).cloned().collect();
-    // Doors for other nodes, and connections to them. Those for applications are there from the moment on in which they are.
+    // Listeners for other nodes, and connections to them. Those for applications begin with the final document.
     let is_door = |listener: &&Listener| listener.dial.is_some() || listener.tls.is_some();
     let is_free = |listener: &&Listener| {
         let collides = |own: &Listener| own.name == listener.name || (own.bind.is_some() && own.bind == listener.bind);
@@ -289,7 +291,7 @@ fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bo
     document
 }
 
-/// What a route is called when all is done.
+/// The name of a route without the temporary suffix.
 fn plain(name: &str) -> &str {
     name.trim_end_matches(MEANWHILE)
 }

@@ -1,7 +1,7 @@
-//! The controller's door: one port for nodes (gRPC) and people (the REST API), over TLS.
+//! The controller's server: one TLS port for nodes (gRPC) and people (the REST API).
 //!
-//! In: connections. Out: their requests, with who is at the other end, to [`crate::push`] or `api.rs`.
-//! Never: more connections than may be, a handshake that takes its time, or a request whose sender was not made out.
+//! In: connections. Out: authenticated requests, for [`crate::push`] or `api.rs`.
+//! Never: an unlimited number of connections, a handshake without a timeout, or a request of an unknown sender.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,50 +27,51 @@ use tower::service_fn;
 
 use crate::api;
 use crate::audit::{Audit, Event};
-use crate::authority::{Facts, Subject};
+use crate::ca::{Facts, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
-use crate::controller::{Controller, Refused};
+use crate::controller::{ApplyError, Controller};
+use crate::digest::key_digest;
 use crate::metrics;
-use crate::push::{Peer, Push};
-use crate::xds;
+use crate::push::{Peer, Push, envoy};
 
-/// Connections at once.
-const CONNECTIONS: usize = 50_000;
-/// A handshake takes no longer.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Whoever has connected asks for something within this, or is nobody who came to ask.
-const FIRST: Duration = Duration::from_secs(10);
-/// Whoever shows no certificate comes for one, and has it within this.
-const VISIT: Duration = Duration::from_secs(60);
-/// A request for a certificate takes no longer, with all that the store needs for it.
-const ISSUE: Duration = Duration::from_secs(30);
-/// How often a connection is asked whether it is alive, and how long it has for the answer.
-const ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
-/// Streams of one connection: a node needs two.
-const STREAMS: u32 = 32;
-/// The controller's own certificate, which is made anew at each start and when half of its life is over.
-const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A listener that cannot accept is tried again after this.
-const AGAIN: Duration = Duration::from_millis(100);
+/// The maximum number of connections.
+const MAX_CONNECTIONS: usize = 50_000;
+/// The maximum time for a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum time between the handshake and the first request.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum time for a connection without a client certificate, which is only good for an enrolment.
+const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum time for a certificate request, including the store.
+const ISSUE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The interval between HTTP/2 keepalive pings, and the timeout of each.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
+/// The maximum number of streams of a connection; a node needs two.
+const MAX_STREAMS: u32 = 32;
+/// The lifetime of the controller's own certificate. A new one is made at each start, and after half of this time.
+const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The interval between attempts to accept after a failure.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves until it is dropped.
+/// Serves until the future is dropped.
 ///
 /// # Errors
-/// There is no certificate to be had.
+/// The controller's certificate cannot be issued.
 pub async fn serve(
     controller: Arc<Controller>,
     audit: Arc<Audit>,
     (listener, admin): (TcpListener, Option<TcpListener>),
     hosts: Vec<String>,
-) -> Result<(), Refused> {
+) -> Result<(), ApplyError> {
     let push = Push::new(controller.clone(), audit.clone());
     let api = api::router(controller.clone(), push.clone(), audit.clone());
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     controller.authority().await?;
     let mut trust = controller.trust();
     let mut own = config(&controller, &hosts)?;
-    let mut renewal = tokio::time::interval_at(tokio::time::Instant::now() + LIFE / 2, LIFE / 2);
+    let mut renewal =
+        tokio::time::interval_at(tokio::time::Instant::now() + CERTIFICATE_LIFE / 2, CERTIFICATE_LIFE / 2);
     let watched = async {
         match admin {
             Some(admin) => metrics::serve(admin, push.clone()).await,
@@ -97,13 +98,13 @@ pub async fn serve(
         let (tcp, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(again_in = ?AGAIN, "no connection can be accepted: {error}");
-                tokio::time::sleep(AGAIN).await;
+                tracing::warn!(again_in = ?ACCEPT_RETRY_INTERVAL, "cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 continue;
             }
         };
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            tracing::warn!(%from, "refused: there are {CONNECTIONS} connections, which is the limit");
+            tracing::warn!(%from, "connection refused: limit of {MAX_CONNECTIONS} reached");
             continue;
         };
         let (own, push, api, audit) = (own.clone(), push.clone(), api.clone(), audit.clone());
@@ -117,27 +118,27 @@ pub async fn serve(
     }
 }
 
-/// What the controller shows, and whom it takes: a certificate for these names and addresses, and behind it its authority's
-/// and what leads there from those before, so that who knows only the digest of one finds it.
-fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, Refused> {
-    let denied = |error: String| Refused::Denied(format!("the controller's own certificate: {error}"));
+/// The TLS configuration: a certificate for these names and addresses, with the CA and the cross-certificates of
+/// earlier CAs, so that a client with only a pin finds its CA; and the CAs of accepted clients.
+fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, ApplyError> {
+    let denied = |error: String| ApplyError::Denied(format!("the controller's own certificate: {error}"));
     let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
     let request = CertificateParams::default().serialize_request(&key).map_err(|error| denied(error.to_string()))?;
-    let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, LIFE)?;
+    let (own, trust) = controller.sign_alone(request.der(), &Subject::Controller { hosts }, CERTIFICATE_LIFE)?;
     let tls = |error: tls::TlsError| denied(error.to_string());
     let shown = CertifiedKey::from_pem((own + &trust.shown).as_bytes(), key.serialize_pem().as_bytes());
     let clients = ClientCertificates::Optional(Roots::from_pem(trust.issuers.as_bytes()).map_err(tls)?);
     tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
 }
 
-/// The next one; where there is none to be had, the one before goes on.
+/// The new configuration; the earlier one if no certificate can be issued.
 fn renewed(
     before: Arc<tls::RustlsServerConfig>,
     controller: &Controller,
     hosts: &[String],
 ) -> Arc<tls::RustlsServerConfig> {
     config(controller, hosts).unwrap_or_else(|error| {
-        tracing::error!("the controller's own certificate is not renewed: {error}");
+        tracing::error!("cannot renew the controller's own certificate: {error}");
         before
     })
 }
@@ -148,19 +149,19 @@ async fn shake_hands(
     from: SocketAddr,
     audit: &Audit,
 ) -> Option<Io> {
-    // Small messages that wait for nobody.
+    // Small messages must not wait for more data.
     let _ = tcp.set_nodelay(true);
-    // Over HTTP/2 pings find it out; HTTP/1.1 has none.
-    hermes_net::tcp::bound_unread(&tcp, ALIVE.0 + ALIVE.1);
-    match tokio::time::timeout(HANDSHAKE, tls::accept(config, tcp)).await {
+    // HTTP/2 detects a dead peer by keepalive pings; HTTP/1.1 has none.
+    hermes_net::tcp::bound_unread(&tcp, KEEPALIVE.0 + KEEPALIVE.1);
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls::accept(config, tcp)).await {
         Ok(Ok(io)) => return Some(io),
         Ok(Err(error)) if Fault::of(&error) == Some(Fault::Certificate) => {
-            // Whom it names is not proven: it is not said.
-            let refused = Some(format!("its certificate is not taken: {error}"));
+            // The subject of a rejected certificate is not proven, so the log does not name it.
+            let refused = Some(format!("certificate rejected: {error}"));
             audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
         }
         Ok(Err(error)) => tracing::debug!(%from, "no handshake: {error}"),
-        Err(_) => tracing::debug!(%from, "no handshake within {HANDSHAKE:?}"),
+        Err(_) => tracing::debug!(%from, "handshake timeout after {HANDSHAKE_TIMEOUT:?}"),
     }
     None
 }
@@ -178,27 +179,27 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
     server
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(if is_nobody { 2 } else { STREAMS })
+        .max_concurrent_streams(if is_nobody { 2 } else { MAX_STREAMS })
         .initial_connection_window_size(1 << 20)
         .initial_stream_window_size(1 << 20)
         .max_header_list_size(16 << 10)
-        .keep_alive_interval(ALIVE.0)
-        .keep_alive_timeout(ALIVE.1);
-    server.http1().half_close(true).timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+        .keep_alive_interval(KEEPALIVE.0)
+        .keep_alive_timeout(KEEPALIVE.1);
+    server.http1().half_close(true).timer(TokioTimer::new()).header_read_timeout(HANDSHAKE_TIMEOUT);
     let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(io), TowerToHyperService::new(service)));
     let visit = async {
         tokio::select! {
             ended = &mut served => ended,
             () = asked.notified() => served.await,
-            () = tokio::time::sleep(FIRST) => {
-                tracing::debug!(?from, "nothing was asked within {FIRST:?}");
+            () = tokio::time::sleep(FIRST_REQUEST_TIMEOUT) => {
+                tracing::debug!(?from, "no request within {FIRST_REQUEST_TIMEOUT:?}");
                 Ok(())
             }
         }
     };
-    let visit = tokio::time::timeout(if is_nobody { VISIT } else { Duration::MAX }, visit);
+    let visit = tokio::time::timeout(if is_nobody { ANONYMOUS_TIMEOUT } else { Duration::MAX }, visit);
     let Ok(ended) = visit.await else {
-        return tracing::debug!(?from, "a connection without a certificate was closed after {VISIT:?}");
+        return tracing::debug!(?from, "a connection without a certificate was closed after {ANONYMOUS_TIMEOUT:?}");
     };
     if let Err(error) = ended {
         tracing::debug!(?from, "a connection ended: {error}");
@@ -207,7 +208,7 @@ async fn converse(io: Io, peer: Peer, push: Arc<Push>, api: axum::Router) {
 
 fn peer(io: &Io, from: SocketAddr) -> Peer {
     let uris = tls::peer_uris(io).unwrap_or_default();
-    let key = tls::peer_public_key(io).map(|info| crate::authority::key_digest(&info)).unwrap_or_default();
+    let key = tls::peer_public_key(io).map(|info| key_digest(&info)).unwrap_or_default();
     let chain = tls::peer_chain(io);
     let until = chain.first().and_then(|leaf| Some(Facts::of(leaf).ok()?.until)).unwrap_or_default();
     Peer { uris, key, from: Some(from), until }
@@ -248,30 +249,30 @@ async fn answer(
             });
             grpc.streaming(follow, request).await
         }
-        xds::DELTA => {
-            let mut grpc = Grpc::new(ProstCodec::<xds::DeltaResponse, xds::DeltaRequest>::default())
+        envoy::DELTA => {
+            let mut grpc = Grpc::new(ProstCodec::<envoy::DeltaResponse, envoy::DeltaRequest>::default())
                 .max_decoding_message_size(MAX_REQUEST)
                 .max_encoding_message_size(MAX_MESSAGE);
-            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<xds::DeltaRequest>>| {
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<envoy::DeltaRequest>>| {
                 let (push, peer) = (push.clone(), peer.clone());
-                async move { xds::serve::<xds::Delta>(push, &peer, request.into_inner()).await }
+                async move { envoy::serve::<envoy::Delta>(push, &peer, request.into_inner()).await }
             });
             grpc.streaming(serve, request).await
         }
-        xds::WHOLE => {
-            let mut grpc = Grpc::new(ProstCodec::<xds::WholeResponse, xds::WholeRequest>::default())
+        envoy::SOTW => {
+            let mut grpc = Grpc::new(ProstCodec::<envoy::SotwResponse, envoy::SotwRequest>::default())
                 .max_decoding_message_size(MAX_REQUEST)
                 .max_encoding_message_size(MAX_MESSAGE);
-            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<xds::WholeRequest>>| {
+            let serve = service_fn(move |request: tonic::Request<tonic::Streaming<envoy::SotwRequest>>| {
                 let (push, peer) = (push.clone(), peer.clone());
-                async move { xds::serve::<xds::Whole>(push, &peer, request.into_inner()).await }
+                async move { envoy::serve::<envoy::StateOfTheWorld>(push, &peer, request.into_inner()).await }
             });
             grpc.streaming(serve, request).await
         }
         // For probes, which have no certificate; only operators see the reason.
         "/healthz" => {
             let (status, _) = metrics::health(&push);
-            let word = if status.is_success() { "ok\n" } else { "the store cannot be followed\n" };
+            let word = if status.is_success() { "ok\n" } else { "store unreachable\n" };
             let mut response = Response::new(axum::body::Body::from(word));
             *response.status_mut() = status;
             return response;
@@ -288,8 +289,8 @@ async fn answer(
     grpc.map(axum::body::Body::new)
 }
 
-/// Who sends a request byte by byte does not keep it here.
+/// Ends a request that arrives too slowly.
 async fn in_time(answering: impl Future<Output = Response<Body>>) -> Response<Body> {
-    let late = || Status::deadline_exceeded(format!("this took longer than {ISSUE:?}; ask again")).into_http();
-    tokio::time::timeout(ISSUE, answering).await.unwrap_or_else(|_| late())
+    let late = || Status::deadline_exceeded(format!("timeout after {ISSUE_TIMEOUT:?}; try again")).into_http();
+    tokio::time::timeout(ISSUE_TIMEOUT, answering).await.unwrap_or_else(|_| late())
 }

@@ -1,7 +1,7 @@
-//! What the store's entries come to: the documents, the overlay's authority, tokens, and who has enrolled.
+//! The state of an overlay: documents, CA, tokens and enrolled nodes.
 //!
-//! In: commits, in the order of their revisions. Out: the state after each of them, the same at every controller.
-//! Never: a judgement. Who writes a commit has checked it against the state before; here it only takes effect.
+//! In: commits, in the order of their revisions. Out: the state after each, the same at every controller.
+//! Never: validation. The writer of a commit has checked it against the state before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,112 +9,112 @@ use std::time::Duration;
 use rpds::RedBlackTreeMapSync;
 use serde::{Deserialize, Serialize};
 
-use crate::authority::OPERATOR_LIFE;
+use crate::ca::{CERTIFICATE_LIFE, Ca, OPERATOR_LIFE};
 use crate::catalog::{Catalog, Revoked};
-use crate::controller::CERTIFICATE_LIFE;
 use crate::document::{Key, Name, Resource};
 use crate::store::Revision;
 
-/// One entry of the log: what changes, all of it or nothing; and who did that.
+/// One entry of the log: a set of changes, made together, and their author.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Commit {
-    /// When, in milliseconds since 1970 by the controller's clock.
+    /// The time, in milliseconds since 1970, by the controller's clock.
     pub at: u64,
-    /// Who: `operator`, `provider/NAME`, `node/NAME` or `controller`.
+    /// The author: `operator`, `provider/NAME`, `node/NAME` or `controller`.
     pub by: String,
-    /// What changes, in this order.
+    /// The changes, in order.
     pub changes: Vec<Change>,
 }
 
-/// Something that changes.
+/// One change of the state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
-    /// A document is there, in the place of the one with its key.
+    /// Adds or replaces a document.
     Put(Resource),
-    /// A document is there no more.
+    /// Deletes a document.
     Delete(Key),
-    /// This authority signs.
-    Authority(Authority),
-    /// Another one is trusted beside it. `None`: no other one is.
+    /// Sets the CA that signs.
+    #[serde(rename = "authority")]
+    Ca(Ca),
+    /// Begins, changes or ends (`None`) a rotation: a second CA is trusted.
     Rotation(Option<Rotation>),
-    /// An authority signs nothing any more, and nodes trust it no more.
+    /// Retires a CA: it no longer signs, and nodes no longer trust it.
     Retired(Retired),
-    /// Somebody may change documents.
+    /// Adds an operator's certificate.
     Operator(Operator),
-    /// Somebody may do so no more.
+    /// Revokes an operator's certificate.
     Dismissed {
-        /// As [`Operator::key`].
+        /// The digest of the key, as [`Operator::key`].
         key: String,
     },
-    /// Somebody may enrol.
+    /// Adds an enrolment token.
     Token(Token),
-    /// A token is used, or taken back.
+    /// Removes a token that was used or revoked.
     Spent {
-        /// Which one.
+        /// The id of the token.
         token: String,
     },
-    /// A node has a certificate.
+    /// Enrols a node.
     Enrolled(Member),
-    /// A node's certificates are worth nothing any more, and it is to be no member.
+    /// Ends a node's enrolment.
     Expelled {
-        /// Which one.
+        /// The name of the node.
         node: Name,
     },
-    /// A key is believed no more, whatever certificate its holder has.
+    /// Revokes a key, whatever certificates its holder has.
     Revoked(Revoked),
-    /// A key that was revoked has enrolled again.
+    /// Readmits a revoked key that has enrolled again.
     Readmitted {
-        /// Whose it is.
+        /// The name of the node.
         node: Name,
-        /// As [`Member::key`].
+        /// The digest of the key, as [`Member::key`].
         key: String,
     },
-    /// This commit goes out in waves; that is how documents were before it.
+    /// Rolls this commit out in waves. The earlier documents are kept for a rollback.
     Rollout(Vec<Before>),
-    /// An owner was refused while another change goes out in waves, and gets the next turn.
+    /// Records that an owner was refused during a rollout, and gets the next turn.
     Awaited {
         /// The owner of the documents. `None`: the operator.
         owner: Option<Name>,
     },
-    /// A node has run this revision, which the store has lost: nodes get nothing until that is confirmed.
+    /// Withholds documents: a node has run this revision, which the store has lost.
     Behind {
-        /// Which one.
+        /// The lost revision.
         revision: Revision,
     },
     /// An operator confirms the store's state, although changes may be lost.
     Confirmed,
-    /// What goes out in waves is at this step.
+    /// Advances the rollout to this step.
     Step(usize),
-    /// What went out in waves does so no more.
+    /// Ends the rollout.
     Settled {
-        /// Why it is taken back. `None`: it is not.
+        /// The reason for the rollback. `None`: the rollout succeeded.
         failed: Option<String>,
     },
 }
 
-/// How a document was.
+/// A document as it was before a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Before {
-    /// Which one.
+    /// The key of the document.
     pub key: Key,
-    /// What it said. `None`: there was none.
+    /// The earlier document. `None`: it did not exist.
     pub resource: Option<Resource>,
 }
 
-/// A commit that goes out in waves.
+/// A commit that is being rolled out in waves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Waved {
-    /// Its revision.
+pub struct WavedRollout {
+    /// The revision of the commit.
     pub of: Revision,
-    /// The step that nodes are to take now, from 1.
+    /// The current step, from 1.
     pub step: usize,
-    /// How the documents were that it changed.
+    /// The earlier documents.
     pub before: Vec<Before>,
-    /// The subject that began it, as [`Commit::by`].
+    /// The author of the commit, as [`Commit::by`].
     #[serde(default)]
     pub by: String,
 }
@@ -125,64 +125,51 @@ pub struct Waved {
 pub struct Turns {
     /// The waiting owners, in order.
     pub waiting: Vec<Option<Name>>,
-    /// When the turn of the first owner ends, in milliseconds since 1970. 0: a change still goes out.
+    /// When the turn of the first owner ends, in milliseconds since 1970. 0: a rollout is in progress.
     pub until: u64,
 }
 
-/// A certificate authority of the overlay.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Authority {
-    /// Its certificate (PEM).
-    pub certificate: String,
-    /// Those above it (PEM), up to the root, which is what nodes trust. Empty: it is the root itself.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub chain: String,
-    /// Its key: PKCS #8 (PEM), or sealed ([`crate::seal`]).
-    pub key: String,
-}
-
-/// Two authorities are trusted.
+/// A CA rotation: two CAs are trusted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Rotation {
-    /// The one that does not sign.
-    pub other: Authority,
-    /// It signed before. Else it is to sign.
+    /// The CA that does not sign.
+    pub other: Ca,
+    /// True if that CA signed before; false if it will sign.
     pub is_leaving: bool,
-    /// The certificate of the newer one by the older one (PEM): who trusts only the older one believes the newer one by that.
+    /// The cross-certificate of the new CA by the old one (PEM), for peers that trust only the old one.
     pub proof: String,
-    /// Since when that is so, in milliseconds since 1970.
+    /// When the rotation entered this phase, in milliseconds since 1970.
     pub since: u64,
 }
 
-/// An authority that was one.
+/// A CA that no longer signs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Retired {
-    /// Its certificate (PEM).
+    /// The certificate (PEM).
     pub certificate: String,
-    /// Those above it.
+    /// The certificates above it (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
-    /// The certificate of the one after it, by this one (PEM).
+    /// The cross-certificate of the next CA by this one (PEM).
     pub proof: String,
-    /// Until when anybody may have something of it, in milliseconds since 1970.
+    /// When its last certificate expires, in milliseconds since 1970.
     pub until: u64,
 }
 
-/// Somebody who may change documents.
+/// An operator, or an administrator of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Operator {
     /// SHA-256 of the public key, in hex.
     pub key: String,
-    /// As in the certificate.
+    /// The name in the certificate.
     pub name: Name,
-    /// Whose documents. `None`: all.
+    /// The provider whose documents may be changed. `None`: all documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider: Option<Name>,
-    /// Until when the certificate lives, in milliseconds since 1970.
+    /// When the certificate expires, in milliseconds since 1970.
     pub until: u64,
 }
 
@@ -200,92 +187,85 @@ pub fn owner_of(by: &str) -> Option<Name> {
 }
 
 /// The length of a turn, in milliseconds.
-const TURN: u64 = 30_000;
-/// Owners that wait for a turn.
+const TURN_DURATION: u64 = 30_000;
+/// The maximum number of waiting owners.
 const MAX_WAITING: usize = 1024;
-/// So many authorities are remembered that were one.
-const MOST_RETIRED: usize = 4;
+/// The maximum number of retired CAs that are remembered.
+const MAX_RETIRED: usize = 4;
 
-/// Keys are in no log.
-impl std::fmt::Debug for Authority {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").field("certificate", &self.certificate).finish_non_exhaustive()
-    }
-}
-
-/// Leave to enrol, once.
+/// A single-use enrolment token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Token {
-    /// What it is known by. The rest of it is a secret.
+    /// The id. The rest of the token is secret.
     pub id: String,
-    /// SHA-256 of the secret, in hex: who reads the store cannot use it.
+    /// SHA-256 of the secret, in hex: a reader of the store cannot use the token.
     pub digest: String,
-    /// Which node may enrol with it.
+    /// The node that may enrol.
     pub node: Name,
-    /// Until when, in milliseconds since 1970.
+    /// When the token expires, in milliseconds since 1970.
     pub expires: u64,
 }
 
-/// A node that has enrolled.
+/// An enrolled node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Member {
-    /// Its name.
+    /// The name of the node.
     pub node: Name,
-    /// SHA-256 of its public key, in hex: certificates are renewed for this key alone.
+    /// SHA-256 of the node's public key, in hex: only certificates for this key are renewed.
     pub key: String,
-    /// When, in milliseconds since 1970.
+    /// The time of enrolment, in milliseconds since 1970.
     pub since: u64,
-    /// The digest of the token that it enrolled with.
+    /// The digest of the token that the node enrolled with.
     pub token: String,
 }
 
-/// All of it. A copy costs nothing.
+/// The state after some entry. Copies are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The last commit's.
+    /// The revision of the last commit.
     pub revision: Revision,
     /// The documents.
     pub catalog: Catalog,
-    /// When each document changed last.
+    /// The revision at which each document last changed.
     pub changed: RedBlackTreeMapSync<Key, Revision>,
-    /// When those were deleted that are there no more.
+    /// The revision at which each deleted document was deleted.
     pub deleted: RedBlackTreeMapSync<Key, Revision>,
-    /// Of deletions up to here nothing is known any more.
+    /// Deletions up to this revision are forgotten.
     pub forgotten: Revision,
-    /// The longest life of a certificate that documents ever gave, in milliseconds: some may live as long.
+    /// The longest certificate lifetime that documents ever set, in milliseconds: some certificates may still have it.
     pub longest_life: u64,
-    /// The certificate authority, which signs. `None`: there is none yet.
-    pub authority: Option<Authority>,
-    /// Another one beside it.
+    /// The CA that signs. `None`: there is none yet.
+    pub authority: Option<Ca>,
+    /// The rotation in progress.
     pub rotation: Option<Arc<Rotation>>,
-    /// Those before it, of which somebody may still have something; the latest one last.
+    /// Retired CAs whose certificates may still be in use; the latest comes last.
     pub retired: Vec<Retired>,
-    /// Who has a certificate of an operator, by the digest of the key.
+    /// Operators by the digest of their key.
     pub operators: RedBlackTreeMapSync<String, Operator>,
-    /// Tokens that are not used, some of which may have expired.
+    /// Unused tokens, some of which may have expired.
     pub tokens: RedBlackTreeMapSync<String, Token>,
-    /// Nodes that have enrolled.
+    /// Enrolled nodes.
     pub members: RedBlackTreeMapSync<Name, Member>,
     /// Keys that were revoked and have enrolled again, with the time (milliseconds since 1970) until which a node may
     /// still hold the revocation.
     pub readmitted: RedBlackTreeMapSync<String, u64>,
-    /// The store was restored, or is behind a revision that nodes have run, and nobody has confirmed it: nodes get
-    /// nothing.
+    /// The store was restored, or lacks a revision that nodes have run, and nobody has confirmed it. Nodes get no
+    /// documents.
     pub is_unconfirmed: bool,
-    /// The last revision that a node has run, of a history that the store has lost.
+    /// The last revision that a node ran and the store has lost.
     pub behind: Revision,
-    /// The commit that goes out in waves.
-    pub rollout: Option<Arc<Waved>>,
+    /// The rollout in waves.
+    pub rollout: Option<Arc<WavedRollout>>,
     /// The owners who wait for their turn.
     pub turns: Arc<Turns>,
-    /// The last commit that was taken back, and why.
+    /// The last commit that was rolled back, and the reason.
     pub failed: Option<(Revision, String)>,
 }
 
 impl State {
-    /// A commit takes effect.
+    /// Applies a commit.
     pub fn apply(&mut self, revision: Revision, commit: Commit) {
         self.revision = revision;
         self.retired.retain(|before| before.until > commit.at);
@@ -301,12 +281,12 @@ impl State {
                 Change::Delete(key) => {
                     self.changed.remove_mut(&key);
                     self.catalog.remove(&key);
-                    if self.deleted.size() >= MOST_DELETED {
+                    if self.deleted.size() >= MAX_DELETED {
                         (self.deleted, self.forgotten) = (RedBlackTreeMapSync::default(), revision - 1);
                     }
                     self.deleted.insert_mut(key, revision);
                 }
-                Change::Authority(authority) => self.authority = Some(authority),
+                Change::Ca(authority) => self.authority = Some(authority),
                 Change::Rotation(rotation) => self.rotation = rotation.map(Arc::new),
                 Change::Retired(retired) => self.retire(retired),
                 Change::Operator(operator) => self.admit(operator, commit.at),
@@ -336,7 +316,7 @@ impl State {
                     turns.waiting.drain(..missed);
                     turns.until = 0;
                     let by = commit.by.clone();
-                    self.rollout = Some(Arc::new(Waved { of: revision, step: 1, before, by }));
+                    self.rollout = Some(Arc::new(WavedRollout { of: revision, step: 1, before, by }));
                 }
                 Change::Awaited { owner } => Arc::make_mut(&mut self.turns).join(owner),
                 Change::Step(step) => {
@@ -346,7 +326,7 @@ impl State {
                 }
                 Change::Settled { failed } => {
                     let over = self.rollout.take();
-                    Arc::make_mut(&mut self.turns).until = commit.at.saturating_add(TURN);
+                    Arc::make_mut(&mut self.turns).until = commit.at.saturating_add(TURN_DURATION);
                     self.failed = over.zip(failed).map(|(over, why)| (over.of, why)).or(self.failed.take());
                 }
             }
@@ -360,11 +340,11 @@ impl State {
 
     /// The number of waiting owners whose turns have passed; turns follow one another.
     fn missed(&self, now: u64) -> usize {
-        if self.turns.until > now.saturating_add(TURN) {
+        if self.turns.until > now.saturating_add(TURN_DURATION) {
             // The clock was set back since: the turns must not last until it has caught up.
             return usize::MAX;
         }
-        let late = now.saturating_sub(self.turns.until).div_ceil(TURN);
+        let late = now.saturating_sub(self.turns.until).div_ceil(TURN_DURATION);
         if self.turns.until == 0 { 0 } else { usize::try_from(late).unwrap_or(usize::MAX) }
     }
 
@@ -379,14 +359,14 @@ impl State {
         let before = turns.waiting.len();
         turns.waiting.retain(|waiting| *waiting != owner);
         if turns.waiting.len() < before && turns.until > 0 {
-            turns.until = commit.at.saturating_add(TURN);
+            turns.until = commit.at.saturating_add(TURN_DURATION);
         }
     }
 
     fn retire(&mut self, retired: Retired) {
         self.retired.retain(|before| before.certificate != retired.certificate);
         self.retired.push(retired);
-        let over = self.retired.len().saturating_sub(MOST_RETIRED);
+        let over = self.retired.len().saturating_sub(MAX_RETIRED);
         self.retired.drain(..over);
     }
 
@@ -396,43 +376,44 @@ impl State {
         self.operators.insert_mut(operator.key.clone(), operator);
     }
 
-    /// The authorities whose keys are here.
-    pub fn authorities(&self) -> impl Iterator<Item = &Authority> {
+    /// The CAs whose private keys are in the store.
+    pub fn authorities(&self) -> impl Iterator<Item = &Ca> {
         self.authority.iter().chain(self.rotation.as_deref().map(|rotation| &rotation.other))
     }
 
-    /// What an authority becomes that signs no more.
-    pub fn retired(&self, authority: &Authority, proof: &str, now: u64) -> Retired {
-        // Nothing of it lives longer than a certificate of an operator.
+    /// The record of a CA that is retired now.
+    pub fn retired(&self, authority: &Ca, proof: &str, now: u64) -> Retired {
+        // An operator's certificate has the longest lifetime of all.
         let life = u64::try_from(OPERATOR_LIFE.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(life);
-        let Authority { certificate, chain, .. } = authority.clone();
+        let Ca { certificate, chain, .. } = authority.clone();
         Retired { certificate, chain, proof: proof.to_owned(), until }
     }
 
-    /// How long a certificate of a node lives.
+    /// The lifetime of a node's certificate.
     pub fn certificate_life(&self) -> Duration {
         self.catalog.overlay().and_then(|(_, overlay)| overlay.certificate_life).map_or(CERTIFICATE_LIFE, |life| life.0)
     }
 
-    /// That a member's key is believed no more, from then on.
+    /// The revocation of a node's key, from now on.
     pub fn revoked(&self, member: &Member, now: u64) -> Revoked {
         let until = now.saturating_add(self.longest_life());
         Revoked { node: member.node.clone(), key: member.key.clone(), until }
     }
 
-    /// No certificate of a node lives longer, in milliseconds: some may be from when they lived longer than now.
+    /// The longest lifetime that any node's certificate may have, in milliseconds. Earlier certificates may have had a
+    /// longer one than the overlay sets now.
     pub fn longest_life(&self) -> u64 {
         self.longest_life.max(milliseconds(CERTIFICATE_LIFE))
     }
 
-    /// When a document was changed last, or deleted, as far as that is known.
+    /// The revision at which a document last changed or was deleted, as far as known.
     pub fn touched(&self, key: &Key) -> Revision {
         let gone = || self.deleted.get(key).copied().unwrap_or(self.forgotten);
         self.changed.get(key).copied().unwrap_or_else(gone)
     }
 
-    /// What an entry becomes that begins with all of this: see [`State::from_base`].
+    /// The state as a base, from which a log can begin: see [`State::from_base`].
     pub fn base(&self) -> Vec<u8> {
         let documents = self.catalog.iter().map(|resource| {
             let changed = self.changed.get(&resource.key).copied().unwrap_or_default();
@@ -461,14 +442,14 @@ impl State {
         serde_json::to_vec(&base).unwrap_or_default()
     }
 
-    /// The state that was made a base at this revision.
+    /// Reads a base of this revision.
     ///
     /// # Errors
-    /// It is no such state, or another version's.
+    /// The text is not a base of this version.
     pub fn from_base(revision: Revision, bytes: &[u8]) -> Result<Self, String> {
         let base: Base = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if base.version != VERSION {
-            return Err(format!("it has version {}, and this is {VERSION}", base.version));
+            return Err(format!("version {}, expected {VERSION}", base.version));
         }
         let (rollout, failed) = (base.rollout.map(Arc::new), base.failed);
         let mut state = Self { revision, authority: base.authority, rollout, failed, ..Self::default() };
@@ -493,8 +474,8 @@ impl State {
 }
 
 const VERSION: u32 = 1;
-/// So many deletions are remembered.
-const MOST_DELETED: usize = 10_000;
+/// The maximum number of deletions that are remembered.
+const MAX_DELETED: usize = 10_000;
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -505,7 +486,7 @@ fn milliseconds(duration: Duration) -> u64 {
 struct Base {
     version: u32,
     documents: Vec<(Revision, Resource)>,
-    authority: Option<Authority>,
+    authority: Option<Ca>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rotation: Option<Rotation>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -523,7 +504,7 @@ struct Base {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     revoked: Vec<Revoked>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rollout: Option<Waved>,
+    rollout: Option<WavedRollout>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed: Option<(Revision, String)>,
     #[serde(default, skip_serializing_if = "is_nobody")]
@@ -546,7 +527,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::{Authority, Change, Commit, Member, State, TURN, Token, Turns};
+    use super::{Ca, Change, Commit, Member, State, TURN_DURATION, Token, Turns};
     use crate::document::read;
 
     fn commits() -> Vec<Commit> {
@@ -565,9 +546,9 @@ mod tests {
             })
         };
         let (certificate, key) = ("c".to_owned(), "secret".to_owned());
-        let authority = Authority { certificate, chain: String::new(), key };
+        let authority = Ca { certificate, chain: String::new(), key };
         vec![
-            commit(vec![Change::Authority(authority), token("one"), token("two")]),
+            commit(vec![Change::Ca(authority), token("one"), token("two")]),
             commit(documents.into_iter().map(Change::Put).collect()),
             commit(vec![member("a"), Change::Spent { token: "one".to_owned() }, member("b")]),
             commit(vec![Change::Delete("Node/b".parse().unwrap()), Change::Expelled { node: "b".parse().unwrap() }]),
@@ -577,11 +558,11 @@ mod tests {
     /// A turn that begins in the future was recorded before the clock was set back.
     #[test]
     fn turns_do_not_wait_for_a_clock_that_was_set_back() {
-        let turns = Turns { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN };
+        let turns = Turns { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN_DURATION };
         let state = State { turns: Arc::new(turns), ..State::default() };
-        assert!(state.is_before(&None, 10 * TURN - 1), "its turn");
-        assert!(!state.is_before(&None, 10 * TURN + 1), "after its turn");
-        assert!(!state.is_before(&None, TURN), "after the clock was set back");
+        assert!(state.is_before(&None, 10 * TURN_DURATION - 1), "its turn");
+        assert!(!state.is_before(&None, 10 * TURN_DURATION + 1), "after its turn");
+        assert!(!state.is_before(&None, TURN_DURATION), "after the clock was set back");
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! Where the controller's state is: a log of entries, each with its revision, and a base that the first ones became.
+//! The store of the controller's state: a log of entries with revisions, and a base that replaces the first entries.
 //!
-//! In: entries, appended by who knows all before them. Out: the same, in their order, to every controller.
-//! Never: what an entry means. State is what its entries come to ([`crate::state`]), so that all that a store has to do is
-//! to keep their order and to lose none.
+//! In: entries, each appended by a controller that has read all before it. Out: the same entries, in order, to every
+//! controller.
+//! Never: the meaning of entries. [`crate::state`] derives the state, so that a store only has to keep the order and
+//! lose nothing.
 //!
-//! Appending is compare-and-set: of two controllers that both know revision 7 one appends entry 8, and the other one hears
-//! that it is behind, reads that, and tries again. That is all that transactions, single use and optimistic concurrency need.
+//! Appending is compare-and-set. If two controllers both know revision 7, one appends entry 8. The other gets
+//! [`StoreError::Behind`], reads entry 8, and tries again. Transactions, single use and optimistic concurrency need no
+//! more.
 
 mod etcd;
 mod sqlite;
@@ -16,160 +18,158 @@ use futures_util::future::BoxFuture;
 pub use etcd::{Credentials, Etcd};
 pub use sqlite::Sqlite;
 
-/// How many entries there were, up to one of them; the first is 1. 0 is nothing at all.
+/// The number of entries up to and including one of them. The first is 1; 0 is the empty log.
 pub type Revision = u64;
 
-/// The largest entry: what one `apply` may come to.
+/// The maximum size of an entry, and so of one `apply`.
 pub const MAX_ENTRY: usize = 64 << 20;
 
 /// One entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its place.
+    /// The revision.
     pub revision: Revision,
-    /// What it says.
+    /// The content.
     pub bytes: Bytes,
 }
 
-/// What the first entries came to: who begins needs none of them.
+/// The state after the first entries, so that a starting controller needs none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Up to this one.
+    /// The revision of the state.
     pub revision: Revision,
-    /// The state then.
+    /// The state.
     pub state: Bytes,
 }
 
-/// What was read after a revision.
+/// The result of reading after a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum After {
-    /// Entries from the next one on, as many as are read at once; none where there are no more.
+    /// The next entries, as many as are read at once. Empty: there are none.
     Entries(Vec<Entry>),
-    /// The next one is not there any more: begin at the base.
+    /// The next entry was compacted: begin at the base.
     Gone,
-    /// The entry of that revision itself is not in the store: it was wiped, or has an older backup.
+    /// The entry of that revision itself is missing: the store was wiped, or has an older backup.
     Lost,
 }
 
-/// Why something could not be done.
+/// The reason why a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another entry stands there: read it first.
+    /// Another entry has the revision: read it first.
     #[error("the store has entries after revision {0}; read them and try again")]
     Behind(Revision),
-    /// It is larger than any store takes.
-    #[error("an entry of {0} bytes is larger than the {MAX_ENTRY} that are taken; apply less at once")]
+    /// The entry is larger than any store accepts.
+    #[error("entry of {0} bytes exceeds the limit of {MAX_ENTRY}; apply fewer documents at once")]
     TooLarge(usize),
-    /// Another process has it.
-    #[error("{0} is in use by another controller; end that one, or give this one a --data directory of its own")]
+    /// Another process uses the store.
+    #[error("{0} is in use by another controller; stop that one, or give this one another --data directory")]
     InUse(String),
-    /// There is something in it already.
-    #[error(
-        "the store has an overlay already; restore to an empty one, with a --data directory or a prefix of its own"
-    )]
+    /// The store is not empty.
+    #[error("the store is not empty; restore to an empty one, with another --data directory or prefix")]
     NotEmpty,
-    /// It is of another version, or no store at all.
-    #[error("{0} is no store of this version of Hermes: {1}")]
+    /// The store is of another version, or not a store.
+    #[error("{0} is not a store of this version of Hermes: {1}")]
     Foreign(String, String),
-    /// The store has not answered whether an entry was appended.
+    /// The store did not answer whether an entry was appended.
     #[error(
-        "outcome unknown: the store did not answer in time ({0}). The change may have been made; the controller reads the store \
-         again, and its audit log has what became of it"
+        "outcome unknown: the store did not answer in time ({0}). The change may have been made; the controller \
+         reads the store again, and its audit log will have the outcome"
     )]
     Unknown(String),
-    /// The store has less than a controller has read from it.
+    /// The store has less than this controller has read from it.
     #[error(
-        "the store has lost revision {0}, which this controller has read: it was wiped, or has an older backup. Nodes keep what \
-         they run, and nothing can be changed. `hermes backup` still has all of it: restore that into the empty store, and \
-         restart the controllers"
+        "the store has lost revision {0}, which this controller has read: it was wiped, or has an older backup. \
+         Nodes keep their documents, and changes are refused. `hermes backup` still has everything: restore that \
+         into an empty store, and restart the controllers"
     )]
     Lost(Revision),
-    /// It does not answer, or answers that it cannot.
+    /// The store did not answer, or refused.
     #[error("the store cannot {0}: {1}")]
     Unable(&'static str, String),
 }
 
 /// A log that controllers share.
 pub trait Store: Send + Sync + 'static {
-    /// What the first entries came to. `None`: the log is there from its first entry on.
+    /// The base. `None`: the log begins at its first entry.
     ///
     /// # Errors
     /// The store cannot be read.
     fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>>;
 
-    /// Entries after this revision: at least one where there is one, and not more than fit memory.
+    /// Reads entries after this revision: at least one if there is one, and not more than fit memory.
     ///
     /// # Errors
     /// The store cannot be read.
     fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>>;
 
-    /// Appends an entry behind this revision, which is the last one. It survives whatever happens from then on.
+    /// Appends an entry after this revision, which must be the last one. An appended entry is durable.
     ///
     /// # Errors
-    /// Another one is the last; or the entry cannot be written, and it is not known whether it will be: read on to see.
+    /// Another entry is the last one; or the write failed, and its outcome is unknown until the next read.
     fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>>;
 
-    /// Waits until there may be an entry after this revision. It may end early.
+    /// Waits until there may be an entry after this revision. May return early.
     ///
     /// # Errors
     /// The store cannot be read.
     fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Entries up to the base's revision are not needed any more. One that is older than what is there changes nothing.
+    /// Replaces entries up to the base's revision. An older base than the current one changes nothing.
     ///
     /// # Errors
-    /// It cannot be written; all is as it was.
+    /// The base cannot be written; the store is unchanged.
     fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Begins with this, where there is nothing yet: a backup is restored.
+    /// Restores a backup: begins an empty log with this base.
     ///
     /// # Errors
-    /// There is something; or it cannot be written.
+    /// The store is not empty, or cannot be written.
     fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// What controllers say to each other beside the log. `None`: this store has one controller.
-    fn shared(&self) -> Option<&dyn Shared> {
+    /// The status exchange between controllers, outside the log. `None`: this store has one controller.
+    fn shared(&self) -> Option<&dyn StatusExchange> {
         None
     }
 }
 
-/// Of a subject, what is said; `None`: nothing any more.
-pub type Said = (String, Option<Bytes>);
+/// The status of a subject. `None`: removed.
+pub type StatusUpdate = (String, Option<Bytes>);
 
-/// What another controller says of a subject.
+/// A status that another controller published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Word {
-    /// Who.
+pub struct StatusEntry {
+    /// The controller.
     pub by: String,
-    /// Of whom.
+    /// The subject.
     pub subject: String,
-    /// What. `None`: nothing any more, or who said it has gone.
+    /// The status. `None`: removed, or the controller has disconnected.
     pub words: Option<Bytes>,
-    /// Later ones have a higher one, whoever says them.
+    /// Orders all entries: later ones have a higher number, whichever controller publishes them.
     pub at: i64,
 }
 
-/// What is heard of other controllers.
+/// An event of the status exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// All that they say: what was heard before counts no more.
-    All(Vec<Word>),
-    /// Something new.
-    One(Word),
+pub enum StatusEvent {
+    /// The current status of all subjects. Replaces all earlier entries.
+    Snapshot(Vec<StatusEntry>),
+    /// A changed status.
+    Update(StatusEntry),
 }
 
-/// What controllers say to each other, each for as long as it lives: it is no part of the log, and gone when they are.
-pub trait Shared: Send + Sync {
-    /// Says this, in the place of what was said of the same subjects before. To be called every three seconds at the least, with
-    /// nothing if need be: who is silent for ten has gone.
+/// The status exchange between controllers. An entry lasts as long as its controller is connected.
+pub trait StatusExchange: Send + Sync {
+    /// Publishes the status of these subjects. Must be called at least every three seconds, with an empty list if need
+    /// be: entries of a controller expire after ten.
     ///
     /// # Errors
-    /// It could not be said. All that was said so far is to be said again.
-    fn say(&self, said: Vec<Said>) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// The publication failed. All entries must be published again.
+    fn say(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Hears what others say, for as long as it is polled.
+    /// Follows what other controllers publish, for as long as it is polled.
     ///
     /// # Errors
-    /// The store cannot be followed any more: begin again.
-    fn hear<'s>(&'s self, hear: &'s (dyn Fn(Heard) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>>;
+    /// The store cannot be followed: subscribe again.
+    fn hear<'s>(&'s self, hear: &'s (dyn Fn(StatusEvent) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>>;
 }

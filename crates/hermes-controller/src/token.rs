@@ -1,63 +1,62 @@
-//! Tokens: leave for one node to enrol, once, with the controller that it came from.
+//! Enrolment tokens: each allows one node to enrol once, at a controller of the overlay.
 //!
-//! In: randomness. Out: `hermes1.ID.SECRET.PIN`, of which the store keeps the id and a digest of the secret. The pin is the
-//! digest of the authority's certificate: a node that has a token talks to nobody else.
+//! In: randomness. Out: `hermes1.ID.SECRET.PIN`. The store has the id and a digest of the secret. The pin is the digest
+//! of the CA's certificate, so that the node talks to no other controller.
 
 use std::fmt;
 use std::str::FromStr;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
-use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
 
-use crate::authority::hex;
+use crate::digest::{hex, sha256};
 
 const MARK: &str = "hermes1";
 const ID: usize = 8;
 const SECRET: usize = 24;
 
-/// A token, whole: whoever has it may use it.
+/// A complete token: its holder may enrol.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ticket {
-    /// What it is known by.
+    /// The id.
     pub id: String,
-    /// What proves it.
+    /// The secret.
     secret: String,
-    /// SHA-256 of the authority's certificate (DER).
+    /// SHA-256 of the CA's certificate (DER).
     pub pin: [u8; 32],
 }
 
 impl Ticket {
-    /// A new one, for this authority.
+    /// Generates a token for this CA.
     ///
     /// # Errors
-    /// The system gives no randomness.
+    /// The system has no randomness.
     pub fn generate(pin: [u8; 32]) -> Result<Self, String> {
         let mut random = [0; ID + SECRET];
-        aws_lc_rs::rand::fill(&mut random).map_err(|error| format!("the system gives no randomness: {error}"))?;
+        aws_lc_rs::rand::fill(&mut random).map_err(|error| format!("no randomness in the system: {error}"))?;
         let (id, secret) = random.split_at(ID);
         Ok(Self { id: BASE64.encode(id), secret: BASE64.encode(secret), pin })
     }
 
-    /// What the store keeps of its secret.
+    /// The digest of the secret, for the store.
     pub fn digest(&self) -> String {
-        hex(digest(&SHA256, self.secret.as_bytes()).as_ref())
+        hex(&sha256(self.secret.as_bytes()))
     }
 
-    /// Whether this is the digest of its secret, found out in the same time for any other.
+    /// Compares a digest with that of the secret, in constant time.
     pub fn proves(&self, digest: &str) -> bool {
         verify_slices_are_equal(self.digest().as_bytes(), digest.as_bytes()).is_ok()
     }
 
-    /// As it is given to people.
+    /// The token as text.
     pub fn reveal(&self) -> String {
         let Self { id, secret, pin } = self;
         format!("{MARK}.{id}.{secret}.{}", BASE64.encode(pin))
     }
 }
 
-/// The secret is in no log.
+/// Leaves the secret out of logs.
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{MARK}.{}....", self.id)
@@ -75,11 +74,9 @@ impl FromStr for Ticket {
             let pin = BASE64.decode(pin).ok()?.try_into().ok()?;
             is_one.then(|| Self { id: id.to_owned(), secret: secret.to_owned(), pin })
         };
-        // What was given is not repeated: it may be most of one.
+        // The error does not repeat the text, which may be most of a token.
         read().ok_or_else(|| {
-            format!(
-                "this is no token of this version; it begins with {MARK}. and comes from `hermes token create`, whole"
-            )
+            format!("invalid token; expected the complete output of `hermes token create`, which begins with {MARK}.")
         })
     }
 }

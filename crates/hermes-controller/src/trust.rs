@@ -1,38 +1,40 @@
-//! Whom an overlay trusts: what nodes and controllers show and believe while one authority follows another.
+//! Trust during a CA rotation: the chains that nodes and controllers send, and the CAs that they accept.
 //!
-//! In: the state. Out: what is sent with each certificate, what nodes are to trust, and what a controller takes.
-//! Never: a moment at which two members do not believe each other. What the newer authority signs goes with a certificate of
-//! that by the older one, until nobody needs it any more.
+//! In: the state. Out: the chain for each kind of certificate, the CAs that nodes must trust, and those that a
+//! controller accepts.
+//! Never: two members that reject each other. Certificates of the new CA go with its cross-certificate by the old one,
+//! as long as anybody needs it.
 
 use std::collections::BTreeSet;
 
-use crate::authority::{Facts, facts};
+use crate::ca::{Facts, facts};
+use crate::digest::{hex, sha256};
 use crate::state::{Retired, Rotation, State};
 
-/// What is to be trusted, and who signs.
+/// The trusted CAs, and the CA that signs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// What nodes are to trust (PEM): the roots.
+    /// The roots that nodes must trust (PEM).
     pub authorities: String,
-    /// SHA-256 of each of these (DER), in hex.
+    /// SHA-256 of each of these roots (DER), in hex.
     pub fingerprints: BTreeSet<String>,
-    /// The key identifier of the authority that signs, in hex.
+    /// The key identifier of the CA that signs, in hex.
     pub issuer: String,
-    /// What goes with a node's or operator's certificate (PEM).
+    /// The chain of a certificate of a node or an operator (PEM).
     pub chain: String,
-    /// What goes with a controller's certificate (PEM): all of the authority, so that who knows only its digest finds it, and
-    /// what leads there from those before it.
+    /// The chain of a controller's certificate (PEM): all of the CA, so that a client with only a pin finds it, and the
+    /// cross-certificates from earlier CAs.
     pub shown: String,
-    /// Whose certificates a controller takes (PEM), of those whose keys it knows: the authorities themselves, whatever else
-    /// their roots have signed, and those before them.
+    /// The CAs that a controller accepts client certificates from (PEM): the signing CAs alone, not their roots, and
+    /// retired ones. The controller also checks each key.
     pub issuers: String,
 }
 
 impl State {
-    /// Whom the overlay trusts now.
+    /// The trust that follows from the state.
     ///
     /// # Errors
-    /// A certificate in the store is none.
+    /// A certificate in the store is invalid.
     pub fn trust(&self) -> Result<Trust, String> {
         let Some(authority) = &self.authority else { return Ok(Trust::default()) };
         let rotation = self.rotation.as_deref();
@@ -41,7 +43,7 @@ impl State {
         let mut trust = Trust { issuer: facts(&authority.certificate)?.key, ..Trust::default() };
         for authority in both {
             let root = authority.root();
-            // Two of one root are one.
+            // Two CAs of one root count once.
             if trust.fingerprints.insert(facts(&root)?.fingerprint) {
                 trust.authorities += &root;
             }
@@ -60,19 +62,19 @@ impl State {
         Ok(trust)
     }
 
-    /// What is known of the authority that signs.
+    /// The certificate of the CA that signs.
     ///
     /// # Errors
-    /// There is none, or it is none.
+    /// There is none, or it is invalid.
     pub fn signing(&self) -> Result<Facts, String> {
-        facts(&self.authority.as_ref().ok_or("there is no authority yet")?.certificate)
+        facts(&self.authority.as_ref().ok_or("no CA yet")?.certificate)
     }
 }
 
 impl Trust {
-    /// What tells one of these from another, for who has what is sent of it.
+    /// A digest of the trust. Clients compare it to learn whether they need new CA certificates.
     pub fn mark(&self) -> String {
         let all = format!("{}{}{}", self.authorities, self.issuer, self.chain);
-        crate::authority::hex(&crate::push::sha256(all.as_bytes())[..8])
+        hex(&sha256(all.as_bytes())[..8])
     }
 }

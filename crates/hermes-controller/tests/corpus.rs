@@ -1,4 +1,4 @@
-//! Replays the committed corpus of what a controller reads, without the fuzzing engine: `fuzz/` says how it came.
+//! Replays the committed corpus of the controller's parsers, without the fuzzing engine; `fuzz/` describes its origin.
 
 #![allow(clippy::unwrap_used)]
 

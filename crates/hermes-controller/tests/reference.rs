@@ -15,7 +15,7 @@ fn reference() -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// One of each kind, with every key that has no place in a node document.
+/// A document of each kind, with every key that is not also a key of node documents.
 const ALL: &str = "\
 kind: Overlay
 name: x
@@ -85,7 +85,7 @@ fn keys(value: &Value, depth: usize, found: &mut BTreeSet<String>) {
         Value::Object(map) => {
             for (key, value) in map {
                 found.insert(key.clone());
-                // Sections of node documents are described there.
+                // Node document sections have a reference of their own.
                 if depth > 0
                     && ["apps", "at", "for", "quota", "providers", "acme", "nodes", "rollout"].contains(&key.as_str())
                 {
@@ -157,7 +157,7 @@ fn of_source(text: &str) -> Messages {
             told = Some((kind, number));
         } else if let Some((kind, number)) = told.take() {
             let (field, of) = line.strip_prefix("pub ").unwrap().split_once(':').unwrap();
-            // A field of a message type: `Vec<TYPE>`.
+            // A field with a message type: `Vec<TYPE>`.
             let of = of.split(['<', '>']).nth(1).unwrap_or(of).trim();
             let (field, kind) = (field.to_owned(), kind.replace("message", of));
             found.insert((message.clone(), field, kind, number));
@@ -173,7 +173,7 @@ fn the_protocol_is_what_is_spoken() {
     let (proto, source) = (text("../../docs/reference/control.proto"), text("src/control.rs"));
     let spoken = of_source(&source);
     assert!(spoken.len() > 10, "{spoken:?}");
-    // `bytes = "bytes"` says which type of Rust it is.
+    // `bytes = "bytes"` selects a Rust type.
     let spoken: Messages =
         spoken.into_iter().map(|(m, f, kind, n)| (m, f, kind.replace("bytes=", "bytes"), n)).collect();
     assert_eq!(of_proto(&proto), spoken);

@@ -1,4 +1,4 @@
-//! What every store does: one suite, run against each of them.
+//! The behaviour of every store: one suite, run against each.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_controller::store::{After, Base, Credentials, Etcd, Heard, MAX_ENTRY, Revision, Sqlite, Store, StoreError};
+use hermes_controller::store::{
+    After, Base, Credentials, Etcd, MAX_ENTRY, Revision, Sqlite, StatusEvent, Store, StoreError,
+};
 use hermes_net::tls::{CertifiedKey, Roots};
 use tokio::task::JoinSet;
 
@@ -80,7 +82,7 @@ async fn who_waits_is_woken(store: Arc<dyn Store>) {
     tokio::task::yield_now().await;
     store.append(last, "news".into()).await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), waiting.join_all()).await.unwrap().remove(0).unwrap();
-    // What is there already is not waited for.
+    // Existing entries are not waited for.
     tokio::time::timeout(Duration::from_secs(10), store.changed(last)).await.unwrap().unwrap();
 }
 
@@ -99,20 +101,20 @@ async fn a_base_takes_the_place_of_what_was_before(store: &dyn Store) {
     let last = all(store, 0).await.last().unwrap().0;
     let base = |revision| Base { revision, state: format!("up to {revision}").into() };
     store.compact(base(last - 1)).await.unwrap();
-    // Older ones, and one of the future, change nothing.
+    // An older base, or one of the future, changes nothing.
     for other in [3, last + 1] {
         store.compact(base(other)).await.unwrap();
     }
     assert_eq!(store.base().await.unwrap(), Some(base(last - 1)));
     assert_eq!(store.read(2).await.unwrap(), After::Gone);
     assert_eq!(all(store, last - 1).await.len(), 1);
-    // The last entry may be in it; the next one has its number nevertheless.
+    // The base may replace the last entry; the next entry still gets the next revision.
     store.compact(base(last)).await.unwrap();
     assert_eq!(store.append(last, "next".into()).await.unwrap(), last + 1);
     assert_eq!(all(store, last).await.len(), 1);
 }
 
-/// One that has nothing begins with a base, and goes on behind it; another one does not.
+/// An empty store begins with a base, and continues after it; a store with entries refuses.
 async fn begins_with_a_base(empty: &dyn Store, full: &dyn Store) {
     let base = Base { revision: 41, state: vec![7; 3 << 20].into() };
     empty.begin(base.clone()).await.unwrap();
@@ -164,7 +166,7 @@ impl Server {
         Self::start_as("http", &[]).await
     }
 
-    /// With TLS, where it has arguments for that.
+    /// Starts etcd, with TLS if it gets arguments for that.
     async fn start_as(scheme: &str, more: &[String]) -> Self {
         let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (client, peer) = (free(), free());
@@ -194,7 +196,7 @@ impl Drop for Server {
     }
 }
 
-/// In the clear.
+/// A store without TLS.
 fn etcd(url: &str) -> Etcd {
     Etcd::new(url, Credentials::default()).unwrap()
 }
@@ -206,7 +208,7 @@ async fn etcd_does() {
     let store: Arc<dyn Store> = Arc::new(etcd(&url));
     conforms(store.clone()).await;
     let before = (store.base().await.unwrap(), all(&*store, 87 + 1).await);
-    // Another controller knows the same, and one with another prefix nothing of it.
+    // Another controller has the same log; one with another prefix has none of it.
     let again = etcd(&url);
     assert_eq!((again.base().await.unwrap(), all(&again, 87 + 1).await), before);
     let other = etcd(&format!("etcd://127.0.0.1:{}", server.client));
@@ -214,13 +216,16 @@ async fn etcd_does() {
     what_one_says_others_hear(&url).await;
     let empty = etcd(&format!("etcd://127.0.0.1:{}/restored", server.client));
     begins_with_a_base(&empty, &*store).await;
-    // The second of two members answers where the first one is away.
+    // The second member answers if the first one is unreachable.
     let two = etcd(&format!("etcd://127.0.0.1:1,127.0.0.1:{}/overlays/one", server.client));
     assert_eq!(two.base().await.unwrap(), before.0);
 }
 
-/// Until this is heard.
-async fn heard(events: &mut tokio::sync::mpsc::UnboundedReceiver<Heard>, is_it: impl Fn(&Heard) -> bool) -> Heard {
+/// Waits until this status arrives.
+async fn heard(
+    events: &mut tokio::sync::mpsc::UnboundedReceiver<StatusEvent>,
+    is_it: impl Fn(&StatusEvent) -> bool,
+) -> StatusEvent {
     let waiting = async {
         loop {
             let heard = events.recv().await.unwrap();
@@ -242,24 +247,26 @@ async fn what_one_says_others_hear(url: &str) {
         let two = two.clone();
         async move { two.shared().unwrap().hear(&|heard| drop(tell.send(heard))).await }
     });
-    let Heard::All(all) = heard(&mut events, |_| true).await else { panic!("all of it comes first") };
+    let StatusEvent::Snapshot(all) = heard(&mut events, |_| true).await else { panic!("all of it comes first") };
     assert_eq!(all.iter().map(|word| word.subject.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    // Its own words, and another overlay's, are none.
+    // The own status, and that of another overlay, are not reported.
     two.shared().unwrap().say(vec![said("own", "1")]).await.unwrap();
     let many = (0..300).map(|number| said(&format!("many-{number}"), "1"));
     one.shared().unwrap().say(many.chain([said("a", "2"), ("b".to_owned(), None)]).collect()).await.unwrap();
-    let is_of = |heard: &Heard, of: &str| matches!(heard, Heard::One(word) if word.subject == of);
-    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "a") || is_of(heard, "own")).await else { panic!() };
+    let is_of = |heard: &StatusEvent, of: &str| matches!(heard, StatusEvent::Update(word) if word.subject == of);
+    let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "a") || is_of(heard, "own")).await else {
+        panic!()
+    };
     assert!(word.words.as_deref() == Some(b"2") && word.at > all[0].at && word.by == all[0].by);
-    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "b")).await else { panic!() };
+    let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "b")).await else { panic!() };
     assert_eq!(word.words, None);
-    // Who is silent has gone, with all that it said.
+    // The entries of a disconnected controller expire.
     drop(one);
-    let Heard::One(word) = heard(&mut events, |heard| is_of(heard, "a")).await else { panic!() };
+    let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "a")).await else { panic!() };
     assert_eq!((word.words, word.by), (None, all[0].by.clone()));
 }
 
-/// Somebody who vouches for servers and their clients.
+/// A CA for servers and their clients.
 struct Authority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     pem: String,
@@ -278,7 +285,7 @@ impl Authority {
         Some(Roots::from_pem(self.pem.as_bytes()).unwrap())
     }
 
-    /// A certificate for this name or address and its key, in files.
+    /// Issues a certificate for this name or address, and writes it and its key to files.
     fn issue(&self, directory: &std::path::Path, file: &str, name: &str) -> [std::path::PathBuf; 2] {
         use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
         let key = rcgen::KeyPair::generate().unwrap();

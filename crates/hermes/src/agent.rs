@@ -15,9 +15,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use hermes_controller::client::{Client, ClientError, Known, Place, Streaming};
+use hermes_controller::client::{Client, ClientError, ControllerAddr, ControllerPin, Streaming};
 use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
-use hermes_controller::push::sha256;
+use hermes_controller::digest::sha256;
 use hermes_controller::token::Ticket;
 use hermes_model::snapshot::Role;
 use hermes_net::backoff::Backoff;
@@ -144,11 +144,11 @@ impl Home {
         self.keep(&self.certificate(), issued.certificate.as_bytes())
     }
 
-    pub(crate) fn identity(&self) -> anyhow::Result<(CertifiedKey, Known)> {
+    pub(crate) fn identity(&self) -> anyhow::Result<(CertifiedKey, ControllerPin)> {
         let own = CertifiedKey::load(&self.certificate(), &self.key())?;
         let path = self.authorities();
         let pem = hermes_net::file::read(&path, LARGEST).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok((own, Known::Authorities(String::from_utf8(pem)?)))
+        Ok((own, ControllerPin::Authorities(String::from_utf8(pem)?)))
     }
 }
 
@@ -191,7 +191,11 @@ impl Agent {
     ///
     /// # Errors
     /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
-    pub(crate) async fn start(places: Vec<Place>, home: &Home, ticket: Option<Ticket>) -> anyhow::Result<Self> {
+    pub(crate) async fn start(
+        places: Vec<ControllerAddr>,
+        home: &Home,
+        ticket: Option<Ticket>,
+    ) -> anyhow::Result<Self> {
         enrolled(&places, home, ticket).await?;
         let home = home.clone();
         let (instruct, instructions) = mpsc::channel(1);
@@ -216,7 +220,7 @@ impl Agent {
 ///
 /// # Errors
 /// It has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
-pub(crate) async fn enrolled(places: &[Place], home: &Home, ticket: Option<Ticket>) -> anyhow::Result<()> {
+pub(crate) async fn enrolled(places: &[ControllerAddr], home: &Home, ticket: Option<Ticket>) -> anyhow::Result<()> {
     // One whose certificate is over is nobody, unless it has a token.
     if !home.is_enrolled() || (ticket.is_some() && is_over(home)) {
         let ticket = ticket
@@ -245,16 +249,16 @@ const OVER: &str = ". The node's certificate has expired and cannot be renewed; 
 
 /// Keeps a node's certificate and its authorities as the controller has them, for as long as it is polled: for a program that
 /// follows the controller itself.
-pub(crate) async fn keep_identity(places: &[Place], home: &Home) {
+pub(crate) async fn keep_identity(places: &[ControllerAddr], home: &Home) {
     let (_view, viewed) = watch::channel(None);
     follow(places, home, None, viewed).await;
 }
 
 /// Asks one controller after the other; one that answers is believed.
-async fn enrol(places: &[Place], ticket: &Ticket, request: &EnrolRequest) -> anyhow::Result<Issued> {
+async fn enrol(places: &[ControllerAddr], ticket: &Ticket, request: &EnrolRequest) -> anyhow::Result<Issued> {
     let mut last = None;
     for place in places {
-        match Client::connect(place, &Known::Pin(ticket.pin), None).await {
+        match Client::connect(place, &ControllerPin::Pin(ticket.pin), None).await {
             Ok(client) => return Ok(client.enrol(request.clone()).await?),
             Err(error) => last = Some(error),
         }
@@ -300,7 +304,7 @@ impl Standing {
     /// What runs is by now what the files say.
     fn identify(&mut self, home: &Home) -> anyhow::Result<()> {
         let (own, known) = home.identity()?;
-        let Known::Authorities(authorities) = known else { return Ok(()) };
+        let ControllerPin::Authorities(authorities) = known else { return Ok(()) };
         let digests = fingerprints(authorities.as_bytes()).map_err(anyhow::Error::msg)?;
         let digests = digests.iter().map(|digest| Bytes::copy_from_slice(digest)).collect();
         self.identity = (digests, own.issuer_key().unwrap_or_default().into());
@@ -373,7 +377,7 @@ impl Health {
 }
 
 async fn follow(
-    places: &[Place],
+    places: &[ControllerAddr],
     home: &Home,
     instruct: Option<mpsc::Sender<Instruction>>,
     view: watch::Receiver<Option<NodeView>>,
@@ -436,7 +440,7 @@ async fn follow(
 }
 
 /// Logs that a controller is unreachable: the first time, and then at growing intervals.
-fn report(outage: &mut OutageLog, place: &Place, pause: Duration, reason: &str) {
+fn report(outage: &mut OutageLog, place: &ControllerAddr, pause: Duration, reason: &str) {
     let Some(Attempts { count, elapsed }) = outage.failed(&place.to_string(), reason) else { return };
     tracing::warn!(
         controller = %place, again_in = ?pause, attempts = count, since = ?elapsed,
@@ -463,7 +467,7 @@ struct Conversation<'a> {
 
 impl<'a> Conversation<'a> {
     async fn begin(
-        place: &Place,
+        place: &ControllerAddr,
         home: &'a Home,
         instruct: Option<&'a mpsc::Sender<Instruction>>,
         standing: &'a mut Standing,

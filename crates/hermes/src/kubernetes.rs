@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
+use hermes_controller::digest::sha256;
 use hermes_controller::document::Name;
-use hermes_controller::push::sha256;
 use hermes_model::document::Document;
 use hermes_model::snapshot::{HostPort, Role};
 use serde_json::{Value, json};

@@ -11,9 +11,10 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use hermes_controller::api::TRUST;
-use hermes_controller::authority::{OPERATOR_LIFE, key_digest};
-use hermes_controller::client::{Client, ClientError, Known, Place};
-use hermes_controller::controller::{Controller, Refused};
+use hermes_controller::ca::OPERATOR_LIFE;
+use hermes_controller::client::{Client, ClientError, ControllerAddr, ControllerPin};
+use hermes_controller::controller::{ApplyError, Controller};
+use hermes_controller::digest::key_digest;
 use hermes_controller::document::Name;
 use hermes_net::tls::CertifiedKey;
 use http::{Method, Request};
@@ -48,11 +49,11 @@ impl Operator {
     ///
     /// # Errors
     /// There is no authority, or the store cannot be written.
-    pub(crate) async fn issue(controller: &Controller) -> Result<Self, Refused> {
-        let unable = |error: rcgen::Error| Refused::Denied(format!("the operator's key: {error}"));
+    pub(crate) async fn issue(controller: &Controller) -> Result<Self, ApplyError> {
+        let unable = |error: rcgen::Error| ApplyError::Denied(format!("the operator's key: {error}"));
         let key = KeyPair::generate().map_err(unable)?;
         let request = CertificateParams::default().serialize_request(&key).map_err(unable)?;
-        let name: Name = "root".parse().map_err(Refused::Denied)?;
+        let name: Name = "root".parse().map_err(ApplyError::Denied)?;
         let issued =
             controller.make_operator(("controller", None), request.der(), (&name, None), OPERATOR_LIFE).await?;
         let trust = controller.trust().borrow().mark();
@@ -67,7 +68,7 @@ impl Operator {
         let own = read.and_then(|this| CertifiedKey::from_pem(this.certificate.as_bytes(), this.key.as_bytes()).ok());
         let Some(own) = own else { return false };
         let key = own.public_key().map(|info| key_digest(&info)).unwrap_or_default();
-        let Some(end) = own.leaf_not_after().filter(|_| controller.known().has_operator(&key)) else { return true };
+        let Some(end) = own.leaf_not_after().filter(|_| controller.view().has_operator(&key)) else { return true };
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         end.saturating_sub(now.as_secs().cast_signed()) < (OPERATOR_LIFE / 3).as_secs().cast_signed()
     }
@@ -76,7 +77,7 @@ impl Operator {
     ///
     /// # Errors
     /// It cannot be written.
-    pub(crate) fn create(self, place: &Place, path: &Path) -> anyhow::Result<()> {
+    pub(crate) fn create(self, place: &ControllerAddr, path: &Path) -> anyhow::Result<()> {
         let this = Self { controller: place.to_string(), ..self };
         if path.exists() { this.replace(path) } else { this.write(path) }
     }
@@ -135,14 +136,14 @@ pub(crate) struct Access {
     file: OperatorFile,
     /// Connect to this controller [default: HERMES_CONTROLLER, else the one in the operator's file]
     #[arg(long, value_name = "URL")]
-    controller: Option<Place>,
+    controller: Option<ControllerAddr>,
 }
 
 /// The controller that the environment names. `None`: it names none; an empty variable counts as unset.
 ///
 /// # Errors
 /// The variable does not have the URL of a controller.
-fn of_environment() -> anyhow::Result<Option<Place>> {
+fn of_environment() -> anyhow::Result<Option<ControllerAddr>> {
     let named = std::env::var(CONTROLLER).ok().filter(|url| !url.is_empty());
     named.map(|url| url.parse().map_err(|error| anyhow::anyhow!("{CONTROLLER}: {error}"))).transpose()
 }
@@ -160,7 +161,7 @@ impl OperatorFile {
     ///
     /// # Errors
     /// The environment names no controller.
-    pub(crate) fn access(&self, controller: Option<Place>) -> anyhow::Result<Access> {
+    pub(crate) fn access(&self, controller: Option<ControllerAddr>) -> anyhow::Result<Access> {
         let access = Access { file: self.clone(), controller };
         Ok(Access { controller: access.named()?, ..access })
     }
@@ -196,7 +197,7 @@ impl Access {
     }
 
     /// The controller that the command line names, else the environment.
-    fn named(&self) -> anyhow::Result<Option<Place>> {
+    fn named(&self) -> anyhow::Result<Option<ControllerAddr>> {
         self.controller.clone().map_or_else(of_environment, |place| Ok(Some(place)))
     }
 
@@ -248,7 +249,7 @@ impl Access {
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
         let operator = self.operator()?;
         let of_file = || operator.controller.parse().map_err(anyhow::Error::msg);
-        let place: Place = self.named()?.map_or_else(of_file, Ok)?;
+        let place: ControllerAddr = self.named()?.map_or_else(of_file, Ok)?;
         let own = CertifiedKey::from_pem(operator.certificate.as_bytes(), operator.key.as_bytes())?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
         anyhow::ensure!(
@@ -257,7 +258,7 @@ impl Access {
              writes its operator.json anew",
             self.file.operator.display()
         );
-        let known = Known::Authorities(operator.authorities.clone());
+        let known = ControllerPin::Authorities(operator.authorities.clone());
         let client = Client::connect(&place, &known, Some(&own)).await?;
         let answer = exchange(&client, method, path, body).await?;
         if !answer.trust.is_empty() && answer.trust != operator.trust {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use hermes_controller::push::sha256;
+use hermes_controller::digest::sha256;
 
 use crate::kubernetes;
 

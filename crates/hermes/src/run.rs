@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hermes_controller::client::Place;
+use hermes_controller::client::ControllerAddr;
 use hermes_controller::token::Ticket;
 use hermes_model::{Checked, Snapshot};
 use hermes_net::backoff::Backoff;
@@ -52,7 +52,7 @@ pub(crate) enum Source {
     /// A controller, whose last good document is kept.
     Controller {
         /// Where it is, and others that have the same.
-        places: Vec<Place>,
+        places: Vec<ControllerAddr>,
         /// The node's directory.
         state: PathBuf,
         /// Leave to enrol.
@@ -75,7 +75,7 @@ pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyho
             Source::File(config) => run(&config, &config, None, takeover, &log).await,
             Source::Controller { places, state, ticket } => {
                 let home = Home::open(&state)?;
-                let controllers = places.iter().map(Place::host_and_port).collect();
+                let controllers = places.iter().map(ControllerAddr::host_and_port).collect();
                 let agent = Agent::start(places, &home, ticket).await?;
                 // A document comes by the agent; of files only the certificate changes.
                 run(&home.document(), &home.certificate(), Some((agent, controllers)), takeover, &log).await

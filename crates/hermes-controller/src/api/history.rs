@@ -1,51 +1,54 @@
-//! A store that has lost changes: whether nodes get nothing meanwhile, and an operator's confirmation.
+//! A store that has lost changes: whether documents are withheld, and an operator's confirmation.
 //!
-//! In: requests of operators of the whole overlay. Out: the state, and which nodes have not connected yet.
+//! In: requests of operators of the whole overlay. Out: the state, and the nodes that have not connected yet.
 //! Never: an answer to a provider.
 
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{Arc, Desk, Event, Known, Peer, Problem};
+use super::{ApiState, Arc, Event, Peer, Problem, StateView};
 use crate::document::Name;
 
 /// The refusal of a provider's request.
-const WHOSE: &str = "what the store has is the operator's";
+const WHOSE: &str = "only operators of the whole overlay may see or confirm the store";
 /// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
 
-fn told(desk: &Desk, known: &Known) -> Value {
-    let is_back = |node: &Name| desk.push.seen_of(node).is_back();
-    let missing = known.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
-    let missing: Vec<_> = if known.is_held() { missing.collect() } else { Vec::new() };
+fn told(api: &ApiState, view: &StateView) -> Value {
+    let is_back = |node: &Name| api.push.status_of(node).is_back();
+    let missing = view.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
+    let missing: Vec<_> = if view.is_held() { missing.collect() } else { Vec::new() };
     json!({
-        "revision": known.state.revision,
-        "unconfirmed": known.is_held(),
-        "behind": known.state.behind,
+        "revision": view.state.revision,
+        "unconfirmed": view.is_held(),
+        "behind": view.state.behind,
         "missing": missing,
     })
 }
 
-pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    desk.operator(&peer, "restored", WHOSE)?;
-    Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
-}
-
-/// Confirms what the store has: nodes get it from now on.
-pub(super) async fn confirm(
-    State(desk): State<Desk>,
+pub(super) async fn show(
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "confirm", WHOSE)?;
-    let event = Event { what: "confirm", by: Some(&asker.by), from: peer.from, ..Event::default() };
-    match desk.controller.confirm(&asker.by).await {
+    api.operator(&peer, "restored", WHOSE)?;
+    Ok(axum::Json(told(&api, &api.controller.view())).into_response())
+}
+
+/// Confirms the content of the store: nodes get documents again.
+pub(super) async fn confirm(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    let caller = api.operator(&peer, "confirm", WHOSE)?;
+    let event = Event { what: "confirm", by: Some(&caller.by), from: peer.from, ..Event::default() };
+    match api.controller.confirm(&caller.by).await {
         Ok(revision) => {
-            desk.audit.tell(Event { revision: Some(revision), ..event });
-            Ok(axum::Json(told(&desk, &desk.controller.known())).into_response())
+            api.audit.tell(Event { revision: Some(revision), ..event });
+            Ok(axum::Json(told(&api, &api.controller.view())).into_response())
         }
         Err(refused) => {
-            desk.audit.tell(event.failed(&refused));
+            api.audit.tell(event.failed(&refused));
             Err(refused.into())
         }
     }

@@ -1,7 +1,7 @@
-//! Nodes: how they stand, leave to become one, and the end of that.
+//! Nodes: their status, their tokens and their revocation.
 //!
-//! In: requests of operators of the whole overlay. Out: what the state and the nodes themselves say of them, and tokens.
-//! Never: an answer to a provider, who learns of no node what its own documents do not say.
+//! In: requests of operators of the whole overlay. Out: the status that the state and the nodes report, and tokens.
+//! Never: an answer to a provider.
 
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
@@ -9,96 +9,99 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Arc, Desk, Duration, Event, Known, MAX_WAIT, Peer, Problem, hex, sha256};
+use super::{ApiState, Arc, Duration, Event, MAX_WAIT, Peer, Problem, StateView, hex, sha256};
 use crate::document::{self, Name};
-use crate::seen::Seen;
+use crate::node_status::NodeStatus;
 
-/// How long a token lives, unless it is said; and the shortest that can be used.
+/// The default lifetime of a token, and the minimum.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
-const SHORTEST: Duration = Duration::from_secs(1);
-/// What a provider is told.
-const WHOSE: &str = "nodes are the operator's, and so are their tokens";
+const MIN_TOKEN_LIFE: Duration = Duration::from_secs(1);
+/// The refusal of a provider's request.
+const WHOSE: &str = "only operators of the whole overlay may manage nodes and tokens";
 
-pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    desk.operator(&peer, "nodes", WHOSE)?;
-    let known = desk.controller.known();
-    let node = |(name, document): (&Name, &document::Node)| standing(&known, name, document, &desk.push.seen_of(name));
-    let all: Vec<_> = known.state.catalog.nodes().map(node).collect();
-    Ok(axum::Json(json!({ "revision": known.state.revision, "nodes": all })).into_response())
+pub(super) async fn list(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    api.operator(&peer, "nodes", WHOSE)?;
+    let view = api.controller.view();
+    let node = |(name, document): (&Name, &document::Node)| standing(&view, name, document, &api.push.status_of(name));
+    let all: Vec<_> = view.state.catalog.nodes().map(node).collect();
+    Ok(axum::Json(json!({ "revision": view.state.revision, "nodes": all })).into_response())
 }
 
-/// How a node stands.
-fn standing(known: &Known, name: &Name, document: &document::Node, seen: &Seen) -> serde_json::Value {
-    let wanted = known.document(name).map(|document| hex(&sha256(document)));
+/// The status of a node as JSON.
+fn standing(view: &StateView, name: &Name, document: &document::Node, status: &NodeStatus) -> serde_json::Value {
+    let wanted = view.document(name).map(|document| hex(&sha256(document)));
     json!({
         "name": name,
         "role": document.role,
-        "enrolled": known.state.members.contains_key(name),
-        "revoked": known.state.catalog.revoked().any(|revoked| revoked.node == *name),
-        "connected": seen.connections > 0,
-        "current": wanted.as_ref() == Some(&seen.running),
+        "enrolled": view.state.members.contains_key(name),
+        "revoked": view.state.catalog.revoked().any(|revoked| revoked.node == *name),
+        "connected": status.connections > 0,
+        "current": wanted.as_ref() == Some(&status.running),
         "draining": document.is_draining(),
-        "sessions": seen.sessions,
-        "unwell": seen.unwell,
-        "revision": known.watched(name).given.since,
-        "refused": seen.refused,
-        "version": seen.version,
-        "program": seen.program,
+        "sessions": status.sessions,
+        "unwell": status.unwell,
+        "revision": view.watched(name).given.since,
+        "refused": status.refused,
+        "version": status.version,
+        "program": status.program,
         "address": document.address.as_ref().map(ToString::to_string),
-        "from": Some(&seen.from).filter(|from| !from.is_empty()),
-        "last-seen": Some(seen.last_seen).filter(|seconds| *seconds > 0),
-        "certificate-until": Some(seen.certificate_until).filter(|seconds| *seconds > 0),
+        "from": Some(&status.from).filter(|from| !from.is_empty()),
+        "last-seen": Some(status.last_seen).filter(|seconds| *seconds > 0),
+        "certificate-until": Some(status.certificate_until).filter(|seconds| *seconds > 0),
     })
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NodeOptions {
-    /// Milliseconds to wait for another number of sessions than `sessions`.
+    /// Milliseconds to wait for a number of sessions other than `sessions`.
     #[serde(default)]
     wait: u64,
     sessions: Option<u64>,
 }
 
-/// A node's key is believed no more. Its document stays: with a token it may enrol again.
+/// Revokes a node's key. The node's document stays: with a token it can enrol again.
 pub(super) async fn revoke(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(name): Path<Name>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "revoke", WHOSE)?;
+    let caller = api.operator(&peer, "revoke", WHOSE)?;
     let about = Some(format!("node {name}"));
-    let event = Event { what: "revoke", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
-    desk.done(&event, desk.controller.expel(&asker.by, &name).await)?;
-    desk.audit.tell(event);
-    Ok(axum::Json(json!({ "revision": desk.controller.known().state.revision })).into_response())
+    let event = Event { what: "revoke", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
+    api.done(&event, api.controller.expel(&caller.by, &name).await)?;
+    api.audit.tell(event);
+    Ok(axum::Json(json!({ "revision": api.controller.view().state.revision })).into_response())
 }
 
-/// One node: how it stands, the document that it is to run, and what would stand in the way of taking it away.
+/// A node's status, its document, and what prevents its removal.
 pub(super) async fn show(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(name): Path<Name>,
     Query(options): Query<NodeOptions>,
 ) -> Result<Response, Problem> {
-    desk.operator(&peer, "node", WHOSE)?;
+    api.operator(&peer, "node", WHOSE)?;
     let deadline = tokio::time::Instant::now() + Duration::from_millis(options.wait).min(MAX_WAIT);
-    let mut said = desk.push.said();
+    let mut said = api.push.said();
     loop {
         said.borrow_and_update();
-        let known = desk.controller.known();
+        let view = api.controller.view();
         let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
-        let document = known.state.catalog.node(&name).ok_or_else(missing)?;
-        let seen = desk.push.seen_of(&name);
-        if options.sessions == Some(seen.sessions)
-            && seen.connections > 0
+        let document = view.state.catalog.node(&name).ok_or_else(missing)?;
+        let status = api.push.status_of(&name);
+        if options.sessions == Some(status.sessions)
+            && status.connections > 0
             && let Ok(Ok(())) = tokio::time::timeout_at(deadline, said.changed()).await
         {
             continue;
         }
-        let mut answer = standing(&known, &name, document, &seen);
-        answer["needed-by"] = json!(known.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
-        let compiled = known.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
+        let mut answer = standing(&view, &name, document, &status);
+        answer["needed-by"] = json!(view.needing(&name).iter().map(ToString::to_string).collect::<Vec<_>>());
+        let compiled = view.document(&name).map(|document| serde_json::from_slice::<serde_json::Value>(document));
         answer["document"] = compiled.and_then(Result::ok).unwrap_or_default();
         return Ok(axum::Json(answer).into_response());
     }
@@ -108,28 +111,25 @@ pub(super) async fn show(
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct TokenRequest {
     node: Name,
-    /// Seconds.
+    /// The lifetime in seconds.
     life: Option<u64>,
 }
 
 pub(super) async fn token(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     axum::Json(request): axum::Json<TokenRequest>,
 ) -> Result<Response, Problem> {
-    let asker = desk.operator(&peer, "token", WHOSE)?;
+    let caller = api.operator(&peer, "token", WHOSE)?;
     let life = request.life.map_or(TOKEN_LIFE, Duration::from_secs);
-    if life < SHORTEST {
-        let problem = Problem::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "nobody could use a token of no time; give it a second or more",
-        );
-        return Err(desk.refuse("token", &asker, &peer, problem));
+    if life < MIN_TOKEN_LIFE {
+        let problem = Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "token lifetime too short; expected at least 1s");
+        return Err(api.refuse("token", &caller, &peer, problem));
     }
     let about = Some(format!("token of node {}", request.node));
-    let event = Event { what: "token", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
-    let ticket = desk.done(&event, desk.controller.create_token(&asker.by, &request.node, life).await)?;
+    let event = Event { what: "token", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
+    let ticket = api.done(&event, api.controller.create_token(&caller.by, &request.node, life).await)?;
     let about = Some(format!("token {} of node {}", ticket.id, request.node));
-    desk.audit.tell(Event { about, ..event });
+    api.audit.tell(Event { about, ..event });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
 }

@@ -1,7 +1,7 @@
-//! Who may change documents: who they are, others beside them, and their end.
+//! Operators and administrators of providers: list, create, renew and dismiss.
 //!
-//! In: requests of operators of the overlay, and of a provider's administrators. Out: certificates, and a list.
-//! Never: more than who asks may do: an administrator makes and dismisses those of the same provider.
+//! In: requests of operators, and of administrators of providers. Out: certificates, and a list.
+//! Never: more than the caller's own rights: an administrator only manages those of the same provider.
 
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
@@ -10,11 +10,11 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Arc, Asker, BASE64, Desk, Duration, Event, Peer, Problem};
+use super::{ApiState, Arc, BASE64, Caller, Duration, Event, Peer, Problem};
 use crate::controller::{Asking, now};
 use crate::document::Name;
 
-/// As it stands in the log.
+/// The subject's name in the audit log.
 fn called(name: &Name, provider: Option<&Name>) -> String {
     match provider {
         Some(provider) => format!("provider/{provider}/{name}"),
@@ -22,24 +22,27 @@ fn called(name: &Name, provider: Option<&Name>) -> String {
     }
 }
 
-fn asking<'a>(asker: &'a Asker, peer: &'a Peer) -> Asking<'a> {
-    Asking { key: &peer.key, name: &asker.name, provider: asker.provider.as_ref() }
+fn asking<'a>(caller: &'a Caller, peer: &'a Peer) -> Asking<'a> {
+    Asking { key: &peer.key, name: &caller.name, provider: caller.provider.as_ref() }
 }
 
-/// How long the certificate of who asks lives yet.
+/// The remaining lifetime of the caller's certificate.
 fn left(peer: &Peer) -> Duration {
     let left = peer.until.saturating_sub(i64::try_from(now() / 1000).unwrap_or(i64::MAX));
     Duration::from_secs(u64::try_from(left).unwrap_or_default())
 }
 
 fn decoded(request: &str) -> Result<Vec<u8>, Problem> {
-    BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is no base64"))
+    BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is not valid base64"))
 }
 
-/// Whoever may change what who asks may change, or some of it.
-pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let known = desk.controller.known();
+/// Lists everybody whose rights do not exceed the caller's.
+pub(super) async fn list(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    let caller = api.caller(&peer)?;
+    let view = api.controller.view();
     let one = |operator: &crate::state::Operator| {
         json!({
             "name": operator.name,
@@ -48,40 +51,41 @@ pub(super) async fn list(State(desk): State<Desk>, Extension(peer): Extension<Ar
             "until": operator.until / 1000,
         })
     };
-    let all: Vec<_> = known.operators(asker.provider.as_ref()).map(one).collect();
+    let all: Vec<_> = view.operators(caller.provider.as_ref()).map(one).collect();
     Ok(axum::Json(json!({ "operators": all })).into_response())
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Whose {
-    /// Absent: the operator's of the whole overlay; of a provider's administrator, that provider's.
+    /// Absent: the whole overlay for an operator, the own provider for an administrator.
     provider: Option<Name>,
 }
 
-/// All certificates of this name are worth nothing from now on.
+/// Revokes all certificates of a name.
 pub(super) async fn dismiss(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(name): Path<Name>,
     Query(Whose { provider }): Query<Whose>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let provider = provider.or_else(|| asker.provider.clone());
+    let caller = api.caller(&peer)?;
+    let provider = provider.or_else(|| caller.provider.clone());
     let about = called(&name, provider.as_ref());
-    if asker.provider.is_some() && asker.provider != provider {
-        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} dismisses no {about}", asker.by));
-        return Err(desk.refuse("dismiss", &asker, &peer, problem));
+    if caller.provider.is_some() && caller.provider != provider {
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} may not dismiss {about}", caller.by));
+        return Err(api.refuse("dismiss", &caller, &peer, problem));
     }
-    let dismissed = desk.controller.dismiss(&asker.by, asking(&asker, &peer), (&name, provider.as_ref())).await;
-    let event = Event { what: "dismiss", by: Some(&asker.by), from: peer.from, about: Some(about), ..Event::default() };
+    let dismissed = api.controller.dismiss(&caller.by, asking(&caller, &peer), (&name, provider.as_ref())).await;
+    let event =
+        Event { what: "dismiss", by: Some(&caller.by), from: peer.from, about: Some(about), ..Event::default() };
     match dismissed {
         Ok(certificates) => {
-            desk.audit.tell(event);
+            api.audit.tell(event);
             Ok(axum::Json(json!({ "certificates": certificates })).into_response())
         }
         Err(refused) => {
-            desk.audit.tell(event.failed(&refused));
+            api.audit.tell(event.failed(&refused));
             Err(refused.into())
         }
     }
@@ -91,46 +95,45 @@ pub(super) async fn dismiss(
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct OperatorRequest {
     name: Name,
-    /// Whose documents. Absent: all.
+    /// The provider. Absent: all documents.
     provider: Option<Name>,
     /// PKCS #10 (DER), in base64.
     request: String,
-    /// Seconds.
+    /// The lifetime in seconds.
     life: u64,
 }
 
-/// A certificate for somebody else who may change documents: an operator makes others, a provider's administrator those of
-/// that provider.
+/// Issues a certificate for another operator or administrator. An administrator can only add one of the same provider.
 pub(super) async fn make(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     axum::Json(request): axum::Json<OperatorRequest>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
+    let caller = api.caller(&peer)?;
     let OperatorRequest { name, provider, request, life } = request;
     let about = called(&name, provider.as_ref());
-    if asker.provider.is_some() && asker.provider != provider {
-        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} makes no {about}", asker.by));
-        return Err(desk.refuse("operator", &asker, &peer, problem));
+    if caller.provider.is_some() && caller.provider != provider {
+        let problem = Problem::new(StatusCode::FORBIDDEN, format!("{} may not create {about}", caller.by));
+        return Err(api.refuse("operator", &caller, &peer, problem));
     }
-    let known = desk.controller.known();
-    let providers = known.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
+    let view = api.controller.view();
+    let providers = view.state.catalog.overlay().map(|(_, overlay)| &overlay.providers);
     if let Some(provider) = provider.as_ref().filter(|name| !providers.is_some_and(|all| all.contains_key(*name))) {
         let detail =
             format!("the overlay has no provider {provider}; name it in `providers` of the Overlay document first");
-        return Err(desk.refuse("operator", &asker, &peer, Problem::new(StatusCode::NOT_FOUND, detail)));
+        return Err(api.refuse("operator", &caller, &peer, Problem::new(StatusCode::NOT_FOUND, detail)));
     }
-    let request = decoded(&request).map_err(|problem| desk.refuse("operator", &asker, &peer, problem))?;
-    // Nobody gives what lasts longer than what they have.
+    let request = decoded(&request).map_err(|problem| api.refuse("operator", &caller, &peer, problem))?;
+    // A certificate must not outlive the caller's.
     let who = (&name, provider.as_ref());
     let life = Duration::from_secs(life).min(left(&peer));
-    let made = desk.controller.make_operator((&asker.by, Some(asking(&asker, &peer))), &request, who, life).await;
+    let made = api.controller.make_operator((&caller.by, Some(asking(&caller, &peer))), &request, who, life).await;
     let about = Some(about);
-    let event = Event { what: "operator", by: Some(&asker.by), from: peer.from, about, ..Event::default() };
-    let issued = desk.done(&event, made)?;
-    desk.audit.tell(event);
+    let event = Event { what: "operator", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
+    let issued = api.done(&event, made)?;
+    api.audit.tell(event);
     let mut answer = json!({ "certificate": issued.certificate, "authorities": issued.authorities });
-    if let Some(public) = desk.controller.public() {
+    if let Some(public) = api.controller.public() {
         answer["controller"] = public.into();
     }
     Ok(axum::Json(answer).into_response())
@@ -143,18 +146,18 @@ pub(super) struct OwnRequest {
     request: String,
 }
 
-/// The asker's own certificate anew, by the authority that signs now. It ends when the one before does.
+/// Renews the caller's certificate by the CA that signs now. The new certificate ends when the earlier one does.
 pub(super) async fn renew(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     axum::Json(OwnRequest { request }): axum::Json<OwnRequest>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let request = decoded(&request).map_err(|problem| desk.refuse("operator-renew", &asker, &peer, problem))?;
+    let caller = api.caller(&peer)?;
+    let request = decoded(&request).map_err(|problem| api.refuse("operator-renew", &caller, &peer, problem))?;
     let life = left(&peer);
-    let event = Event { what: "operator-renew", by: Some(&asker.by), from: peer.from, ..Event::default() };
-    let renewed = desk.controller.renew_operator(&asker.by, &request, asking(&asker, &peer), life).await;
-    let issued = desk.done(&event, renewed)?;
-    desk.audit.tell(event);
+    let event = Event { what: "operator-renew", by: Some(&caller.by), from: peer.from, ..Event::default() };
+    let renewed = api.controller.renew_operator(&caller.by, &request, asking(&caller, &peer), life).await;
+    let issued = api.done(&event, renewed)?;
+    api.audit.tell(event);
     Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
 }

@@ -1,18 +1,20 @@
-//! What goes out to nodes in waves: how far it is, and its end before its time.
+//! The rollout in waves: its progress, its early end, and its rollback.
+//!
+//! In: requests of operators. Out: the state of the rollout.
 
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Arc, Asker, Desk, Event, Peer, Problem};
-use crate::controller::{Known, Refused};
+use super::{ApiState, Arc, Caller, Event, Peer, Problem};
+use crate::controller::{ApplyError, StateView};
 use crate::state::owner_of;
 
-/// What is told of it; `of` is null where there is nothing.
-pub(super) fn told(known: &Known) -> Value {
-    let failed = known.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
-    let (waved, rollout) = (known.state.rollout.as_ref(), known.rollout());
+/// The rollout as JSON; `of` is null if there is none.
+pub(super) fn told(view: &StateView) -> Value {
+    let failed = view.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
+    let (waved, rollout) = (view.state.rollout.as_ref(), view.rollout());
     json!({
         "of": waved.map(|waved| waved.of),
         "step": waved.map(|waved| waved.step),
@@ -22,67 +24,70 @@ pub(super) fn told(known: &Known) -> Value {
     })
 }
 
-/// What a provider is told.
-const WHOSE: &str = "what goes out to nodes is the operator's";
+/// The refusal of a provider's request.
+const WHOSE: &str = "only operators of the whole overlay may manage rollouts";
 
-pub(super) async fn show(State(desk): State<Desk>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
-    desk.operator(&peer, "rollout", WHOSE)?;
-    Ok(axum::Json(told(&desk.controller.known())).into_response())
+pub(super) async fn show(
+    State(api): State<ApiState>,
+    Extension(peer): Extension<Arc<Peer>>,
+) -> Result<Response, Problem> {
+    api.operator(&peer, "rollout", WHOSE)?;
+    Ok(axum::Json(told(&api.controller.view())).into_response())
 }
 
-/// All nodes have it at once.
+/// Sends the change to all nodes at once.
 pub(super) async fn finish(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let (asker, of) = going(&desk, &peer, "finish")?;
-    let done = desk.controller.finish(&asker.by, of).await;
-    end(&desk, (&asker, &peer), "finish", of, done)
+    let (caller, of) = going(&api, &peer, "finish")?;
+    let done = api.controller.finish(&caller.by, of).await;
+    end(&api, (&caller, &peer), "finish", of, done)
 }
 
-/// It is taken back.
+/// Rolls the change back.
 pub(super) async fn cancel(
-    State(desk): State<Desk>,
+    State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let asker = desk.asker(&peer)?;
-    let waved = desk.controller.known().state.rollout.clone();
-    let is_own = waved.as_ref().is_some_and(|waved| owner_of(&waved.by) == asker.provider);
-    let (asker, of) = match waved {
+    let caller = api.caller(&peer)?;
+    let waved = api.controller.view().state.rollout.clone();
+    let is_own = waved.as_ref().is_some_and(|waved| owner_of(&waved.by) == caller.provider);
+    let (caller, of) = match waved {
         // A provider may cancel its own rollout.
-        Some(waved) if is_own && asker.provider.is_some() => (asker, waved.of),
-        _ => going(&desk, &peer, "cancel")?,
+        Some(waved) if is_own && caller.provider.is_some() => (caller, waved.of),
+        _ => going(&api, &peer, "cancel")?,
     };
-    let done = desk.controller.take_back(&asker.by, of, format!("{} has canceled it", asker.by)).await;
-    end(&desk, (&asker, &peer), "cancel", of, done)
+    let done = api.controller.take_back(&caller.by, of, format!("canceled by {}", caller.by)).await;
+    end(&api, (&caller, &peer), "cancel", of, done)
 }
 
-fn going(desk: &Desk, peer: &Peer, what: &str) -> Result<(Asker, u64), Problem> {
-    let asker = desk.operator(peer, what, WHOSE)?;
-    let known = desk.controller.known();
-    let Some(waved) = &known.state.rollout else {
-        let problem = Problem::new(StatusCode::NOT_FOUND, "nothing goes out in waves now");
-        return Err(desk.refuse(what, &asker, peer, problem));
+fn going(api: &ApiState, peer: &Peer, what: &str) -> Result<(Caller, u64), Problem> {
+    let caller = api.operator(peer, what, WHOSE)?;
+    let view = api.controller.view();
+    let Some(waved) = &view.state.rollout else {
+        let problem = Problem::new(StatusCode::NOT_FOUND, "no rollout in progress");
+        return Err(api.refuse(what, &caller, peer, problem));
     };
-    Ok((asker, waved.of))
+    Ok((caller, waved.of))
 }
 
 fn end(
-    desk: &Desk,
-    (asker, peer): (&Asker, &Peer),
+    api: &ApiState,
+    (caller, peer): (&Caller, &Peer),
     what: &str,
     of: u64,
-    done: Result<(), Refused>,
+    done: Result<(), ApplyError>,
 ) -> Result<Response, Problem> {
     let about = Some(format!("revision {of}"));
-    let event = Event { what, by: Some(&asker.by), from: peer.from, about, ..Event::default() };
-    desk.done(&event, done)?;
-    desk.audit.tell(event);
-    let answer = match asker.provider {
-        None => told(&desk.controller.known()),
+    let event = Event { what, by: Some(&caller.by), from: peer.from, about, ..Event::default() };
+    api.done(&event, done)?;
+    api.audit.tell(event);
+    let answer = match caller.provider {
+        None => told(&api.controller.view()),
         // Node documents belong to the operator.
         Some(_) => {
-            json!({ "of": null, "failed": { "revision": of, "reason": format!("{} has canceled it", asker.by) } })
+            json!({ "of": null, "failed": { "revision": of, "reason": format!("canceled by {}", caller.by) } })
         }
     };
     Ok(axum::Json(answer).into_response())

@@ -1,4 +1,4 @@
-//! The audit log has each action of an operator, whether it succeeded or failed.
+//! The audit log has each action of an operator, successful or failed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use crate::push::{Peer, Push};
 use crate::state::{Change, Commit, Operator};
 use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
 
-/// A store that makes each change only when it has a permit, and then answers whether it was made.
+/// A store that makes a change only when it gets a permit, and then reports the outcome.
 struct Gated {
     store: Sqlite,
     permits: Semaphore,
@@ -90,7 +90,7 @@ impl Fixture {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Resets a request while the store makes its change; the line of the audit log that follows.
+    /// Resets a request while the store makes its change. Returns the next line of the audit log.
     async fn reset(&self, method: Method, path: &str, body: &str) -> serde_json::Value {
         let before = self.lines().len();
         let mut asking = tokio::task::JoinSet::new();

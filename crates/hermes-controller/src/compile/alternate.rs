@@ -1,9 +1,9 @@
-//! Loop-free alternates (RFC 5286): where a node sends a service's sessions while none of its next neighbours is up.
+//! Loop-free alternates (RFC 5286): the neighbours that get a node's sessions while none of its next hops is reachable.
 //!
-//! In: distances to where the service lives, and a node with its next neighbours. Out: other neighbours whose own way does not lead
-//! back to that node, the best first: those that come by none of its next neighbours, then the nearer ones.
-//! Never: an alternate of a node that is itself there as an alternate alone: who came by there has lost one way already. Nor one
-//! for what is in custody, which waits for its link.
+//! In: the distances to a service, and a node with its next hops. Out: other neighbours whose own path does not lead
+//! back, the best first: those that avoid all next hops, then the nearer ones.
+//! Never: an alternate of a node that is only an alternate itself, since its sessions have lost one path already. Nor
+//! one for custody, which waits for its link.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -11,22 +11,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hermes_model::snapshot::Role;
 
-use super::assemble::dialled;
 use super::graph::Graph;
-use super::way::Stop;
-use crate::catalog::{Catalog, Offer};
+use super::render::dialled;
+use super::service_path::Hop;
+use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Name, Program};
 
-/// A node knows so many for one service: each of them, and whoever is behind, has to know its users.
-const MOST: usize = 3;
+/// The maximum number of alternates of a node for one service. Each of them, and the nodes after it, must know the
+/// service's users.
+const MAX_ALTERNATES: usize = 3;
 
-/// What is asked of alternates while the way of one service is found.
+/// The alternates for one service.
 pub(super) struct Alternates<'a> {
     catalog: &'a Catalog,
     graph: &'a Graph,
     distances: &'a BTreeMap<Name, usize>,
-    offer: Offer<'a>,
-    /// Whether a node gets there by none of these. Thousands of devices have the same neighbours.
+    offer: ServiceOrNetwork<'a>,
+    /// Cached: whether a node avoids these next hops. Thousands of devices share the same neighbours.
     spares: RefCell<BTreeMap<(BTreeSet<Name>, Name), bool>>,
     carrying: RefCell<BTreeMap<Name, bool>>,
 }
@@ -36,18 +37,18 @@ impl<'a> Alternates<'a> {
         catalog: &'a Catalog,
         graph: &'a Graph,
         distances: &'a BTreeMap<Name, usize>,
-        offer: Offer<'a>,
+        offer: ServiceOrNetwork<'a>,
     ) -> Self {
         Self { catalog, graph, distances, offer, spares: RefCell::default(), carrying: RefCell::default() }
     }
 
-    /// Those of a node that sends to these.
+    /// The alternates of a node with these next hops.
     pub(super) fn of(&self, name: &Name, next: &BTreeSet<Name>) -> Vec<Name> {
         let Some(node) = self.catalog.node(name).filter(|_| !self.is_held() && !next.is_empty()) else {
             return Vec::new();
         };
-        // No way leads through a dependent node, so none leads back to it. Through any other one those ways lead that are longer
-        // than its own.
+        // Paths do not lead through dependent nodes, so none leads back to one. Only longer paths lead through other
+        // nodes.
         let own = self.distances.get(name).filter(|_| node.role == Role::Standalone);
         let fits = |(distance, other): &(usize, &Name)| {
             own.is_none_or(|own| distance <= own)
@@ -58,24 +59,24 @@ impl<'a> Alternates<'a> {
         };
         let mut all: Vec<_> = self.graph.known(name, self.distances).into_iter().filter(fits).collect();
         all.sort_by_cached_key(|(distance, other)| (!self.spares(next, other), *distance, (*other).clone()));
-        all.into_iter().take(MOST).map(|(_, other)| other.clone()).collect()
+        all.into_iter().take(MAX_ALTERNATES).map(|(_, other)| other.clone()).collect()
     }
 
-    /// What is in custody waits for its link.
+    /// Custody waits for its link.
     fn is_held(&self) -> bool {
-        matches!(self.offer, Offer::Service(service) if service.custody.is_some())
+        matches!(self.offer, ServiceOrNetwork::Service(service) if service.custody.is_some())
     }
 
-    /// Whether sessions may go from one to the other. An Envoy keeps no connection, and has none kept;
-    /// nor does it carry packets.
+    /// True if sessions can go from one node to the other. An Envoy keeps no reverse connection and accepts none, and
+    /// it does not forward packets.
     fn joins(&self, from: &Name, to: &Name) -> bool {
         let Some((here, there)) = self.catalog.node(from).zip(self.catalog.node(to)) else { return false };
         let has_envoy = [here, there].iter().any(|node| node.runs == Program::Envoy);
-        let takes_envoys = matches!(self.offer, Offer::Service(_));
+        let takes_envoys = matches!(self.offer, ServiceOrNetwork::Service(_));
         !has_envoy || takes_envoys && dialled(Some(here), there, to).is_some()
     }
 
-    /// Whether all the ways from a node can be gone: what stands in makes no overlay wrong that was right without.
+    /// True if all paths from the node are usable. An alternate must not make a valid overlay invalid.
     fn carries(&self, node: &Name) -> bool {
         if let Some(known) = self.carrying.borrow().get(node) {
             return *known;
@@ -87,7 +88,7 @@ impl<'a> Alternates<'a> {
         carries
     }
 
-    /// Whether a node gets there by none of these (node-protecting, RFC 5286, 3.2).
+    /// True if the node reaches the service without these (node-protecting, RFC 5286, section 3.2).
     fn spares(&self, these: &BTreeSet<Name>, node: &Name) -> bool {
         let key = (these.clone(), node.clone());
         if let Some(known) = self.spares.borrow().get(&key) {
@@ -104,21 +105,20 @@ impl<'a> Alternates<'a> {
         spares
     }
 
-    /// Gives nodes on the way their alternates, where they may have some, and tells these, and whoever is behind, of the users who
-    /// may come.
-    pub(super) fn join(&self, stops: &mut BTreeMap<Name, Stop>, may: impl Fn(&Name) -> bool) {
-        for (name, stop) in stops.iter_mut().filter(|(name, _)| may(name)) {
-            stop.alternates = self.of(name, &stop.next);
+    /// Adds alternates to the hops of a path. The alternates, and the nodes after them, learn the users who may come.
+    pub(super) fn join(&self, hops: &mut BTreeMap<Name, Hop>, may: impl Fn(&Name) -> bool) {
+        for (name, hop) in hops.iter_mut().filter(|(name, _)| may(name)) {
+            hop.alternates = self.of(name, &hop.next);
         }
-        // The furthest first: so most of them are looked at once.
+        // The furthest nodes come first, so that most nodes are handled once.
         let turn = |name: &Name| (Reverse(self.distances.get(name).copied().unwrap_or(usize::MAX)), name.clone());
         let mut waiting: BTreeSet<_> =
-            stops.iter().filter(|(_, stop)| !stop.alternates.is_empty()).map(|(name, _)| turn(name)).collect();
+            hops.iter().filter(|(_, hop)| !hop.alternates.is_empty()).map(|(name, _)| turn(name)).collect();
         while let Some((_, name)) = waiting.pop_first() {
-            let Some(stop) = stops.get(&name) else { continue };
-            let (users, to) = (stop.users.clone().unwrap_or_default(), stop.after());
+            let Some(hop) = hops.get(&name) else { continue };
+            let (users, to) = (hop.users.clone().unwrap_or_default(), hop.after());
             for other in to {
-                let behind = stops.entry(other.clone()).or_insert_with(|| self.spare(&other));
+                let behind = hops.entry(other.clone()).or_insert_with(|| self.spare(&other));
                 let known = behind.users.get_or_insert_default();
                 if !users.is_subset(known) {
                     known.extend(users.iter().cloned());
@@ -128,10 +128,10 @@ impl<'a> Alternates<'a> {
         }
     }
 
-    /// What a node has to do that is on nobody's way but as an alternate.
-    fn spare(&self, name: &Name) -> Stop {
+    /// The hop of a node that is on the path only as an alternate.
+    fn spare(&self, name: &Name) -> Hop {
         let lives = self.distances.get(name) == Some(&0);
         let next = self.graph.nearest(name, self.distances).filter(|_| !lives).map(|(_, next)| next);
-        Stop { users: Some(BTreeSet::new()), next: next.unwrap_or_default(), is_spare: true, ..Stop::default() }
+        Hop { users: Some(BTreeSet::new()), next: next.unwrap_or_default(), is_spare: true, ..Hop::default() }
     }
 }

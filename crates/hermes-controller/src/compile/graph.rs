@@ -1,6 +1,6 @@
-//! Which nodes are beside which.
+//! The graph of nodes and links.
 //!
-//! In: nodes, as they come and go. Out: neighbours, and how far a standalone node is from somewhere.
+//! In: changed nodes. Out: neighbours, and distances between standalone nodes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,14 +12,14 @@ use crate::document::{Key, Kind, Name, Node};
 
 type Beside = RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Name>>;
 
-/// Who is beside whom.
+/// The neighbours of all nodes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Graph {
     /// All neighbours.
     beside: Beside,
-    /// Those that are standalone: a router has thousands of others.
+    /// Standalone neighbours alone: a router has thousands of others.
     inner: Beside,
-    /// Those that drain.
+    /// Nodes that drain.
     draining: RedBlackTreeSetSync<Name>,
 }
 
@@ -40,14 +40,14 @@ fn remove(beside: &mut Beside, node: &Name, other: &Name) {
 }
 
 impl Graph {
-    /// A node is another one, or gone, or new.
+    /// Updates the graph for a node that was added, changed or removed.
     pub(super) fn replace(&mut self, name: &Name, old: Option<&Node>, catalog: &Catalog) {
         if catalog.node(name).is_some_and(|node| node.is_draining()) {
             self.draining.insert_mut(name.clone());
         } else {
             self.draining.remove_mut(name);
         }
-        // Of both: who linked to it may do so no more, and have changed before it or after.
+        // Takes the links of both documents: a neighbour may have changed before this node or after it.
         let mut others: BTreeSet<Name> = old.into_iter().flat_map(|node| node.links.iter().cloned()).collect();
         others.extend(self.beside.get(name).into_iter().flat_map(|all| all.iter().cloned()));
         others.extend(catalog.node(name).into_iter().flat_map(|node| node.links.iter().cloned()));
@@ -74,7 +74,7 @@ impl Graph {
         }
     }
 
-    /// Whether one of them dials the other.
+    /// True if one of the nodes dials the other.
     pub(super) fn is_beside(&self, node: &Name, other: &Name) -> bool {
         self.beside.get(node).is_some_and(|beside| beside.contains(other))
     }
@@ -84,12 +84,12 @@ impl Graph {
         self.draining.iter()
     }
 
-    /// Whether that one does.
+    /// True if the node drains.
     pub(super) fn is_draining(&self, node: &Name) -> bool {
         self.draining.contains(node)
     }
 
-    /// How many links each standalone node is from the nearest of these, which are at 0; with or without those that drain.
+    /// The distance of each standalone node from the nearest of these, in links; with or without draining nodes.
     pub(super) fn distances(&self, places: &BTreeSet<Name>, is_avoiding: bool) -> BTreeMap<Name, usize> {
         let is_open = |node: &&Name| !(is_avoiding && self.is_draining(node));
         let mut distances: BTreeMap<Name, usize> =
@@ -107,10 +107,10 @@ impl Graph {
         distances
     }
 
-    /// A node's neighbours that are on any way, which the distances know, and how far they are.
+    /// The neighbours of a node that have a distance, with that distance.
     pub(super) fn known<'g>(&'g self, node: &Name, distances: &'g BTreeMap<Name, usize>) -> Vec<(usize, &'g Name)> {
         let Some(beside) = self.beside.get(node) else { return Vec::new() };
-        // A dependent one may be where a service lives, but a router has too many of them to be asked each.
+        // A dependent node may have a replica, but a router has too many neighbours to look up each.
         if beside.size() <= distances.len() {
             beside.iter().filter_map(|neighbour| Some((*distances.get(neighbour)?, neighbour))).collect()
         } else {
@@ -119,7 +119,7 @@ impl Graph {
         }
     }
 
-    /// The nearest of them.
+    /// The nearest neighbours, with their distance.
     pub(super) fn nearest(&self, node: &Name, distances: &BTreeMap<Name, usize>) -> Option<(usize, BTreeSet<Name>)> {
         let known = self.known(node, distances);
         let nearest = known.iter().map(|(distance, _)| *distance).min()?;

@@ -1,7 +1,7 @@
 //! Names that a `dns` app answers: those of the services that its user may use.
 //!
-//! In: a plan, a node's `dns` app and its user. Out: the names, and the addresses that stand for them.
-//! Never: a name of a service that the user may not use; the node is not told of it.
+//! In: a plan, a node's `dns` app and its user. Out: the names, and their virtual addresses.
+//! Never: a name of a service that the user may not use.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,13 @@ use hermes_model::document::scalar::Prefix;
 use hermes_model::pattern::{AuthorityPattern, HostPattern, PortPattern};
 
 use super::Plan;
-use super::way::Stop;
-use crate::catalog::Offer;
+use super::service_path::Hop;
+use crate::catalog::{ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::document::{App, Key, Name, Node, Speech};
 
-/// The default prefix of addresses that stand for names: the shared address space (RFC 6598), which the Internet does
-/// not route.
-const ADDRESSES: &str = "100.64.0.0/10";
-
-/// The prefixes whose addresses stand for the names of an app.
-pub(crate) fn addresses(app: &App) -> Vec<Prefix> {
-    if app.addresses.is_empty() { ADDRESSES.parse().into_iter().collect() } else { app.addresses.0.clone() }
-}
-
-/// The addresses that stand for names of the user of a device, as far as it has an address of their version of IP.
+/// The virtual addresses of names that belong to a device's user, if the device has an address of their IP version.
 pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) -> Vec<Prefix> {
-    let user_of = |app: &App| super::user_of_app(&plan.catalog, name, app).ok();
+    let user_of = |app: &App| user_of_app(&plan.catalog, name, app).ok();
     let own = |app: &&App| app.protocol == Speech::Dns && user_of(app) == user_of(device);
     let is_ours = |prefix: &Prefix| device.address.iter().any(|own| own.0.is_ipv4() == prefix.0.addr().is_ipv4());
     node.apps.iter().filter(own).flat_map(addresses).filter(is_ours).collect()
@@ -33,19 +24,21 @@ pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) 
 /// The names of the services that a user may use from a node.
 pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
-    let is_for = |stop: &Stop, key: &Key| {
-        let is_one = |one: &Name| user == Some(&*super::on_the_wire(&key.provider, one));
-        stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
+    let is_for = |hop: &Hop, key: &Key| {
+        let is_one = |one: &Name| user == Some(&*on_the_wire(&key.provider, one));
+        hop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let services = offered.filter_map(|key| match plan.catalog.offer(key)? {
-        Offer::Service(service) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some((key, service)),
-        Offer::Network(_) => None,
+        ServiceOrNetwork::Service(service) => {
+            is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some((key, service))
+        }
+        ServiceOrNetwork::Network(_) => None,
     });
     let hosts = services.flat_map(|(key, service)| service.authorities(&key.name)).filter_map(dns_name);
     hosts.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The host of an authority as a `dns` listener takes it. `None`: it is an address, or every name.
+/// The host of an authority, as a `dns` listener takes it. `None`: an IP address, or any name.
 fn dns_name(authority: AuthorityPattern) -> Option<String> {
     match &authority.host {
         HostPattern::Any => None,

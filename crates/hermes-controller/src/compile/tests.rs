@@ -1,4 +1,4 @@
-//! What nodes get, and what they do not.
+//! The content of compiled node documents.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,7 @@ fn faults(text: &str) -> Vec<String> {
     compile(&catalog(text)).err().unwrap_or_default().iter().map(ToString::to_string).collect()
 }
 
-/// Layer 3 of the second paper: 10.0.0.1 is another machine for each user.
+/// Layer 3 of the second paper: 10.0.0.1 is a different machine for each user.
 const LAYER3: &str = "\
 kind: Overlay
 name: layer3
@@ -135,15 +135,15 @@ fn what_networks_and_devices_lack_is_said() {
     assert_eq!(
         with("protocol: tun, address: 10.20.0.2", "protocol: tun, bind: \"127.0.0.1:1\""),
         [
-            "Node/laptop: apps[1].address: say what its packets come from; add address: and an address",
-            "Node/laptop: apps[1].bind: a device (protocol: tun) has none; leave it out"
+            "Node/laptop: apps[1].address: missing; add the address of the device",
+            "Node/laptop: apps[1].bind: not for a device (protocol: tun); leave it out"
         ]
     );
     assert_eq!(
         with("{bind: 127.0.0.1:8080}", "{device: hermes1}"),
         [
-            "Node/laptop: apps[0].bind: say where it listens; add bind: \"127.0.0.1:8080\" or the like",
-            "Node/laptop: apps[0].device: only protocol: tun has it; leave it out"
+            "Node/laptop: apps[0].bind: missing; add an address to listen at, such as bind: \"127.0.0.1:8080\"",
+            "Node/laptop: apps[0].device: only for protocol: tun; leave it out"
         ]
     );
     let faults = with("users: bob", "users: carol");
@@ -173,7 +173,7 @@ fn equally_near_neighbours_are_one_upstream() {
     assert_eq!(ingress.upstreams[0].endpoints.0.len(), 2);
 }
 
-/// Two ingresses, one with a longer way, and two replicas.
+/// Two ingresses, one with a longer path, and two replicas.
 const SPARE: &str = "\
 kind: Overlay
 name: x
@@ -209,11 +209,12 @@ fn upstreams(document: &Document) -> Vec<(&str, Vec<String>)> {
 #[test]
 fn alternates_lead_on_and_come_in_order() {
     let documents = compiled(SPARE);
-    // Whoever does not come by the next neighbour is first, though it is no nearer; who would send back is none.
+    // The alternate that avoids the next hop comes first, although it is not nearer. A node that would send back is not
+    // an alternate.
     let backup = ["192.0.2.4:9443", "192.0.2.3:9443"].map(str::to_owned).to_vec();
     assert_eq!(upstreams(&documents["in-1"]), [("near|*", backup)]);
     assert_eq!(upstreams(&documents["device"]), [("in-1|*", vec!["192.0.2.2:9443".to_owned()])]);
-    // They know the session, and have no alternates for it themselves.
+    // Alternates know the session, and have no alternates for it themselves.
     assert_eq!(upstreams(&documents["in-2"]), [("in-1+long", Vec::new())]);
     assert_eq!(upstreams(&documents["long"]), [("far", Vec::new())]);
     assert_eq!(upstreams(&documents["side"]), [("near", Vec::new())]);
@@ -222,7 +223,7 @@ fn alternates_lead_on_and_come_in_order() {
     assert!(["near", "far"].iter().all(|node| documents[*node].routes[0].terminate.is_some()));
     let health = documents["device"].upstreams[0].health.clone().unwrap();
     assert_eq!(health.interval.unwrap().to_string(), "1s");
-    assert!(documents["long"].upstreams[0].health.is_none(), "there is no other way");
+    assert!(documents["long"].upstreams[0].health.is_none(), "there is no other path");
 }
 
 #[test]
@@ -236,7 +237,7 @@ fn who_drains_is_no_alternate_and_what_is_in_custody_has_none() {
     assert_eq!(upstreams(&everyone["device"]), upstreams(&compiled(SPARE)["device"]));
 }
 
-/// A node that keeps a connection stands beside one that is dialled.
+/// A node with a reverse connection and a node that is dialled are endpoints of one upstream.
 #[test]
 fn an_alternate_may_be_one_that_keeps_a_connection() {
     let text = SPARE.replace("address: 192.0.2.4:9443, links: far", "links: [far, in-1, in-2]");
@@ -250,7 +251,7 @@ fn an_alternate_may_be_one_that_keeps_a_connection() {
     assert_eq!(uplinks, ["in-1", "in-2"]);
 }
 
-/// Without an address a server keeps a connection to who would dial it.
+/// A server without an address keeps a connection to the node that would dial it.
 #[test]
 fn who_cannot_be_dialled_keeps_a_connection() {
     let text = "\
@@ -338,12 +339,12 @@ fn no_provider_names_what_is_anothers() {
         ),
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: {users: acme/ann}}",
-            "another provider's",
+            "belongs to another provider",
         ),
         ("{kind: Group, provider: bella, name: A, users: [ann, eve]}", "there is no user eve"),
         ("{kind: User, provider: bella, name: A, nodes: one}", "serves bella"),
         ("{kind: User, provider: carla, name: A}", "the overlay has no provider carla"),
-        ("{kind: User, name: A}", "say whose this is"),
+        ("{kind: User, name: A}", "provider: missing: the overlay has providers"),
         (
             "{kind: Service, provider: acme, name: A, at: {node: one, http: \"127.0.0.1:1\"}, for: everyone}",
             "acme may have 1 services",
@@ -351,7 +352,7 @@ fn no_provider_names_what_is_anothers() {
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: everyone, \
              cache: {memory: 200GiB}}",
-            "ask for more than 4GiB of memory",
+            "need more than 4GiB of memory",
         ),
         (
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: everyone, \
@@ -379,21 +380,21 @@ fn golden_documents_hold() {
 fn references_that_lead_nowhere_are_told() {
     let wrong = [
         ("{kind: Node, name: n, links: ingres}", "did you mean \"ingress\"?"),
-        ("{kind: Node, name: n, links: n}", "no link to itself"),
-        ("{kind: Node, name: n, links: bob-laptop}", "nobody can dial bob-laptop"),
+        ("{kind: Node, name: n, links: n}", "cannot link to itself"),
+        ("{kind: Node, name: n, links: bob-laptop}", "bob-laptop has no address to dial"),
         ("{kind: Node, name: n, apps: {bind: 127.0.0.1:1, user: alice}}", "add n to the user's nodes"),
-        ("{kind: Service, name: S, at: [{node: server}], for: everyone}", "say what it dials there"),
-        ("{kind: Overlay, name: other}", "there is one overlay"),
+        ("{kind: Service, name: S, at: [{node: server}], for: everyone}", "origin missing"),
+        ("{kind: Overlay, name: other}", "more than one Overlay document"),
     ];
     for (document, words) in wrong {
         let said = faults(&format!("{VIDEO}---\n{document}\n"));
         assert!(said.iter().any(|said| said.contains(words)), "{document}: {said:#?}");
     }
-    assert!(faults("{kind: User, name: a}")[0].contains("no overlay yet"));
+    assert!(faults("{kind: User, name: a}")[0].contains("no Overlay document"));
 }
 
 mod incremental {
-    //! What a change costs is what it touches; what it comes to is what all of it comes to.
+    //! An update costs what it affects, and gives the same result as a full compilation.
 
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -404,7 +405,7 @@ mod incremental {
     use crate::compile::Plan;
     use crate::document::{Key, Name};
 
-    /// Chance that can be had again.
+    /// A reproducible random number generator.
     struct Chance(u64);
 
     impl Chance {
@@ -422,7 +423,7 @@ mod incremental {
     const NODES: u64 = 7;
     const USERS: u64 = 4;
 
-    /// A document that may be there, or another one in its place.
+    /// A document that may exist, or a replacement.
     fn document(chance: &mut Chance, has_providers: bool) -> String {
         let number = chance.below(NODES);
         let provider = if has_providers { ["p", "q"][chance.below(2) as usize] } else { "" };
@@ -543,7 +544,7 @@ mod incremental {
         assert!(taken > 24 * 40, "{taken} changes were taken");
     }
 
-    /// A device more among many touches itself and who it dials.
+    /// A new device affects itself and the node that it dials.
     #[test]
     fn a_device_more_touches_itself_and_its_neighbour() {
         let mut text = "kind: Overlay\nname: x\n---\n\
@@ -568,7 +569,7 @@ mod incremental {
 
 #[test]
 fn what_all_cores_do_comes_in_order() {
-    for count in [0, 1, super::FEW - 1, super::FEW, 1000, 1001] {
+    for count in [0, 1, super::MIN_PARALLEL - 1, super::MIN_PARALLEL, 1000, 1001] {
         let all: Vec<usize> = (0..count).collect();
         assert_eq!(
             super::on_all_cores(&all, |number| number * 2),
@@ -619,7 +620,7 @@ fn names_need_a_device_and_addresses_of_their_own() {
     let end = start + NAMES[start..].find("}]").unwrap() + 2;
     let told = |apps: &str| faults(&format!("{}{apps}{}", &NAMES[..start], &NAMES[end..])).join("\n");
     let alone = told("[{protocol: dns, bind: \"127.0.0.53:53\", user: alice}]");
-    assert!(alone.contains("no device of this user takes the addresses of names"), "{alone}");
+    assert!(alone.contains("no device of this user captures the addresses of names"), "{alone}");
     let both = |addresses: &str| {
         let apps = |user: &str, number: u8, more: &str| {
             format!(
@@ -629,6 +630,6 @@ fn names_need_a_device_and_addresses_of_their_own() {
         };
         told(&format!("[{}, {}]", apps("alice", 2, ""), apps("bob", 3, addresses)))
     };
-    assert!(both("").contains("stands for names of another user of this node"), "{}", both(""));
+    assert!(both("").contains("is used for names of another user of this node"), "{}", both(""));
     assert_eq!(both(", addresses: 198.18.0.0/16"), "");
 }

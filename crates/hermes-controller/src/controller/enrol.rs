@@ -1,71 +1,70 @@
-//! Who becomes a node, and stays one.
+//! Enrolment of nodes and their certificates.
 //!
-//! In: tokens that operators ask for, and the requests of nodes that have one. Out: certificates; and in the log, who enrolled
-//! with what and when.
-//! Never: two nodes by one token, at any number of controllers.
+//! In: requests of operators for tokens, and requests of nodes that have one. Out: certificates, and log entries that
+//! say which node enrolled, how and when.
+//! Never: two nodes enrolled by one token, at any number of controllers.
 
 use std::time::{Duration, SystemTime};
 
 use x509_parser::prelude::FromDer as _;
 
-use super::{Controller, HELD, Known, Refused, now};
-use crate::authority::{Subject, Unissued};
+use super::{ApplyError, Controller, HELD, StateView, now};
+use crate::ca::{Ca, IssueError, Subject};
+use crate::digest::key_digest;
 use crate::document::{Key, Name};
-use crate::state::{Authority, Change, Member, Token};
+use crate::state::{Change, Member, Token};
 use crate::token::Ticket;
 use crate::trust::Trust;
 
-/// A token lives no longer than this, whatever is asked for.
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A request whose answer was lost comes again within this, in milliseconds.
-const AGAIN: u64 = 10 * 60 * 1000;
-/// Tokens that are not used yet, of one overlay.
-const MOST_TOKENS: usize = 100_000;
-/// How long a node's certificate lives, unless the overlay says otherwise.
-pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// The maximum lifetime of a token.
+const MAX_TOKEN_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The time within which a node may repeat an enrolment whose answer was lost, in milliseconds.
+const REPLAY_WINDOW: u64 = 10 * 60 * 1000;
+/// The maximum number of unused tokens.
+const MAX_TOKENS: usize = 100_000;
 
-/// What a node or an operator gets.
+/// An issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The certificate, and those between it and the authorities (PEM).
+    /// The certificate and its intermediates (PEM).
     pub certificate: String,
-    /// The authorities that its holder is to trust (PEM).
+    /// The CA certificates that the holder must trust (PEM).
     pub authorities: String,
 }
 
 impl Controller {
-    /// The overlay's authority, which is made where there is none.
+    /// The overlay's CA, which is generated on the first call.
     ///
     /// # Errors
-    /// It cannot be made, or not be written.
-    pub async fn authority(&self) -> Result<Authority, Refused> {
-        let made = self.sealed(Authority::generate(SystemTime::now()).map_err(unissued)?)?;
-        let judge = |known: &Known| match &known.state.authority {
+    /// The CA cannot be generated, or the store cannot be written.
+    pub async fn authority(&self) -> Result<Ca, ApplyError> {
+        let made = self.sealed(Ca::generate(SystemTime::now()).map_err(unissued)?)?;
+        let judge = |view: &StateView| match &view.state.authority {
             Some(there) => Ok((Vec::new(), there.clone())),
-            None => Ok((vec![Change::Authority(made.clone())], made.clone())),
+            None => Ok((vec![Change::Ca(made.clone())], made.clone())),
         };
         Ok(self.transact("controller", judge).await?.1)
     }
 
-    /// Leave for a node to enrol within this time.
+    /// Creates an enrolment token for a node, valid for this time.
     ///
     /// # Errors
     /// There is no such node, or the store cannot be written.
-    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, Refused> {
+    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, ApplyError> {
         let authority = self.authority().await?;
-        let ticket = Ticket::generate(pin(&authority)?).map_err(Refused::Denied)?;
-        let life = u64::try_from(life.min(LONGEST).as_millis()).unwrap_or(u64::MAX);
-        let judge = |known: &Known| {
-            if known.state.catalog.node(node).is_none() {
-                return Err(Refused::Absent(Box::new(Key::node(node))));
+        let ticket = Ticket::generate(pin(&authority)?).map_err(ApplyError::Denied)?;
+        let life = u64::try_from(life.min(MAX_TOKEN_LIFE).as_millis()).unwrap_or(u64::MAX);
+        let judge = |view: &StateView| {
+            if view.state.catalog.node(node).is_none() {
+                return Err(ApplyError::Absent(Box::new(Key::node(node))));
             }
             let now = now();
-            if known.state.tokens.values().filter(|token| token.expires > now).count() >= MOST_TOKENS {
-                return Err(Refused::Denied(format!(
-                    "there are {MOST_TOKENS} tokens that nobody has used; wait until they expire"
+            if view.state.tokens.values().filter(|token| token.expires > now).count() >= MAX_TOKENS {
+                return Err(ApplyError::Denied(format!(
+                    "too many unused tokens: {MAX_TOKENS}; wait until some expire"
                 )));
             }
-            let over = known.state.tokens.values().filter(|token| token.expires <= now);
+            let over = view.state.tokens.values().filter(|token| token.expires <= now);
             let mut changes: Vec<_> = over.map(|token| Change::Spent { token: token.id.clone() }).collect();
             let token = Token {
                 id: ticket.id.clone(),
@@ -80,49 +79,51 @@ impl Controller {
         Ok(ticket)
     }
 
-    /// A node's first certificate, for its token. The same request once more, whose answer was lost, has the same answer.
+    /// Enrols a node by its token, and issues its first certificate. Repeating the request returns the same answer, in
+    /// case the first one was lost.
     ///
     /// # Errors
-    /// The token is used, expired or none; or the request is none.
-    pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), Refused> {
+    /// The token is used, expired or unknown; or the request is invalid.
+    pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), ApplyError> {
         let key = key_of(request)?;
-        // Who asks with one that is none costs no more than this.
+        // An invalid token costs no more work than this.
         let digest = ticket.digest();
-        let judge = |known: &Known| {
-            let again = known.state.members.values().find(|member| member.token == digest && member.key == key);
-            if let Some(member) = again.filter(|member| now() < member.since.saturating_add(AGAIN)) {
+        let judge = |view: &StateView| {
+            let again = view.state.members.values().find(|member| member.token == digest && member.key == key);
+            if let Some(member) = again.filter(|member| now() < member.since.saturating_add(REPLAY_WINDOW)) {
                 return Ok((Vec::new(), member.node.clone()));
             }
-            let token = known.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
-            if known.is_held() {
-                return Err(Refused::Unready(HELD.to_owned()));
+            let token = view.state.tokens.get(&ticket.id).filter(|token| ticket.proves(&token.digest));
+            if view.is_held() {
+                return Err(ApplyError::NotReady(HELD.to_owned()));
             }
             let Some(token) = token else {
-                // Whether there was one with this id is not told.
-                return Err(Refused::Denied(
-                    "this token is used, taken back, or none of this overlay; ask for another one".to_owned(),
+                // The error does not tell whether the id exists.
+                return Err(ApplyError::Denied(
+                    "this token is used, revoked, or of another overlay; ask for another one".to_owned(),
                 ));
             };
             if token.expires <= now() {
-                return Err(Refused::Denied("this token has expired; ask for another one".to_owned()));
+                return Err(ApplyError::Denied("this token has expired; ask for another one".to_owned()));
             }
-            if known.state.catalog.node(&token.node).is_none() {
-                return Err(Refused::Denied(format!("node {} is no part of the overlay any more", token.node)));
+            if view.state.catalog.node(&token.node).is_none() {
+                return Err(ApplyError::Denied(format!("node {} was removed from the overlay", token.node)));
             }
             let member =
                 Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
             let mut changes = vec![Change::Spent { token: token.id.clone() }];
-            // Its other key may be somebody else's by now.
-            let other = known.state.members.get(&token.node).filter(|before| before.key != key);
-            changes.extend(other.map(|before| Change::Revoked(known.state.revoked(before, now()))));
-            match known.state.catalog.revoked().find(|revoked| revoked.key == key) {
+            // The node's earlier key may have leaked or moved to another machine.
+            let other = view.state.members.get(&token.node).filter(|before| before.key != key);
+            changes.extend(other.map(|before| Change::Revoked(view.state.revoked(before, now()))));
+            match view.state.catalog.revoked().find(|revoked| revoked.key == key) {
                 Some(revoked) if revoked.node == token.node => {
                     changes.push(Change::Readmitted { node: token.node.clone(), key: key.clone() });
                 }
-                // The other node's certificates would be believed again.
+                // Readmitting the key would make the other node's certificates valid again.
                 Some(_) => {
-                    return Err(Refused::Denied(
-                        "this key was another node's, and is revoked; enrol with an empty --state directory".to_owned(),
+                    return Err(ApplyError::Denied(
+                        "this key belonged to another node and is revoked; enrol with an empty --state directory"
+                            .to_owned(),
                     ));
                 }
                 None => {}
@@ -135,124 +136,125 @@ impl Controller {
         Ok((node, certificate))
     }
 
-    /// The next certificate of a node that has shown its last one.
+    /// Renews the certificate of a node that has shown its last one.
     ///
     /// # Errors
-    /// It is no member any more, or the request is for another key.
-    pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
+    /// The node is not enrolled, or the request is for another key.
+    pub fn renew(&self, node: &Name, request: &[u8]) -> Result<Certificate, ApplyError> {
         let key = key_of(request)?;
-        let known = self.known();
-        if known.state.members.get(node).is_none_or(|member| member.key != key) {
-            return Err(Refused::Denied(format!("{node} has enrolled with another key; enrol it anew with a token")));
+        let view = self.view();
+        if view.state.members.get(node).is_none_or(|member| member.key != key) {
+            return Err(ApplyError::Denied(format!(
+                "{node} has enrolled with another key; enrol it again with a token"
+            )));
         }
         self.issue(node, request)
     }
 
-    /// A node whose certificates are worth nothing from now on.
+    /// Revokes all certificates of a node.
     ///
     /// # Errors
-    /// It is no member, or the store cannot be written.
-    pub async fn expel(&self, by: &str, node: &Name) -> Result<(), Refused> {
-        let judge = |known: &Known| match known.state.members.get(node) {
+    /// The node is not enrolled, or the store cannot be written.
+    pub async fn expel(&self, by: &str, node: &Name) -> Result<(), ApplyError> {
+        let judge = |view: &StateView| match view.state.members.get(node) {
             Some(member) => {
-                let revoked = Change::Revoked(known.state.revoked(member, now()));
+                let revoked = Change::Revoked(view.state.revoked(member, now()));
                 Ok((vec![Change::Expelled { node: node.clone() }, revoked], ()))
             }
-            None => Err(Refused::Denied(format!("{node} has not enrolled"))),
+            None => Err(ApplyError::Denied(format!("{node} has not enrolled"))),
         };
         self.transact(by, judge).await.map(drop)
     }
 
-    fn issue(&self, node: &Name, request: &[u8]) -> Result<Certificate, Refused> {
-        let known = self.known();
-        let catalog = &known.state.catalog;
+    fn issue(&self, node: &Name, request: &[u8]) -> Result<Certificate, ApplyError> {
+        let view = self.view();
+        let catalog = &view.state.catalog;
         let (overlay, document) = catalog
             .overlay()
             .zip(catalog.node(node))
-            .ok_or_else(|| Refused::Denied(format!("node {node} is no part of the overlay any more")))?;
+            .ok_or_else(|| ApplyError::Denied(format!("node {node} was removed from the overlay")))?;
         let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
-        let life = known.state.certificate_life();
+        let life = view.state.certificate_life();
         self.sign(request, &subject, life)
     }
 
-    /// A certificate for somebody whom this controller knows.
+    /// Issues a certificate for a subject that this controller has authenticated.
     ///
     /// # Errors
-    /// There is no authority yet, or the request is none.
-    pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, Refused> {
+    /// There is no CA yet, or the request is invalid.
+    pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, ApplyError> {
         let (certificate, trust) = self.sign_alone(request, subject, life)?;
         Ok(Certificate { certificate: certificate + &trust.chain, authorities: trust.authorities })
     }
 
-    /// The same without what goes with it, and whom the overlay trusts at that moment.
+    /// The certificate without its chain, and the trusted CAs at that moment.
     pub(crate) fn sign_alone(
         &self,
         request: &[u8],
         subject: &Subject<'_>,
         life: Duration,
-    ) -> Result<(String, Trust), Refused> {
-        let known = self.known();
-        let authority = known.state.authority.as_ref();
-        let authority = authority.ok_or_else(|| Refused::Denied("there is no authority yet".to_owned()))?;
+    ) -> Result<(String, Trust), ApplyError> {
+        let view = self.view();
+        let authority = view.state.authority.as_ref();
+        let authority = authority.ok_or_else(|| ApplyError::Denied("no CA yet".to_owned()))?;
         let signer = self.opened(authority)?.signer().map_err(unissued)?;
         let (certificate, _) = signer.sign(request, subject, SystemTime::now(), life).map_err(unissued)?;
-        Ok((certificate, known.state.trust().map_err(Refused::Denied)?))
+        Ok((certificate, view.state.trust().map_err(ApplyError::Denied)?))
     }
 
-    /// Lists of what is revoked, of each authority that is trusted (PEM). Empty where nothing is; or where one of them may sign
-    /// no lists: who checks one asks for all.
-    pub(crate) fn revocations(&self, known: &Known) -> String {
-        let mut keys = known.state.catalog.revoked().map(|one| &*one.key).peekable();
+    /// Revocation lists of each trusted CA (PEM). Empty if no key is revoked, or if one CA may not sign lists: a client
+    /// that checks one list demands all.
+    pub(crate) fn revocations(&self, view: &StateView) -> String {
+        let mut keys = view.state.catalog.revoked().map(|one| &*one.key).peekable();
         if keys.peek().is_none() {
             return String::new();
         }
         let keys: Vec<_> = keys.collect();
-        let lists = known.state.authorities().map(|authority| {
+        let lists = view.state.authorities().map(|authority| {
             let signer = self.opened(authority)?.signer().map_err(unissued)?;
             signer.revoke(keys.iter().copied(), SystemTime::now()).map_err(unissued)
         });
-        lists.collect::<Result<String, Refused>>().unwrap_or_else(|error| {
-            tracing::warn!("Envoys are not told which certificates are revoked: {error}");
+        lists.collect::<Result<String, ApplyError>>().unwrap_or_else(|error| {
+            tracing::warn!("cannot issue revocation lists for Envoys: {error}");
             String::new()
         })
     }
 }
 
-pub(super) fn unissued(error: Unissued) -> Refused {
+pub(super) fn unissued(error: IssueError) -> ApplyError {
     match error {
-        Unissued::Import(why) => Refused::Unusable(why),
-        error => Refused::Denied(error.to_string()),
+        IssueError::Import(why) => ApplyError::Unusable(why),
+        error => ApplyError::Denied(error.to_string()),
     }
 }
 
-/// The digest of the key that a request is for, as the certificate will have it. Before anything is written for it.
-pub(super) fn key_of(request: &[u8]) -> Result<String, Refused> {
+/// The digest of the request's key, as the certificate will have it. Checked before the store is written.
+pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
-    let (_, parsed) =
-        parsed.map_err(|error| Refused::Denied(format!("this is no certificate request (PKCS #10, DER): {error}")))?;
-    let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into()).map_err(|error| {
-        Refused::Denied(format!("this is no certificate request that is signed with its own key: {error}"))
+    let (_, parsed) = parsed.map_err(|error| {
+        ApplyError::Denied(format!("invalid certificate request (expected PKCS #10, DER): {error}"))
     })?;
+    let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into())
+        .map_err(|error| ApplyError::Denied(format!("certificate request not signed with its own key: {error}")))?;
     let issued = rcgen::PublicKeyData::subject_public_key_info(&asked.public_key);
-    // By another one it would not be found again when it is revoked.
+    // With another encoding, a revocation would not find the certificate.
     if issued != parsed.certification_request_info.subject_pki.raw {
-        return Err(Refused::Denied(
-            "the request has its key in another form than certificates have (RFC 5280, section 4.1.2.7), or is signed by another \
-             scheme than is usual for it; make it anew, for P-256 for instance"
+        return Err(ApplyError::Denied(
+            "unsupported key encoding (RFC 5280, section 4.1.2.7) or signature scheme in the request; make a new \
+             one, for example with P-256"
                 .to_owned(),
         ));
     }
-    Ok(crate::authority::key_digest(&issued))
+    Ok(key_digest(&issued))
 }
 
-/// What a token says of the authority that it is for: SHA-256 of its certificate (DER).
+/// The pin of a token: SHA-256 of the CA's certificate (DER).
 ///
 /// # Errors
-/// Its certificate is none.
-pub fn pin(authority: &Authority) -> Result<[u8; 32], Refused> {
+/// The certificate is invalid.
+pub fn pin(authority: &Ca) -> Result<[u8; 32], ApplyError> {
     let parsed = x509_parser::pem::parse_x509_pem(authority.certificate.as_bytes());
-    let (_, pem) =
-        parsed.map_err(|error| Refused::Denied(format!("the authority's certificate cannot be read: {error}")))?;
+    let (_, pem) = parsed.map_err(|error| ApplyError::Denied(format!("invalid CA certificate: {error}")))?;
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &pem.contents);
-    digest.as_ref().try_into().map_err(|_| Refused::Denied("SHA-256 has 32 bytes".to_owned()))
+    digest.as_ref().try_into().map_err(|_| ApplyError::Denied("SHA-256 has 32 bytes".to_owned()))
 }

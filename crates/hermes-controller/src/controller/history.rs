@@ -14,18 +14,18 @@ use std::collections::BTreeSet;
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 
-use super::{Controller, Known, Refused, now};
+use super::{ApplyError, Controller, StateView, now};
 use crate::audit::Event;
-use crate::authority::key_name;
 use crate::catalog::Revoked;
 use crate::control::{Order, Readmission, Report, Revocation};
+use crate::digest::key_name;
 use crate::document::Name;
 use crate::state::Change;
 use crate::store::Revision;
 
-/// The reason that nodes get meanwhile.
-pub(crate) const HELD: &str = "the store of this controller was restored, or has less than nodes have run: nodes keep what they run \
-                               until all of them are back, or `hermes restore --confirm`";
+/// The reason that nodes get while documents are withheld.
+pub(crate) const HELD: &str = "store restored, or behind what nodes have run: nodes keep their documents until all \
+                               have reconnected, or until `hermes restore --confirm`";
 /// The maximum number of revocations taken from one report.
 const MAX_RETURNED: usize = 512;
 
@@ -40,11 +40,11 @@ fn of_revision(revision: Revision) -> String {
 
 impl Controller {
     /// Keys for proofs, one for each CA whose key this controller has; the first makes new proofs.
-    fn proof_keys(&self, known: &Known) -> Vec<hmac::Key> {
+    fn proof_keys(&self, view: &StateView) -> Vec<hmac::Key> {
         // Several overlays may share one CA.
-        let name = known.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
+        let name = view.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
         let label = format!("hermes history of {name}");
-        let opened = known.state.authorities().filter_map(|authority| self.opened(authority).ok());
+        let opened = view.state.authorities().filter_map(|authority| self.opened(authority).ok());
         opened
             .map(|authority| {
                 let secret = hmac::Key::new(hmac::HMAC_SHA256, authority.key.as_bytes());
@@ -55,19 +55,19 @@ impl Controller {
 
     /// The order with the revocations and the proof that the node has to keep.
     pub(crate) fn with_history(&self, order: Order) -> Order {
-        let known = self.known();
-        let Some(key) = self.proof_keys(&known).into_iter().next() else { return order };
+        let view = self.view();
+        let Some(key) = self.proof_keys(&view).into_iter().next() else { return order };
         let prove = |text: String| Bytes::copy_from_slice(hmac::sign(&key, text.as_bytes()).as_ref());
         let told = String::from_utf8_lossy(&order.document);
         let is_told = |one: &&Revoked| told.contains(&key_name(&one.key));
-        let revoked = known.state.catalog.revoked().filter(is_told).map(|Revoked { node, key, until }| Revocation {
+        let revoked = view.state.catalog.revoked().filter(is_told).map(|Revoked { node, key, until }| Revocation {
             node: node.to_string(),
             key: key.clone(),
             until: *until,
             proof: prove(of_key(node.as_str(), key, *until)),
         });
         let revoked = revoked.collect();
-        let readmitted = known.state.readmitted.iter();
+        let readmitted = view.state.readmitted.iter();
         let readmitted = readmitted.map(|(key, until)| Readmission { key: key.clone(), until: *until }).collect();
         let proof = prove(of_revision(order.revision));
         Order { revoked, readmitted, proof, ..order }
@@ -83,23 +83,23 @@ impl Controller {
         &self,
         member: Option<(&Name, &str)>,
         report: &Report,
-    ) -> Result<Vec<Event<'static>>, Refused> {
+    ) -> Result<Vec<Event<'static>>, ApplyError> {
         let node = member.map_or("-", |(node, _)| node.as_str());
-        let known = self.known();
+        let view = self.view();
         let is_any = !report.revoked.is_empty();
         let revoked: BTreeSet<&str> =
-            known.state.catalog.revoked().filter(|_| is_any).map(|one| one.key.as_str()).collect();
+            view.state.catalog.revoked().filter(|_| is_any).map(|one| one.key.as_str()).collect();
         let is_news = |state: &crate::state::State, one: &Revocation| {
             let is_known = revoked.contains(one.key.as_str());
             one.until > now() && !is_known && state.readmitted.get(&one.key).is_none_or(|until| one.until > *until)
         };
-        let is_later = member.is_some() && report.latest > known.state.revision.max(known.state.behind);
+        let is_later = member.is_some() && report.latest > view.state.revision.max(view.state.behind);
         let returned: Vec<_> =
-            report.revoked.iter().filter(|one| is_news(&known.state, one)).take(MAX_RETURNED).collect();
+            report.revoked.iter().filter(|one| is_news(&view.state, one)).take(MAX_RETURNED).collect();
         if returned.is_empty() && !is_later {
             return Ok(Vec::new());
         }
-        let keys = self.proof_keys(&known);
+        let keys = self.proof_keys(&view);
         let is_proven =
             |text: &str, proof: &[u8]| keys.iter().any(|key| hmac::verify(key, text.as_bytes(), proof).is_ok());
         let returned: Vec<Revoked> = returned
@@ -108,16 +108,16 @@ impl Controller {
             .filter_map(|one| Some(Revoked { node: one.node.parse().ok()?, key: one.key.clone(), until: one.until }))
             .collect();
         let latest = Some(report.latest).filter(|latest| is_later && is_proven(&of_revision(*latest), &report.proof));
-        let judge = |known: &Known| {
-            let state = &known.state;
+        let judge = |view: &StateView| {
+            let state = &view.state;
             let mut changes = Vec::new();
-            for revoked in returned.iter().filter(|one| !state.catalog.revoked().any(|known| known.key == one.key)) {
+            for revoked in returned.iter().filter(|one| !state.catalog.revoked().any(|view| view.key == one.key)) {
                 if state.members.get(&revoked.node).is_some_and(|member| member.key == revoked.key) {
                     changes.push(Change::Expelled { node: revoked.node.clone() });
                 }
                 changes.push(Change::Revoked(revoked.clone()));
             }
-            // One of the revocations may be its own.
+            // One of the revocations may be for this node.
             let is_member = member.is_some_and(|(node, key)| {
                 let is_current = state.members.get(node).is_some_and(|member| member.key == key);
                 is_current && !returned.iter().any(|one| one.key == key)
@@ -129,10 +129,11 @@ impl Controller {
         let (_, latest) = self.transact("controller", judge).await?;
         let event =
             |about: String| Event { what: "recall", by: Some("controller"), about: Some(about), ..Event::default() };
-        let revoked = returned.iter().map(|one| event(format!("node {} is revoked, as node {node} knows", one.node)));
+        let revoked =
+            returned.iter().map(|one| event(format!("node {} is revoked, as reported by node {node}", one.node)));
         let mut events: Vec<_> = revoked.collect();
         if let Some(latest) = latest {
-            let (own, why) = (known.state.revision, "the store has lost what was after its own");
+            let (own, why) = (view.state.revision, "the store has lost the revisions after its own");
             tracing::error!(revision = own, "node {node} has run revision {latest}: {why}. {HELD}");
             events.push(event(format!("node {node} has run revision {latest}: {why} ({own})")));
         }
@@ -143,20 +144,20 @@ impl Controller {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn confirm(&self, by: &str) -> Result<Revision, Refused> {
+    pub async fn confirm(&self, by: &str) -> Result<Revision, ApplyError> {
         let judge =
-            |known: &Known| Ok((known.state.is_unconfirmed.then_some(Change::Confirmed).into_iter().collect(), ()));
+            |view: &StateView| Ok((view.state.is_unconfirmed.then_some(Change::Confirmed).into_iter().collect(), ()));
         Ok(self.transact(by, judge).await?.0)
     }
 }
 
-impl Known {
+impl StateView {
     /// True while nodes get nothing, since recent revocations may be lost.
     pub fn is_held(&self) -> bool {
         self.state.is_unconfirmed
     }
 
-    /// Enrolled nodes that have not reported: what they keep is unknown.
+    /// Enrolled nodes that have not reported the revocations that they keep.
     pub(crate) fn missing<'a>(&'a self, is_there: impl Fn(&Name) -> bool + 'a) -> impl Iterator<Item = &'a Name> + 'a {
         self.state.members.keys().filter(move |node| !is_there(node))
     }

@@ -1,54 +1,55 @@
-//! Who may change documents.
+//! Certificates of operators and of administrators of providers.
 //!
-//! In: requests for certificates, from somebody who may make operators, and whom to dismiss. Out: certificates; and in the log,
-//! whose key may change what and until when: a certificate alone makes nobody an operator.
-//! Never: a judgement whether whoever asks may do that.
+//! In: requests for certificates, and names to dismiss. Out: certificates, and log entries that say which key may
+//! change which documents until when. A certificate alone makes nobody an operator.
+//! Never: a decision whether the caller is entitled; the API decides that.
 
 use std::time::Duration;
 
 use super::enrol::key_of;
-use super::{Certificate, Controller, Known, Refused, now};
-use crate::authority::{OPERATOR_LIFE, Subject};
+use super::{ApplyError, Certificate, Controller, StateView, now};
+use crate::ca::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
 
-/// So many have a certificate at once, of the whole overlay and of each provider.
-const MOST: usize = 1000;
+/// The maximum number of certificates at one time, of the whole overlay and of each provider.
+const MAX_OPERATORS: usize = 1000;
 
-/// Who asks: a key that this overlay gave a certificate for.
+/// The caller: a key that has a certificate of this overlay.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking<'a> {
-    /// The key's digest.
+    /// The digest of the key.
     pub key: &'a str,
-    /// Under which name.
+    /// The caller's name.
     pub name: &'a Name,
-    /// Whose. `None`: all.
+    /// The caller's provider. `None`: the caller is an operator of all documents.
     pub provider: Option<&'a Name>,
 }
 
 impl Controller {
-    /// A certificate for an operator, or for a provider's administrator. `asking`: who wants that; `None`: this controller.
+    /// Issues a certificate for an operator, or for an administrator of a provider. `asking` is the caller; `None` is
+    /// this controller.
     ///
     /// # Errors
-    /// The request is none, or the store cannot be written.
+    /// The request is invalid, or the store cannot be written.
     pub async fn make_operator(
         &self,
         (by, asking): (&str, Option<Asking<'_>>),
         request: &[u8],
         (name, provider): (&Name, Option<&Name>),
         life: Duration,
-    ) -> Result<Certificate, Refused> {
+    ) -> Result<Certificate, ApplyError> {
         let (life, key) = (life.min(OPERATOR_LIFE), key_of(request)?);
         let certificate = self.sign(request, &Subject::Operator { provider, name }, life)?;
         let until = now().saturating_add(u64::try_from(life.as_millis()).unwrap_or(u64::MAX));
         let operator = Operator { key, name: name.clone(), provider: provider.cloned(), until };
-        let judge = |known: &Known| {
-            known.must_ask(asking)?;
-            let beside = known.operators(None).filter(|one| one.provider.as_ref() == provider);
-            let is_there = known.state.operators.contains_key(&operator.key);
-            if asking.is_some() && !is_there && beside.count() >= MOST {
-                return Err(Refused::Denied(format!(
-                    "there are {MOST} operators; take some back with `hermes operator remove`"
+        let judge = |view: &StateView| {
+            view.must_ask(asking)?;
+            let beside = view.operators(None).filter(|one| one.provider.as_ref() == provider);
+            let is_there = view.state.operators.contains_key(&operator.key);
+            if asking.is_some() && !is_there && beside.count() >= MAX_OPERATORS {
+                return Err(ApplyError::Denied(format!(
+                    "too many operators: {MAX_OPERATORS}; remove some with `hermes operator remove`"
                 )));
             }
             Ok((vec![Change::Operator(operator.clone())], ()))
@@ -57,45 +58,48 @@ impl Controller {
         Ok(certificate)
     }
 
-    /// The certificate anew of somebody who has shown one for this key.
+    /// Renews the caller's certificate for the same key.
     ///
     /// # Errors
-    /// The request is none, or for another key; or the store cannot be written.
+    /// The request is invalid or for another key, or the store cannot be written.
     pub async fn renew_operator(
         &self,
         by: &str,
         request: &[u8],
         asking: Asking<'_>,
         life: Duration,
-    ) -> Result<Certificate, Refused> {
+    ) -> Result<Certificate, ApplyError> {
         if key_of(request)? != asking.key {
-            return Err(Refused::Denied(
-                "this is for another key than that of the certificate that was shown".to_owned(),
-            ));
+            return Err(ApplyError::Denied("the request is for another key than the client certificate's".to_owned()));
         }
         self.make_operator((by, Some(asking)), request, (asking.name, asking.provider), life).await
     }
 
-    /// Takes all certificates back that are of this name. How many those were.
+    /// Revokes all certificates of a name. Returns their number.
     ///
     /// # Errors
-    /// There is none, or it is that of who asks: somebody remains. Or the store cannot be written.
-    pub async fn dismiss(&self, by: &str, asking: Asking<'_>, who: (&Name, Option<&Name>)) -> Result<usize, Refused> {
+    /// The name has no certificate, or is the caller's: one operator must remain. Or the store cannot be written.
+    pub async fn dismiss(
+        &self,
+        by: &str,
+        asking: Asking<'_>,
+        who: (&Name, Option<&Name>),
+    ) -> Result<usize, ApplyError> {
         let (name, provider) = who;
-        let judge = |known: &Known| {
-            known.must_ask(Some(asking))?;
-            let all = known.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
+        let judge = |view: &StateView| {
+            view.must_ask(Some(asking))?;
+            let all = view.operators(provider).filter(|one| one.provider.as_ref() == provider && one.name == *name);
             let keys: Vec<_> = all.map(|one| one.key.clone()).collect();
             if keys.is_empty() {
-                let mut others = known.operators(None).filter(|one| one.name == *name);
+                let mut others = view.operators(None).filter(|one| one.name == *name);
                 let next_step = match others.find_map(|one| one.provider.as_ref().filter(|_| provider.is_none())) {
-                    Some(of) => format!("one of this name is {of}'s: --provider {of}"),
-                    None => "`hermes operator list` has all".to_owned(),
+                    Some(of) => format!("one of this name belongs to {of}: --provider {of}"),
+                    None => "`hermes operator list` shows all".to_owned(),
                 };
-                return Err(Refused::Unknown(format!("there is no operator {name}; {next_step}")));
+                return Err(ApplyError::Unknown(format!("there is no operator {name}; {next_step}")));
             }
             if keys.iter().any(|key| key == asking.key) {
-                return Err(Refused::Denied(format!("{name} is who asks; another operator takes this one back")));
+                return Err(ApplyError::Denied(format!("{name} is the caller; ask another operator to remove it")));
             }
             let count = keys.len();
             Ok((keys.into_iter().map(|key| Change::Dismissed { key }).collect(), count))
@@ -104,25 +108,26 @@ impl Controller {
     }
 }
 
-impl Known {
-    /// Who asks may have been dismissed while that waited for its turn: nobody makes themselves an operator again.
-    fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), Refused> {
+impl StateView {
+    /// The caller may have been dismissed while the request waited. Checks again, so that a dismissed operator cannot
+    /// make another one.
+    fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), ApplyError> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
-        is_one.then_some(()).ok_or_else(|| Refused::Denied("who asks is no operator any more".to_owned()))
+        is_one.then_some(()).ok_or_else(|| ApplyError::Denied("the caller is no longer an operator".to_owned()))
     }
 
-    /// Who may change documents of this provider. `None`: all who may change any.
+    /// Operators that may change documents of this provider. `None`: all operators.
     pub fn operators(&self, provider: Option<&Name>) -> impl Iterator<Item = &Operator> {
         let all = self.state.operators.values().filter(|one| one.until > now());
         all.filter(move |one| provider.is_none() || one.provider.as_ref() == provider)
     }
 
-    /// Whether somebody with this key is an operator.
+    /// True if the key belongs to an operator.
     pub fn has_operator(&self, key: &str) -> bool {
         self.state.operators.get(key).is_some_and(|one| one.until > now())
     }
 
-    /// Whether somebody with this key is such an operator, whoever has issued the certificate.
+    /// True if the key belongs to this operator, whichever CA issued the certificate.
     pub fn is_operator(&self, key: &str, name: &Name, provider: Option<&Name>) -> bool {
         let made = self.state.operators.get(key);
         made.is_some_and(|made| made.name == *name && made.provider.as_ref() == provider && made.until > now())

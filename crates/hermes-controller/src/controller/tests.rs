@@ -1,4 +1,4 @@
-//! Changes are made whole or not at all, by one after the other, and concern whom they touch.
+//! Changes are atomic and serialised, and reach the nodes that they concern.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
-use super::{COMPACT, Controller, Refused, Request};
+use super::follow::COMPACT_INTERVAL;
+use super::{ApplyError, Controller, Request};
 use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
 use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
@@ -34,7 +35,7 @@ name: x
 const MOVED: &str = "{kind: Service, name: A, at: {node: one, http: \"127.0.0.1:81\"}, for: {users: ann}}";
 
 fn documents(of: &Controller) -> Vec<(Name, Bytes)> {
-    of.known().plan.documents().map(|(name, document)| (name.clone(), document.clone())).collect()
+    of.view().plan.documents().map(|(name, document)| (name.clone(), document.clone())).collect()
 }
 
 async fn begin(directory: &Path) -> (Arc<dyn Store>, Controller) {
@@ -55,7 +56,7 @@ async fn a_controller_that_is_behind_a_node_reads_its_store_before_it_tells_it_a
     let directory = tempfile::tempdir().unwrap();
     let (store, first) = begin(directory.path()).await;
     first.apply(&put(OVERLAY)).await.unwrap();
-    // Nobody follows the store for this one.
+    // The second controller does not follow the store.
     let second = Controller::start(store).await.unwrap();
     let revision = first.apply(&put(MOVED)).await.unwrap().revision;
     second.catch_up_with(revision - 1).await.unwrap();
@@ -106,12 +107,12 @@ async fn a_lost_store_stays_lost_until_a_restart() {
     let (other, writer) = begin(second.path()).await;
     *store.store.lock().unwrap() = other;
     assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
-    // Another history has reached the revision that this controller knows.
+    // Another history has reached the revision that this controller has read.
     writer.apply(&put(&OVERLAY.replace(":80\"", ":82\""))).await.unwrap();
     assert!(matches!(controller.catch_up().await, Err(StoreError::Lost(1))));
     let refused = controller.apply(&put(MOVED)).await.unwrap_err();
-    assert!(matches!(refused, Refused::Store(StoreError::Lost(1))), "{refused}");
-    assert_eq!(writer.known().state.revision, 1, "nothing is written into the other history");
+    assert!(matches!(refused, ApplyError::Store(StoreError::Lost(1))), "{refused}");
+    assert_eq!(writer.view().state.revision, 1, "nothing is written into the other history");
 }
 
 #[tokio::test]
@@ -127,7 +128,7 @@ async fn an_entry_that_was_read_before_its_append_ended_is_settled() {
     let settled = controller.settled().await;
     let made: Vec<_> = settled.iter().map(|one| (&*one.by, one.revision, one.is_made)).collect();
     assert_eq!(made, [("joe", 2, Some(true)), ("ann", 2, Some(false))]);
-    assert_eq!(controller.known().state.revision, 2, "no entry is appended for them");
+    assert_eq!(controller.view().state.revision, 2, "no entry is appended for them");
 }
 
 #[tokio::test]
@@ -145,7 +146,7 @@ async fn a_change_concerns_whom_it_touches() {
     assert_eq!(outcome.nodes.keys().collect::<Vec<_>>(), [&name("one")]);
     assert!(one.has_changed().unwrap() && !hub.has_changed().unwrap());
     assert_eq!((one.borrow_and_update().given.since, hub.borrow_and_update().given.since), (2, 1));
-    // The same once more changes nothing.
+    // Repeating the change changes nothing.
     let outcome = controller.apply(&put(MOVED)).await.unwrap();
     assert_eq!((outcome.revision, outcome.nodes.len(), one.has_changed().unwrap()), (2, 0, false));
 }
@@ -164,9 +165,9 @@ async fn what_is_wrong_or_dry_changes_nothing() {
     let delete = |key: &str| Request { delete: vec![key.parse().unwrap()], ..Request::default() };
     let refused = controller.apply(&delete("Node/one")).await.unwrap_err();
     assert!(refused.to_string().contains("Service/A: at[0].node: there is no node one"), "{refused}");
-    assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(Refused::Absent(_))));
-    assert_eq!(controller.known().state.revision, 1);
-    // With all that names it, it goes.
+    assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(ApplyError::Absent(_))));
+    assert_eq!(controller.view().state.revision, 1);
+    // A document can be deleted together with all documents that name it.
     let outcome = controller.apply(&delete("Node/two")).await;
     assert!(outcome.is_err(), "hub links to it");
     let mut whole = put("{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: one}");
@@ -182,14 +183,15 @@ async fn who_knows_an_older_revision_is_told() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let knowing = |revision| Request { since: Some(revision), ..put(MOVED) };
     let refused = controller.apply(&knowing(0)).await.unwrap_err();
-    assert!(matches!(refused, Refused::Conflict { since: 0, found: 1, .. }), "{refused}");
+    assert!(matches!(refused, ApplyError::Conflict { since: 0, found: 1, .. }), "{refused}");
     controller.apply(&knowing(1)).await.unwrap();
     assert_eq!(controller.apply(&knowing(1)).await.unwrap().revision, 2, "it is so already");
     let back = Request { since: Some(1), ..put(OVERLAY) };
-    assert!(controller.apply(&back).await.unwrap_err().to_string().contains("Service/A was changed by revision 2"));
+    assert!(controller.apply(&back).await.unwrap_err().to_string().contains("Service/A changed in revision 2"));
 }
 
-/// Two controllers at one store, as at etcd: what one writes the other one knows, and neither overwrites what it has not seen.
+/// Two controllers on one store, as with etcd: each sees the other's changes, and neither overwrites a change that it
+/// has not seen.
 #[tokio::test]
 async fn two_controllers_agree() {
     let directory = tempfile::tempdir().unwrap();
@@ -220,34 +222,34 @@ async fn two_controllers_agree() {
     following.shutdown().await;
 }
 
-/// After a restart all is as it was, with the same revisions, whether it is read from the log or from a base.
+/// After a restart the state and its revision are the same, read from the log or from a base.
 #[tokio::test]
 async fn a_restart_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (_, controller) = begin(directory.path()).await;
     controller.apply(&put(OVERLAY)).await.unwrap();
     controller.apply(&put(MOVED)).await.unwrap();
-    let (before, given) = (controller.known(), documents(&controller));
+    let (before, given) = (controller.view(), documents(&controller));
     drop(controller);
     let (store, controller) = begin(directory.path()).await;
     assert_eq!(store.base().await.unwrap(), None);
     assert_eq!(documents(&controller), given);
-    let after = controller.known();
+    let after = controller.view();
     assert_eq!((after.state.base(), after.state.changed.size()), (before.state.base(), before.state.changed.size()));
-    for number in 0..COMPACT {
+    for number in 0..COMPACT_INTERVAL {
         let node = format!("{{kind: User, name: u, nodes: [{}]}}", if number % 2 == 0 { "one" } else { "one, hub" });
         controller.apply(&put(&node)).await.unwrap();
     }
-    let before = controller.known();
+    let before = controller.view();
     drop((controller, store));
     let (store, controller) = begin(directory.path()).await;
-    assert!(store.base().await.unwrap().is_some_and(|base| base.revision == COMPACT));
-    let after = controller.known();
+    assert!(store.base().await.unwrap().is_some_and(|base| base.revision == COMPACT_INTERVAL));
+    let after = controller.view();
     assert_eq!((after.state.base(), after.state.revision), (before.state.base(), before.state.revision));
 }
 
 mod enrolment {
-    //! Tokens are for one node, once.
+    //! Enrolment tokens are for one node, once.
 
     use std::time::Duration;
 
@@ -278,14 +280,14 @@ mod enrolment {
         let (mine, other) = (request(), request());
         assert!(refused(&controller, &ticket, &mine[1..]).await.contains("PKCS #10"), "what is no request uses none");
         let (node, first) = controller.enrol(&ticket, &mine).await.unwrap();
-        assert_eq!((node, controller.known().state.tokens.size()), (name("a"), 0));
-        // Whose answer was lost asks again.
-        let revision = controller.known().state.revision;
+        assert_eq!((node, controller.view().state.tokens.size()), (name("a"), 0));
+        // Repeats the request, as if the answer was lost.
+        let revision = controller.view().state.revision;
         let (_, again) = controller.enrol(&ticket, &mine).await.unwrap();
-        assert_eq!((again.authorities, controller.known().state.revision), (first.authorities, revision));
+        assert_eq!((again.authorities, controller.view().state.revision), (first.authorities, revision));
         assert!(refused(&controller, &ticket, &other).await.contains("used"));
         let foreign = Ticket::generate(ticket.pin).unwrap();
-        assert!(refused(&controller, &foreign, &other).await.contains("none of this overlay"));
+        assert!(refused(&controller, &foreign, &other).await.contains("of another overlay"));
         assert!(controller.renew(&name("a"), &mine).is_ok());
         for (node, key) in [("a", &other), ("one", &mine)] {
             assert!(controller.renew(&name(node), key).unwrap_err().to_string().contains("another key"));
@@ -305,20 +307,20 @@ mod enrolment {
         controller.apply(&put(OVERLAY)).await.unwrap();
         let ticket = controller.create_token("operator", &name("a"), Duration::ZERO).await.unwrap();
         assert!(refused(&controller, &ticket, &request()).await.contains("expired"));
-        // A node that is deleted takes its tokens along: one of its name that comes later has none.
+        // Deleting a node deletes its tokens: a later node of the same name has none.
         let old = controller.create_token("operator", &name("two"), LIFE).await.unwrap();
         let hub = "{kind: Node, name: hub, role: standalone, address: \"192.0.2.1:9443\", links: one}";
         let mut without = put(hub);
         without.delete.push("Node/two".parse().unwrap());
         controller.apply(&without).await.unwrap();
         controller.apply(&put(OVERLAY)).await.unwrap();
-        assert!(refused(&controller, &old, &request()).await.contains("used, taken back"));
-        // What has expired goes when the next one comes.
+        assert!(refused(&controller, &old, &request()).await.contains("used, revoked"));
+        // Creating a token removes expired ones.
         controller.create_token("operator", &name("a"), LIFE).await.unwrap();
-        assert_eq!(controller.known().state.tokens.size(), 1);
+        assert_eq!(controller.view().state.tokens.size(), 1);
     }
 
-    /// Of two nodes with one token, at two controllers at the same time, one enrols.
+    /// If two nodes use one token at two controllers at once, one of them enrols.
     #[tokio::test]
     async fn one_token_makes_one_node_of_two() {
         let directory = tempfile::tempdir().unwrap();
@@ -350,12 +352,12 @@ async fn who_knew_what_is_deleted_is_told() {
     let again = Controller::start(store).await.unwrap();
     for controller in [&controller, &again] {
         let refused = controller.apply(&Request { is_dry: true, ..back.clone() }).await.unwrap_err();
-        assert!(matches!(refused, Refused::Conflict { since: 1, found: 2, .. }), "{refused}");
+        assert!(matches!(refused, ApplyError::Conflict { since: 1, found: 2, .. }), "{refused}");
     }
     controller.apply(&Request { since: Some(2), ..back }).await.unwrap();
 }
 
-/// What a request has in another form than a certificate has it would not be found again by who revokes it.
+/// A key in another encoding than the certificate's would not be found by its revocation.
 #[tokio::test]
 async fn a_key_is_known_as_its_certificate_has_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -364,7 +366,7 @@ async fn a_key_is_known_as_its_certificate_has_it() {
     let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
     let usual = request(&key);
-    // The algorithm of the key with a parameter, NULL, and signed anew: lengths of what is around it are two more.
+    // Adds a NULL parameter to the key's algorithm and signs again; the enclosing lengths grow by two.
     let algorithm = [0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70];
     let at = usual.windows(7).position(|bytes| bytes == algorithm).unwrap();
     let info = usual.windows(2).position(|bytes| bytes == [0x02, 0x01]).unwrap() - 2;
@@ -378,8 +380,8 @@ async fn a_key_is_known_as_its_certificate_has_it() {
     let whole = [&inner[..], &rest].concat();
     let odd = [&[0x30, 0x81, u8::try_from(whole.len()).unwrap()], &whole[..]].concat();
     let refused = controller.enrol(&ticket, &odd).await.unwrap_err();
-    assert!(refused.to_string().contains("in another form than certificates have"), "{refused}");
-    // The token is still good, and the usual form is taken.
+    assert!(refused.to_string().contains("unsupported key encoding"), "{refused}");
+    // The token is still valid, and the usual encoding is accepted.
     controller.enrol(&ticket, &usual).await.unwrap();
 }
 
@@ -397,12 +399,12 @@ async fn a_revoked_key_is_believed_again_for_its_own_node_alone_and_as_long_as_i
     enrol("one").await.unwrap();
     controller.apply(&lives("1h")).await.unwrap();
     controller.expel("operator", &name("one")).await.unwrap();
-    let until = controller.known().state.catalog.revoked().next().unwrap().until;
+    let until = controller.view().state.catalog.revoked().next().unwrap().until;
     assert!(until > super::now() + 29 * 24 * 3600 * 1000, "it may have a certificate for thirty days");
     let refused = enrol("two").await.unwrap_err();
-    assert!(refused.to_string().contains("another node's, and is revoked"), "{refused}");
+    assert!(refused.to_string().contains("belonged to another node and is revoked"), "{refused}");
     enrol("one").await.unwrap();
-    assert_eq!(controller.known().state.catalog.revoked().count(), 0);
+    assert_eq!(controller.view().state.catalog.revoked().count(), 0);
 }
 
 #[tokio::test]
@@ -412,16 +414,16 @@ async fn a_later_revision_counts_from_a_member_alone() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
     controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
-    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let key = controller.view().state.members.get(&name("one")).unwrap().key.clone();
     let proof = controller.with_history(Order { revision: 100, ..Order::default() }).proof;
     let report = Report { latest: 100, proof, ..Report::default() };
     let one = name("one");
     for stranger in [None, Some((&one, "another key"))] {
         controller.recall(stranger, &report).await.unwrap();
-        assert_eq!(controller.known().state.behind, 0, "{stranger:?}");
+        assert_eq!(controller.view().state.behind, 0, "{stranger:?}");
     }
     controller.recall(Some((&one, &key)), &report).await.unwrap();
-    assert_eq!(controller.known().state.behind, 100);
+    assert_eq!(controller.view().state.behind, 100);
 }
 
 #[tokio::test]
@@ -431,10 +433,10 @@ async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let ticket = controller.create_token("operator", &name("one"), Duration::from_secs(60)).await.unwrap();
     controller.enrol(&ticket, &request(&rcgen::KeyPair::generate().unwrap())).await.unwrap();
-    let key = controller.known().state.members.get(&name("one")).unwrap().key.clone();
+    let key = controller.view().state.members.get(&name("one")).unwrap().key.clone();
     let backup = controller.backup();
     controller.expel("operator", &name("one")).await.unwrap();
-    let document = Bytes::from(crate::authority::key_name(&key));
+    let document = Bytes::from(crate::digest::key_name(&key));
     let lost = controller.with_history(Order { document, ..Order::default() }).revoked;
     assert_eq!(lost.len(), 1);
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(second.path()).unwrap());
@@ -443,9 +445,9 @@ async fn revocations_that_are_known_take_no_room_from_those_that_are_lost() {
     let over = Revocation { key: "another".to_owned(), until: 1, ..Revocation::default() };
     let revoked = std::iter::repeat_n(over, 600).chain(lost).collect();
     restored.recall(None, &Report { revoked, ..Report::default() }).await.unwrap();
-    let known = restored.known();
-    assert_eq!(known.state.catalog.revoked().map(|one| &one.key).collect::<Vec<_>>(), [&key]);
-    assert!(known.state.members.get(&name("one")).is_none());
+    let view = restored.view();
+    assert_eq!(view.state.catalog.revoked().map(|one| &one.key).collect::<Vec<_>>(), [&key]);
+    assert!(view.state.members.get(&name("one")).is_none());
 }
 
 #[tokio::test]
@@ -455,7 +457,7 @@ async fn what_has_no_bound_is_refused() {
     for life in ["0s", "3000000d"] {
         let wrong = OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-life: {life}\n"));
         let refused = controller.apply(&put(&wrong)).await.unwrap_err();
-        assert!(refused.to_string().contains("certificate-life: write 1s to 366d"), "{refused}");
+        assert!(refused.to_string().contains("certificate-life: out of range; expected 1s to 366d"), "{refused}");
     }
     let theirs = |bytes: usize| {
         format!(
@@ -471,11 +473,11 @@ async fn what_has_no_bound_is_refused() {
         )
     };
     let refused = controller.apply(&put(&theirs(300 << 10))).await.unwrap_err();
-    assert!(refused.to_string().contains("a provider's document 262144 at most"), "{refused}");
+    assert!(refused.to_string().contains("at most 262144 for a provider's document"), "{refused}");
     controller.apply(&put(&theirs(3 << 10))).await.unwrap();
 }
 
-/// While changes go out in waves, a provider that applies again and again does not keep others from changes.
+/// A provider that applies repeatedly during rollouts does not block other owners.
 #[tokio::test]
 async fn providers_have_turns_where_changes_go_out_in_waves() {
     let directory = tempfile::tempdir().unwrap();
@@ -492,22 +494,22 @@ async fn providers_have_turns_where_changes_go_out_in_waves() {
     let all = format!("{overlay}---\n{{kind: User, provider: acme, name: u, nodes: one}}\n");
     controller.apply(&Request { is_now: true, ..put(&all) }).await.unwrap();
     let finish = async || {
-        let of = controller.known().state.rollout.as_ref().unwrap().of;
+        let of = controller.view().state.rollout.as_ref().unwrap().of;
         controller.finish("operator/root", of).await.unwrap();
     };
     controller.apply(&service("acme", 1)).await.unwrap();
     for provider in ["carla", "bella", "carla"] {
-        assert!(matches!(controller.apply(&service(provider, 1)).await, Err(Refused::Busy(_))));
+        assert!(matches!(controller.apply(&service(provider, 1)).await, Err(ApplyError::Busy(_))));
     }
     finish().await;
-    // Waiting owners come first, in order; a refusal needs an owner who waits.
-    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
-    assert!(matches!(controller.apply(&service("bella", 2)).await, Err(Refused::Turn)));
+    // Waiting owners come first, in order. A turn is refused only if another owner waits.
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Turn)));
+    assert!(matches!(controller.apply(&service("bella", 2)).await, Err(ApplyError::Turn)));
     controller.apply(&service("carla", 2)).await.unwrap();
     finish().await;
-    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Turn)));
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Turn)));
     controller.apply(&service("bella", 2)).await.unwrap();
-    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(Refused::Busy(_))));
+    assert!(matches!(controller.apply(&service("acme", 2)).await, Err(ApplyError::Busy(_))));
     finish().await;
     controller.apply(&service("acme", 2)).await.unwrap();
     finish().await;

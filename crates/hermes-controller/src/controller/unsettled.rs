@@ -1,7 +1,6 @@
-//! Changes whose outcome is unknown: the store did not answer in time, and may have made them all the same.
+//! Changes with an unknown outcome: the store did not answer in time, and may have made them.
 //!
-//! In: an entry that may have been appended, and what is read from the store afterwards. Out: for each entry, whether
-//! it was made, once a later read shows that.
+//! In: an entry that may have been appended, and entries read later. Out: for each entry, whether it was made.
 //! Never: an entry that counts as made because its revision exists; its bytes are compared with those in the store.
 
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::push::sha256;
+use crate::digest::sha256;
 use crate::store::Revision;
 
 /// The maximum number of unsettled changes; beyond it the oldest are forgotten.
@@ -69,8 +68,8 @@ impl Outcomes {
     }
 
     /// The lowest revision up to this one with an unknown outcome: it was read before the change was added.
-    pub(super) fn passed(&self, known: Revision) -> Option<Revision> {
-        self.lock().unsettled.iter().map(|one| one.revision).filter(|revision| *revision <= known).min()
+    pub(super) fn passed(&self, view: Revision) -> Option<Revision> {
+        self.lock().unsettled.iter().map(|one| one.revision).filter(|revision| *revision <= view).min()
     }
 
     /// Waits until an outcome is unknown, and then for `pause`.

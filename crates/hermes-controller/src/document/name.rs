@@ -1,7 +1,7 @@
 //! Names of documents, and references to them.
 //!
-//! In: text. Out: a name that may stand in a file's name, a URI and a header; a reference that may say whose it is.
-//! Never: the name of a host: services are known to applications by their authorities, which follow other rules.
+//! In: text. Out: a name that is safe in file names, URIs and headers; or a reference with an optional provider.
+//! Never: host names. Applications know services by authorities, which follow other rules.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hermes_model::document::scalar::text_scalar;
 
-/// The longest name: as long as a label of DNS.
+/// The maximum length of a name, as of a DNS label.
 const MAX_NAME: usize = 63;
 
 /// A document's name: 1 to 63 letters, digits, `-`, `_` and `.`, the first a letter or a digit.
@@ -17,7 +17,7 @@ const MAX_NAME: usize = 63;
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// What comes before any name.
+    /// The lower bound of all names.
     pub(crate) fn lowest() -> Self {
         Self(Arc::from(""))
     }
@@ -40,7 +40,7 @@ impl FromStr for Name {
         }
         let shown: String = text.chars().take(MAX_NAME).collect();
         Err(format!(
-            "{shown:?} is no name; write 1 to {MAX_NAME} letters, digits, hyphens, underscores and dots, \
+            "invalid name {shown:?}; expected 1 to {MAX_NAME} letters, digits, hyphens, underscores and dots, \
              beginning with a letter or a digit"
         ))
     }
@@ -58,12 +58,12 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A document of the same provider by its name, or another's as `PROVIDER/NAME`.
+/// A reference: the name of a document of the same provider, or `PROVIDER/NAME`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
-    /// Whose. `None`: the same provider's as the one who names it.
+    /// The provider. `None`: the provider of the document that has the reference.
     pub provider: Option<Name>,
-    /// Its name.
+    /// The name.
     pub name: Name,
 }
 

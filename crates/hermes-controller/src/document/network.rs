@@ -1,4 +1,4 @@
-//! A network: prefixes of addresses, where their packets come out, and for whom.
+//! A network: prefixes of addresses, their gateways, and their audience.
 
 use hermes_model::document::policy::Timeout;
 use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Prefix};
@@ -12,46 +12,47 @@ use super::service::Audience;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Network {
-    /// Its addresses. Devices of those who may use it take what is for them.
+    /// The addresses. Devices of its users capture packets to these.
     pub prefixes: Many<Prefix>,
-    /// Where its packets come out.
+    /// The gateways.
     pub at: Many<Gateway>,
-    /// Who may use it. Nobody else does.
+    /// The audience: nobody else may use the network.
     #[serde(rename = "for")]
     pub audience: Audience,
-    /// How long is waited; at each node.
+    /// Timeouts at each node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,
 }
 
-/// A node that has a device whose packets are this network's.
+/// A node with a device that carries packets of this network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Gateway {
-    /// Which node.
+    /// The name of the node.
     pub node: Name,
-    /// Its device, which is made; other networks of that node may have the same. Default: `ip-` and the network's name.
+    /// The device, which Hermes creates. Several networks of a node may share one. Default: `ip-` and the network's
+    /// name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
-    /// Addresses of that device, at which the node itself is reached.
+    /// Addresses of the device, at which the node itself is reachable.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<HostAddress>,
-    /// Prefixes that clients get their addresses from.
+    /// Prefixes from which clients get their addresses.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub assign: Many<Prefix>,
-    /// Whether clients may have whole networks of `assign`.
+    /// True if clients may get whole networks of `assign`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub assign_networks: bool,
-    /// Whether what leaves the node comes from the node's own address.
+    /// True if packets leave the node with the node's own address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub nat: bool,
-    /// Where all packets go there, whatever address they are for.
+    /// The destination of all packets, whatever address they have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inner: Option<HostAddress>,
 }
 
 impl Gateway {
-    /// The device that the packets of a network of this name come out of: a name that the kernel takes.
+    /// The device of a network of this name: a name that the kernel accepts.
     pub fn device_of(&self, network: &Name) -> Option<DeviceName> {
         let own = || format!("ip-{}", network.as_str().chars().take(12).collect::<String>()).parse().ok();
         self.device.clone().or_else(own)

@@ -1,4 +1,4 @@
-//! A node: where others dial it, whom it dials, and what its device gets.
+//! A node: its address, its links, and its apps.
 
 use hermes_model::document::listener::Listener;
 use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Period, Prefix};
@@ -15,37 +15,37 @@ use super::overlay::Probes;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Node {
-    /// Standalone ones carry what others send to each other; dependent ones are where it begins and ends.
+    /// The role: a standalone node forwards sessions of others; at a dependent node sessions begin and end.
     #[serde(default, skip_serializing_if = "is_default")]
     pub role: Role,
-    /// The program that it is.
+    /// The program that the node runs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: Program,
-    /// Where other nodes dial it. `None`: nobody can.
+    /// The address that other nodes dial. `None`: nobody can dial the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<HostPort>,
-    /// Where it listens for them. `None`: at all addresses, at the port of `address`.
+    /// The address that the node listens at. `None`: all addresses, at the port of `address`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// Whether others dial it over HTTP/3.
+    /// True if others dial the node over HTTP/3.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
-    /// Nodes that it dials. Where both name each other, or one has no address, one link carries both ways.
+    /// Nodes that this node dials. If both list each other, or one has no address, one link carries both directions.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub links: Many<Name>,
-    /// Providers whose services, users and groups may be on it. Without meaning where the overlay has none.
+    /// Providers whose services, users and groups may use the node. Ignored if the overlay has no providers.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub providers: Many<Name>,
-    /// Where programs of its device find the overlay.
+    /// Listeners for programs of the node's device.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub apps: Many<App>,
-    /// Listeners as a node document has them, beside those.
+    /// Further listeners, as in a node document.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub listeners: Vec<Listener>,
-    /// Admin endpoint.
+    /// The admin endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<Bind>,
-    /// How long a drain waits.
+    /// The drain timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
     /// True if the node gets no new sessions, so that it can be removed. `None` leaves a drain as it is, so that
@@ -55,16 +55,16 @@ pub struct Node {
     /// Worker threads.
     #[serde(default, skip_serializing_if = "is_default")]
     pub workers: Workers,
-    /// How connections are spread over workers.
+    /// The distribution of connections over workers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dispatch: Dispatch,
-    /// Where session records go.
+    /// The destination of the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
     /// Limits other than the overlay's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,
-    /// How it asks after those it sends to, where it has others.
+    /// Health checks of next hops, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Probes>,
 }
@@ -76,48 +76,48 @@ impl Node {
     }
 }
 
-/// What a node is.
+/// The program of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Program {
     /// `hermes proxy`.
     #[default]
     Hermes,
-    /// Envoy, which is configured over xDS.
+    /// Envoy, configured over xDS.
     Envoy,
 }
 
-/// One place where programs of a device find the overlay, as one user, who may be the only one of that node.
+/// A listener for programs of a device, for sessions of one user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct App {
-    /// Where it listens: all but `tun`.
+    /// The address to listen at; not for `tun`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// What programs speak there.
+    /// The protocol that programs use.
     #[serde(default, skip_serializing_if = "is_default")]
     pub protocol: Speech,
-    /// Where a stream or a flow goes that names no target: of `tcp` and `udp`.
+    /// For `tcp` and `udp`: the target of streams and flows, which name none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
-    /// Of `tun`: the device, which is made. Default: `hermes0`.
+    /// For `tun`: the device, which Hermes creates. Default: `hermes0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
-    /// Of `tun`: its addresses, which its packets come from.
+    /// For `tun`: the addresses of the device, from which its packets come.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub address: Many<HostAddress>,
-    /// For `dns`: the prefixes whose addresses stand for names. Default: `100.64.0.0/10`.
+    /// For `dns`: the prefixes of virtual addresses of names. Default: `100.64.0.0/10`.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub addresses: Many<Prefix>,
     /// For `dns`: the servers of all other names. Default: the system's.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub forward: Many<String>,
-    /// Whose sessions these are. `None`: the node's only user.
+    /// The user of these sessions. `None`: the node's only user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<Reference>,
 }
 
-/// What programs speak.
+/// The protocol that programs use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Speech {
@@ -126,9 +126,9 @@ pub enum Speech {
     Http,
     /// SOCKS 5.
     Socks5,
-    /// Bytes for one target.
+    /// A byte stream to one target.
     Tcp,
-    /// Datagrams for one target.
+    /// Datagrams to one target.
     Udp,
     /// The packets of a device for the networks that its user may use.
     Tun,

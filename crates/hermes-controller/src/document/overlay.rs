@@ -1,4 +1,4 @@
-//! The overlay as a whole: what its nodes have in common, and whom it serves.
+//! The overlay as a whole: its providers, and the defaults of its nodes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,23 +14,23 @@ use serde::{Deserialize, Serialize};
 
 use super::name::Name;
 
-/// `kind: Overlay`. Its name is that of the trust domain: certificates say `spiffe://NAME/node/...`.
+/// `kind: Overlay`. Its name is the trust domain: certificates have `spiffe://NAME/node/...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Overlay {
-    /// Service providers. Where there are any, services, users and groups are theirs; where there are none, the operator's.
+    /// Service providers. With providers, services, users and groups belong to them; without, to the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub providers: BTreeMap<Name, Provider>,
-    /// How long a certificate of a node lives. It is renewed when two thirds of that are over. Default: a day.
+    /// The lifetime of a node's certificate, which is renewed after two thirds. Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_life: Option<Period>,
-    /// How a change goes out to nodes. Absent: to all at once.
+    /// The rollout of changes. Absent: all nodes get a change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Waves>,
     /// Programs that nodes may run. Absent: any.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub programs: Many<ProgramDigest>,
-    /// What nodes have that do not say otherwise.
+    /// Defaults of nodes.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub nodes: Defaults,
 }
@@ -40,7 +40,7 @@ pub struct Overlay {
 pub struct ProgramDigest(String);
 
 impl ProgramDigest {
-    /// Whether it is the one with this digest, in hex.
+    /// True if this is the digest, in hex.
     pub fn is(&self, digest: &str) -> bool {
         self.0 == digest
     }
@@ -51,7 +51,7 @@ impl FromStr for ProgramDigest {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let is_digest = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let wrong = || format!("{text:?} is no SHA-256; write its 64 hexadecimal digits, as sha256sum prints them");
+        let wrong = || format!("invalid SHA-256 {text:?}; expected 64 hexadecimal digits, as sha256sum prints them");
         is_digest.then(|| Self(text.to_ascii_lowercase())).ok_or_else(wrong)
     }
 }
@@ -64,15 +64,15 @@ impl fmt::Display for ProgramDigest {
 
 text_scalar!(ProgramDigest, "a string (SHA-256 in hex)");
 
-/// Nodes take a change in waves, each larger than the one before; where it does not go well, all of it is taken back.
+/// A rollout in waves: each wave is larger than the one before. A failure rolls the change back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Waves {
-    /// Nodes of the first wave. Default 1.
+    /// The number of nodes of the first wave. Default 1.
     pub first: NonZeroUsize,
-    /// How many times as many the next one has. Default 4.
+    /// The factor by which waves grow. Default 4.
     pub growth: NonZeroUsize,
-    /// How long a wave's nodes have to go on well before the next one. Default 10 s.
+    /// The time that the nodes of a wave must stay healthy before the next one. Default 10 s.
     pub settle: Period,
 }
 
@@ -83,16 +83,16 @@ impl Default for Waves {
     }
 }
 
-/// One that the overlay serves: none sees or names what is another's.
+/// A service provider. Providers neither see nor name each other's documents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Provider {
-    /// How much it may have.
+    /// The provider's limits.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub quota: Quota,
 }
 
-/// How many documents of each kind a provider may have, and how much of a node that it shares.
+/// Limits of a provider: documents of each kind, and its part of a shared node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Quota {
@@ -102,9 +102,9 @@ pub struct Quota {
     pub users: usize,
     /// Default 1,000.
     pub groups: usize,
-    /// Memory that caches and custody of all its services may take on a node. Default 4 GiB.
+    /// The memory for caches and custody of all its services on a node. Default 4 GiB.
     pub memory: Size,
-    /// Disk likewise. Default 64 GiB.
+    /// The disk space for caches and custody. Default 64 GiB.
     pub disk: Size,
 }
 
@@ -114,47 +114,47 @@ impl Default for Quota {
     }
 }
 
-/// Sections of a node document that nodes have in common; see `docs/reference/node-document.md`.
+/// Defaults of nodes; see `docs/reference/node-document.md`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Defaults {
-    /// Admin endpoint.
+    /// The admin endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<Bind>,
-    /// How long a drain waits.
+    /// The drain timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Period>,
-    /// Where session records go.
+    /// The destination of the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
-    /// Limits other than the defaults.
+    /// Limits other than the built-in ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,
-    /// How a node asks after those it sends to, where it has others.
+    /// Health checks of next hops, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Probes>,
 }
 
-/// How a node asks after its neighbours: `health` of an upstream, without a path.
+/// Health checks of neighbours: `health` of an upstream, without a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Probes {
-    /// Between two probes of one of them. Default 5 s.
+    /// The interval between two probes. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Period>,
-    /// For one probe. Default 2 s, or the interval where that is shorter.
+    /// The timeout of a probe. Default 2 s, or the interval if that is shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Period>,
-    /// Successes in a row. Default 2.
+    /// Successes in a row that make an endpoint healthy. Default 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub healthy: Option<u32>,
-    /// Failures in a row. Default 3.
+    /// Failures in a row that make an endpoint unhealthy. Default 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy: Option<u32>,
 }
 
 impl Probes {
-    /// As an upstream has it.
+    /// The section of an upstream.
     pub(crate) fn health(self) -> Health {
         let Self { interval, timeout, healthy, unhealthy } = self;
         Health { path: None, interval, timeout, healthy, unhealthy }

@@ -1,4 +1,4 @@
-//! A service: a name, where it lives, and for whom.
+//! A service: its authorities, its replicas, and its audience.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,42 +20,42 @@ use super::name::{Name, Reference};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Service {
-    /// What applications call it. Default: its name.
+    /// The authorities that applications use. Default: the service's name.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub authority: Many<AuthorityPattern>,
-    /// Paths, where it is not all of them.
+    /// The paths of the service. Default: all.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub path: Many<PathPattern>,
-    /// Methods, where it is not all of them.
+    /// The methods of the service. Default: all.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub method: Many<MethodName>,
-    /// Where it lives.
+    /// The replicas.
     pub at: Many<Replica>,
-    /// Who may use it. Nobody else does.
+    /// The audience: nobody else may use the service.
     #[serde(rename = "for")]
     pub audience: Audience,
-    /// How often it is asked again; at the node where a session begins.
+    /// Retries, at the node where a session begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// How long is waited for it; at each node.
+    /// Timeouts, at each node.
     #[serde(default, skip_serializing_if = "is_default")]
     pub timeout: Timeout,
     /// Custody between nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custody: Option<Custody>,
-    /// Answers that are kept; at the node where a session begins.
+    /// Caching, at the node where a session begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
-    /// Its rate limit; at the node where a session begins.
+    /// Rate limiting, at the node where a session begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<Pace>,
-    /// Whether it is asked until there is an answer; at the node where a session begins.
+    /// Resumable downloads, at the node where a session begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retrieve: Option<Retrieve>,
-    /// What is written anew; where it lives.
+    /// Rewriting, at the replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewrite: Option<Rewrite>,
-    /// What becomes of flows when a route changes.
+    /// The effect of a route change on flows.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_change: OnChange,
 }
@@ -111,36 +111,36 @@ impl Service {
     }
 }
 
-/// One place where a service lives: a node, and what that has of it. One of `http`, `tcp` and `udp`, or several.
+/// A replica: a node, and the origin that it dials, by one or several of `http`, `tcp` and `udp`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Replica {
-    /// Which node.
+    /// The name of the node.
     pub node: Name,
-    /// An HTTP server that it dials.
+    /// The HTTP origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<Target>,
-    /// A TCP server.
+    /// The TCP origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp: Option<Target>,
-    /// A UDP server.
+    /// The UDP origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Target>,
-    /// Which addresses `authority` may be.
+    /// The address ranges that `authority` may dial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,
 }
 
-/// Who may use a service.
+/// The audience of a service or network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Whoever is at a node that serves its provider: with a user or without.
+    /// Everyone at a node that serves its provider, with a user or without.
     Everyone,
-    /// These.
+    /// Named users and groups.
     Those {
-        /// By their names.
+        /// Users by name.
         users: Many<Reference>,
-        /// All of these groups.
+        /// All users of these groups.
         groups: Many<Reference>,
     },
 }
@@ -180,14 +180,16 @@ impl<'de> Deserialize<'de> for Audience {
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Audience, E> {
                 match text {
                     EVERYONE => Ok(Audience::Everyone),
-                    _ => Err(E::custom(format!("{text:?} is nobody; write everyone, or {{users: [{text}]}}"))),
+                    _ => {
+                        Err(E::custom(format!("unknown audience {text:?}; expected everyone, or {{users: [{text}]}}")))
+                    }
                 }
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Audience, A::Error> {
                 let Those { users, groups } = Those::deserialize(MapAccessDeserializer::new(map))?;
                 if users.is_empty() && groups.is_empty() {
-                    return Err(de::Error::custom("nobody is named; write users, groups, or everyone"));
+                    return Err(de::Error::custom("empty audience; add users or groups, or write everyone"));
                 }
                 Ok(Audience::Those { users, groups })
             }

@@ -1,4 +1,4 @@
-//! Documents are read with every problem told, and are written as they were read.
+//! Documents are parsed with all their problems reported, and serialised as they were read.
 
 #![allow(clippy::unwrap_used)]
 
@@ -58,13 +58,13 @@ rôle: 3
 ";
     let said: Vec<_> = read(text).unwrap_err().iter().map(ToString::to_string).collect();
     let expected = [
-        "document 1: name: \"x y\" is no name",
-        "document 2: kind: \"Nod\" is no kind of document; write one of Overlay, Node",
+        "document 1: name: invalid name \"x y\"",
+        "document 2: kind: unknown kind of document \"Nod\"; expected one of Overlay, Node",
         "document 3: kind: Objective is not in this version of Hermes; leave it out",
         "Service/acme/VIDEO: fro: unknown key \"fro\" (did you mean \"for\"?)",
         "Service/acme/VIDEO: at.http: ",
         "Service/acme/VIDEO: for: missing key \"for\"",
-        "Node/acme/VIDEO: provider: a Node is the operator's; leave provider out",
+        "Node/acme/VIDEO: provider: a Node belongs to the operator; leave provider out",
         "Node/acme/VIDEO: rôle: ",
     ];
     for words in expected {

@@ -1,4 +1,4 @@
-//! Users, and groups of them.
+//! Users, and groups of users.
 
 use hermes_model::document::scalar::Many;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use super::name::Name;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct User {
-    /// Nodes that may speak for this user.
+    /// Nodes that may claim this user.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub nodes: Many<Name>,
 }
@@ -18,7 +18,7 @@ pub struct User {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Group {
-    /// Who is in it: users of the same provider.
+    /// The members: users of the same provider.
     #[serde(default, skip_serializing_if = "Many::is_empty")]
     pub users: Many<Name>,
 }

@@ -1,87 +1,87 @@
-//! One authority follows another: how far nodes are, and the moment at which the newer one signs.
+//! CA rotation: the progress of each node, and the moment at which the new CA signs.
 //!
-//! In: what nodes say of whom they trust and who issued their certificates. Out: who is not there yet, and the next step of the
-//! rotation when all that are connected are.
-//! Never: the last step. That the older authority is trusted no more is for an operator to say.
+//! In: the trusted CAs and the issuer that each node reports. Out: the nodes that are not ready, and the next phase
+//! once all connected nodes are.
+//! Never: the last phase. An operator decides when the old CA is no longer trusted.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{BEAT, Push};
+use super::{Push, RETRY_INTERVAL};
 use crate::audit::Event;
-use crate::controller::{Known, now};
+use crate::controller::{StateView, now};
 use crate::document::Name;
 
-/// A controller that has just begun waits so long for nodes to come before it takes their silence for agreement.
-const ARRIVAL: Duration = Duration::from_secs(10);
+/// The time that nodes get to connect after a start, before disconnected nodes are ignored.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Words of nodes within this are counted together.
-const TOGETHER: Duration = Duration::from_millis(50);
+/// Reports within this time are evaluated together.
+const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-/// How far a node is.
+/// The progress of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Progress {
-    /// Which one.
+    /// The name of the node.
     pub name: Name,
-    /// It is there.
+    /// True if the node is connected.
     pub connected: bool,
-    /// It trusts all that it is to trust.
+    /// True if the node trusts all CAs that it must trust.
     pub trusts: bool,
-    /// The authority that signs has issued its certificate.
+    /// True if the CA that signs issued the node's certificate.
     pub current: bool,
-    /// Why the next step has to wait for it; empty: it has not.
-    pub lacks: Lacking,
+    /// The reason why the next phase waits for the node; empty if it does not.
+    pub lacks: Blocker,
 }
 
-/// Why the next step has to wait for a node.
+/// The reason why the next phase waits for a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Lacking(pub String);
+pub struct Blocker(pub String);
 
 impl Push {
-    /// How far each node that has enrolled is.
-    pub fn progress(&self, known: &Known) -> Vec<Progress> {
-        let trust = known.state.trust().unwrap_or_default();
-        let is_leaving = known.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
-        let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-        // Those that were issued before that are over by then.
-        let over = since.saturating_add(known.state.longest_life());
+    /// The progress of each enrolled node.
+    pub fn progress(&self, view: &StateView) -> Vec<Progress> {
+        let trust = view.state.trust().unwrap_or_default();
+        let is_leaving = view.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
+        let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
+        // Certificates issued before the rotation have expired by then.
+        let over = since.saturating_add(view.state.longest_life());
         let of = |name: &Name| {
-            let seen = self.look(|roll| roll.trusting(name).cloned()).unwrap_or_default();
-            let (connected, says) = (seen.is_there(), !seen.authorities.is_empty());
-            let trusts = says && trust.fingerprints.is_subset(&seen.authorities);
-            let current = seen.issuer == trust.issuer;
+            let status = self.look(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
+            let (connected, says) = (status.is_there(), !status.authorities.is_empty());
+            let trusts = says && trust.fingerprints.is_subset(&status.authorities);
+            let current = status.issuer == trust.issuer;
             let lacks = match (is_leaving, connected) {
                 (None, _) | (Some(false), false) => "",
                 (Some(_), true) if !says => {
-                    "does not say whom it trusts: an older program, or an Envoy without its `hermes envoy`"
+                    "does not report its trusted CAs: an older program, or an Envoy without its `hermes envoy`"
                 }
-                (Some(_), true) if !trusts => "does not trust the new authority yet",
-                (Some(true), true) if !current => "still has a certificate of the authority that goes",
+                (Some(_), true) if !trusts => "does not trust the new CA yet",
+                (Some(true), true) if !current => "still has a certificate of the old CA",
                 (Some(true), false) if !current && now() < over => {
-                    "is away, and its certificate may be of the authority that goes"
+                    "is disconnected, and may have a certificate of the old CA"
                 }
                 _ => "",
             };
-            Progress { name: name.clone(), connected, trusts, current, lacks: Lacking(lacks.to_owned()) }
+            Progress { name: name.clone(), connected, trusts, current, lacks: Blocker(lacks.to_owned()) }
         };
-        let nodes = known.state.members.keys().filter(|name| known.state.catalog.node(name).is_some());
+        let nodes = view.state.members.keys().filter(|name| view.state.catalog.node(name).is_some());
         nodes.map(of).collect()
     }
 
-    /// Has the newer authority sign as soon as all that are connected trust it, for as long as it is polled.
+    /// Has the new CA sign once all connected nodes trust it, for as long as it is polled.
     pub(crate) async fn rotate(&self) {
         let (mut trust, mut said) = (self.controller.trust(), self.said());
-        let arrival = tokio::time::Instant::now() + ARRIVAL;
+        let arrival = tokio::time::Instant::now() + ARRIVAL_TIMEOUT;
         loop {
             trust.borrow_and_update();
             said.borrow_and_update();
-            let known = self.controller.known();
-            let is_wanted = known.state.rotation.as_ref().is_some_and(|rotation| !rotation.is_leaving);
-            let since = known.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-            let progress = if is_wanted { self.progress(&known) } else { Vec::new() };
+            let view = self.controller.view();
+            let is_wanted = view.state.rotation.as_ref().is_some_and(|rotation| !rotation.is_leaving);
+            let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
+            let progress = if is_wanted { self.progress(&view) } else { Vec::new() };
             let is_ready = progress.iter().all(|node| node.lacks.0.is_empty());
             let is_early = tokio::time::Instant::now() < arrival && progress.iter().any(|node| !node.connected);
             if is_wanted && is_ready && !is_early {
@@ -91,9 +91,11 @@ impl Push {
                         self.audit.tell(Event { revision: Some(revision), ..event });
                         continue;
                     }
-                    Err(error) => tracing::warn!(again_in = ?BEAT, "the new authority signs nothing yet: {error}"),
+                    Err(error) => {
+                        tracing::warn!(again_in = ?RETRY_INTERVAL, "cannot switch to the new CA: {error}")
+                    }
                 }
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
                 continue;
             }
             let pause = async {
@@ -108,8 +110,8 @@ impl Push {
                     if changed.is_err() {
                         return;
                     }
-                    // What others say at the same time is counted with it: all nodes do.
-                    tokio::time::sleep(TOGETHER).await;
+                    // All nodes report at about the same time; one evaluation is enough.
+                    tokio::time::sleep(BATCH_DELAY).await;
                 }
                 () = pause => {}
             }

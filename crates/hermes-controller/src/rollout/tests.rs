@@ -1,4 +1,4 @@
-//! While a change is on its way, sessions that have a way before it and after it have one at every moment.
+//! During a change, sessions that have a path before it and after it have one at every moment.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use crate::catalog::Catalog;
 use crate::compile::Plan;
 use crate::document::{Key, Name, Resource, read};
 
-/// Chance that can be had again.
+/// A reproducible random number generator.
 struct Chance(u64);
 
 impl Chance {
@@ -89,7 +89,7 @@ fn change(chance: &mut Chance) -> Vec<Resource> {
     read(&text).unwrap()
 }
 
-/// What each node runs.
+/// The document of each node.
 #[derive(Default)]
 struct Fleet {
     bytes: BTreeMap<Name, Bytes>,
@@ -108,7 +108,7 @@ impl Fleet {
         self.bytes.insert(node.clone(), bytes.clone());
     }
 
-    /// Sessions that have a way.
+    /// Sessions that have a path.
     fn arriving(&self) -> BTreeSet<(u64, u64)> {
         let all = (0..USERS).flat_map(|user| (0..SERVICES).map(move |service| (user, service)));
         all.filter(|one| self.leads(*one).is_ok()).collect()
@@ -119,7 +119,7 @@ impl Fleet {
         session.goes(&format!("d{user}"), &mut Vec::new())
     }
 
-    /// Alternates on the ways of all sessions that have one, each of which leads there and not back to whom it stands in for.
+    /// Alternates on the paths of all sessions. Each alternate leads to the service, and not back.
     fn alternates(&self) -> Result<usize, String> {
         let mut count = 0;
         for (user, service) in self.arriving() {
@@ -138,7 +138,7 @@ impl Fleet {
     }
 }
 
-/// Routers are at 192.0.2.N, and servers at 192.0.2.9N.
+/// Routers have addresses 192.0.2.N, and servers 192.0.2.9N.
 fn names(endpoints: &Many<Endpoint>) -> Vec<String> {
     let name = |endpoint: &Endpoint| match endpoint {
         Endpoint::Node(node) => node.clone(),
@@ -157,7 +157,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// To which neighbours this node sends it, and to which while none of these is up.
+    /// The next hops of a session at this node, and its alternates.
     fn next(&self, node: &str) -> Result<(Vec<String>, Vec<String>), String> {
         let document = self.fleet.get(&node.parse().unwrap()).ok_or_else(|| format!("{node} has nothing"))?;
         let is_for = |pattern: &UserPattern| matches!(pattern, UserPattern::Is(name) if **name == *self.user);
@@ -173,7 +173,7 @@ impl Session<'_> {
         Ok((names(&upstream.endpoints), names(&upstream.backup)))
     }
 
-    /// Whether it arrives from this node, whichever neighbours are taken. `way`: where it was.
+    /// True if the session arrives from this node by every choice of neighbours. `way` collects the nodes passed.
     fn goes(&self, node: &str, way: &mut Vec<String>) -> Result<(), String> {
         if way.iter().any(|before| before == node) {
             return Err(format!("comes to {node} again"));
@@ -187,7 +187,7 @@ impl Session<'_> {
         arrives
     }
 
-    /// Nodes that it may come by.
+    /// All nodes that the session may pass.
     fn way(&self, node: &str) -> BTreeSet<String> {
         let next = self.next(node).map(|(next, _)| next).unwrap_or_default();
         let behind = next.iter().flat_map(|next| self.way(next));
@@ -195,7 +195,7 @@ impl Session<'_> {
     }
 }
 
-/// Nodes take a step one by one, in any order: what has a way before and after has one all the time.
+/// Nodes take a step one by one, in random order. Sessions with a path before and after the change always have one.
 fn take(step: &Step, running: &mut Fleet, always: &BTreeSet<(u64, u64)>, chance: &mut Chance, what: &str) {
     let mut order: Vec<_> = step.iter().collect();
     while !order.is_empty() {
@@ -238,7 +238,7 @@ fn walk(seed: u64, count: &mut Count) {
         rollout = Rollout::begin(rollout.as_ref(), (&plan, &after), &nodes, revision);
         count.changes += 1;
         count.by_steps += usize::from(rollout.is_some());
-        // The next change may come before this one is done.
+        // The next change may begin before this one is done.
         let mut steps = if chance.below(3) == 0 { chance.below(4) } else { 100 };
         while let Some(rolling) = rollout.take_if(|_| steps > 0) {
             take(rolling.current(), &mut running, &always, &mut chance, &what);
@@ -250,7 +250,7 @@ fn walk(seed: u64, count: &mut Count) {
         }
         if let Some(rolling) = &rollout {
             count.superseded += 1;
-            // Some have taken the step by then.
+            // Some nodes have taken the step by then.
             let some = rolling.current().clone().into_iter().filter(|_| chance.below(2) == 0).collect();
             take(&some, &mut running, &always, &mut chance, &what);
         } else {

@@ -1,14 +1,10 @@
-//! The store that several controllers share: etcd, by its own gRPC (v3).
+//! The store for several controllers: etcd, by its own gRPC (v3).
 //!
-//! In: where its members are. Out: a log that any number of controllers append to, and none has anything of its own.
-//! Never: an entry twice. Where the answer to an append is lost, the store is read to see what became of it.
-//!
-//! Below one prefix: `log/REVISION` has an entry, `base` what the first ones came to. What is larger than etcd takes at once is
-//! in parts beside it, which are written first; nobody knows of them before what names them is there. The last entry of a base
-//! stays in the log, so that who appends behind it can be told from who is behind.
+//! In: the addresses of etcd's members. Out: a log that any number of controllers append to.
+//! Never: an entry twice. If the answer to an append is lost, the store is read to learn its outcome.
 
 mod message;
-mod shared;
+mod status;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,40 +20,40 @@ use self::message::{
     Compare, DeleteRangeRequest, Operation, PutRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, Watched,
     after_last,
 };
-use super::{After, Base, Entry, MAX_ENTRY, Revision, Shared, Store, StoreError};
-use crate::client::{ClientError, Line};
+use super::{After, Base, Entry, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
+use crate::grpc::{ClientError, GrpcChannel};
 
-/// Bytes of one part: etcd takes requests of 1.5 MiB.
-const PART: usize = 1 << 20;
-/// Bytes that are read at once, at least one entry; and entries.
-const AT_ONCE: (usize, i64) = (4 << 20, 64);
-/// A request that gets no answer is tried again, at another member, for so long.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// No answer takes longer.
-const ANSWER: Duration = Duration::from_secs(5);
-/// Between two tries.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The size of a chunk: etcd accepts requests of 1.5 MiB.
+const CHUNK_BYTES: usize = 1 << 20;
+/// The maximum size of one read in bytes, and in entries; at least one entry is read.
+const MAX_READ: (usize, i64) = (4 << 20, 64);
+/// The maximum time for a request, including retries at other members.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum time for one answer.
+const ENDPOINT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval between attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How the members are known, and who we are to them, where they speak TLS.
+/// The TLS credentials for etcd.
 #[derive(Default)]
 pub struct Credentials {
-    /// Who vouches for their certificates. `None`: whom this machine trusts.
+    /// The CAs of the members' certificates. `None`: the system's.
     pub roots: Option<Roots>,
-    /// What we show, where they ask for a certificate (`--client-cert-auth`).
+    /// The client certificate, if etcd demands one (`--client-cert-auth`).
     pub own: Option<CertifiedKey>,
 }
 
 /// A log in etcd.
 pub struct Etcd {
     members: Vec<String>,
-    /// `None`: they are spoken to in the clear.
+    /// The TLS configuration. `None`: no TLS.
     tls: Option<Arc<RustlsClientConfig>>,
-    /// Which of them is spoken to.
+    /// The index of the current member.
     turn: AtomicUsize,
-    line: Mutex<Option<Line>>,
+    channel: Mutex<Option<GrpcChannel>>,
     prefix: String,
-    /// What this controller says lives as long as this.
-    lease: Mutex<Option<shared::Kept>>,
+    /// The lease of this controller's published status.
+    lease: Mutex<Option<status::HeldLease>>,
 }
 
 fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsError> {
@@ -65,28 +61,26 @@ fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsE
     tls::client_config(credentials.own.as_ref(), ServerIdentity::Name(roots), &[b"h2"])
 }
 
-/// Said at once, or not at all.
+/// The result of one request.
 type Answer<T> = Result<T, ClientError>;
 
 impl Etcd {
-    /// The store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcd://` where it is spoken to in the clear.
+    /// The store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcd://` without TLS.
     ///
     /// # Errors
-    /// It is no such address, or no TLS can be spoken with these credentials.
+    /// The address or the credentials are invalid.
     pub fn new(url: &str, credentials: Credentials) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{url:?} is no store; write etcds://HOST:PORT, or etcd://HOST:PORT without TLS, with several members \
-                 behind commas"
+                "invalid store {url:?}; expected etcds://HOST:PORT, or etcd://HOST:PORT without TLS; separate \
+                 members by commas"
             )
         };
         let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
         let tls = match scheme {
             "etcds" => Some(config(credentials).map_err(|error| error.to_string())?),
             "etcd" if credentials.roots.is_some() || credentials.own.is_some() => {
-                return Err(format!(
-                    "{url:?} is spoken to in the clear, where certificates are of no use; write etcds://"
-                ));
+                return Err(format!("{url:?} has no TLS and uses no certificates; use etcds://"));
             }
             "etcd" => None,
             _ => return Err(wrong()),
@@ -104,7 +98,7 @@ impl Etcd {
             members,
             tls,
             turn: AtomicUsize::new(0),
-            line: Mutex::default(),
+            channel: Mutex::default(),
             prefix: format!("{prefix}/"),
             lease: Mutex::default(),
         })
@@ -118,56 +112,56 @@ impl Etcd {
         format!("{}base", self.prefix).into()
     }
 
-    /// Parts of the entry, or base, of this revision begin with this.
+    /// The key prefix of the chunks of an entry or a base.
     fn parts(&self, kind: &str, revision: Revision) -> String {
         format!("{}{kind}-part/{revision:020}/", self.prefix)
     }
 
-    /// The connection, or a new one to the member whose turn it is.
-    async fn line(&self) -> Answer<Line> {
-        let mut line = self.line.lock().await;
-        if let Some(line) = &*line {
-            return Ok(line.clone());
+    /// The current connection, or a new one to the current member.
+    async fn channel(&self) -> Answer<GrpcChannel> {
+        let mut channel = self.channel.lock().await;
+        if let Some(channel) = &*channel {
+            return Ok(channel.clone());
         }
         let member = &self.members[self.turn.load(Ordering::Relaxed) % self.members.len()];
-        let made = Line::to_server(member, self.tls.as_ref()).await?;
-        *line = Some(made.clone());
+        let made = GrpcChannel::to_server(member, self.tls.as_ref()).await?;
+        *channel = Some(made.clone());
         Ok(made)
     }
 
-    /// The next request has a new connection, to the next member.
+    /// Drops the connection; the next request goes to the next member.
     async fn hang_up(&self) {
-        *self.line.lock().await = None;
+        *self.channel.lock().await = None;
         self.turn.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Asks once.
+    /// Sends a request once.
     async fn once<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
-        let asking = async { self.line().await?.unary(path, request).await };
-        let answered = tokio::time::timeout(ANSWER, asking).await;
-        let answered = answered.unwrap_or_else(|_| Err(ClientError::Silent(ANSWER)));
+        let asking = async { self.channel().await?.unary(path, request).await };
+        let answered = tokio::time::timeout(ENDPOINT_TIMEOUT, asking).await;
+        let answered = answered.unwrap_or_else(|_| Err(ClientError::Silent(ENDPOINT_TIMEOUT)));
         if answered.is_err() {
             self.hang_up().await;
         }
         answered
     }
 
-    /// Asks what may be asked again.
+    /// Sends a request that is safe to repeat.
     async fn ask<Q, A>(&self, what: &'static str, path: &'static str, request: Q) -> Result<A, StoreError>
     where
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         loop {
             match self.once(path, request.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(what, error.to_string())),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     }
@@ -176,7 +170,7 @@ impl Etcd {
         self.ask(what, message::TXN, request).await
     }
 
-    /// Writes parts of what is too large for one request; what stands in its place.
+    /// Writes a value in chunks if it is too large for one request. Returns the value that refers to them.
     async fn spread(
         &self,
         what: &'static str,
@@ -185,43 +179,43 @@ impl Etcd {
         bytes: &[u8],
     ) -> Result<Bytes, StoreError> {
         let nonce: u64 = nonce()?;
-        let mut value = BytesMut::with_capacity(9 + bytes.len().min(PART));
-        if bytes.len() <= PART {
-            value.put_u8(WHOLE);
+        let mut value = BytesMut::with_capacity(9 + bytes.len().min(CHUNK_BYTES));
+        if bytes.len() <= CHUNK_BYTES {
+            value.put_u8(INLINE);
             value.put_u64(nonce);
             value.put_slice(bytes);
             return Ok(value.freeze());
         }
         let at = format!("{}{nonce:016x}/", self.parts(kind, revision));
-        for (number, part) in bytes.chunks(PART).enumerate() {
+        for (number, part) in bytes.chunks(CHUNK_BYTES).enumerate() {
             let key = Bytes::from(format!("{at}{number:06}"));
             let put = PutRequest { key, value: Bytes::copy_from_slice(part), lease: 0 };
             self.txn(what, TxnRequest::new([], [Operation::put(put)])).await?;
         }
-        value.put_u8(SPREAD);
+        value.put_u8(CHUNKED);
         value.put_u64(nonce);
         value.put_u64(bytes.len() as u64);
         value.put_slice(at.as_bytes());
         Ok(value.freeze())
     }
 
-    /// What was spread.
+    /// Reads a value and its chunks.
     async fn gather(&self, what: &'static str, mut value: Bytes) -> Result<Bytes, StoreError> {
-        let cut = || StoreError::Foreign(self.members.join(","), "an entry is cut off".to_owned());
+        let cut = || StoreError::Foreign(self.members.join(","), "truncated entry".to_owned());
         if value.len() < 9 {
             return Err(cut());
         }
         let tag = value.get_u8();
         value.get_u64();
-        if tag == WHOLE {
+        if tag == INLINE {
             return Ok(value);
         }
-        if tag != SPREAD || value.len() < 8 {
+        if tag != CHUNKED || value.len() < 8 {
             return Err(cut());
         }
         let length = usize::try_from(value.get_u64()).map_err(|_| cut())?;
         let mut whole = BytesMut::new();
-        for number in 0..length.div_ceil(PART) {
+        for number in 0..length.div_ceil(CHUNK_BYTES) {
             let key = [&value[..], format!("{number:06}").as_bytes()].concat();
             let range: RangeResponse = self.ask(what, message::RANGE, RangeRequest::of(key)).await?;
             whole.extend_from_slice(&range.kvs.first().ok_or_else(cut)?.value);
@@ -240,8 +234,8 @@ impl Etcd {
         });
         let put = Operation::put(PutRequest { key: self.key(next), value: value.clone(), lease: 0 });
         let request = TxnRequest::new(compare, [put]);
-        let deadline = Instant::now() + PATIENCE;
-        // A try has reached a member, and its answer was lost.
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        // True after an attempt whose answer was lost.
         let mut is_open = false;
         loop {
             let answered = self.once::<_, TxnResponse>(message::TXN, request.clone()).await;
@@ -249,7 +243,7 @@ impl Etcd {
             is_open |= answered.as_ref().is_err_and(|error| !matches!(error, ClientError::Unreachable { .. }));
             match answered {
                 Ok(answer) if answer.succeeded => return Ok(next),
-                // It may be what was written at the try before, whose answer was lost.
+                // The entry may be this one, written by the attempt whose answer was lost.
                 Ok(_) => {
                     let range: Result<RangeResponse, _> =
                         self.ask(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await;
@@ -263,7 +257,7 @@ impl Etcd {
                     return Err(StoreError::Unknown(error.to_string()));
                 }
                 Err(error) if Instant::now() > deadline => return Err(StoreError::Unable(WHAT, error.to_string())),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     }
@@ -273,10 +267,10 @@ impl Etcd {
         let entries = RangeRequest {
             key: self.key(after + 1),
             range_end: after_last(&format!("{}log/", self.prefix)),
-            limit: AT_ONCE.1,
+            limit: MAX_READ.1,
         };
         let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
-        // Both at one moment: a base that comes in between takes entries away.
+        // Reads both in one transaction: a base written in between would remove entries.
         let last = RangeRequest { limit: 1, ..RangeRequest::of(self.key(after)) };
         let request = TxnRequest::new([], [base, entries, last].map(Operation::range));
         let mut ranges = self.txn(WHAT, request).await?.ranges().into_iter();
@@ -287,19 +281,19 @@ impl Etcd {
         if base.map_err(foreign)?.is_some_and(|base| after < base) {
             return Ok(After::Gone);
         }
-        // The last entry of a base stays, so that one that was read is always there.
+        // The last entry of a base stays, so that the last read entry always exists.
         if after > 0 && last.kvs.is_empty() {
             return Ok(After::Lost);
         }
         let (mut entries, mut size) = (Vec::new(), 0);
         for kv in range.kvs {
-            if size >= AT_ONCE.0 {
+            if size >= MAX_READ.0 {
                 break;
             }
             let name = kv.key.rsplit(|byte| *byte == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
             let revision = name
                 .and_then(|name| name.parse().ok())
-                .ok_or_else(|| foreign("a key of its log is no revision".to_owned()))?;
+                .ok_or_else(|| foreign("invalid revision in a key of the log".to_owned()))?;
             let bytes = self.gather(WHAT, kv.value).await?;
             size += bytes.len();
             entries.push(Entry { revision, bytes });
@@ -321,9 +315,9 @@ impl Etcd {
         // Asks for any entry from the last read one on: if other controllers have compacted the next one, a later one
         // exists. The last read entry disappears only by compaction, or if the log is lost.
         let (from, to) = (self.key(after), after_last(&format!("{}log/", self.prefix)));
-        let line = self.line().await.map_err(unable)?;
+        let channel = self.channel().await.map_err(unable)?;
         let watching =
-            line.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone(), 0));
+            channel.stream::<_, Watched>(message::WATCH, message::WatchRequest::begin(from.clone(), to.clone(), 0));
         let mut events = match watching.await {
             Ok(events) => events,
             Err(error) => {
@@ -337,7 +331,7 @@ impl Etcd {
                 Ok(Some(said)) if said.is_news() => return Ok(()),
                 Ok(Some(said)) if said.created && !is_watched => {
                     is_watched = true;
-                    // What was there before it was watched makes no event.
+                    // A watch reports no earlier events, so reads first.
                     let there = RangeRequest { limit: 2, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
                     let range: RangeResponse = self.ask(WHAT, message::RANGE, there).await?;
                     let is_last = range.kvs.first().is_some_and(|first| first.key == from);
@@ -360,7 +354,7 @@ impl Etcd {
         let mut value = BytesMut::new();
         value.put_u64(revision);
         value.put_slice(&self.spread(WHAT, "base", revision, &state).await?);
-        // Behind the last entry of a base the next one is appended: what it says is in the base.
+        // The entry of the base's revision must exist: the next append compares with it. Its content is in the base.
         let last = self.spread(WHAT, "log", revision, b"").await?;
         let compare = [1, revision].map(|revision| Compare::is_absent(self.key(revision)));
         let puts = [(self.base_key(), value.freeze()), (self.key(revision), last)];
@@ -396,25 +390,25 @@ impl Etcd {
         let old = DeleteRangeRequest { key: self.key(0), range_end: self.key(revision) };
         let answer = self.txn(WHAT, TxnRequest::new(compare, [Operation::put(put), Operation::delete(old)])).await?;
         if answer.succeeded {
-            // Parts of what is gone, and of what never came to anything.
+            // Removes chunks of compacted entries, and of failed appends.
             for kind in ["log", "base"] {
                 let (from, to) = (self.parts(kind, 0), self.parts(kind, revision));
                 let old = DeleteRangeRequest { key: from.into(), range_end: to.into() };
                 self.txn(WHAT, TxnRequest::new([], [Operation::delete(old)])).await?;
             }
-            // Where another one has done so already, that is an error and no harm.
+            // If another controller has compacted already, the error is harmless.
             let request = message::CompactRequest { revision: at };
             if let Err(error) = self.once::<_, message::CompactResponse>(message::COMPACT, request).await {
-                tracing::debug!("etcd keeps what was: {error}");
+                tracing::debug!("etcd history not compacted: {error}");
             }
         }
         Ok(())
     }
 }
 
-/// How a value begins: with all of it, or with where its parts are.
-const WHOLE: u8 = 0;
-const SPREAD: u8 = 1;
+/// The first byte of a value: inline, or a reference to chunks.
+const INLINE: u8 = 0;
+const CHUNKED: u8 = 1;
 
 fn nonce() -> Result<u64, StoreError> {
     let mut random = [0; 8];
@@ -423,9 +417,9 @@ fn nonce() -> Result<u64, StoreError> {
     Ok(u64::from_be_bytes(random))
 }
 
-/// The revision that a base begins with.
+/// The revision at the start of a base.
 fn revision_of(mut base: &[u8]) -> Result<Revision, String> {
-    if base.len() < 8 { Err("its base is cut off".to_owned()) } else { Ok(base.get_u64()) }
+    if base.len() < 8 { Err("truncated base".to_owned()) } else { Ok(base.get_u64()) }
 }
 
 impl Store for Etcd {
@@ -456,7 +450,7 @@ impl Store for Etcd {
         Box::pin(self.compact_now(base))
     }
 
-    fn shared(&self) -> Option<&dyn Shared> {
+    fn shared(&self) -> Option<&dyn StatusExchange> {
         Some(self)
     }
 }

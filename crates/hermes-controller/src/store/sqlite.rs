@@ -1,7 +1,7 @@
-//! The store within the controller: SQLite, in a file of its directory.
+//! The built-in store: an SQLite file in the controller's directory.
 //!
 //! In: the directory. Out: a log that survives kill -9 and power loss, for one controller.
-//! Never: a query on the runtime's threads: each runs where it may block.
+//! Never: a query on the runtime's threads. Each query runs on a blocking thread.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -14,36 +14,36 @@ use tokio::sync::watch;
 
 use super::{After, Base, Entry, MAX_ENTRY, Revision, Store, StoreError};
 
-/// Its name within the directory.
+/// The name of the file.
 const FILE: &str = "controller.db";
-/// Says whose file it is, where `file` and the like look: "Herm".
+/// The application id of the file, which `file` shows: "Herm".
 const APPLICATION: i64 = 0x4865_726d;
 const VERSION: i64 = 1;
-/// Bytes that are read at once, at least one entry.
-const AT_ONCE: usize = 4 << 20;
+/// The maximum number of bytes of one read; at least one entry is read.
+const MAX_READ_BYTES: usize = 4 << 20;
 
 /// A log in a file.
 pub struct Sqlite {
     connection: Arc<Mutex<Connection>>,
-    /// The last revision. Nobody else writes the file.
+    /// The last revision. No other process writes the file.
     last: watch::Sender<Revision>,
 }
 
 impl Sqlite {
-    /// Opens the store in this directory, or makes it.
+    /// Opens or creates the store in this directory.
     ///
     /// # Errors
-    /// Another process has it, or it is not ours.
+    /// Another process uses it, or the file is not a store.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
         let shown = || path.display().to_string();
-        // The authority's key is in it. What SQLite makes beside it has the same permissions.
+        // The file contains the CA's key. Files that SQLite creates beside it get the same permissions.
         let made = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
         made.map_err(|error| StoreError::Unable("open its file", error.to_string()))?;
         let connection = Connection::open(&path).map_err(|error| unable("open its file", &error))?;
         prepare(&connection).map_err(|error| match error.sqlite_error_code() {
             Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked) => StoreError::InUse(shown()),
-            Some(rusqlite::ErrorCode::NotADatabase) => StoreError::Foreign(shown(), "it is no SQLite file".to_owned()),
+            Some(rusqlite::ErrorCode::NotADatabase) => StoreError::Foreign(shown(), "not an SQLite file".to_owned()),
             _ => unable("open its file", &error),
         })?;
         let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
@@ -52,10 +52,10 @@ impl Sqlite {
             (APPLICATION, VERSION) => {}
             (0, 0) => make(&connection).map_err(|error| unable("make its tables", &error))?,
             (APPLICATION, version) => {
-                let why = format!("it has version {version}, and this is {VERSION}");
+                let why = format!("version {version}, expected {VERSION}");
                 return Err(StoreError::Foreign(shown(), why));
             }
-            _ => return Err(StoreError::Foreign(shown(), "it is another program's SQLite file".to_owned())),
+            _ => return Err(StoreError::Foreign(shown(), "an SQLite file of another program".to_owned())),
         }
         let last = last(&connection).map_err(|error| unable("read its file", &error))?;
         Ok(Self { connection: Arc::new(Mutex::new(connection)), last: watch::Sender::new(last) })
@@ -77,15 +77,15 @@ impl Sqlite {
     }
 }
 
-/// One process has it, and what is written is on disk before anybody hears of it.
+/// Locks the file for this process, and makes each commit durable.
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(std::time::Duration::ZERO)?;
     connection.pragma_update(None, "locking_mode", "exclusive")?;
     connection.pragma_update(None, "journal_mode", "wal")?;
     connection.pragma_update(None, "synchronous", "full")?;
-    // What is deleted may be a key that was not sealed.
+    // Deleted data may contain an unsealed key.
     connection.pragma_update(None, "secure_delete", "on")?;
-    // Takes the lock now, rather than at the first change.
+    // Takes the lock now rather than at the first change.
     connection.execute_batch("BEGIN IMMEDIATE; COMMIT;")
 }
 
@@ -132,7 +132,7 @@ impl Store for Sqlite {
                 connection.prepare_cached("SELECT revision, bytes FROM log WHERE revision > ?1 ORDER BY revision")?;
             let mut rows = query.query([after])?;
             let (mut entries, mut size) = (Vec::new(), 0);
-            while size < AT_ONCE
+            while size < MAX_READ_BYTES
                 && let Some(row) = rows.next()?
             {
                 let bytes = Bytes::from(row.get::<_, Vec<u8>>(1)?);
@@ -157,7 +157,7 @@ impl Store for Sqlite {
                 }
                 transaction.execute("INSERT INTO log VALUES (?1, ?2)", params![after + 1, &bytes[..]])?;
                 transaction.commit()?;
-                // Here, since who waits for the answer may be gone by now.
+                // Sent here, since the caller may have been dropped by now.
                 tell.send_replace(after + 1);
                 Ok(Some(after + 1))
             });
@@ -197,7 +197,7 @@ impl Store for Sqlite {
                 transaction.execute("INSERT OR REPLACE INTO base VALUES (1, ?1, ?2)", params![revision, &state[..]])?;
                 transaction.execute("DELETE FROM log WHERE revision <= ?1", [revision])?;
                 transaction.commit()?;
-                // What is gone is not in the file beside it either.
+                // Removes deleted data from the write-ahead log too.
                 connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
             }
             Ok(())

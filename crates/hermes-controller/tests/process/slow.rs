@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hermes_controller::client::{Client, Known};
+use hermes_controller::client::{Client, ControllerPin};
 use hermes_controller::control::Report;
 use hermes_net::tls::CertifiedKey;
 use http::Method;
@@ -42,7 +42,7 @@ async fn a_node_that_never_reads_costs_a_document_and_keeps_nobody_waiting() {
     sigkill(laptop);
     let file = |name: &str| std::fs::read(bed.state("laptop").join(name)).unwrap();
     let own = CertifiedKey::from_pem(&file("node.pem"), &file("node.key")).unwrap();
-    let known = Known::Authorities(String::from_utf8(file("ca.pem")).unwrap());
+    let known = ControllerPin::Authorities(String::from_utf8(file("ca.pem")).unwrap());
     let place = format!("https://{}", bed.socket(9400)).parse().unwrap();
     let client = Client::connect(&place, &known, Some(&own)).await.unwrap();
     let reports = futures_util::StreamExt::chain(

@@ -122,7 +122,7 @@ fn every_mutant_still_applies() {
 /// have. The numbers only fall: a change that makes a circle smaller lowers its number. The aim is 1 and 20.
 const CIRCLES: &[(&str, usize, usize)] = &[
     ("hermes/src/main.rs", 1, 24),
-    ("hermes-controller/src/lib.rs", 15, 37),
+    ("hermes-controller/src/lib.rs", 1, 20),
     ("hermes-cache/src/lib.rs", 1, 20),
     ("hermes-custody/src/lib.rs", 1, 20),
     ("hermes-ip/src/lib.rs", 1, 20),

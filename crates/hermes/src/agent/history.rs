@@ -10,8 +10,8 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use hermes_controller::authority::key_name;
 use hermes_controller::control::{Order, Report, Revocation};
+use hermes_controller::digest::key_name;
 use serde::{Deserialize, Serialize};
 
 /// The file's name, beside the node's document.

@@ -10,11 +10,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser};
 use hermes_controller::audit::Audit;
+use hermes_controller::ca::Ca;
+use hermes_controller::ca::{Seal, SealError};
 use hermes_controller::client::{self, PORT};
-use hermes_controller::controller::{Controller, Refused};
-use hermes_controller::seal::{Seal, SealError};
+use hermes_controller::controller::{ApplyError, Controller};
 use hermes_controller::server;
-use hermes_controller::state::Authority;
 use hermes_controller::store::{Credentials, Etcd, Sqlite, Store, StoreError};
 use hermes_model::document::Bind;
 use hermes_net::outage::{Attempts, OutageLog};
@@ -92,11 +92,11 @@ impl Place {
 
     /// Repeats work that needs the store until the store is reachable. A shared store may start later than its
     /// controllers, for example after a power failure.
-    async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, Refused>) -> Result<T, Refused> {
+    async fn patiently<T>(&self, work: impl AsyncFn() -> Result<T, ApplyError>) -> Result<T, ApplyError> {
         let mut outage = OutageLog::default();
         loop {
             match work().await {
-                Err(error @ Refused::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
+                Err(error @ ApplyError::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
                     if let Some(Attempts { count, elapsed }) = outage.failed(&self.store, &error.to_string()) {
                         tracing::warn!(again_in = ?AGAIN, attempts = count, since = ?elapsed, "no overlay yet: {error}");
                     }
@@ -126,18 +126,18 @@ impl Run {
     }
 
     /// Reads the store, and creates the CA if it has none.
-    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, Refused> {
+    async fn start(&self, store: Arc<dyn Store>) -> Result<Controller, ApplyError> {
         let controller = Controller::start(store).await?;
         let operator = self.place.data.join(operator::FILE);
-        if controller.known().state.authority.is_none() && operator.exists() {
+        if controller.view().state.authority.is_none() && operator.exists() {
             // Nodes would reject everything that this controller issues now.
-            return Err(Refused::Denied(format!(
+            return Err(ApplyError::Denied(format!(
                 "the store has no overlay, and {} is of one; `hermes restore` puts a backup of that into the store. To begin \
                  another overlay take the file away",
                 operator.display()
             )));
         }
-        controller.unlock(self.seal(&controller).map_err(|error| Refused::Denied(error.to_string()))?).await?;
+        controller.unlock(self.seal(&controller).map_err(|error| ApplyError::Denied(error.to_string()))?).await?;
         controller.authority().await?;
         Ok(controller)
     }
@@ -148,7 +148,7 @@ impl Run {
         if let Some(seal) = Seal::read(file)? {
             return Ok(Some(seal));
         }
-        if controller.known().state.authorities().any(Authority::is_sealed) {
+        if controller.view().state.authorities().any(Ca::is_sealed) {
             let why = "file not found, and the CA's key in the store is sealed with it; copy the file from where the \
                        controller ran before, or from another controller of this overlay";
             return Err(SealError::File { file: file.clone(), why: why.to_owned() });
@@ -188,7 +188,8 @@ impl Run {
             ip => ip.to_string(),
         });
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let place: client::Place = format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
+        let place: client::ControllerAddr =
+            format!("https://{host}:{}", address.port()).parse().map_err(anyhow::Error::msg)?;
         if !self.names.is_empty() {
             controller.announce(place.to_string());
         }
@@ -207,7 +208,7 @@ impl Run {
         }
         let mut hosts = self.names.clone();
         hosts.extend(["localhost".to_owned(), address.ip().to_string()]);
-        tracing::info!(controller = %place, revision = controller.known().state.revision, "running");
+        tracing::info!(controller = %place, revision = controller.view().state.revision, "running");
         crate::notify::ready();
         let following = controller.clone();
         tokio::select! {

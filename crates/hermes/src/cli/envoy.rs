@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use hermes_controller::client::Place;
-use hermes_controller::xds;
+use hermes_controller::client::ControllerAddr;
+use hermes_controller::compile::envoy;
 use hermes_model::document::Bind;
 
 use crate::agent::{Home, enrolled, keep_identity};
@@ -24,7 +24,7 @@ const BOOTSTRAP: &str = "envoy.json";
 pub(super) struct Envoy {
     /// Configure Envoy from this controller. Repeat or separate by commas for controllers that share a store
     #[arg(long, value_name = "URL", required = true, value_delimiter = ',')]
-    controller: Vec<Place>,
+    controller: Vec<ControllerAddr>,
     /// Enrol with this token of `hermes token create`; needed once
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,
@@ -72,13 +72,13 @@ impl Envoy {
         let absolute = |path: &Path| path.canonicalize().with_context(|| format!("--state {}", path.display()));
         let directory = absolute(&self.state)?;
         let directory = directory.to_str().context("--state: Envoy takes no path that is not UTF-8")?;
-        for (file, content) in xds::secrets(directory) {
+        for (file, content) in envoy::secrets(directory) {
             home.keep(&home.path(file), &serde_json::to_vec_pretty(&content)?)?;
         }
         // The certificate identifies the Envoy, whatever name the Envoy uses.
         let uris = home.identity()?.0.uris();
         let node = uris.iter().find_map(|uri| uri.split_once("/node/")).map_or("node", |(_, node)| node);
-        let bootstrap = xds::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));
+        let bootstrap = envoy::bootstrap(node, &self.controller, directory, self.admin.map(|admin| admin.0));
         let path = home.path(BOOTSTRAP);
         home.keep(&path, &serde_json::to_vec_pretty(&bootstrap)?)?;
         absolute(&path)

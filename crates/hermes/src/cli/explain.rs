@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use hermes_controller::client::Place;
+use hermes_controller::client::ControllerAddr;
 use hermes_model::document::scalar::Prefix;
 use hermes_model::explain::Explanation;
 use hermes_model::snapshot::{Capture, ClientAuth, IpListener, Listener, ListenerProtocol, Tun};
@@ -42,7 +42,7 @@ pub(super) struct Explain {
     /// Decide at every node on the path, by the controller's documents. =URL selects another controller than the
     /// operator's file
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true, conflicts_with_all = ["config", "packet"])]
-    controller: Option<Option<Place>>,
+    controller: Option<Option<ControllerAddr>>,
     /// Start at this node, with --controller [default: the only node of --user]
     #[arg(long, value_name = "NAME", requires = "controller")]
     node: Option<String>,

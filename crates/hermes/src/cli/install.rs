@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use hermes_controller::client::{PORT, Place};
+use hermes_controller::client::{ControllerAddr, PORT};
 use hermes_model::document::Bind;
 use hermes_model::document::scalar::Period;
 
@@ -34,7 +34,7 @@ pub(super) struct Install {
     what: What,
     /// Connect the node to this controller. Repeat or separate by commas for several
     #[arg(long, value_name = "URL", conflicts_with = "config", value_delimiter = ',')]
-    controller: Vec<Place>,
+    controller: Vec<ControllerAddr>,
     /// Store state in this directory below /var/lib; its last segment names the unit [default: /var/lib/hermes, or
     /// /var/lib/hermes-controller for a controller]
     #[arg(long, value_name = "DIR")]

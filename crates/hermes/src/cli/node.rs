@@ -64,7 +64,7 @@ enum NodeVerb {
         at: At,
         /// Connect the nodes to this controller URL [default: the one this command uses]
         #[arg(long, value_name = "URL")]
-        controller: Option<hermes_controller::client::Place>,
+        controller: Option<hermes_controller::client::ControllerAddr>,
         #[command(flatten)]
         placing: Placing,
     },
@@ -77,7 +77,7 @@ enum NodeVerb {
         now: bool,
         /// Connect to this controller [default: HERMES_CONTROLLER, else the one in the operator's file]
         #[arg(long, value_name = "URL")]
-        controller: Option<hermes_controller::client::Place>,
+        controller: Option<hermes_controller::client::ControllerAddr>,
     },
     /// Revoke a node's key: other nodes reject it within seconds. Its document stays; with a token and an empty --state
     /// it can enrol again

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use hermes_controller::client::Place;
+use hermes_controller::client::ControllerAddr;
 use hermes_controller::token::Ticket;
 
 use crate::agent::Home;
@@ -25,7 +25,7 @@ pub(super) struct Proxy {
     /// Get the identity and document from this controller. The node runs from --state while the controller is
     /// unreachable. Repeat or separate by commas for controllers that share a store
     #[arg(long, value_name = "URL", requires = "state", conflicts_with = "config", value_delimiter = ',')]
-    controller: Vec<Place>,
+    controller: Vec<ControllerAddr>,
     /// Enrol with this token of `hermes token create`; needed once
     #[arg(long, env = "HERMES_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     token: Option<String>,

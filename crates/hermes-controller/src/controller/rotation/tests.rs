@@ -1,4 +1,4 @@
-//! Whoever trusts anything of an overlay believes its members at each step of a rotation.
+//! At each phase of a rotation, everybody who trusts one CA of the overlay accepts all its members.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime};
 use hermes_net::tls::{Roots, chains_to};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
-use super::super::{Asking, Controller, Refused};
-use crate::authority::Subject;
-use crate::seal::Seal;
-use crate::state::Authority;
+use super::super::{ApplyError, Asking, Controller};
+use crate::ca::Ca;
+use crate::ca::Seal;
+use crate::ca::Subject;
 use crate::store::{Sqlite, Store};
 
 async fn begin(directory: &std::path::Path) -> Controller {
@@ -21,23 +21,23 @@ async fn begin(directory: &std::path::Path) -> Controller {
     controller
 }
 
-/// Since when the rotation is.
+/// When the rotation entered its phase.
 fn since(controller: &Controller) -> u64 {
-    controller.known().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
+    controller.view().state.rotation.as_ref().map_or(0, |rotation| rotation.since)
 }
 
-/// The whole of a rotation.
-async fn follow(controller: &Controller, next: Authority) {
+/// A complete rotation.
+async fn follow(controller: &Controller, next: Ca) {
     controller.rotate("x", next).await.unwrap();
     controller.switch("x", since(controller)).await.unwrap();
     controller.retire("x", since(controller), false).await.unwrap();
 }
 
-fn next() -> Authority {
-    Authority::generate(SystemTime::now()).unwrap()
+fn next() -> Ca {
+    Ca::generate(SystemTime::now()).unwrap()
 }
 
-/// A certificate with what goes with it, and what its holder trusts.
+/// A certificate with its chain, and the CAs that its holder trusts.
 fn issued(controller: &Controller) -> (String, String) {
     let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
     let (overlay, node) = ("x".parse().unwrap(), "a".parse().unwrap());
@@ -46,9 +46,9 @@ fn issued(controller: &Controller) -> (String, String) {
     (issued.certificate, issued.authorities)
 }
 
-/// Whether who has this believes whoever shows that.
+/// True if the first party accepts the second one's certificate.
 fn believes((_, trusted): &(String, String), (shown, _): &(String, String)) -> bool {
-    let ders = crate::authority::blocks(shown).unwrap().into_iter().map(Into::into).collect::<Vec<_>>();
+    let ders = crate::ca::blocks(shown).unwrap().into_iter().map(Into::into).collect::<Vec<_>>();
     chains_to(&Roots::from_pem(trusted.as_bytes()).unwrap(), &ders).is_ok()
 }
 
@@ -65,25 +65,25 @@ async fn members_believe_each_other_at_each_step() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    assert!(matches!(controller.retire("x", since(&controller), true).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.retire("x", since(&controller), true).await, Err(ApplyError::NotReady(_))));
     controller.rotate("x", next()).await.unwrap();
-    assert!(matches!(controller.rotate("x", next()).await, Err(Refused::Unready(_))));
-    assert!(matches!(controller.retire("x", since(&controller), false).await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.rotate("x", next()).await, Err(ApplyError::NotReady(_))));
+    assert!(matches!(controller.retire("x", since(&controller), false).await, Err(ApplyError::NotReady(_))));
     let announced = issued(&controller);
     all_believe(&[before.clone(), announced.clone()]);
     controller.switch("x", since(&controller)).await.unwrap();
     let revision = controller.switch("x", since(&controller)).await.unwrap();
-    assert_eq!(revision, controller.known().state.revision, "once is enough");
+    assert_eq!(revision, controller.view().state.revision, "once is enough");
     let switched = issued(&controller);
-    // One that was away since before it believes the others nevertheless.
+    // A node that was disconnected since before the rotation accepts the others.
     all_believe(&[announced.clone(), switched.clone()]);
     assert!(believes(&before, &switched));
     controller.retire("x", since(&controller), false).await.unwrap();
     let after = issued(&controller);
     all_believe(&[switched.clone(), after.clone()]);
     assert!(!believes(&after, &before) && !believes(&after, &announced));
-    // At the controller's door.
-    let trust = controller.known().state.trust().unwrap();
+    // The certificate of the controller's server.
+    let trust = controller.view().state.trust().unwrap();
     let own = issued(&controller).0.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap().to_owned();
     assert!(believes(&before, &(own + &trust.shown, String::new())));
 }
@@ -96,7 +96,7 @@ async fn who_was_away_for_several_rotations_finds_the_controller_and_nobody_else
     for _ in 0..4 {
         follow(&controller, next()).await;
     }
-    let trust = controller.known().state.trust().unwrap();
+    let trust = controller.view().state.trust().unwrap();
     let own = issued(&controller).0;
     assert!(!believes(&before, &(own.clone(), String::new())));
     assert!(believes(&before, &(own + &trust.shown, String::new())));
@@ -107,7 +107,7 @@ async fn what_is_taken_back_leaves_nobody_behind() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    assert!(matches!(controller.take_back_rotation("x").await, Err(Refused::Unready(_))));
+    assert!(matches!(controller.take_back_rotation("x").await, Err(ApplyError::NotReady(_))));
     controller.rotate("x", next()).await.unwrap();
     controller.take_back_rotation("x").await.unwrap();
     assert_eq!(issued(&controller).1, before.1);
@@ -129,7 +129,7 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     let directory = tempfile::tempdir().unwrap();
     let (one, other) = (directory.path().join("one"), directory.path().join("other"));
     let controller = begin(directory.path()).await;
-    let key = controller.known().state.authority.as_ref().unwrap().key.lines().nth(1).unwrap().to_owned();
+    let key = controller.view().state.authority.as_ref().unwrap().key.lines().nth(1).unwrap().to_owned();
     let files = || {
         let found = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
         let ours = found.filter(|path| path.to_string_lossy().contains("controller.db"));
@@ -141,13 +141,13 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     drop(controller);
     let controller = begin(directory.path()).await;
     controller.unlock(Some(Seal::create(&one).unwrap())).await.unwrap();
-    assert!(controller.known().state.authorities().all(Authority::is_sealed));
+    assert!(controller.view().state.authorities().all(Ca::is_sealed));
     assert!(!has_key(), "what was there before is there no more");
     controller.switch("x", since(&controller)).await.unwrap();
     issued(&controller);
     controller.retire("x", since(&controller), false).await.unwrap();
     controller.rotate("x", next()).await.unwrap();
-    assert!(controller.known().state.authorities().all(Authority::is_sealed));
+    assert!(controller.view().state.authorities().all(Ca::is_sealed));
     assert!(!String::from_utf8(controller.backup()).unwrap().contains("PRIVATE KEY"));
     drop(controller);
     for (seal, words) in [(None, "--seal-file"), (Some(Seal::create(&other).unwrap()), "another file")] {
@@ -160,8 +160,8 @@ async fn a_store_is_sealed_from_its_first_start_with_a_seal() {
     issued(&controller);
 }
 
-/// One that an organisation has issued, with another one between it and the root.
-fn imported() -> Authority {
+/// An organisation's CA, with another CA between it and the root.
+fn imported() -> Ca {
     let params = |name: &str| {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -174,7 +174,7 @@ fn imported() -> Authority {
     let middle = CertifiedIssuer::signed_by(params("middle"), key(), &root).unwrap();
     let own = key();
     let certificate = params("own").signed_by(&own, &middle).unwrap().pem() + &middle.pem() + &root.pem();
-    Authority::import(&certificate, &own.serialize_pem(), SystemTime::now()).unwrap()
+    Ca::import(&certificate, &own.serialize_pem(), SystemTime::now()).unwrap()
 }
 
 #[tokio::test]
@@ -202,11 +202,11 @@ async fn an_organisations_authority_comes_and_goes_without_a_gap() {
     let after = issued(&controller);
     all_believe(&[switched, after.clone()]);
     assert!(!believes(&after, &under));
-    let shown = (after.0.clone() + &controller.known().state.trust().unwrap().shown, String::new());
+    let shown = (after.0.clone() + &controller.view().state.trust().unwrap().shown, String::new());
     assert!(believes(&before, &shown) && believes(&under, &shown));
 }
 
-/// An authority below a root that is somebody else's, with a certificate such as this.
+/// A CA below an organisation's root, with a modified certificate.
 fn below(change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
     let root_key = KeyPair::generate().unwrap();
     let mut root = CertificateParams::default();
@@ -226,7 +226,7 @@ fn below(change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
 #[tokio::test]
 async fn what_would_fail_at_the_end_is_refused_at_the_beginning() {
     let now = SystemTime::now();
-    let import = |(certificates, key): (String, String)| Authority::import(&certificates, &key, now);
+    let import = |(certificates, key): (String, String)| Ca::import(&certificates, &key, now);
     import(below(|_| {})).unwrap();
     let clients = |params: &mut CertificateParams| {
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
@@ -238,7 +238,7 @@ async fn what_would_fail_at_the_end_is_refused_at_the_beginning() {
         params.name_constraints = Some(rcgen::NameConstraints { permitted_subtrees, excluded_subtrees });
     };
     assert!(import(below(elsewhere)).is_err(), "controllers have other names");
-    // One that may have no authority below it can be used, and followed: who is away then enrols anew.
+    // A CA with path length 0 can be used and rotated; disconnected nodes then enrol again.
     let last = |params: &mut CertificateParams| {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     };
@@ -258,18 +258,18 @@ async fn what_was_looked_at_is_what_ends() {
     controller.take_back_rotation("x").await.unwrap();
     controller.rotate("x", next()).await.unwrap();
     let other = looked_at.wrapping_sub(1);
-    assert!(matches!(controller.retire("x", other, true).await, Err(Refused::Unready(_))));
-    let revision = controller.known().state.revision;
+    assert!(matches!(controller.retire("x", other, true).await, Err(ApplyError::NotReady(_))));
+    let revision = controller.view().state.revision;
     assert_eq!(controller.switch("x", other).await.unwrap(), revision);
 }
 
-/// What was asked before a dismissal and waited meanwhile undoes it not.
+/// A request that waits during the caller's dismissal is refused.
 #[tokio::test]
 async fn who_was_dismissed_makes_nobody_an_operator() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let request = |key: &KeyPair| CertificateParams::default().serialize_request(key).unwrap().der().to_vec();
-    let digest = |key: &KeyPair| crate::authority::key_digest(&rcgen::PublicKeyData::subject_public_key_info(key));
+    let digest = |key: &KeyPair| crate::digest::key_digest(&rcgen::PublicKeyData::subject_public_key_info(key));
     let (root, joe, life) = ("root".parse().unwrap(), "joe".parse().unwrap(), Duration::from_secs(60));
     let (root_key, joe_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     controller.make_operator(("controller", None), &request(&root_key), (&root, None), life).await.unwrap();
@@ -283,6 +283,6 @@ async fn who_was_dismissed_makes_nobody_an_operator() {
     let made = controller.make_operator(("operator/joe", Some(by_joe)), &request(&made), (&joe, None), life).await;
     let dismissed = controller.dismiss("operator/joe", by_joe, (&root, None)).await;
     for refused in [renewed.err(), made.err(), dismissed.err()] {
-        assert!(refused.is_some_and(|refused| refused.to_string().contains("no operator any more")));
+        assert!(refused.is_some_and(|refused| refused.to_string().contains("no longer an operator")));
     }
 }

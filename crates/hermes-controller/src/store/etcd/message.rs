@@ -1,4 +1,4 @@
-//! Messages of etcd's gRPC (v3), as far as the store says them. Numbers are those of etcd's own `rpc.proto` and `kv.proto`.
+//! The messages of etcd's gRPC (v3) that the store needs. Field numbers are those of etcd's `rpc.proto` and `kv.proto`.
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
@@ -24,7 +24,7 @@ pub(super) struct KeyValue {
 pub(super) struct RangeRequest {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) key: Bytes,
-    /// Empty: that key alone.
+    /// Empty: the key alone.
     #[prost(bytes = "bytes", tag = "2")]
     pub(super) range_end: Bytes,
     #[prost(int64, tag = "3")]
@@ -32,13 +32,13 @@ pub(super) struct RangeRequest {
 }
 
 impl RangeRequest {
-    /// One key.
+    /// A range of one key.
     pub(super) fn of(key: impl Into<Bytes>) -> Self {
         Self { key: key.into(), ..Self::default() }
     }
 }
 
-/// The end of a range of all keys that begin so.
+/// The end of the range of all keys with this prefix.
 pub(super) fn after_last(prefix: &str) -> Bytes {
     let mut end = prefix.as_bytes().to_vec();
     // Prefixes are ASCII.
@@ -50,7 +50,7 @@ pub(super) fn after_last(prefix: &str) -> Bytes {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Header {
-    /// All that was written up to here is in the answer.
+    /// The answer contains all writes up to this revision.
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -69,7 +69,7 @@ pub(super) struct PutRequest {
     pub(super) key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     pub(super) value: Bytes,
-    /// With which it goes. 0: it stays.
+    /// The lease of the key. 0: none.
     #[prost(int64, tag = "3")]
     pub(super) lease: i64,
 }
@@ -147,19 +147,19 @@ enum Against {
 }
 
 impl Compare {
-    /// There is no such key: its version is 0.
+    /// The key does not exist: its version is 0.
     pub(super) fn is_absent(key: Bytes) -> Self {
         let against = Some(Against::Version(0));
         Self { result: CompareResult::Equal.into(), target: CompareTarget::Version.into(), key, against }
     }
 
-    /// There is such a key.
+    /// The key exists.
     pub(super) fn is_there(key: Bytes) -> Self {
         let against = Some(Against::Version(0));
         Self { result: CompareResult::Greater.into(), target: CompareTarget::Version.into(), key, against }
     }
 
-    /// It is as it was.
+    /// The key has not changed since this revision.
     pub(super) fn is_unchanged(key: Bytes, mod_revision: i64) -> Self {
         let against = Some(Against::Mod(mod_revision));
         Self { result: CompareResult::Equal.into(), target: CompareTarget::Mod.into(), key, against }
@@ -175,7 +175,7 @@ pub(super) struct TxnRequest {
 }
 
 impl TxnRequest {
-    /// These operations, where all of that holds.
+    /// These operations, if all comparisons hold.
     pub(super) fn new(
         compare: impl IntoIterator<Item = Compare>,
         success: impl IntoIterator<Item = Operation>,
@@ -199,7 +199,7 @@ struct Response {
 }
 
 impl TxnResponse {
-    /// What its ranges found.
+    /// The results of the transaction's ranges.
     pub(super) fn ranges(self) -> Vec<RangeResponse> {
         self.responses.into_iter().filter_map(|response| response.range).collect()
     }
@@ -240,14 +240,14 @@ pub(super) struct Watched {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Event {
-    /// 0: a key was put; 1: it is gone.
+    /// 0: the key was put; 1: it was deleted.
     #[prost(int32, tag = "1")]
     pub(super) kind: i32,
     #[prost(message, optional, tag = "2")]
     pub(super) kv: Option<KeyValue>,
 }
 
-/// What was before this revision cannot be read any more: keys that changed since take no room for what they were.
+/// Compacts etcd's history up to this revision: earlier values of keys are removed.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct CompactRequest {
     #[prost(int64, tag = "1")]
@@ -259,7 +259,7 @@ pub(super) struct CompactResponse {}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct GrantRequest {
-    /// Seconds.
+    /// The time to live in seconds.
     #[prost(int64, tag = "1")]
     pub(super) ttl: i64,
 }
@@ -270,18 +270,18 @@ pub(super) struct KeepAliveRequest {
     pub(super) id: i64,
 }
 
-/// The answer to both.
+/// The answer to a grant and to a keepalive.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Lease {
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
-    /// Seconds that are left. 0: it has expired.
+    /// The remaining seconds. 0: the lease has expired.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }
 
 impl Watched {
-    /// A key was put or deleted.
+    /// True if a key was put or deleted.
     pub(super) fn is_news(&self) -> bool {
         !self.events.is_empty()
     }

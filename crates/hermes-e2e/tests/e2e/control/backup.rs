@@ -29,7 +29,7 @@ async fn what_was_backed_up_goes_on_elsewhere() {
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     std::fs::write(data.join("operator.json"), operator).unwrap();
     let said = bed.refused(&["restore", path, "--data", data.to_str().unwrap()], "");
-    assert!(said.contains("has an overlay already"), "{said}");
+    assert!(said.contains("the store is not empty"), "{said}");
     bed.start_controller().await;
     // Nodes know it by its authority, and nothing else has changed for them.
     until("both run it", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;

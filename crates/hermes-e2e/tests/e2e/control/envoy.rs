@@ -359,7 +359,7 @@ async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
         (has("runs: envoy,", "runs: envoy, http3: true,"), "Node/ingress: http3: this node runs Envoy"),
         (has("runs: envoy,", "runs: envoy, workers: 2,"), "Node/ingress: workers: this node runs Envoy"),
         (has("role: standalone, runs: envoy", "runs: envoy"), "Node/ingress: role: this node runs Envoy"),
-        (has("for: {users: bob}}", "for: {users: bob}, custody: {}}"), "SECRET: an Envoy takes no custody"),
+        (has("for: {users: bob}}", "for: {users: bob}, custody: {}}"), "SECRET: an Envoy does not support custody"),
         (
             good.replace(&format!(", address: \"{}\"", mixed.bed.socket(9444)), ", links: ingress")
                 .replace(&format!("bind: \"{here}\", links: server"), &format!("bind: \"{here}\"")),

@@ -128,10 +128,10 @@ async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
     until("it listens no more", || std::net::TcpStream::connect(bed.socket(9443)).is_err()).await;
     // Its certificate is worth nothing, to the node of this name that comes later too.
     bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    until("it is told", || bed.log("server").contains("no member any more")).await;
+    until("it is told", || bed.log("server").contains("this node was removed")).await;
     hermes_testkit::control::sigkill(server);
     let _server = bed.node("server", None);
-    until("it is told again", || bed.log("server").contains("no member any more")).await;
+    until("it is told again", || bed.log("server").contains("this node was removed")).await;
     assert!(bed.get("APP").is_none_or(|(status, _)| status != 200));
 }
 
@@ -244,7 +244,7 @@ async fn who_is_refused_is_named_in_the_audit_log() {
     let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
     until("it has enrolled anew", || bed.state("laptop/document.json").exists()).await;
     let _moved = bed.node("moved", None);
-    until("who has the old key is told", || bed.log("moved").contains("no member any more")).await;
+    until("who has the old key is told", || bed.log("moved").contains("this node was removed")).await;
     until("and named", || audit().contains("\"what\":\"follow\",\"by\":\"node/laptop\"")).await;
 }
 

@@ -31,17 +31,17 @@ async fn a_providers_administrator_has_what_is_its_own() {
     assert!(seen.contains("SHOP") && !seen.contains("bella") && !seen.contains("Overlay"), "{seen}");
     for (args, input, words) in [
         (&["get", "User/bella/bob"][..], "", "there is no User/bella/bob"),
-        (&["node", "list"], "", "nodes are the operator's"),
-        (&["token", "create", "--node", "server"], "", "nodes are the operator's"),
-        (&["delete", "User/bella/bob"], "", "is not yours"),
-        (&["apply", "-f", "-"], "{kind: User, provider: bella, name: eve}", "is not yours"),
-        (&["apply", "-f", "-"], "{kind: Node, name: mine}", "is not yours"),
+        (&["node", "list"], "", "only operators of the whole overlay"),
+        (&["token", "create", "--node", "server"], "", "only operators of the whole overlay"),
+        (&["delete", "User/bella/bob"], "", "belongs to another owner"),
+        (&["apply", "-f", "-"], "{kind: User, provider: bella, name: eve}", "belongs to another owner"),
+        (&["apply", "-f", "-"], "{kind: Node, name: mine}", "belongs to another owner"),
         (
             &["apply", "-f", "-"],
             "{kind: Network, provider: acme, name: all, prefixes: 0.0.0.0/0, at: {node: server, nat: true}, for: everyone}",
-            "is for the operator to write",
+            "only the operator may write",
         ),
-        (&["apply", "-f", "-"], "{kind: Overlay, name: test}", "is not yours"),
+        (&["apply", "-f", "-"], "{kind: Overlay, name: test}", "belongs to another owner"),
         (
             &["apply", "-f", "-"],
             "{kind: Service, provider: acme, name: B, at: {node: server, http: \"127.0.0.1:1\"}, for: everyone}",
@@ -64,7 +64,7 @@ async fn a_providers_administrator_has_what_is_its_own() {
         );
     }
     let audit = std::fs::read_to_string(bed.state("controller").join("audit-provider-acme.jsonl")).unwrap();
-    assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("is not yours"), "{audit}");
+    assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("belongs to another owner"), "{audit}");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
     let seen = text(acme(&["operator", "list"], ""));
     assert!(seen.contains("joe") && !seen.contains("bella") && !seen.contains("root"), "{seen}");
     for (args, words) in [
-        (&["operator", "remove", "joe"][..], "joe is who asks"),
+        (&["operator", "remove", "joe"][..], "joe is the caller"),
         (&["operator", "remove", "joe", "--provider", "bella"], "dismisses no provider/bella/joe"),
         (&["operator", "remove", "root"], "there is no operator root"),
     ] {
@@ -103,12 +103,12 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
         assert!(said.contains(words), "{args:?}: {said}");
     }
     let said = bed.refused(&["operator", "remove", "root"], "");
-    assert!(said.contains("root is who asks"), "{said}");
+    assert!(said.contains("root is the caller"), "{said}");
     bed.told(&["operator", "remove", "joe", "--provider", "acme"], "");
     let output = acme(&["get"], "");
     assert!(!output.status.success());
     let said = text(output);
-    assert!(said.contains("was taken back"), "{said}");
+    assert!(said.contains("was revoked"), "{said}");
     let listed = bed.told(&["operator", "list"], "");
     assert!(listed.contains("joe  those of bella") && !listed.contains("joe  those of acme"), "{listed}");
     let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
@@ -152,7 +152,10 @@ async fn a_providers_service_never_is_the_node_itself() {
         "tcp: \"[fd00:ec2::254]:80\"".to_owned(),
     ] {
         let said = bed.refused(&["apply", "-f", "-"], &service(&target));
-        assert!(said.contains("Service/acme/OWN: at[0].") && said.contains("for no provider"), "{target}: {said}");
+        assert!(
+            said.contains("Service/acme/OWN: at[0].") && said.contains("providers may not use"),
+            "{target}: {said}"
+        );
     }
     // Other targets are refused at the dial: a port that the system chose, and the controller's.
     let _shared = bed.node("shared", Some(&bed.token("shared")));

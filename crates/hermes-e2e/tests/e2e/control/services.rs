@@ -67,7 +67,7 @@ async fn a_service_that_nobody_reaches_and_warnings_of_nodes_are_shown() {
     let at = bed.socket(7001);
     let lonely = format!("{{kind: Service, name: APP, at: {{node: server, http: \"{at}\"}}, for: {{users: ann}}}}\n");
     let text = documents(&bed, &lonely).replace("links: server, ", "");
-    let words = "Service/APP: no user can reach it: no links lead from its users' nodes to where it lives";
+    let words = "Service/APP: no user can reach it: no links lead from its users' nodes to its replicas";
     let said = bed.told(&["apply", "-f", "-"], &text);
     assert!(said.contains(words), "{said}");
     let file = bed.state("lonely.yaml");

@@ -36,7 +36,7 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     until("the first one runs it", || timeouts(&bed) == ["2s", "1s", "1s"]).await;
     // One after the other, and what another controller begins with is the same.
     let said = bed.refused(&["apply", "-f", "-"], &documents(&bed, "3s", "1h"));
-    assert!(said.contains("still going out to nodes in waves"), "{said}");
+    assert!(said.contains("rollout of revision"), "{said}");
     bed.kill_controller();
     bed.start_controller().await;
     until("nodes are back", || bed.told(&["node", "list"], "").matches(" running\n").count() >= 1).await;
@@ -45,7 +45,7 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     assert!(said.contains("step 1 of 3, at a"), "{said}");
     bed.told(&["rollout", "cancel"], "");
     until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
-    assert!(bed.told(&["rollout", "show"], "").contains("operator/root has canceled it"));
+    assert!(bed.told(&["rollout", "show"], "").contains("canceled by operator/root"));
     bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(&bed, "4s", "1h"));
     until("the first one runs it", || timeouts(&bed) == ["4s", "1s", "1s"]).await;
     bed.told(&["rollout", "finish"], "");
@@ -115,7 +115,7 @@ async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
         .replace(&format!("bind: \"{}\"", bed.socket(9444)), &format!("bind: \"{}\"", bed.socket(9999)));
     let output = bed.hermes(&["apply", "-f", "-"], &wrong);
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("taken back: node b refuses it"), "{said}");
+    assert!(said.contains("taken back: node b refused it"), "{said}");
     assert_eq!(output.status.code(), Some(1));
     until("all run what was", || timeouts(&bed) == ["1s", "1s", "1s"]).await;
     let get = bed.told(&["get", "Node/b"], "");
@@ -151,7 +151,7 @@ async fn what_makes_sessions_fail_is_taken_back() {
     bed.told(&["apply", "-f", "-", "--wait", "0s"], &served(&bed, 7999));
     let is_back = || {
         let _ = bed.get("APP");
-        bed.told(&["rollout", "show"], "").contains("was taken back: node a is not well: ")
+        bed.told(&["rollout", "show"], "").contains("was taken back: node a is unhealthy: ")
     };
     until("it is taken back", is_back).await;
     let untouched = std::fs::read_to_string(bed.state("b/document.json")).unwrap();
@@ -201,9 +201,9 @@ async fn a_provider_cancels_its_own_and_others_have_their_turn() {
     let (is_done, said) = apply("acme", "2s");
     assert!(is_done, "{said}");
     let (is_done, said) = apply("bella", "2s");
-    assert!(!is_done && said.contains("still going out"), "{said}");
+    assert!(!is_done && said.contains("rollout of revision"), "{said}");
     let (is_done, said) = as_one("bella", &["rollout", "cancel"], "");
-    assert!(!is_done && said.contains("the operator's"), "{said}");
+    assert!(!is_done && said.contains("only operators of the whole overlay"), "{said}");
     let (is_done, said) = as_one("acme", &["rollout", "cancel"], "");
     assert!(is_done, "{said}");
     until("it is over", || bed.told(&["rollout", "show"], "").contains("nothing goes out")).await;

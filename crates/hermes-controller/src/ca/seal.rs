@@ -1,8 +1,8 @@
-//! The seal: what the authority's key is encrypted with where the store is not to be believed with it.
+//! The seal: encrypts the CA's private key for a store that others may read.
 //!
-//! In: a file of 32 random bytes that the controller has, and keys. Out: keys that nobody can read who has the store alone
-//! (AES-256-GCM), each bound to the certificate that it is of.
-//! Never: a key that was sealed for another certificate, or the seal itself in the store or a backup.
+//! In: a file of 32 random bytes that the controller has, and private keys. Out: keys encrypted with AES-256-GCM, each
+//! bound to its certificate.
+//! Never: a key sealed for another certificate, or the seal itself in the store or a backup.
 
 use std::io::Write as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -12,48 +12,46 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 
-use crate::state::Authority;
+use super::Ca;
 
-/// How a key begins that is sealed.
+/// The prefix of a sealed key.
 const MARK: &str = "sealed-1:";
-/// Bytes of the file.
-const LENGTH: usize = 32;
-/// Bytes of a nonce.
-const NONCE: usize = 12;
+/// The length of the seal file, in bytes.
+const KEY_BYTES: usize = 32;
+/// The length of a nonce, in bytes.
+const NONCE_BYTES: usize = 12;
 
-/// Why a key cannot be used, or a seal not be had.
+/// The reason why a key or a seal is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    /// The store's key is sealed, and there is no seal.
-    #[error(
-        "the authority's key in the store is sealed: start the controller with --seal-file, and the file with which it was sealed"
-    )]
+    /// The key in the store is sealed, and no seal is configured.
+    #[error("the CA's key in the store is sealed; start the controller with --seal-file and the file that sealed it")]
     Missing,
-    /// It is another seal.
+    /// The key was sealed with another seal.
     #[error(
-        "the authority's key in the store was sealed with another file than this --seal-file; bring that one, from where the \
+        "wrong --seal-file: the CA's key in the store was sealed with another file; copy that file from where the \
          controller ran before, or from another controller of this overlay"
     )]
     Other,
-    /// The file.
+    /// The seal file is unusable.
     #[error("--seal-file {file}: {why}", file = file.display())]
     File {
-        /// Which one.
+        /// The path of the file.
         file: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// The system.
-    #[error("the authority's key cannot be sealed: the system gives no randomness, or no cipher")]
+    /// The system has no randomness or no cipher.
+    #[error("cannot seal the CA's key: no randomness or no cipher in the system")]
     Unable,
 }
 
-/// What keys are sealed with.
+/// A key that encrypts the CA's private key.
 pub struct Seal {
     key: RandomizedNonceKey,
 }
 
-/// It is in no log.
+/// Leaves the seal out of logs.
 impl std::fmt::Debug for Seal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Seal")
@@ -61,10 +59,10 @@ impl std::fmt::Debug for Seal {
 }
 
 impl Seal {
-    /// Reads a file. `None`: it is not there.
+    /// Reads a seal from a file. `None`: the file does not exist.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// The file cannot be read, or is not a seal.
     pub fn read(file: &Path) -> Result<Option<Self>, SealError> {
         let fault = |why: String| SealError::File { file: file.to_owned(), why };
         let bytes = match std::fs::read(file) {
@@ -73,30 +71,31 @@ impl Seal {
             Err(error) => return Err(fault(format!("cannot be read: {error}"))),
         };
         if std::fs::metadata(file).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
-            tracing::warn!(file = %file.display(), "everybody on this machine may read the seal: chmod o= it");
+            tracing::warn!(file = %file.display(), "the seal file is readable by everyone on this machine; run chmod \
+                                                    o= on it");
         }
-        if bytes.len() != LENGTH {
+        if bytes.len() != KEY_BYTES {
             return Err(fault(format!(
-                "it has {} bytes, and a seal has {LENGTH} random ones; name a file that is not there, and one is made",
+                "invalid seal: {} bytes, expected {KEY_BYTES}; name a new file to create a seal",
                 bytes.len()
             )));
         }
         Self::of(&bytes).map(Some)
     }
 
-    /// Makes a new one, in a file that its owner alone may read.
+    /// Creates a seal in a new file that only its owner may read.
     ///
     /// # Errors
-    /// The file is there, or cannot be written.
+    /// The file exists, or cannot be written.
     pub fn create(file: &Path) -> Result<Self, SealError> {
-        let mut bytes = [0; LENGTH];
+        let mut bytes = [0; KEY_BYTES];
         aws_lc_rs::rand::fill(&mut bytes).map_err(|_| SealError::Unable)?;
         let path = file;
         let written = || {
             let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            // The key is sealed with it at once: its name has to be there after a power cut, too.
+            // The CA's key is sealed next: the file's name must survive a power failure.
             let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
             std::fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
         };
@@ -113,16 +112,16 @@ impl Seal {
     }
 }
 
-impl Authority {
-    /// Whether its key is sealed.
+impl Ca {
+    /// True if the private key is sealed.
     pub fn is_sealed(&self) -> bool {
         self.key.starts_with(MARK)
     }
 
-    /// The same with its key sealed.
+    /// The same CA with its key sealed.
     ///
     /// # Errors
-    /// The system.
+    /// The system has no randomness.
     pub fn sealed(&self, seal: &Seal) -> Result<Self, SealError> {
         if self.is_sealed() {
             return Ok(self.clone());
@@ -134,15 +133,15 @@ impl Authority {
         Ok(Self { key, ..self.clone() })
     }
 
-    /// The same with its key as it is used.
+    /// The same CA with its key decrypted.
     ///
     /// # Errors
-    /// It is sealed, and not with this.
+    /// The key is sealed, and not with this seal.
     pub fn opened(&self, seal: Option<&Seal>) -> Result<Self, SealError> {
         let Some(sealed) = self.key.strip_prefix(MARK) else { return Ok(self.clone()) };
         let seal = seal.ok_or(SealError::Missing)?;
         let bytes = BASE64.decode(sealed).map_err(|_| SealError::Other)?;
-        let (nonce, bytes) = bytes.split_at_checked(NONCE).ok_or(SealError::Other)?;
+        let (nonce, bytes) = bytes.split_at_checked(NONCE_BYTES).ok_or(SealError::Other)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| SealError::Other)?;
         let (aad, mut bytes) = (Aad::from(self.certificate.as_bytes()), bytes.to_vec());
         let opened = seal.key.open_in_place(nonce, aad, &mut bytes).map_err(|_| SealError::Other)?;
@@ -157,8 +156,8 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt as _;
 
+    use super::super::Ca;
     use super::{Seal, SealError};
-    use crate::state::Authority;
 
     #[test]
     fn a_key_is_opened_by_its_seal_and_for_its_certificate_alone() {
@@ -168,7 +167,7 @@ mod tests {
         let seal = Seal::create(&file).unwrap();
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(Seal::create(&file).is_err(), "none is written over");
-        let authority = Authority::generate(std::time::SystemTime::now()).unwrap();
+        let authority = Ca::generate(std::time::SystemTime::now()).unwrap();
         let sealed = authority.sealed(&seal).unwrap();
         assert!(sealed.is_sealed() && !sealed.key.contains(authority.key.lines().nth(1).unwrap()));
         let again = Seal::read(&file).unwrap().unwrap();
@@ -177,10 +176,10 @@ mod tests {
         assert!(matches!(sealed.opened(None), Err(SealError::Missing)));
         let other = Seal::create(&directory.path().join("other")).unwrap();
         assert!(matches!(sealed.opened(Some(&other)), Err(SealError::Other)));
-        let swapped = Authority { certificate: authority.certificate.to_lowercase(), ..sealed.clone() };
+        let swapped = Ca { certificate: authority.certificate.to_lowercase(), ..sealed.clone() };
         assert!(matches!(swapped.opened(Some(&seal)), Err(SealError::Other)));
         for cut in [11, 20, sealed.key.len() - 2] {
-            let cut = Authority { key: sealed.key[..cut].to_owned(), ..sealed.clone() };
+            let cut = Ca { key: sealed.key[..cut].to_owned(), ..sealed.clone() };
             assert!(matches!(cut.opened(Some(&seal)), Err(SealError::Other)));
         }
         std::fs::write(&file, [7; 31]).unwrap();

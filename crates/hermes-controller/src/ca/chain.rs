@@ -1,11 +1,10 @@
-//! Certificates of authorities: what they say, those that somebody brings, and those that one gives another.
+//! Certificates of CAs: their contents, imported CAs, and cross-certificates.
 //!
-//! In: PEM. Out: authorities that can sign what nodes believe; and why one cannot.
-//! Never: an authority that was not tried. What nodes would not believe is refused before anybody hears of it.
+//! In: PEM. Out: CAs that sign what nodes accept, or the reason why a CA cannot.
+//! Never: an untested CA. A CA whose certificates nodes would reject is refused at once.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use hermes_model::snapshot::Role;
@@ -20,26 +19,26 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::x509::X509Name;
 
-use super::{Subject, Unissued, authority, hex};
-use crate::state::Authority;
+use super::{Ca, IssueError, Subject, sign_error};
+use crate::digest::{hex, sha256};
 
-/// The longest chain that is taken: webpki builds none that is longer.
-const LONGEST: usize = 5;
-/// A certificate to try an authority with lives so long.
-const TRIAL: Duration = Duration::from_secs(60);
+/// The maximum number of certificates in a chain, as in webpki.
+const MAX_CHAIN: usize = 5;
+/// The lifetime of a certificate that only tests a CA.
+const TRIAL_LIFE: Duration = Duration::from_secs(60);
 
-/// What is known of a certificate.
+/// The contents of a certificate that others need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// SHA-256 of it (DER), in hex.
+    /// SHA-256 of the certificate (DER), in hex.
     pub fingerprint: String,
-    /// Whose it is, for people.
+    /// The subject's name, for people.
     pub subject: String,
-    /// Its key identifier in hex: certificates that it issues have it.
+    /// The subject key identifier, in hex. Certificates that this CA issues carry it.
     pub key: String,
-    /// From when, in seconds since 1970.
+    /// The start of validity, in seconds since 1970.
     pub from: i64,
-    /// Until when, in seconds since 1970.
+    /// The end of validity, in seconds since 1970.
     pub until: i64,
 }
 
@@ -47,7 +46,7 @@ impl Facts {
     pub(crate) fn of(der: &[u8]) -> Result<Self, String> {
         let parsed = parsed(der)?;
         Ok(Self {
-            fingerprint: hex(digest(&SHA256, der).as_ref()),
+            fingerprint: hex(&sha256(der)),
             subject: parsed.subject().to_string(),
             key: subject_key(&parsed).map(hex).unwrap_or_default(),
             from: parsed.validity().not_before.timestamp(),
@@ -56,24 +55,24 @@ impl Facts {
     }
 }
 
-/// What is known of the first certificate there (PEM).
+/// Reads the first certificate of a PEM text.
 ///
 /// # Errors
-/// There is none.
+/// The text has no valid certificate.
 pub fn facts(pem: &str) -> Result<Facts, String> {
-    Facts::of(blocks(pem)?.first().ok_or("there is no certificate")?)
+    Facts::of(blocks(pem)?.first().ok_or("no certificate found")?)
 }
 
-/// All certificates there (DER).
+/// All certificates of a PEM text (DER).
 pub(crate) fn blocks(pem: &str) -> Result<Vec<Vec<u8>>, String> {
     let read = Pem::iter_from_buffer(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let read = read.map_err(|error| format!("it is no PEM: {error}"))?;
+    let read = read.map_err(|error| format!("invalid PEM: {error}"))?;
     Ok(read.into_iter().filter(|block| block.label == "CERTIFICATE").map(|block| block.contents).collect())
 }
 
 fn parsed(der: &[u8]) -> Result<X509Certificate<'_>, String> {
     let parsed = x509_parser::parse_x509_certificate(der);
-    parsed.map(|(_, parsed)| parsed).map_err(|error| format!("it is no certificate: {error}"))
+    parsed.map(|(_, parsed)| parsed).map_err(|error| format!("invalid certificate: {error}"))
 }
 
 fn subject_key<'a>(parsed: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
@@ -83,27 +82,27 @@ fn subject_key<'a>(parsed: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
     })
 }
 
-/// As files have it.
+/// A certificate as PEM.
 fn pem(der: &[u8]) -> String {
     let text = BASE64.encode(der);
-    // 64 characters a line (RFC 7468, section 2), of which none is cut.
+    // A line has 64 characters (RFC 7468, section 2); base64 is ASCII, so no character is cut.
     let lines: Vec<String> =
         text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line).into_owned()).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
-impl Authority {
-    /// One of somebody else's, of which the key is here: its certificate first, then those above it up to the root (PEM).
+impl Ca {
+    /// Imports a CA: its certificate first, then those above it up to the root (PEM), and the private key of the first.
     ///
     /// # Errors
-    /// It could not sign what nodes believe, and why.
-    pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, Unissued> {
-        let refuse = |why: String| Unissued::Import(why);
+    /// Nodes would reject what the CA signs; the error says why.
+    pub fn import(certificates: &str, key: &str, now: SystemTime) -> Result<Self, IssueError> {
+        let refuse = |why: String| IssueError::Import(why);
         let ders = blocks(certificates).map_err(|why| refuse(format!("the certificates: {why}")))?;
-        if ders.is_empty() || ders.len() > LONGEST {
+        if ders.is_empty() || ders.len() > MAX_CHAIN {
             return Err(refuse(format!(
-                "there are {} certificates in the file; it needs the authority's first, then those above it up to the root, and \
-                 {LONGEST} at most",
+                "found {} certificates; expected the CA's first, then those above it up to the root, at most \
+                 {MAX_CHAIN}",
                 ders.len()
             )));
         }
@@ -113,12 +112,10 @@ impl Authority {
         }
         must_be_chain(&chain).map_err(refuse)?;
         let pair = KeyPair::from_pem(key).map_err(|error| {
-            refuse(format!(
-                "the key cannot be read ({error}); it has to be PEM without a password: `openssl pkcs8 -topk8 -nocrypt`"
-            ))
+            refuse(format!("invalid key ({error}); expected PEM without a password: `openssl pkcs8 -topk8 -nocrypt`"))
         })?;
         if pair.public_key_raw() != &*chain[0].public_key().subject_public_key.data {
-            return Err(refuse(format!("the key is not that of the first certificate, {}", chain[0].subject())));
+            return Err(refuse(format!("the key does not match the first certificate, {}", chain[0].subject())));
         }
         must_have_name(chain[0].subject()).map_err(refuse)?;
         if subject_key(&chain[0]).is_none() {
@@ -130,38 +127,38 @@ impl Authority {
         Ok(this)
     }
 
-    /// Whether a node would believe what it signs.
-    fn try_it(&self, now: SystemTime) -> Result<(), Unissued> {
-        let refuse = |why: String| Unissued::Import(format!("what this authority signs is not believed: {why}"));
-        let name = |name: &str| name.parse().map_err(Unissued::Import);
+    /// Issues test certificates and verifies them as a node does.
+    fn try_it(&self, now: SystemTime) -> Result<(), IssueError> {
+        let refuse = |why: String| IssueError::Import(format!("nodes would reject certificates of this CA: {why}"));
+        let name = |name: &str| name.parse().map_err(IssueError::Import);
         let (overlay, node, host) = (name("overlay")?, name("node")?, "localhost".to_owned());
         let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let node = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
         chains_to(&roots, &self.shown(&node, &self.intermediates(), now)?).map_err(refuse)?;
-        // As nodes and controllers are servers, too, and all controllers have this name.
+        // Nodes and controllers are servers too, and every controller has this name.
         let controller = Subject::Controller { hosts: std::slice::from_ref(&host) };
         serves(&roots, &self.shown(&controller, &self.intermediates(), now)?, &host).map_err(refuse)
     }
 
-    /// A certificate to try it with, and what is sent with that.
+    /// A test certificate and the chain that is sent with it.
     fn shown(
         &self,
         subject: &Subject<'_>,
         above: &str,
         now: SystemTime,
-    ) -> Result<Vec<CertificateDer<'static>>, Unissued> {
-        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(authority)?);
-        let (leaf, _) = self.signer()?.sign(request.map_err(authority)?.der(), subject, now, TRIAL)?;
-        let shown = blocks(&(leaf + above)).map_err(Unissued::Import)?;
+    ) -> Result<Vec<CertificateDer<'static>>, IssueError> {
+        let request = CertificateParams::default().serialize_request(&KeyPair::generate().map_err(sign_error)?);
+        let (leaf, _) = self.signer()?.sign(request.map_err(sign_error)?.der(), subject, now, TRIAL_LIFE)?;
+        let shown = blocks(&(leaf + above)).map_err(IssueError::Import)?;
         Ok(shown.into_iter().map(Into::into).collect())
     }
 
-    /// Whether who trusts only the older authority believes what this one signs by this proof.
+    /// Checks that a peer that trusts only the older CA accepts this CA's certificates with this cross-certificate.
     ///
     /// # Errors
-    /// Why not, such as for a path length that the older one's certificate has.
-    pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), Unissued> {
-        let refuse = |why: String| Unissued::Authority(why);
+    /// The peer would not, for example because of a path length of the older CA.
+    pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), IssueError> {
+        let refuse = |why: String| IssueError::Ca(why);
         let (overlay, node) = ("overlay".parse().map_err(refuse)?, "node".parse().map_err(refuse)?);
         let roots = Roots::from_pem(older.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let subject = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
@@ -169,13 +166,13 @@ impl Authority {
         chains_to(&roots, &self.shown(&subject, &above, now)?).map_err(refuse)
     }
 
-    /// What nodes trust (PEM).
+    /// The root certificate, which nodes trust (PEM).
     pub fn root(&self) -> String {
         let last = blocks(&self.chain).ok().and_then(|all| all.last().map(|der| pem(der)));
         last.unwrap_or_else(|| self.certificate.clone())
     }
 
-    /// What is sent with each certificate that it issues (PEM): itself and those above it, without the root.
+    /// The chain sent with each certificate that the CA issues (PEM): the CA and those above it, without the root.
     pub fn intermediates(&self) -> String {
         let Ok(above) = blocks(&self.chain) else { return String::new() };
         match above.split_last() {
@@ -184,42 +181,43 @@ impl Authority {
         }
     }
 
-    /// A certificate of another authority by this one (PEM): who trusts only this one believes by it what the other one signs.
+    /// Issues a cross-certificate for another CA (PEM): a peer that trusts only this CA then accepts the other CA's
+    /// certificates.
     ///
     /// # Errors
-    /// This one's key is none, or the other's certificate.
-    pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, Unissued> {
-        let refuse = |why: String| Unissued::Authority(why);
+    /// This CA cannot sign, or the other certificate is invalid.
+    pub fn proof_of(&self, other: &Self, now: SystemTime) -> Result<String, IssueError> {
+        let refuse = |why: String| IssueError::Ca(why);
         let ders = blocks(&other.certificate).map_err(refuse)?;
-        let der = ders.first().ok_or_else(|| refuse("it has no certificate".to_owned()))?;
+        let der = ders.first().ok_or_else(|| refuse("no certificate".to_owned()))?;
         let other = parsed(der).map_err(refuse)?;
         let mut params = CertificateParams::default();
-        // How many may be between is for its own root to say.
+        // The other CA's own root limits the path length.
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.distinguished_name = name_of(other.subject()).map_err(refuse)?;
-        let key = subject_key(&other).ok_or_else(|| refuse("it has no subject key identifier".to_owned()))?;
+        let key = subject_key(&other).ok_or_else(|| refuse("no subject key identifier".to_owned()))?;
         params.key_identifier_method = KeyIdMethod::PreSpecified(key.to_vec());
         params.use_authority_key_identifier_extension = true;
         let end = other.validity().not_after.timestamp();
         let end = UNIX_EPOCH + Duration::from_secs(u64::try_from(end).unwrap_or_default());
-        (params.not_before, params.not_after) = ((now - super::SKEW).into(), end.into());
-        let public = SubjectPublicKeyInfo::from_der(other.public_key().raw).map_err(authority)?;
-        let proof = params.signed_by(&public, &self.signer()?.issuer).map_err(authority)?;
+        (params.not_before, params.not_after) = ((now - super::CLOCK_SKEW).into(), end.into());
+        let public = SubjectPublicKeyInfo::from_der(other.public_key().raw).map_err(sign_error)?;
+        let proof = params.signed_by(&public, &self.signer()?.issuer).map_err(sign_error)?;
         Ok(proof.pem())
     }
 }
 
-/// A certificate authority that is valid now.
+/// Checks that the certificate is a CA that is valid now.
 fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Result<(), String> {
     let subject = certificate.subject();
     let is_ca = certificate.basic_constraints().ok().flatten().is_some_and(|constraints| constraints.value.ca);
     if !is_ca {
-        return Err(format!("{subject} is no certificate of an authority (basic constraints say nothing of CA)"));
+        return Err(format!("{subject} is not a CA certificate (no CA in its basic constraints)"));
     }
     let may_sign = certificate.key_usage().ok().flatten().is_none_or(|usage| usage.value.key_cert_sign());
     if !may_sign {
-        return Err(format!("{subject} may sign no certificates, as its key usage says"));
+        return Err(format!("{subject} may not sign certificates (no keyCertSign in its key usage)"));
     }
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     let validity = certificate.validity();
@@ -227,19 +225,19 @@ fn must_be_authority(certificate: &X509Certificate<'_>, now: SystemTime) -> Resu
         return Err(format!("{subject} has expired: it was valid until {}", validity.not_after));
     }
     if validity.not_before.timestamp() > seconds {
-        return Err(format!("{subject} is not valid yet: it is from {}", validity.not_before));
+        return Err(format!("{subject} is not valid before {}", validity.not_before));
     }
     Ok(())
 }
 
-/// Each is signed by the next one, and the last one by itself.
+/// Checks that each certificate is signed by the next one, and the last one by itself.
 fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
     for (at, certificate) in chain.iter().enumerate() {
         let limit = certificate.basic_constraints().ok().flatten().and_then(|limit| limit.value.path_len_constraint);
-        // So many authorities are below it.
+        // `at` counts the CAs below this certificate.
         if limit.is_some_and(|limit| usize::try_from(limit).is_ok_and(|limit| limit < at)) {
             return Err(format!(
-                "{} may have no such authorities below it (its path length is limited)",
+                "{} may not have these CAs below it (its path length is limited)",
                 certificate.subject()
             ));
         }
@@ -252,16 +250,19 @@ fn must_be_chain(chain: &[X509Certificate<'_>]) -> Result<(), String> {
         }
         let (subject, issuer) = (certificate.subject(), certificate.issuer());
         return Err(match above {
-            Some(above) => format!("{subject} is not signed by the one after it, {}", above.subject()),
+            Some(above) => format!("{subject} is not signed by the next certificate, {}", above.subject()),
             None => {
-                format!("the chain ends at {subject}, which {issuer} has signed; add those above it, up to the root")
+                format!(
+                    "incomplete chain: {subject} is signed by {issuer}; add the certificates above it, up to the \
+                         root"
+                )
             }
         });
     }
     Ok(())
 }
 
-/// Certificates say the name of who issued them, as far as the library can write it.
+/// Checks that the library can encode the CA's name as an issuer.
 fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
     let mut kinds: Vec<_> = name.iter_attributes().map(|attribute| attribute.attr_type().to_id_string()).collect();
     let count = kinds.len();
@@ -271,15 +272,15 @@ fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
         return name_of(name).map(drop);
     }
     Err(format!(
-        "the authority's name, {name}, has an attribute twice, or two in one part: it cannot sign here; issue one with another name"
+        "unsupported CA name {name}: an attribute occurs twice, or two share one part; issue the CA with another name"
     ))
 }
 
-/// The same name, byte for byte: certificates are found by it.
+/// The same name, byte for byte: issuers are looked up by their encoding.
 fn name_of(name: &X509Name<'_>) -> Result<DistinguishedName, String> {
     let mut same = DistinguishedName::new();
     for attribute in name.iter_attributes() {
-        let wrong = || format!("the name {name} cannot be written again");
+        let wrong = || format!("unsupported name {name}");
         let oid: Vec<u64> = attribute.attr_type().iter().ok_or_else(wrong)?.collect();
         let value = attribute.attr_value();
         let text = std::str::from_utf8(value.data).map_err(|_| wrong())?;
@@ -302,8 +303,8 @@ mod tests {
 
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
+    use super::super::Ca;
     use super::{blocks, facts, parsed};
-    use crate::state::Authority;
 
     fn params(name: &str, limit: Option<u8>) -> CertificateParams {
         let mut params = CertificateParams::default();
@@ -314,7 +315,7 @@ mod tests {
         params
     }
 
-    /// A chain of three: certificates (PEM), the last one's key.
+    /// A chain of three certificates (PEM), and the last one's key.
     fn chain(root: Option<u8>) -> (String, String) {
         let root = CertifiedIssuer::self_signed(params("root", root), KeyPair::generate().unwrap()).unwrap();
         let middle = CertifiedIssuer::signed_by(params("middle", None), KeyPair::generate().unwrap(), &root).unwrap();
@@ -327,24 +328,24 @@ mod tests {
     fn an_authority_that_somebody_brings_is_the_first_of_a_chain() {
         let now = SystemTime::now();
         let (certificates, key) = chain(None);
-        // What stands between is no part of it.
+        // Text between the blocks is ignored.
         let noisy = format!("some words\n{}", certificates.replace("-----BEGIN", "a bag\n-----BEGIN"));
-        let authority = Authority::import(&noisy, &key, now).unwrap();
+        let authority = Ca::import(&noisy, &key, now).unwrap();
         assert!(facts(&authority.root()).unwrap().subject.contains("CN=root"));
         assert_eq!(blocks(&authority.intermediates()).unwrap().len(), 2);
         assert_eq!(facts(&authority.intermediates()).unwrap(), facts(&authority.certificate).unwrap());
         let limited = chain(Some(1));
-        let refused = Authority::import(&limited.0, &limited.1, now).unwrap_err().to_string();
+        let refused = Ca::import(&limited.0, &limited.1, now).unwrap_err().to_string();
         assert!(refused.contains("path length is limited"), "{refused}");
         let later = now + Duration::from_secs(3000 * 365 * 24 * 3600);
-        assert!(Authority::import(&certificates, &key, later).unwrap_err().to_string().contains("has expired"));
+        assert!(Ca::import(&certificates, &key, later).unwrap_err().to_string().contains("has expired"));
     }
 
     #[test]
     fn a_proof_is_of_the_same_name_and_key() {
         let now = SystemTime::now();
         let (certificates, key) = chain(None);
-        let (older, newer) = (Authority::generate(now).unwrap(), Authority::import(&certificates, &key, now).unwrap());
+        let (older, newer) = (Ca::generate(now).unwrap(), Ca::import(&certificates, &key, now).unwrap());
         for (one, other) in [(&older, &newer), (&newer, &older)] {
             let proof = blocks(&one.proof_of(other, now).unwrap()).unwrap();
             let ders = [&one.certificate, &other.certificate].map(|pem| blocks(pem).unwrap());

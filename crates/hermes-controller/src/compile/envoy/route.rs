@@ -1,9 +1,10 @@
-//! What becomes of which request at an Envoy, and who is believed about whose it is.
+//! Routes of an Envoy, and the check of user claims.
 //!
-//! In: the routes and users of a node document. Out: one route configuration. A request's user leads to the routes that are
-//! for that user, in the document's order, of which the first that fits is taken. Before that a filter judges whether its
-//! sender may say that user: it is the table "Trust" of the reference, except that who says nobody stays nobody.
-//! Never: a user that the sender's certificate, or this document, does not prove. Nodes behind an Envoy believe it.
+//! In: the routes and users of a node document. Out: one route configuration. A request's user selects the routes of
+//! that user, in the document's order; the first match wins. Before that a filter checks whether the sender may claim
+//! that user, by the table "Trust" of the reference; a request without a claim stays without.
+//! Never: a user whom neither the sender's certificate nor the document proves. The next nodes accept an Envoy's
+//! claims.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -40,23 +41,23 @@ use prost::{Message as _, Name as _};
 use super::cluster::{Speaks, hop, origin, patient};
 use super::listener::{MUTATION, TRUST};
 use super::matcher::{self, Matcher, OnMatch, Rbac, VirtualHost};
-use super::{OVERLAY, Site, duration, exact, pack, problem};
+use super::{EnvoyIdentity, OVERLAY, duration, exact, pack, problem};
 
-/// An Envoy looks at the routes of a user one after the other; all together are no more than this.
-const MOST: usize = 100_000;
+/// The maximum number of routes of all users. Envoy tries the routes of a user in order.
+const MAX_ROUTES: usize = 100_000;
 
-/// What is kept of a route of the document.
+/// A route of the document, translated.
 struct Found {
-    /// Whose requests. `None`: anybody's.
+    /// The users of the route. `None`: everyone.
     users: Option<BTreeSet<String>>,
-    /// Of anybody who is known.
+    /// The route is for any known user.
     is_of_somebody: bool,
     routes: Vec<Route>,
 }
 
 pub(super) fn routes(
     document: &Document,
-    site: Site<'_>,
+    identity: EnvoyIdentity<'_>,
     clusters: &mut BTreeMap<String, Cluster>,
     problems: &mut Vec<Problem>,
 ) -> Any {
@@ -71,7 +72,7 @@ pub(super) fn routes(
         problems.extend(told.into_iter().map(|told| Problem { path: format!("{path}{}", told.path), ..told }));
     }
     let host = by_user(&found, problems);
-    let trust = matcher::RbacPerRoute { rbac: Some(Rbac { matcher: Some(trust(document, site)) }) };
+    let trust = matcher::RbacPerRoute { rbac: Some(Rbac { matcher: Some(trust(document, identity)) }) };
     let trust = Any { type_url: RbacPerRoute::type_url(), value: trust.encode_to_vec() };
     let whole = matcher::RouteConfiguration {
         name: OVERLAY.to_owned(),
@@ -81,16 +82,16 @@ pub(super) fn routes(
     Any { type_url: RouteConfiguration::type_url(), value: whole.encode_to_vec() }
 }
 
-/// Nothing becomes of any request.
+/// A configuration that answers no request.
 pub(super) fn nothing() -> Any {
     pack(&RouteConfiguration { name: OVERLAY.to_owned(), ..RouteConfiguration::default() })
 }
 
-/// Who is believed: standalone nodes of whatever user they say, others of the users that are theirs; and anybody who says
-/// nobody. Who is not is refused.
-fn trust(document: &Document, site: Site<'_>) -> Matcher {
+/// The filter that checks user claims: standalone nodes may claim any user, other nodes their own users, and everyone
+/// may claim none. Other requests are denied.
+fn trust(document: &Document, identity: EnvoyIdentity<'_>) -> Matcher {
     let silent = || (matcher::nobody(), matcher::allow());
-    let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", site.overlay));
+    let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", identity.overlay));
     let otherwise = Matcher::list([(standalone, matcher::allow()), silent()]);
     let of_node = |users: &Many<String>| -> OnMatch {
         if users.iter().any(|user| user == "*") {
@@ -102,16 +103,16 @@ fn trust(document: &Document, site: Site<'_>) -> Matcher {
         }
         Matcher::tree(matcher::user(), own, Some(Matcher::list([silent()]).into())).into()
     };
-    // A node that is not standalone has one URI.
+    // A dependent node has exactly one URI.
     let nodes = document
         .users
         .iter()
-        .map(|(node, users)| (format!("spiffe://{}/node/{node}", site.overlay), of_node(users)))
+        .map(|(node, users)| (format!("spiffe://{}/node/{node}", identity.overlay), of_node(users)))
         .collect::<BTreeMap<_, _>>();
     if nodes.is_empty() { otherwise } else { Matcher::tree(matcher::peer(), nodes, Some(otherwise.into())) }
 }
 
-/// All routes, by who they are for.
+/// All routes, grouped by user.
 fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
     let users: BTreeSet<&String> = found.iter().filter_map(|found| found.users.as_ref()).flatten().collect();
     let of = |user: Option<&String>| -> Vec<&Found> {
@@ -122,23 +123,26 @@ fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
         found.iter().filter(fits).collect()
     };
     let host = VirtualHost { name: OVERLAY.to_owned(), domains: vec!["*".to_owned()], ..VirtualHost::default() };
-    let everyones = routes_of(&of(None));
-    let mut count = everyones.len();
+    let public = routes_of(&of(None));
+    let mut count = public.len();
     let mut map = BTreeMap::new();
     for user in users {
         let routes = routes_of(&of(Some(user)));
         count += routes.len();
-        if count > MOST {
-            let message = format!("an Envoy would have more than {MOST} of them, one for each user; give others a way");
+        if count > MAX_ROUTES {
+            let message = format!(
+                "too many routes for an Envoy: more than {MAX_ROUTES}, one for each user; move some services \
+                         to other nodes"
+            );
             problems.push(problem("routes", message));
             return host;
         }
         map.insert(user.clone(), matcher::routes(routes).into());
     }
     if map.is_empty() {
-        return VirtualHost { routes: everyones, ..host };
+        return VirtualHost { routes: public, ..host };
     }
-    let otherwise = (!everyones.is_empty()).then(|| matcher::routes(everyones).into());
+    let otherwise = (!public.is_empty()).then(|| matcher::routes(public).into());
     VirtualHost { matcher: Some(Matcher::tree(matcher::user(), map, otherwise)), ..host }
 }
 
@@ -162,7 +166,7 @@ fn routes_of(found: &[&Found]) -> Vec<Route> {
     all
 }
 
-/// What a route says that an Envoy does not do.
+/// Reports keys of a route that Envoy does not support.
 fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     let name = &route.name;
     let mut tell = |is_so: bool, key: &str, message: &str| {
@@ -170,28 +174,33 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
             problems.push(problem(format!(".{key}"), format!("{name}: {message}")));
         }
     };
-    tell(route.custody.is_some(), "custody", "an Envoy takes no custody; lead this service over Hermes nodes");
+    tell(
+        route.custody.is_some(),
+        "custody",
+        "an Envoy does not support custody; route this service through Hermes \
+                                              nodes",
+    );
     tell(
         route.rewrite.is_some(),
         "rewrite",
-        "an Envoy rewrites nothing of this; let the service live at a Hermes node",
+        "an Envoy does not support this rewrite; move the replica to a Hermes node",
     );
     tell(
         route.cache.is_some() || route.pace.is_some() || route.retrieve.is_some() || route.retry.is_some(),
         "",
-        "an Envoy neither caches, paces, retrieves nor retries for a service; let its sessions begin at a Hermes node",
+        "an Envoy does not support cache, pace, retrieve and retry; let sessions begin at a Hermes node",
     );
     tell(
         route.respond.is_some() || route.redirect.is_some() || route.idempotency_key || route.early_data.is_some(),
         "",
-        "an Envoy forwards and ends sessions, and does nothing else with them",
+        "an Envoy only forwards and terminates sessions",
     );
     let Match { kind, authority, path, method, user, .. } = route.matching.clone();
     let understood = Match { kind, authority, path, method, user, ..Match::default() };
-    tell(route.matching != understood, "match", "an Envoy matches kind, authority, path, method and user");
-    tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy carries no IP packets");
+    tell(route.matching != understood, "match", "an Envoy only matches kind, authority, path, method and user");
+    tell(route.matching.kind.0.contains(&Kind::Ip), "match.kind", "an Envoy does not forward IP packets");
     let Some(terminate) = &route.terminate else { return };
-    // The compiler checks literal targets; an Envoy checks no more than that.
+    // The compiler checks literal targets; an Envoy has no further check.
     let Terminate { http, tcp, udp, guard, .. } = terminate.clone();
     let understood = Terminate { http, tcp, udp, guard, ..Terminate::default() };
     let is_named =
@@ -199,7 +208,7 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     tell(
         is_named || *terminate != understood,
         "terminate",
-        "an Envoy ends sessions at HOST:PORT alone; let the service live at a Hermes node",
+        "an Envoy terminates sessions only at HOST:PORT; move the replica to a Hermes node",
     );
 }
 
@@ -216,7 +225,7 @@ fn one(route: &route::Route, clusters: &mut BTreeMap<String, Cluster>, problems:
     for kind in kinds {
         if *kind != Kind::Http && !(matching.path.is_empty() && matching.method.is_empty()) {
             let message =
-                format!("{}: at an Envoy requests alone have a path and a method; leave {kind} out", route.name);
+                format!("{}: at an Envoy only requests have a path and a method; leave {kind} out", route.name);
             problems.push(problem(".match", message));
             continue;
         }
@@ -234,12 +243,14 @@ fn one(route: &route::Route, clusters: &mut BTreeMap<String, Cluster>, problems:
     Found { users, is_of_somebody, routes }
 }
 
-/// Origins are not told who asks, and say nothing in a node's place. One entry: it has an order.
+/// Header rules towards origins: the user claim is removed from requests, and node headers from responses. A map of one
+/// entry has a fixed order.
 fn mutations(route: &route::Route) -> HashMap<String, Any> {
     if route.terminate.is_none() {
         return HashMap::new();
     }
-    // CGI cannot tell these from `hermes-`: it turns every character that is neither a letter nor a digit into `_`.
+    // CGI cannot tell these headers from `hermes-`: it replaces every character that is neither a letter nor a digit
+    // with `_`.
     let overlay = StringMatcher { match_pattern: Some(regex("hermes[^a-z0-9].*")), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
     let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
@@ -248,7 +259,7 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
     HashMap::from([(MUTATION.to_owned(), pack(&HeaderMutationPerRoute { mutations: Some(mutations) }))])
 }
 
-/// Where a session of this kind goes. `None`: the service has no such sessions.
+/// The action for sessions of this kind. `None`: the service has none.
 fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Cluster>) -> Option<RouteAction> {
     let (cluster, upgrade) = match (&route.upstream, &route.terminate) {
         (Some(upstream), _) => (hop(upstream), None),
@@ -275,7 +286,7 @@ fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Clus
     );
     Some(RouteAction {
         cluster_specifier: Some(ClusterSpecifier::Cluster(cluster)),
-        // No limit on the whole of it, but on silence.
+        // No limit on the whole request; the idle timeout applies.
         timeout: Some(duration(Duration::ZERO)),
         idle_timeout: Some(duration(idle)),
         retry_policy: Some(elsewhere()),
@@ -291,7 +302,7 @@ fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Clus
     })
 }
 
-/// What the far end has not seen is sent to another one: to one more of the nearest, and then to an alternate.
+/// Retries a request that the next node has not seen: at another next hop, and then at an alternate.
 fn elsewhere() -> RetryPolicy {
     let previous = RetryHostPredicate {
         name: "envoy.retry_host_predicates.previous_hosts".to_owned(),
@@ -313,11 +324,11 @@ fn elsewhere() -> RetryPolicy {
     }
 }
 
-/// Each way in which a request of this kind can fit. A conjunction of Envoy's has no alternatives.
+/// All matches for requests of this kind. Envoy's conjunctions have no alternatives, so each becomes a match.
 fn matches(matching: &Match, kind: Kind) -> Vec<RouteMatch> {
     let (base, paths) = match kind {
         Kind::Http => {
-            // To Envoy CONNECT-UDP is a request with an upgrade, and it has a path.
+            // Envoy treats CONNECT-UDP as a request with an upgrade and a path.
             let udp = StringMatcher { ignore_case: true, ..exact("connect-udp") };
             let not_udp = HeaderMatcher { invert_match: true, ..header("upgrade", udp) };
             let not_udp = HeaderMatcher { treat_missing_header_as_empty: true, ..not_udp };
@@ -359,15 +370,15 @@ fn header(name: &str, matcher: StringMatcher) -> HeaderMatcher {
     }
 }
 
-/// What an authority with this port has to be.
+/// The header matcher for an authority with this port.
 type WithPort = Box<dyn Fn(u16) -> HeaderMatcher>;
 
-/// The ways in which an authority can be written that fits.
+/// All spellings of an authority that match.
 fn authority(pattern: &AuthorityPattern) -> Vec<Vec<HeaderMatcher>> {
     let by =
         |pattern: MatchPattern| header(":authority", StringMatcher { match_pattern: Some(pattern), ignore_case: true });
     let scheme = |scheme: &str| header(":scheme", exact(scheme));
-    // Without a port, with this one, and with any.
+    // Without a port, with this port, and with any port.
     let (bare, with, any): (HeaderMatcher, WithPort, Option<HeaderMatcher>) = match &pattern.host {
         HostPattern::Exact(host) => {
             let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
@@ -399,7 +410,7 @@ fn authority(pattern: &AuthorityPattern) -> Vec<Vec<HeaderMatcher>> {
     }
 }
 
-/// A path that fits, as Envoy says it. Both compare paths in their one spelling.
+/// The matcher of a path. Both programs compare normalised paths.
 fn path(pattern: &PathPattern) -> PathSpecifier {
     let text = pattern.to_string();
     match (pattern.exact(), text.strip_suffix('*')) {
@@ -411,7 +422,7 @@ fn path(pattern: &PathPattern) -> PathSpecifier {
             let tail = if open.is_some() { ".*" } else { "" };
             match regex(&format!("{}{tail}", pieces.join("[^/]+"))) {
                 MatchPattern::SafeRegex(regex) => PathSpecifier::SafeRegex(regex),
-                // There is no other.
+                // No other form exists.
                 _ => PathSpecifier::Path(text),
             }
         }

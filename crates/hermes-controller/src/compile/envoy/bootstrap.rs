@@ -1,26 +1,26 @@
-//! Files with which an Envoy starts as a node: its bootstrap, and where its identity is.
+//! The files that an Envoy starts with: its bootstrap, and the location of its identity.
 //!
-//! In: controllers, a node, and the directory of its key and certificates. Out: JSON, to be written there.
-//! Never: a key or a certificate itself. Envoy reads them from their files, and again when they are renewed.
+//! In: controllers, a node, and the directory of its key and certificates. Out: JSON files for that directory.
+//! Never: a key or a certificate. Envoy reads these from their own files, and again after a renewal.
 
 use serde_json::{Value, json};
 
-use crate::client::Place;
+use crate::client::ControllerAddr;
 use crate::compile::IDENTITY;
 
-/// The key of Envoy's metadata that says where its identity is.
+/// The metadata key with the directory of the Envoy's identity.
 pub const DIRECTORY: &str = "hermes-directory";
-/// What Envoy knows its certificate and its authorities by, and in which files it finds where they are.
+/// The names of Envoy's secrets, and their files.
 pub(super) const SECRETS: [(&str, &str); 2] =
     [("identity", "envoy-identity.json"), ("authorities", "envoy-authorities.json")];
-/// A regular expression of a path or an authority is no larger than that.
-const REGEX: u32 = 10_000;
-/// Connections at once, as at a Hermes node.
-const CONNECTIONS: u64 = 50_000;
+/// The maximum program size of a regular expression.
+const MAX_REGEX_PROGRAM: u32 = 10_000;
+/// The maximum number of connections, as at a Hermes node.
+const MAX_CONNECTIONS: u64 = 50_000;
 
 const TYPES: &str = "type.googleapis.com/envoy";
 
-/// The files that say where the identity in this directory is, by their names.
+/// The secret files for an identity in this directory, by name.
 pub fn secrets(directory: &str) -> [(&'static str, Value); 2] {
     let [certificate, key, authorities] = IDENTITY.map(|file| json!({"filename": format!("{directory}/{file}")}));
     let watched = json!({"path": directory});
@@ -36,10 +36,10 @@ pub fn secrets(directory: &str) -> [(&'static str, Value); 2] {
     })
 }
 
-/// What Envoy is started with. `admin`: where its own admin endpoint listens.
-pub fn bootstrap(node: &str, places: &[Place], directory: &str, admin: Option<std::net::SocketAddr>) -> Value {
+/// The bootstrap of an Envoy. `admin` is the address of its admin endpoint.
+pub fn bootstrap(node: &str, places: &[ControllerAddr], directory: &str, admin: Option<std::net::SocketAddr>) -> Value {
     let socket = |host: &str, port: u16| json!({"socket_address": {"address": host, "port_value": port}});
-    let endpoint = |place: &Place| json!({"endpoint": {"address": socket(&place.host, place.port)}});
+    let endpoint = |place: &ControllerAddr| json!({"endpoint": {"address": socket(&place.host, place.port)}});
     let [identity, authorities] = SECRETS.map(|(name, file)| {
         let source = json!({"path": format!("{directory}/{file}"), "watched_directory": {"path": directory}});
         json!({"name": name, "sds_config": {"path_config_source": source, "resource_api_version": "V3"}})
@@ -79,7 +79,7 @@ pub fn bootstrap(node: &str, places: &[Place], directory: &str, admin: Option<st
         "name": "envoy.resource_monitors.global_downstream_max_connections",
         "typed_config": {
             "@type": format!("{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),
-            "max_active_downstream_connections": CONNECTIONS,
+            "max_active_downstream_connections": MAX_CONNECTIONS,
         },
     });
     let mut whole = json!({
@@ -96,7 +96,7 @@ pub fn bootstrap(node: &str, places: &[Place], directory: &str, admin: Option<st
         },
         "static_resources": {"clusters": [controller]},
         "layered_runtime": {"layers": [
-            {"name": "hermes", "static_layer": {"re2.max_program_size.error_level": REGEX}},
+            {"name": "hermes", "static_layer": {"re2.max_program_size.error_level": MAX_REGEX_PROGRAM}},
         ]},
         "overload_manager": {"resource_monitors": [connections]},
     });

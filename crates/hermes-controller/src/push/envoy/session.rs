@@ -1,22 +1,21 @@
-//! What one Envoy has, and what it is sent next: the same for both forms of xDS.
+//! The state of one Envoy, and its next response: the same for both variants of xDS.
 //!
-//! In: what it is to have, and what it asks for, takes and refuses. Out: one message after the other.
-//! Never: a route to a cluster that is not there. Clusters come before the routes that need them, and go after those that
-//! needed them; nothing is sent of a kind while the last of that kind is not answered.
+//! In: the resources that the Envoy must have, and its requests. Out: one response after the other.
+//! Never: a route to a missing cluster. Clusters are added before the routes that need them, and removed after those. A
+//! type of resource has one unanswered response at most.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use super::{Held, Resources};
-use crate::authority::hex;
-use crate::push::sha256;
+use crate::compile::envoy::{Resources, VersionedResource};
+use crate::digest::{hex, sha256};
 use crate::store::Revision;
 
-/// An Envoy asks for so many names of a kind; of more there is nothing.
-const MOST_NAMES: usize = 50_000;
+/// The maximum number of names that an Envoy may request of a type.
+const MAX_NAMES: usize = 50_000;
 
-/// Kinds of resources.
+/// Types of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Clusters,
@@ -35,68 +34,68 @@ impl Kind {
         }
     }
 
-    /// `None`: nothing that we have told an Envoy to ask for.
+    /// The type of a URL. `None`: not a type that the controller serves.
     pub(crate) fn of(url: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.url() == url)
     }
 }
 
-/// What an Envoy is to have.
+/// The resources that an Envoy must have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Goal {
     pub(crate) revision: Revision,
-    /// SHA-256 of the document that it is.
+    /// SHA-256 of the node document that they implement.
     pub(crate) digest: Bytes,
     pub(crate) resources: Resources,
 }
 
-/// What an Envoy says.
+/// A request of an Envoy.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heard {
-    /// Which message this answers. Empty: none.
+pub(crate) struct XdsRequest {
+    /// The response that this acknowledges or rejects. Empty: none.
     pub(crate) nonce: String,
-    /// Why it does not take that one.
+    /// The reason for a rejection.
     pub(crate) refused: Option<String>,
-    /// Names that it asks for, beside those before; `*` for all.
+    /// Names to subscribe to; `*` for all.
     pub(crate) subscribe: Vec<String>,
     pub(crate) unsubscribe: Vec<String>,
-    /// It asks for these names, and for none of before.
-    pub(crate) is_whole: bool,
-    /// Versions that it has from a connection before.
+    /// State of the world: the names replace all earlier ones.
+    pub(crate) is_sotw: bool,
+    /// Versions that the Envoy has from an earlier connection.
     pub(crate) has: BTreeMap<String, String>,
 }
 
-/// What an Envoy is told.
+/// A response to an Envoy.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Said {
+pub(crate) struct XdsResponse {
     pub(crate) kind: Kind,
     pub(crate) nonce: String,
-    /// Of all of the kind.
+    /// The version of all resources of the type.
     pub(crate) version: String,
-    /// All of the kind, as it is from then on.
-    pub(crate) all: BTreeMap<String, Held>,
-    /// Those that it has in another version, or not at all.
-    pub(crate) changed: BTreeMap<String, Held>,
+    /// All resources of the type.
+    pub(crate) all: BTreeMap<String, VersionedResource>,
+    /// New resources, and those with a new version.
+    pub(crate) changed: BTreeMap<String, VersionedResource>,
     pub(crate) removed: Vec<String>,
 }
 
-/// How it goes.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It has taken all of it.
+    /// The Envoy has accepted all resources.
     Runs,
-    /// It has refused something, and goes on with what it had.
+    /// The Envoy has rejected some, and keeps the earlier ones.
     Refused(String),
 }
 
-/// How far it is on its way to the goal.
+/// The progress towards the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Clusters that are new come, and none goes.
+    /// New clusters are added, none is removed.
     Make,
-    /// Listeners and routes are the new ones.
+    /// Listeners and routes are replaced.
     Switch,
-    /// Clusters that nothing needs any more go.
+    /// Unused clusters are removed.
     Break,
     Done,
     Refused,
@@ -104,13 +103,13 @@ enum Step {
 
 #[derive(Clone, Debug, Default)]
 struct Subscription {
-    /// Names; `*` is all. `None`: it has not asked yet.
+    /// Names; `*` is all. `None`: the Envoy has not subscribed yet.
     names: Option<BTreeSet<String>>,
-    /// What it has, as far as it has said so.
-    has: BTreeMap<String, Held>,
-    /// What was sent and is not answered: which message, and what it has if it takes it.
-    pending: Option<(String, BTreeMap<String, Held>)>,
-    /// It waits for an answer, whatever that is.
+    /// The resources that the Envoy has acknowledged.
+    has: BTreeMap<String, VersionedResource>,
+    /// The nonce of the unanswered response, and the resources that the Envoy has if it accepts them.
+    pending: Option<(String, BTreeMap<String, VersionedResource>)>,
+    /// The Envoy waits for a response, even an empty one.
     is_owed: bool,
 }
 
@@ -128,7 +127,7 @@ impl Session {
         Self { goal, step: Step::Make, kinds: Default::default(), sent: 0 }
     }
 
-    /// From now on it is to have this.
+    /// Sets a new goal.
     pub(crate) fn aim(&mut self, goal: Goal) {
         (self.goal, self.step) = (goal, Step::Make);
     }
@@ -137,8 +136,8 @@ impl Session {
         &self.goal
     }
 
-    /// It says something. What that comes to, where it comes to something.
-    pub(crate) fn hear(&mut self, kind: Kind, heard: Heard) -> Option<Verdict> {
+    /// Handles a request. Returns a verdict if the request completes or rejects an update.
+    pub(crate) fn hear(&mut self, kind: Kind, heard: XdsRequest) -> Option<Verdict> {
         let subscription = &mut self.kinds[kind as usize];
         subscription.ask(&heard, kind);
         if heard.nonce.is_empty() {
@@ -146,7 +145,7 @@ impl Session {
         }
         let (nonce, after) = subscription.pending.take()?;
         if nonce != heard.nonce {
-            // It answers what was sent before that.
+            // The request answers an earlier response.
             subscription.pending = Some((nonce, after));
             return None;
         }
@@ -158,14 +157,14 @@ impl Session {
         self.advance().then_some(Verdict::Runs)
     }
 
-    /// Whether it has just come to the end.
+    /// Advances the step. True if the goal was reached just now.
     fn advance(&mut self) -> bool {
         loop {
             let has_listener = !self.goal.resources.listeners.is_empty();
             let is_done = |kind| self.is_settled(kind);
             self.step = match self.step {
                 Step::Make if is_done(Kind::Clusters) => Step::Switch,
-                // Without a listener it asks for no routes.
+                // An Envoy without a listener subscribes to no routes.
                 Step::Switch if is_done(Kind::Listeners) && (is_done(Kind::Routes) || !has_listener) => Step::Break,
                 Step::Break if is_done(Kind::Clusters) => {
                     self.step = Step::Done;
@@ -176,8 +175,8 @@ impl Session {
         }
     }
 
-    /// What it is to have of a kind at this step. `None`: it waits.
-    fn target(&self, kind: Kind) -> Option<BTreeMap<String, Held>> {
+    /// The resources of a type at this step. `None`: the type must wait.
+    fn target(&self, kind: Kind) -> Option<BTreeMap<String, VersionedResource>> {
         let Subscription { names, has, .. } = &self.kinds[kind as usize];
         let names = names.as_ref()?;
         let all = match kind {
@@ -200,8 +199,8 @@ impl Session {
         subscription.pending.is_none() && !subscription.is_owed && self.target(kind).is_some_and(is_there)
     }
 
-    /// The next message, where there is one to be sent.
-    pub(crate) fn next(&mut self) -> Option<Said> {
+    /// The next response, if there is one.
+    pub(crate) fn next(&mut self) -> Option<XdsResponse> {
         self.advance();
         let (kind, all) = Kind::ALL.into_iter().find_map(|kind| {
             let subscription = &self.kinds[kind as usize];
@@ -211,36 +210,38 @@ impl Session {
         self.sent += 1;
         let nonce = self.sent.to_string();
         let subscription = &mut self.kinds[kind as usize];
-        let is_new =
-            |name: &String, held: &Held| subscription.has.get(name).is_none_or(|has| has.version != held.version);
+        let is_new = |name: &String, held: &VersionedResource| {
+            subscription.has.get(name).is_none_or(|has| has.version != held.version)
+        };
         let changed = all.iter().filter(|(name, held)| is_new(name, held));
         let changed = changed.map(|(name, held)| (name.clone(), held.clone())).collect();
-        // Names that it asks for, and that are not there, are said to be gone.
+        // Names that do not exist are reported as removed.
         let asked = subscription.names.iter().flatten().filter(|name| *name != "*" && subscription.is_owed);
         let removed: BTreeSet<_> =
             subscription.has.keys().chain(asked).filter(|name| !all.contains_key(*name)).collect();
         let removed = removed.into_iter().cloned().collect();
         subscription.is_owed = false;
         subscription.pending = Some((nonce.clone(), all.clone()));
-        Some(Said { kind, nonce, version: version(&all), all, changed, removed })
+        Some(XdsResponse { kind, nonce, version: version(&all), all, changed, removed })
     }
 }
 
 impl Subscription {
-    fn ask(&mut self, heard: &Heard, kind: Kind) {
+    fn ask(&mut self, heard: &XdsRequest, kind: Kind) {
         let is_first = self.names.is_none();
         let mut names = self.names.take().unwrap_or_default();
         if is_first {
-            // Who asks for nothing at first asks for all, except of what has to be named.
+            // An empty first subscription means all resources, except for routes, which need names.
             if heard.subscribe.is_empty() && kind != Kind::Routes {
                 names.insert("*".to_owned());
             }
-            let known =
-                |(name, version): (&String, &String)| (name.clone(), Held { version: version.clone(), body: None });
-            self.has = heard.has.iter().take(MOST_NAMES).map(known).collect();
+            let view = |(name, version): (&String, &String)| {
+                (name.clone(), VersionedResource { version: version.clone(), body: None })
+            };
+            self.has = heard.has.iter().take(MAX_NAMES).map(view).collect();
         }
-        if heard.is_whole {
-            let asked: BTreeSet<_> = heard.subscribe.iter().take(MOST_NAMES).cloned().collect();
+        if heard.is_sotw {
+            let asked: BTreeSet<_> = heard.subscribe.iter().take(MAX_NAMES).cloned().collect();
             let is_other = !asked.is_empty() && asked != names;
             self.is_owed |= is_first || is_other;
             if is_other {
@@ -250,11 +251,11 @@ impl Subscription {
         } else {
             self.is_owed |= is_first || !heard.subscribe.is_empty();
             for name in &heard.subscribe {
-                if names.len() < MOST_NAMES {
+                if names.len() < MAX_NAMES {
                     names.insert(name.clone());
                 }
                 if !is_first {
-                    // Who asks again has it no more.
+                    // A repeated subscription means that the Envoy lacks the resource.
                     self.has.remove(name);
                 }
             }
@@ -267,14 +268,14 @@ impl Subscription {
     }
 }
 
-fn is_same(a: &BTreeMap<String, Held>, b: &BTreeMap<String, Held>) -> bool {
-    let versions = |map: &BTreeMap<String, Held>| {
+fn is_same(a: &BTreeMap<String, VersionedResource>, b: &BTreeMap<String, VersionedResource>) -> bool {
+    let versions = |map: &BTreeMap<String, VersionedResource>| {
         map.iter().map(|(name, held)| (name.clone(), held.version.clone())).collect::<Vec<_>>()
     };
     a.len() == b.len() && versions(a) == versions(b)
 }
 
-fn version(all: &BTreeMap<String, Held>) -> String {
+fn version(all: &BTreeMap<String, VersionedResource>) -> String {
     let text: String = all.iter().map(|(name, held)| format!("{name}\n{}\n", held.version)).collect();
     hex(&sha256(text.as_bytes())[..8])
 }

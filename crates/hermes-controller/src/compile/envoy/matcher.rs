@@ -1,7 +1,7 @@
-//! Matchers of xDS whose maps have an order: `xds.type.matcher.v3.Matcher`, and what holds one.
+//! xDS matchers with ordered maps: `xds.type.matcher.v3.Matcher`, and the messages that contain it.
 //!
-//! In: keys and what each leads to. Out: bytes as those of the messages of the same names, the same each time: by them is known
-//! whether an Envoy has a resource already. The maps of generated messages come out in any order.
+//! In: keys and their results. Out: the wire format of the messages of the same names, the same bytes each time: a
+//! digest of the bytes tells whether an Envoy has a resource. Generated messages have maps in random order.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(super) struct VirtualHost {
     pub(super) name: String,
     #[prost(string, repeated, tag = "2")]
     pub(super) domains: Vec<String>,
-    /// Where there is no matcher.
+    /// Used if there is no matcher.
     #[prost(message, repeated, tag = "3")]
     pub(super) routes: Vec<Route>,
     #[prost(message, optional, tag = "21")]
@@ -59,7 +59,7 @@ pub(super) struct Rbac {
     pub(super) matcher: Option<Matcher>,
 }
 
-/// `xds.type.matcher.v3.Matcher`: a list or a tree, and what holds where none of it does.
+/// `xds.type.matcher.v3.Matcher`: a list or a tree, and a default.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Matcher {
     #[prost(message, optional, tag = "1")]
@@ -94,7 +94,7 @@ struct MatchMap {
 }
 
 impl Matcher {
-    /// What this value of the input leads to, or else `otherwise`. An empty map is none.
+    /// Looks up the input in a map, with a default. An empty map becomes no tree.
     pub(super) fn tree(
         input: TypedExtensionConfig,
         map: BTreeMap<String, OnMatch>,
@@ -104,7 +104,7 @@ impl Matcher {
         Self { list: None, tree: Some(tree), on_no_match: otherwise.map(Box::new) }
     }
 
-    /// The first of these that holds.
+    /// The first case that matches.
     pub(super) fn list(cases: impl IntoIterator<Item = (Predicate, TypedExtensionConfig)>) -> Self {
         let matchers = cases.into_iter().map(|(predicate, action)| FieldMatcher {
             predicate: Some(predicate),
@@ -133,23 +133,23 @@ fn extension<M: prost::Message + prost::Name>(name: &str, message: &M) -> TypedE
     TypedExtensionConfig { name: name.to_owned(), typed_config: Some(super::pack(message)) }
 }
 
-/// The URIs of the peer's certificate, one after the other with commas.
+/// The URIs of the peer's certificate, separated by commas.
 pub(super) fn peer() -> TypedExtensionConfig {
     extension("peer", &UriSanInput {})
 }
 
-/// Whose the request says that it is. Several lines are one with commas, which no user's name has.
+/// The request's user claim. Several header lines are joined with commas, which no user's name contains.
 pub(super) fn user() -> TypedExtensionConfig {
     extension("user", &HttpRequestHeaderMatchInput { header_name: HERMES_USER.as_str().to_owned() })
 }
 
-/// The request goes on.
+/// Allows the request.
 pub(super) fn allow() -> TypedExtensionConfig {
-    // An action of 0 allows.
+    // Action 0 is ALLOW.
     extension("allow", &Action { name: "allow".to_owned(), ..Action::default() })
 }
 
-/// The first of these routes that fits.
+/// The first route that matches.
 pub(super) fn routes(routes: Vec<Route>) -> TypedExtensionConfig {
     extension("routes", &RouteList { routes })
 }
@@ -160,12 +160,12 @@ fn single(input: TypedExtensionConfig, pattern: MatchPattern) -> Predicate {
     Predicate { match_type: Some(MatchType::SinglePredicate(single)) }
 }
 
-/// The peer's certificate has this URI, which has no comma.
+/// True if the peer's certificate has this URI, which contains no comma.
 pub(super) fn peer_is(uri: String) -> Predicate {
     single(peer(), MatchPattern::Contains(uri))
 }
 
-/// The request says nobody.
+/// True if the request has no user claim.
 pub(super) fn nobody() -> Predicate {
     use envoy_types::pb::xds::r#type::matcher::v3::{RegexMatcher, regex_matcher};
     let engine_type = Some(regex_matcher::EngineType::GoogleRe2(regex_matcher::GoogleRe2 {}));

@@ -1,7 +1,5 @@
-//! What documents come to in Envoy's words, and in which order an Envoy gets it.
+//! Node documents as xDS resources.
 #![allow(clippy::unwrap_used)]
-
-use std::collections::BTreeMap;
 
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::route::v3::route::Action;
@@ -12,13 +10,12 @@ use envoy_types::pb::xds::r#type::matcher::v3::matcher::{MatcherType, OnMatch, m
 use hermes_model::document::Document;
 use prost::Message as _;
 
-use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
-use super::{Held, Resources, Site, resources};
+use super::{EnvoyIdentity, resources};
 use crate::catalog::Catalog;
 use crate::compile::compile;
 use crate::document::read;
 
-const SITE: Site<'_> = Site { overlay: "x", directory: "/state", revocations: "" };
+const IDENTITY: EnvoyIdentity<'_> = EnvoyIdentity { overlay: "x", directory: "/state", revocations: "" };
 
 const OVERLAY: &str = "\
 kind: Overlay
@@ -80,12 +77,12 @@ fn cluster_of(route: &Route) -> &str {
 #[test]
 fn the_same_document_gives_the_same_bytes_and_each_user_the_routes_that_are_theirs() {
     let document = document(OVERLAY);
-    let made = resources(&document, SITE).unwrap();
+    let made = resources(&document, IDENTITY).unwrap();
     for _ in 0..20 {
-        assert_eq!(resources(&document, SITE).unwrap(), made);
+        assert_eq!(resources(&document, IDENTITY).unwrap(), made);
     }
     let body = made.routes["overlay"].body.as_ref().unwrap();
-    // What we write with maps in an order is the message of this name.
+    // The ordered maps decode as the message of this name.
     let all = RouteConfiguration::decode(&*body.value).unwrap();
     assert!(body.type_url.ends_with("/envoy.config.route.v3.RouteConfiguration"));
     let users = map(all.virtual_hosts[0].matcher.as_ref().unwrap());
@@ -115,8 +112,8 @@ fn an_alternate_is_of_a_priority_of_its_own_and_neighbours_are_asked_after() {
         "{node: b, http: \"127.0.0.1:80\"}]",
         "{node: b, http: \"127.0.0.1:80\"}, {node: far, http: \"127.0.0.1:80\"}]",
     );
-    let made = resources(&document(&(text + more)), SITE).unwrap();
-    // Whom it does not dial is none of its alternates.
+    let made = resources(&document(&(text + more)), IDENTITY).unwrap();
+    // An Envoy does not use nodes that it cannot dial as alternates.
     let body = made.clusters["hop/a+b|*"].body.as_ref().unwrap();
     let cluster = Cluster::decode(&*body.value).unwrap();
     let localities = cluster.load_assignment.unwrap().endpoints;
@@ -126,7 +123,7 @@ fn an_alternate_is_of_a_priority_of_its_own_and_neighbours_are_asked_after() {
     assert_eq!(cluster.health_checks[0].interval.as_ref().unwrap().seconds, 5);
 }
 
-/// On nobody's way it was right, and stays so: whom it does not dial it sends nothing, and stands in for nobody.
+/// An Envoy that cannot dial a node sends it nothing, so it is not an alternate for its sessions.
 #[test]
 fn an_envoy_that_could_not_send_on_stands_in_for_nobody() {
     let more = "---\n{kind: Node, name: side, role: standalone, runs: envoy, address: \"192.0.2.9:9443\", links: in}\n\
@@ -150,13 +147,13 @@ fn what_an_envoy_cannot_do_is_told() {
         ("role: standalone, runs", "runs", "Node/in: role: this node runs Envoy"),
         ("runs: envoy,", "runs: envoy, apps: {bind: \"127.0.0.1:1\"},", "Node/in: apps: this node runs Envoy"),
         ("runs: envoy, address: \"192.0.2.1:9443\",", "runs: envoy,", "Node/in: address: this node runs Envoy"),
-        ("tcp: \"127.0.0.1:3306\"", "tcp: authority", "an Envoy ends sessions at HOST:PORT alone"),
-        ("users: [ann, bob]}", "users: [ann, bob]}, custody: {}", "WEB: an Envoy takes no custody"),
+        ("tcp: \"127.0.0.1:3306\"", "tcp: authority", "an Envoy terminates sessions only at HOST:PORT"),
+        ("users: [ann, bob]}", "users: [ann, bob]}, custody: {}", "WEB: an Envoy does not support custody"),
     ] {
         let said = change(from, to);
         assert!(said.contains(words), "{words}: {said}");
     }
-    // Who would dial it to be sent something, and whom it would dial to be sent something.
+    // A dependent node that would dial the Envoy for sessions, and one that the Envoy would have to dial.
     let waits = OVERLAY.replace("links: [a, b]", "links: a").replace("b, address: \"b.example:9443\"", "b, links: in");
     let said = faults(&waits);
     assert!(said.contains("give b an address, and in a link to it"), "{said}");
@@ -164,96 +161,4 @@ fn what_an_envoy_cannot_do_is_told() {
         OVERLAY.replace("laptop, links: in,", "laptop, address: \"192.0.2.9:1\",").replace("[a, b]", "[a, b, laptop]");
     let said = faults(&waited);
     assert!(said.contains("give laptop a link to in"), "{said}");
-}
-
-fn held(version: &str) -> Held {
-    Held { version: version.to_owned(), body: Some(Default::default()) }
-}
-
-fn goal(revision: u64, clusters: &[&str], routes: &str) -> Goal {
-    let resources = Resources {
-        clusters: clusters.iter().map(|name| ((*name).to_owned(), held("1"))).collect(),
-        listeners: BTreeMap::from([("overlay".to_owned(), held("1"))]),
-        routes: BTreeMap::from([("overlay".to_owned(), held(routes))]),
-    };
-    Goal { revision, resources, ..Goal::default() }
-}
-
-fn ask(session: &mut Session, kind: Kind, is_whole: bool) {
-    let subscribe = if kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
-    assert_eq!(session.hear(kind, Heard { subscribe, is_whole, ..Heard::default() }), None);
-}
-
-/// Takes it, as an Envoy does.
-fn take(session: &mut Session, said: &Said, is_whole: bool) -> Option<Verdict> {
-    let subscribe = if is_whole && said.kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
-    session.hear(said.kind, Heard { nonce: said.nonce.clone(), subscribe, is_whole, ..Heard::default() })
-}
-
-fn names(said: &Said) -> Vec<&str> {
-    said.all.keys().map(String::as_str).collect()
-}
-
-fn started(is_whole: bool) -> Session {
-    let mut session = Session::new(goal(1, &["a", "b"], "1"));
-    assert_eq!(session.next(), None, "nobody has asked");
-    for kind in [Kind::Clusters, Kind::Listeners, Kind::Routes] {
-        ask(&mut session, kind, is_whole);
-        let said = session.next().unwrap();
-        assert_eq!(said.kind, kind);
-        assert_eq!(session.next(), None, "one at a time");
-        let verdict = take(&mut session, &said, is_whole);
-        assert_eq!(verdict, (kind == Kind::Routes).then_some(Verdict::Runs));
-    }
-    assert_eq!(session.next(), None);
-    session
-}
-
-#[test]
-fn clusters_come_before_routes_and_go_after_them() {
-    for is_whole in [false, true] {
-        let mut session = started(is_whole);
-        session.aim(goal(2, &["b", "c"], "2"));
-        let said = session.next().unwrap();
-        assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["a", "b", "c"]));
-        assert_eq!((said.changed.len(), said.removed.len()), (1, 0));
-        assert_eq!(session.next(), None, "no route before its cluster is there");
-        assert_eq!(take(&mut session, &said, is_whole), None);
-        let said = session.next().unwrap();
-        assert_eq!(said.kind, Kind::Routes);
-        assert_eq!(session.next(), None, "no cluster goes that a route may need");
-        assert_eq!(take(&mut session, &said, is_whole), None);
-        let said = session.next().unwrap();
-        assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["b", "c"]));
-        assert_eq!(said.removed, ["a"]);
-        assert_eq!(take(&mut session, &said, is_whole), Some(Verdict::Runs));
-        assert_eq!(session.next(), None);
-    }
-}
-
-#[test]
-fn what_is_refused_is_told_once_and_not_sent_again() {
-    let mut session = started(false);
-    session.aim(goal(2, &["a", "b"], "2"));
-    let said = session.next().unwrap();
-    // Words about what was sent before that do not count.
-    let old = Heard { nonce: "0".to_owned(), refused: Some("old".to_owned()), ..Heard::default() };
-    assert_eq!(session.hear(Kind::Routes, old), None);
-    let no = Heard { nonce: said.nonce, refused: Some("no".to_owned()), ..Heard::default() };
-    assert_eq!(session.hear(Kind::Routes, no), Some(Verdict::Refused("no".to_owned())));
-    assert_eq!(session.next(), None);
-    session.aim(goal(3, &["a", "b"], "3"));
-    let said = session.next().unwrap();
-    assert_eq!((said.kind, said.all["overlay"].version.as_str()), (Kind::Routes, "3"));
-    assert_eq!(take(&mut session, &said, false), Some(Verdict::Runs));
-}
-
-#[test]
-fn an_envoy_that_comes_back_is_sent_what_differs() {
-    let mut session = Session::new(goal(2, &["b", "c"], "2"));
-    let has = BTreeMap::from([("a".to_owned(), "1".to_owned()), ("b".to_owned(), "1".to_owned())]);
-    session.hear(Kind::Clusters, Heard { has, ..Heard::default() });
-    let said = session.next().unwrap();
-    assert_eq!(said.changed.keys().collect::<Vec<_>>(), ["c"]);
-    assert!(said.removed.is_empty(), "its routes may need it yet");
 }

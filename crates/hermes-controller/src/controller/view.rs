@@ -1,45 +1,48 @@
-//! What is known of an overlay at one moment, and how it goes on with what is read next.
+//! The state of an overlay at one moment, with its plan and its rollout.
 //!
-//! In: the state as the store's entries have made it. Out: what each node is to run, now and in the end.
-//! Never: a wait, or a word to anybody: what it comes to is told by the controller.
+//! In: the state after some entry of the store. Out: the document of each node, now and at the end of the rollout.
+//! Never: a notification. The controller publishes the view.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Given, Known, Watched, lines};
+use super::{AssignedDocument, StateView, Watched, lines};
 use crate::compile::Plan;
 use crate::document::{Key, Name};
 use crate::rollout::Rollout;
 use crate::store::Revision;
 
-impl Known {
-    /// What a node is to run in the end. `None`: it is no part of the overlay.
+impl StateView {
+    /// The document of a node once the rollout is done. `None`: the node is not part of the overlay.
     pub fn document(&self, node: &Name) -> Option<&Bytes> {
         self.plan.document(node)
     }
 
-    /// Services whose new sessions come to a node although it drains.
+    /// Services whose new sessions still use a node that drains.
     pub fn needing(&self, node: &Name) -> BTreeSet<Key> {
         self.plan.needing(node)
     }
 
-    /// What a node is to run, and by which key it is one.
+    /// The document that a node must run now, and the key that it enrolled with.
     pub fn watched(&self, node: &Name) -> Watched {
         let since = self.since.get(node).copied().unwrap_or(self.state.revision);
-        // A node that is no part of the overlay any more is none at once.
+        // A node that was removed from the overlay loses its document at once.
         let meanwhile = || self.rollout.as_ref()?.given(node);
         let document = self.document(node).map(|last| meanwhile().unwrap_or(last).clone());
-        Watched { given: Given { since, document }, key: self.state.members.get(node).map(|member| member.key.clone()) }
+        Watched {
+            given: AssignedDocument { since, document },
+            key: self.state.members.get(node).map(|member| member.key.clone()),
+        }
     }
 
-    /// What is to go out in waves, and has no step that it could.
+    /// The revision of a rollout in waves that has no step left.
     pub fn is_over(&self) -> Option<Revision> {
         self.state.rollout.as_ref().filter(|_| self.rollout.is_none()).map(|waved| waved.of)
     }
 
-    /// What is on its way to nodes step by step.
+    /// The rollout in progress.
     pub fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_deref()
     }
@@ -59,12 +62,13 @@ impl Known {
         touched.into_iter().map(|(node, _)| node).chain(pending).collect()
     }
 
-    /// How what this plan changes goes out.
+    /// The rollout of the change from the current plan to this one.
     fn roll_out(&self, earlier: Option<&Rollout>, plan: &Plan, touched: &[(Name, bool)]) -> Option<Rollout> {
         let Some(waved) = &self.state.rollout else {
             return Rollout::begin(earlier, (&self.plan, plan), touched, self.state.revision);
         };
-        // What it was before is found from what it is: whoever begins to read here finds the same.
+        // The earlier documents are derived from the current ones, so that a controller that starts now gets the same
+        // rollout.
         let mut catalog = plan.catalog().clone();
         for before in &waved.before {
             match &before.resource {
@@ -80,12 +84,12 @@ impl Known {
             Ok(Rollout::in_waves((&old, &again), &touched, waved.of, waves))
         });
         compiled.unwrap_or_else(|faults| {
-            tracing::error!("what was before revision {} cannot be compiled: {}", waved.of, lines(&faults));
+            tracing::error!("cannot compile the documents before revision {}: {}", waved.of, lines(&faults));
             None
         })
     }
 
-    /// What goes out in waves goes on to the step that the state says. Nodes that it concerns.
+    /// Advances the rollout to the step in the state. Returns the affected nodes.
     pub(super) fn step(&mut self) -> Vec<Name> {
         let Some(rollout) = self.rollout.take_if(|rollout| rollout.settle().is_some()) else { return Vec::new() };
         let step = self.state.rollout.as_ref().filter(|waved| waved.of == rollout.id().0).map(|waved| waved.step);
@@ -99,7 +103,7 @@ impl Known {
         concerned
     }
 
-    /// Compiles what has changed: the nodes that it concerns.
+    /// Compiles the changed documents. Returns the affected nodes.
     pub(super) fn replan(&mut self) -> Vec<Name> {
         if self.waiting.is_empty() || self.state.catalog.is_empty() {
             return Vec::new();
@@ -110,7 +114,7 @@ impl Known {
             }
             Err(faults) => {
                 tracing::error!(
-                    "what the store holds cannot be compiled; nodes keep what they have: {}",
+                    "cannot compile the documents in the store; nodes keep their documents: {}",
                     lines(&faults)
                 );
                 Vec::new()

@@ -1,6 +1,6 @@
-//! One node's document, put together.
+//! Renders the document of one node.
 //!
-//! In: the node, and what it has to do for which service. Out: the document that it runs.
+//! In: the node, and its hops for all services. Out: the document that the node runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +14,13 @@ use hermes_model::facts::Kind;
 use hermes_model::pattern::UserPattern;
 use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamProtocol};
 
-use super::way::Stop;
+use super::service_path::Hop;
 use super::{Plan, names};
-use crate::catalog::{Catalog, Offer, Revoked};
+use crate::catalog::{Catalog, Revoked, ServiceOrNetwork, addresses, on_the_wire, user_of_app};
+use crate::digest::key_name;
 use crate::document::{App, Key, Name, Network, Node, Service, Speech};
 
-/// The device of an app that names none.
+/// The default device of an app.
 const DEVICE: &str = "hermes0";
 
 pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
@@ -31,7 +32,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     let mut listeners = listeners(plan, name, node);
     listeners.extend(upstreams.uplinks.clone().iter().map(|sender| uplink(sender, &mut upstreams)));
     let is_told = |one: &&Revoked| node.address.is_some() || plan.graph.is_beside(name, &one.node);
-    let revoked = catalog.revoked().filter(is_told).map(|one| crate::authority::key_name(&one.key)).collect();
+    let revoked = catalog.revoked().filter(is_told).map(|one| key_name(&one.key)).collect();
     Document {
         admin: node.admin.or(defaults.admin),
         drain: node.drain.or(defaults.drain),
@@ -50,24 +51,23 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     }
 }
 
-/// Users of neighbours that are not standalone, who have to be believed here: where their sessions come by, and no others.
+/// The users that this node accepts from dependent neighbours: those whose sessions pass here, and no others.
 fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
     let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.iter());
     let dependent =
         senders.filter(|(sender, _)| plan.catalog.node(sender).is_some_and(|node| node.role == Role::Dependent));
     dependent
         .filter_map(|(sender, services)| {
-            let stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
-            let users = stops.flat_map(|(key, stop)| {
-                stop.users.iter().flatten().map(|user| super::on_the_wire(&key.provider, user))
-            });
+            let hops = services.iter().filter_map(|key| Some((key, plan.paths.get(key)?.hops.get(sender)?)));
+            let users =
+                hops.flat_map(|(key, hop)| hop.users.iter().flatten().map(|user| on_the_wire(&key.provider, user)));
             let mut users: BTreeSet<String> = users.collect();
-            let is_for_everyone = |(_, stop): (&Key, &Stop)| stop.users.is_none();
-            let mut stops = services.iter().filter_map(|key| Some((key, plan.ways.get(key)?.stops.get(sender)?)));
-            if !users.is_empty() && stops.any(is_for_everyone) {
-                // Other users of that node come with a user claim, too. Only from a node without users is the claim
-                // just removed.
-                users.extend(plan.catalog.users_on(sender).map(|key| super::on_the_wire(&key.provider, &key.name)));
+            let is_for_everyone = |(_, hop): (&Key, &Hop)| hop.users.is_none();
+            let mut hops = services.iter().filter_map(|key| Some((key, plan.paths.get(key)?.hops.get(sender)?)));
+            if !users.is_empty() && hops.any(is_for_everyone) {
+                // Other users of that neighbour send a claim too. A missing entry would only remove the claim, so these
+                // users are listed.
+                users.extend(plan.catalog.users_on(sender).map(|key| on_the_wire(&key.provider, &key.name)));
             }
             (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
         })
@@ -81,7 +81,7 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
         http3: node.http3,
         ..Listener::new(super::OVERLAY, Protocol::Http)
     });
-    // At a node that drains nothing begins.
+    // No session begins at a node that drains.
     let begins = !node.is_draining();
     let apps =
         node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, (name, node), at, app));
@@ -97,7 +97,7 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
         Speech::Tun => ("tun", Protocol::Tun),
         Speech::Dns => ("dns", Protocol::Dns),
     };
-    let user = super::user_of_app(&plan.catalog, node, app).unwrap_or_default();
+    let user = user_of_app(&plan.catalog, node, app).unwrap_or_default();
     let device = || app.device.clone().unwrap_or_else(|| DeviceName(DEVICE.into()));
     let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
     let of_names = if is_tun { names::captured(plan, (node, section), app) } else { Vec::new() };
@@ -109,28 +109,28 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
         capture: Many(if is_tun { captures(plan, (node, app), user.as_deref(), &of_names) } else { Vec::new() }),
         carry_names: if of_names.is_empty() { CarryNames::Packets } else { CarryNames::Flows },
         names: Many(if is_dns { names::names(plan, node, user.as_deref()) } else { Vec::new() }),
-        addresses: Many(if is_dns { names::addresses(app) } else { Vec::new() }),
+        addresses: Many(if is_dns { addresses(app) } else { Vec::new() }),
         forward: app.forward.clone(),
         set_headers: user.filter(|_| !is_dns).map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
         ..Listener::new(&format!("app-{at}-{word}"), protocol)
     }
 }
 
-/// The prefixes that a device captures: the networks that its user may use, without those of its own node, as far as
-/// the device has an address of their IP version; and the addresses that stand for names.
+/// The prefixes that a device captures: the networks that its user may use, except those of its own node, if the device
+/// has an address of their IP version; and the virtual addresses of names.
 fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
-    let is_for = |stop: &Stop, key: &Key| {
-        let is_one = |one: &Name| user == Some(&*super::on_the_wire(&key.provider, one));
-        !stop.next.is_empty() && stop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
+    let is_for = |hop: &Hop, key: &Key| {
+        let is_one = |one: &Name| user == Some(&*on_the_wire(&key.provider, one));
+        !hop.next.is_empty() && hop.users.as_ref().is_none_or(|users| users.iter().any(is_one))
     };
     let networks = offered.filter_map(|key| match plan.catalog.offer(key)? {
-        Offer::Network(network) => is_for(plan.ways.get(key)?.stops.get(node)?, key).then_some(network),
-        Offer::Service(_) => None,
+        ServiceOrNetwork::Network(network) => is_for(plan.paths.get(key)?.hops.get(node)?, key).then_some(network),
+        ServiceOrNetwork::Service(_) => None,
     });
     let mut prefixes: Vec<Prefix> = of_names.to_vec();
     for prefix in networks.flat_map(|network| network.prefixes.iter()) {
-        // Two networks may have the same prefix, in different places for different users, or for one.
+        // Two networks may share a prefix, in different locations or for different users.
         let is_v4 = prefix.0.addr().is_ipv4();
         if app.address.iter().any(|own| own.0.is_ipv4() == is_v4) && !prefixes.contains(prefix) {
             prefixes.push(*prefix);
@@ -139,15 +139,19 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_name
     prefixes.into_iter().map(|network| Capture { network, set_headers: BTreeMap::new() }).collect()
 }
 
-/// Routes of a node, and the upstreams that they need. The most special ones come first, since the first that fits is taken.
+/// Routes of a node, and the upstreams that they need. The most specific ones come first, since the first match wins.
 fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route> {
-    let mut routes: Vec<_> = stops(plan, name)
-        .filter_map(|(key, stop)| {
+    let mut routes: Vec<_> = hops(plan, name)
+        .filter_map(|(key, hop)| {
             let offer = plan.catalog.offer(key)?;
-            let onward = (!stop.next.is_empty()).then(|| upstreams.of(&stop.next, &stop.alternates));
+            let onward = (!hop.next.is_empty()).then(|| upstreams.of(&hop.next, &hop.alternates));
             let (general, route) = match offer {
-                Offer::Service(service) => (generality(service, key), route((name, stop), (key, service), onward)),
-                Offer::Network(network) => (breadth(network), route_of_packets((name, stop), (key, network), onward)),
+                ServiceOrNetwork::Service(service) => {
+                    (generality(service, key), route((name, hop), (key, service), onward))
+                }
+                ServiceOrNetwork::Network(network) => {
+                    (breadth(network), route_of_packets((name, hop), (key, network), onward))
+                }
             };
             Some((general, key.clone(), route))
         })
@@ -157,10 +161,10 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
     routes.into_iter().map(|(.., route)| route).collect()
 }
 
-/// Puts the service for fewer users first among services that could take the same session. Others keep their order, so
-/// that a change of services that a node does not know does not change its document.
+/// Puts the service with fewer users first, of services that match the same sessions. Other services keep their order,
+/// so that a service that the node does not know never changes its document.
 fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
-    let audience = |key: &Key| plan.ways.get(key).map_or(usize::MAX, |way| way.audience);
+    let audience = |key: &Key| plan.paths.get(key).map_or(usize::MAX, |path| path.audience);
     for at in 1..routes.len() {
         let (general, key, _) = &routes[at];
         let beside = plan.catalog.beside(key);
@@ -176,14 +180,14 @@ fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
     }
 }
 
-/// What a node has to do, for which service.
-fn stops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'a Stop)> {
+/// The hops of a node, by service.
+fn hops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'a Hop)> {
     let services = plan.at.get(name).into_iter().flat_map(|services| services.iter());
-    services.filter_map(move |key| Some((key, plan.ways.get(key)?.stops.get(name)?)))
+    services.filter_map(move |key| Some((key, plan.paths.get(key)?.hops.get(name)?)))
 }
 
-/// The order of services, the more specific first: names before wildcards, the wider wildcards last; then services for
-/// any path, then those for any method.
+/// The order of services, the most specific first: exact names before wildcards, short wildcards last; then services
+/// with a path before those without, then those with a method.
 type Generality = (bool, usize, bool, usize, bool);
 
 fn generality(service: &Service, key: &Key) -> Generality {
@@ -196,25 +200,25 @@ fn generality(service: &Service, key: &Key) -> Generality {
     (is_wild, usize::MAX - shortest, path.is_none(), path_length, service.method.is_empty())
 }
 
-/// The same of networks, which share no session with services: the wider ones last.
+/// The order of networks, which share no session with services: short prefixes come last.
 fn breadth(network: &Network) -> Generality {
     let shortest = network.prefixes.iter().map(|prefix| usize::from(prefix.0.prefix_len())).min();
     (false, usize::MAX - shortest.unwrap_or_default(), false, 0, false)
 }
 
-/// Whose sessions come by.
-fn users(key: &Key, stop: &Stop) -> Many<UserPattern> {
-    let users = stop.users.iter().flatten();
-    Many(users.map(|user| UserPattern::Is(super::on_the_wire(&key.provider, user).into())).collect())
+/// The users of a hop.
+fn users(key: &Key, hop: &Hop) -> Many<UserPattern> {
+    let users = hop.users.iter().flatten();
+    Many(users.map(|user| UserPattern::Is(on_the_wire(&key.provider, user).into())).collect())
 }
 
-fn route_of_packets((node, stop): (&Name, &Stop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {
+fn route_of_packets((node, hop): (&Name, &Hop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {
     let gateway = network.at.iter().find(|gateway| gateway.node == *node).filter(|_| upstream.is_none());
     Route {
         matching: Match {
             kind: Many(vec![Kind::Ip]),
             network: network.prefixes.clone(),
-            user: users(key, stop),
+            user: users(key, hop),
             ..Match::default()
         },
         upstream,
@@ -232,7 +236,7 @@ fn route_of_packets((node, stop): (&Name, &Stop), (key, network): (&Key, &Networ
     }
 }
 
-fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstream: Option<String>) -> Route {
+fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream: Option<String>) -> Route {
     let replica = service.at.iter().find(|replica| replica.node == *node).filter(|_| upstream.is_none());
     let kinds = service.at.0.first().map(|first| {
         let speaks =
@@ -244,10 +248,10 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
         authority: Many(service.authorities(&key.name)),
         path: service.path.clone(),
         method: service.method.clone(),
-        user: users(key, stop),
+        user: users(key, hop),
         ..Match::default()
     };
-    let first = stop.is_first.then_some(service);
+    let first = hop.is_first.then_some(service);
     let onward = upstream.is_some();
     Route {
         matching,
@@ -273,14 +277,14 @@ fn route((node, stop): (&Name, &Stop), (key, service): (&Key, &Service), upstrea
     }
 }
 
-/// The upstreams of a node, by their names.
+/// The upstreams of a node, by name.
 struct Upstreams<'a> {
     catalog: &'a Catalog,
     node: &'a Name,
-    /// Neighbours to which it keeps connections, since they send it sessions and do not dial it themselves.
+    /// Neighbours that send sessions to this node without dialling it: the node keeps connections to them.
     uplinks: Vec<Name>,
-    /// The first of the alternates that these neighbours have here, of all services that go by them. They are named by no names of
-    /// their own: so an upstream has no other name only since other nodes stand in, and what is known by it is known further on.
+    /// For these next hops, the first alternates of all their services. Such an upstream has no alternates in its name,
+    /// so that the name, and all that is remembered by it, survives a change of alternates.
     first: BTreeMap<BTreeSet<Name>, Vec<Name>>,
     all: BTreeMap<String, Upstream>,
 }
@@ -291,20 +295,20 @@ impl<'a> Upstreams<'a> {
         let kept = senders.filter(|sender| dialled(plan.catalog.node(sender), node, name).is_none());
         let uplinks: Vec<_> = kept.filter(|sender| node.links.iter().any(|link| link == *sender)).cloned().collect();
         let mut first = BTreeMap::new();
-        for (_, stop) in stops(plan, name).filter(|(_, stop)| !stop.alternates.is_empty()) {
-            let known = first.entry(stop.next.clone()).or_insert_with(|| stop.alternates.clone());
-            if stop.alternates < *known {
-                known.clone_from(&stop.alternates);
+        for (_, hop) in hops(plan, name).filter(|(_, hop)| !hop.alternates.is_empty()) {
+            let known = first.entry(hop.next.clone()).or_insert_with(|| hop.alternates.clone());
+            if hop.alternates < *known {
+                known.clone_from(&hop.alternates);
             }
         }
         Self { catalog: &plan.catalog, node: name, uplinks, first, all: BTreeMap::new() }
     }
 
-    /// That of these neighbours, and of others while none of them is up: what it is called.
+    /// The name of the upstream of these next hops, with these alternates.
     fn of(&mut self, next: &BTreeSet<Name>, alternates: &[Name]) -> String {
         let joined = |names: &mut dyn Iterator<Item = &Name>| names.map(Name::as_str).collect::<Vec<_>>().join("+");
         let mut name = joined(&mut next.iter());
-        // Connections are kept to an upstream without alternates, which has a name that none with some ever has.
+        // Reverse connections belong to an upstream without alternates; its name never collides with one that has some.
         if !alternates.is_empty() {
             let is_first = self.first.get(next).is_some_and(|first| first == alternates);
             name = format!("{name}|{}", if is_first { "*".to_owned() } else { joined(&mut alternates.iter()) });
@@ -325,11 +329,11 @@ impl<'a> Upstreams<'a> {
         };
         let endpoints: Vec<_> = next.iter().filter_map(endpoint).collect();
         let backup: Vec<_> = alternates.iter().filter_map(endpoint).collect();
-        // Who keeps a connection to this node has proven its name by that.
+        // A neighbour that keeps a connection to this node has authenticated by that.
         let is_dialled = endpoints.iter().chain(&backup).any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
         let names = next.iter().chain(alternates).map(Name::to_string).collect();
         let tls = UpstreamTls { node: Many(names), ..UpstreamTls::default() };
-        // Who has one way alone goes by it whatever a probe says.
+        // A single endpoint is used whatever a probe says.
         let has_others = endpoints.len() + backup.len() > 1;
         let probes = own.and_then(|own| own.health).or_else(|| catalog.overlay()?.1.nodes.health);
         Upstream {
@@ -342,14 +346,14 @@ impl<'a> Upstreams<'a> {
     }
 }
 
-/// Where a node dials a neighbour. `None`: the neighbour dials it.
+/// The address at which a node dials a neighbour. `None`: the neighbour dials the node.
 pub(super) fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
     let is_own_link = own.is_some_and(|own| own.links.iter().any(|link| link == name));
     let is_other_link = own.is_none_or(|own| own.address.is_some());
     next.address.clone().filter(|_| is_own_link || !is_other_link)
 }
 
-/// The connection that a node keeps to a neighbour.
+/// The listener for the connection that a node keeps to a neighbour.
 fn uplink(sender: &Name, upstreams: &mut Upstreams<'_>) -> Listener {
     let to = upstreams.of(&BTreeSet::from([sender.clone()]), &[]);
     Listener { dial: Some(to), ..Listener::new(&format!("uplink-{sender}"), Protocol::Http) }

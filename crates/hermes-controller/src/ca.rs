@@ -1,108 +1,130 @@
-//! The overlay's certificate authority: who is a node, an operator, a controller.
+//! The overlay's certificate authority: it certifies nodes, operators and controllers.
 //!
-//! In: requests that carry a public key and prove that their maker has the key to it. Out: certificates that say what the
-//! overlay knows, whatever the request would like to say.
-//! Never: a key of anybody else's. Each makes its own, and keeps it.
+//! In: certificate signing requests, each signed with its own key. Out: certificates whose names come from the overlay,
+//! not from the request.
+//! Never: another party's private key. Each party generates and keeps its own.
 
 mod chain;
+mod seal;
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use aws_lc_rs::digest::{SHA256, digest};
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
 use hermes_model::snapshot::Role;
-use hermes_model::trust::KEY;
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertificateSigningRequestParams, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevokedCertParams,
     SanType, SerialNumber,
 };
+use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 pub(crate) use self::chain::blocks;
 pub use self::chain::{Facts, facts};
+pub use self::seal::{Seal, SealError};
+use crate::digest::{from_hex, hex, key_digest, sha256};
 use crate::document::Name;
-use crate::state::Authority;
 
-/// No certificate of an operator lives longer.
+/// The lifetime of a node's certificate, unless the overlay sets another.
+pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// The maximum lifetime of an operator's certificate.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long a certificate authority lives.
-const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// So many authorities in a row may follow one, for who was away.
-const FOLLOWING: u8 = 4;
-/// Clocks of others may be behind by as much.
-const SKEW: Duration = Duration::from_secs(300);
+/// The lifetime of a generated CA certificate.
+const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// The path length of a generated CA: that many CAs may follow one another while a node is offline.
+const MAX_PATH_LENGTH: u8 = 4;
+/// The tolerated clock difference: certificates are valid from this long before they are issued.
+const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-/// Why a certificate is not made.
+/// A CA of the overlay.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Ca {
+    /// The certificate (PEM).
+    pub certificate: String,
+    /// The certificates above it (PEM), up to the root, which nodes trust. Empty: the certificate is the root.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub chain: String,
+    /// The private key: PKCS #8 (PEM), or sealed ([`Seal`]).
+    pub key: String,
+}
+
+/// Leaves the private key out of logs.
+impl std::fmt::Debug for Ca {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ca").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+/// The reason why a certificate is not issued.
 #[derive(Debug, thiserror::Error)]
-pub enum Unissued {
-    /// What was sent is no request, or is not signed with its own key.
-    #[error("this is no certificate request (PKCS #10, DER) that is signed with its own key: {0}")]
+pub enum IssueError {
+    /// The request is not a PKCS #10 request, or is not signed with its own key.
+    #[error("invalid certificate request (expected PKCS #10, DER, signed with its own key): {0}")]
     Request(String),
-    /// The authority's own certificate or key is not to be used.
-    #[error("the certificate authority cannot sign: {0}")]
-    Authority(String),
-    /// What was brought as an authority is none.
+    /// The CA's own certificate or key is unusable.
+    #[error("the CA cannot sign: {0}")]
+    Ca(String),
+    /// The imported CA is unusable.
     #[error("{0}")]
     Import(String),
 }
 
-/// Who a certificate is for.
+/// The subject of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject<'a> {
     /// A node of an overlay.
     Node {
         /// The trust domain.
         overlay: &'a Name,
-        /// Its name.
+        /// The node's name.
         node: &'a Name,
-        /// Whether it may pass on what others asserted.
+        /// The node's role: a standalone node may forward user claims of others.
         role: Role,
     },
-    /// A controller, at these names and addresses.
+    /// A controller, at these host names and addresses.
     Controller {
-        /// As clients that know nothing of overlays check them.
+        /// Host names and addresses, for clients that verify names only.
         hosts: &'a [String],
     },
-    /// Somebody who may change documents: all of them, or a provider's.
+    /// An operator of all documents, or an administrator of one provider.
     Operator {
-        /// Whose. `None`: all.
+        /// The provider whose documents the subject may change. `None`: all documents.
         provider: Option<&'a Name>,
-        /// Under which name that stands in the log.
+        /// The subject's name in the audit log.
         name: &'a Name,
     },
 }
 
-/// What a URI of a certificate says of controllers and operators.
+/// The role that a certificate's URI gives to a controller or an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Office {
+pub enum CertificateRole {
     /// A controller.
     Controller,
-    /// Somebody who may change documents.
+    /// An operator, or an administrator of a provider.
     Operator {
-        /// Whose. `None`: all.
+        /// The provider whose documents the subject may change. `None`: all documents.
         provider: Option<Name>,
-        /// Under which name.
+        /// The subject's name.
         name: Name,
     },
 }
 
-/// Where nodes have `spiffe://`: controllers and operators are of no trust domain, since there may be none yet.
+/// The scheme of the URIs of controllers and operators. Nodes have `spiffe://` and a trust domain, which may not exist
+/// yet when a controller starts.
 const SCHEME: &str = "hermes:";
 
-impl Office {
-    /// Reads the URIs of a certificate that was verified.
+impl CertificateRole {
+    /// Reads the role from the URIs of a verified certificate.
     pub fn of<'u>(uris: impl IntoIterator<Item = &'u str>) -> Option<Self> {
         uris.into_iter().find_map(|uri| {
             let parts: Vec<_> = uri.strip_prefix(SCHEME)?.split('/').collect();
             match parts[..] {
-                ["controller"] => Some(Office::Controller),
-                ["operator", name] => Some(Office::Operator { provider: None, name: name.parse().ok()? }),
+                ["controller"] => Some(CertificateRole::Controller),
+                ["operator", name] => Some(CertificateRole::Operator { provider: None, name: name.parse().ok()? }),
                 ["provider", provider, name] => {
-                    Some(Office::Operator { provider: Some(provider.parse().ok()?), name: name.parse().ok()? })
+                    Some(CertificateRole::Operator { provider: Some(provider.parse().ok()?), name: name.parse().ok()? })
                 }
                 _ => None,
             }
@@ -110,54 +132,55 @@ impl Office {
     }
 }
 
-/// An authority that signs.
+/// A CA that is ready to sign.
 pub struct Signer {
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
-    /// A new one, with a key of its own.
+impl Ca {
+    /// Generates a CA with a new key.
     ///
     /// # Errors
-    /// The system gives no key.
-    pub fn generate(now: SystemTime) -> Result<Self, Unissued> {
-        let key = KeyPair::generate().map_err(authority)?;
+    /// The system has no randomness.
+    pub fn generate(now: SystemTime) -> Result<Self, IssueError> {
+        let key = KeyPair::generate().map_err(sign_error)?;
         let mut params = CertificateParams::default();
-        // It signs no authorities, but those that follow it: `proof_of`.
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(FOLLOWING));
+        // The CA signs no other CAs, except the one that follows it: `proof_of`.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(MAX_PATH_LENGTH));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // Two authorities that follow each other have to differ in their names, too.
-        let mark = hex(&digest(&SHA256, key.public_key_raw()).as_ref()[..4]);
+        // The names of CAs that follow each other must differ: certificates name their issuer.
+        let mark = hex(&sha256(key.public_key_raw())[..4]);
         params.distinguished_name.push(DnType::CommonName, format!("Hermes overlay CA {mark}"));
-        (params.not_before, params.not_after) = ((now - SKEW).into(), (now + LIFE).into());
-        let certificate = params.self_signed(&key).map_err(authority)?;
+        (params.not_before, params.not_after) = ((now - CLOCK_SKEW).into(), (now + CA_LIFE).into());
+        let certificate = params.self_signed(&key).map_err(sign_error)?;
         Ok(Self { certificate: certificate.pem(), chain: String::new(), key: key.serialize_pem() })
     }
 
-    /// Ready to sign.
+    /// Prepares the CA to sign.
     ///
     /// # Errors
-    /// Its certificate or its key is none.
-    pub fn signer(&self) -> Result<Signer, Unissued> {
-        let key = KeyPair::from_pem(&self.key).map_err(authority)?;
-        Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(authority)? })
+    /// The certificate or the key is invalid.
+    pub fn signer(&self) -> Result<Signer, IssueError> {
+        let key = KeyPair::from_pem(&self.key).map_err(sign_error)?;
+        Ok(Signer { issuer: Issuer::from_ca_cert_pem(&self.certificate, key).map_err(sign_error)? })
     }
 }
 
 impl Signer {
-    /// A certificate (PEM) for the key of this request, that begins now and lives so long; and the key's digest.
+    /// Issues a certificate (PEM) for the key of a request, valid from now for `life`. Also returns the digest of the
+    /// key.
     ///
     /// # Errors
-    /// The request is none.
+    /// The request is invalid.
     pub fn sign(
         &self,
         request: &[u8],
         subject: &Subject<'_>,
         now: SystemTime,
         life: Duration,
-    ) -> Result<(String, String), Unissued> {
+    ) -> Result<(String, String), IssueError> {
         let asked = CertificateSigningRequestParams::from_der(&request.into());
-        let key = asked.map_err(|error| Unissued::Request(error.to_string()))?.public_key;
+        let key = asked.map_err(|error| IssueError::Request(error.to_string()))?.public_key;
         let digest = key_digest(&key.subject_public_key_info());
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::ExplicitNoCa;
@@ -168,23 +191,24 @@ impl Signer {
             Subject::Operator { .. } => vec![ExtendedKeyUsagePurpose::ClientAuth],
         };
         params.distinguished_name.push(DnType::CommonName, subject.common_name());
-        params.subject_alt_names = subject.names().map_err(authority)?;
-        // By it a node says who issued its certificate.
+        params.subject_alt_names = subject.names().map_err(sign_error)?;
+        // A node reports the key identifier of its issuer.
         params.use_authority_key_identifier_extension = true;
-        // By it a list of what is revoked names all certificates of a key.
+        // A revocation list names all certificates of a key by one serial number.
         params.serial_number = Some(serial(&digest));
-        (params.not_before, params.not_after) = ((now - SKEW.min(life / 10)).into(), (now + life).into());
-        let certificate = params.signed_by(&key, &self.issuer).map_err(authority)?;
+        (params.not_before, params.not_after) = ((now - CLOCK_SKEW.min(life / 10)).into(), (now + life).into());
+        let certificate = params.signed_by(&key, &self.issuer).map_err(sign_error)?;
         Ok((certificate.pem(), digest))
     }
 
-    /// That what it has signed for these keys, known by [`key_digest`], is worth nothing: a list (PEM; RFC 5280, section 5) for who
-    /// knows no other way. Whether it is still the latest is for its sender to care for.
+    /// Issues a revocation list (PEM; RFC 5280, section 5) for the keys with these digests
+    /// ([`crate::digest::key_digest`]). Envoys need lists, as they cannot revoke by key. The sender makes sure that the
+    /// list is current.
     ///
     /// # Errors
-    /// This authority may sign no lists.
-    pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, Unissued> {
-        let this_update = (now - SKEW).into();
+    /// The CA may not sign lists.
+    pub fn revoke<'k>(&self, keys: impl Iterator<Item = &'k str>, now: SystemTime) -> Result<String, IssueError> {
+        let this_update = (now - CLOCK_SKEW).into();
         let one = |key| RevokedCertParams {
             serial_number: serial(key),
             revocation_time: this_update,
@@ -194,13 +218,13 @@ impl Signer {
         let second = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let list = CertificateRevocationListParams {
             this_update,
-            next_update: (now + LIFE).into(),
+            next_update: (now + CA_LIFE).into(),
             crl_number: second.into(),
             issuing_distribution_point: None,
             revoked_certs: keys.map(one).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        list.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(authority)
+        list.signed_by(&self.issuer).and_then(|list| list.pem()).map_err(sign_error)
     }
 }
 
@@ -236,38 +260,17 @@ impl Subject<'_> {
     }
 }
 
-/// What a public key is known by: SHA-256 of its SubjectPublicKeyInfo, in hex.
-pub fn key_digest(public_key_info: &[u8]) -> String {
-    hex(digest(&SHA256, public_key_info).as_ref())
-}
-
-/// The same as documents of nodes say it (RFC 6920).
-pub fn key_name(digest: &str) -> String {
-    format!("{KEY}{}", BASE64_URL.encode(bytes(digest)))
-}
-
-/// The serial number of certificates for this key, which are never valid at one time for different subjects: 20 bytes, and no
-/// negative number (RFC 5280, section 4.1.2.2).
+/// The serial number of all certificates for a key. They are never valid at one time for different subjects. The number
+/// has 20 bytes and is not negative (RFC 5280, section 4.1.2.2).
 fn serial(digest: &str) -> SerialNumber {
-    let mut bytes = bytes(digest);
+    let mut bytes = from_hex(digest);
     bytes.truncate(20);
     bytes.iter_mut().take(1).for_each(|first| *first &= 0x7f);
     bytes.into()
 }
 
-/// Of hex.
-fn bytes(digest: &str) -> Vec<u8> {
-    let digits: Vec<u8> = digest.chars().filter_map(|digit| Some(digit.to_digit(16)? as u8)).collect();
-    digits.chunks_exact(2).map(|two| (two[0] << 4) | two[1]).collect()
-}
-
-/// Two digits a byte.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn authority(error: rcgen::Error) -> Unissued {
-    Unissued::Authority(error.to_string())
+fn sign_error(error: rcgen::Error) -> IssueError {
+    IssueError::Ca(error.to_string())
 }
 
 #[cfg(test)]
@@ -279,8 +282,7 @@ mod tests {
     use hermes_model::snapshot::Role;
     use rcgen::{CertificateParams, KeyPair, SanType};
 
-    use super::{Office, Subject};
-    use crate::state::Authority;
+    use super::{Ca, CertificateRole, Subject};
 
     fn uris(pem: &str) -> Vec<String> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
@@ -290,7 +292,7 @@ mod tests {
     #[test]
     fn a_certificate_says_what_the_overlay_knows_and_not_what_was_asked() {
         let (now, life) = (SystemTime::now(), Duration::from_secs(60));
-        let signer = Authority::generate(now).unwrap().signer().unwrap();
+        let signer = Ca::generate(now).unwrap().signer().unwrap();
         let key = KeyPair::generate().unwrap();
         let mut wish = CertificateParams::default();
         wish.subject_alt_names = vec![SanType::URI("spiffe://x/node/other".try_into().unwrap())];
@@ -303,15 +305,15 @@ mod tests {
         assert!(again != pem && same == digest, "another certificate for the same key");
         let operator = Subject::Operator { provider: Some(&overlay), name: &node };
         let (pem, _) = signer.sign(request.der(), &operator, now, life).unwrap();
-        let office = Office::of(uris(&pem).iter().map(String::as_str));
-        assert_eq!(office, Some(Office::Operator { provider: Some(overlay.clone()), name: node.clone() }));
-        assert_eq!(Office::of(["spiffe://x/node/a", "hermes:operator/a/b", "hermes:controller/x"]), None);
+        let office = CertificateRole::of(uris(&pem).iter().map(String::as_str));
+        assert_eq!(office, Some(CertificateRole::Operator { provider: Some(overlay.clone()), name: node.clone() }));
+        assert_eq!(CertificateRole::of(["spiffe://x/node/a", "hermes:operator/a/b", "hermes:controller/x"]), None);
     }
 
     #[test]
     fn a_request_that_its_key_has_not_signed_is_refused() {
         let now = SystemTime::now();
-        let signer = Authority::generate(now).unwrap().signer().unwrap();
+        let signer = Ca::generate(now).unwrap().signer().unwrap();
         let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
         let mut forged = request.der().to_vec();
         let last = forged.len() - 1;

@@ -1,8 +1,8 @@
-//! Both forms of xDS on the controller's port: an Envoy is told what differs (delta), or all of it each time.
+//! Both variants of xDS on the controller's port: delta, and state of the world.
 //!
-//! In: streams of Envoys that were made out by their certificates. Out: their own resources at the moment in which they change,
-//! and what they said about them, where any node's words are.
-//! Never: another node's resources, whatever an Envoy calls itself; nor a stream that outlives its node's membership.
+//! In: streams of Envoys, authenticated by their certificates. Out: each Envoy's own resources, whenever they change,
+//! and its status, as of any node.
+//! Never: another node's resources, whatever an Envoy calls itself; or a stream that outlives the node's membership.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use envoy_types::pb::envoy::config::core::v3::{Node as Envoy, node::UserAgentVersionType};
 pub(crate) use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest as DeltaRequest, DeltaDiscoveryResponse as DeltaResponse, DiscoveryRequest as WholeRequest,
-    DiscoveryResponse as WholeResponse, Resource,
+    DeltaDiscoveryRequest as DeltaRequest, DeltaDiscoveryResponse as DeltaResponse, DiscoveryRequest as SotwRequest,
+    DiscoveryResponse as SotwResponse, Resource,
 };
 use envoy_types::pb::google::protobuf::value::Kind as Scalar;
 use futures_util::Stream;
@@ -20,32 +20,32 @@ use hermes_model::document::Document;
 use tokio::sync::watch;
 use tonic::{Response, Status, Streaming};
 
-use super::bootstrap::DIRECTORY;
-use super::session::{Goal, Heard, Kind, Said, Session, Verdict};
-use super::{Site, nothing, resources};
+use super::super::{EXPELLED, Peer, Presence, Push};
+use super::session::{Goal, Kind, Session, Verdict, XdsRequest, XdsResponse};
+use crate::compile::envoy::{DIRECTORY, EnvoyIdentity, VersionedResource, nothing, resources};
 use crate::control::Report;
-use crate::controller::{HELD, Known, Watched};
+use crate::controller::{HELD, StateView, Watched};
+use crate::digest::sha256;
 use crate::document::{Name, Program};
-use crate::push::{EXPELLED, Peer, Presence, Push, sha256};
 use crate::trust::Trust;
 
-/// No path is longer.
-const LONGEST: usize = 4096;
+/// The maximum length of the directory's path.
+const MAX_PATH: usize = 4096;
 
-/// One form of the protocol.
+/// One variant of the protocol.
 pub(crate) trait Form: Send + 'static {
     type Request: Send + 'static;
     type Response;
     fn node(request: &mut Self::Request) -> Option<Envoy>;
     fn kind(request: &Self::Request) -> Option<Kind>;
-    fn heard(request: Self::Request) -> Heard;
-    fn said(said: Said) -> Self::Response;
+    fn heard(request: Self::Request) -> XdsRequest;
+    fn said(said: XdsResponse) -> Self::Response;
 }
 
-/// What differs.
+/// Delta xDS: responses carry the differences.
 pub(crate) struct Delta;
-/// All of it each time.
-pub(crate) struct Whole;
+/// State of the world: responses carry all resources.
+pub(crate) struct StateOfTheWorld;
 
 impl Form for Delta {
     type Request = DeltaRequest;
@@ -59,19 +59,19 @@ impl Form for Delta {
         Kind::of(&request.type_url)
     }
 
-    fn heard(request: DeltaRequest) -> Heard {
-        Heard {
+    fn heard(request: DeltaRequest) -> XdsRequest {
+        XdsRequest {
             nonce: request.response_nonce,
             refused: request.error_detail.map(|status| status.message),
             subscribe: request.resource_names_subscribe,
             unsubscribe: request.resource_names_unsubscribe,
-            is_whole: false,
+            is_sotw: false,
             has: request.initial_resource_versions.into_iter().collect(),
         }
     }
 
-    fn said(said: Said) -> DeltaResponse {
-        let resource = |(name, held): (String, super::Held)| Resource {
+    fn said(said: XdsResponse) -> DeltaResponse {
+        let resource = |(name, held): (String, VersionedResource)| Resource {
             name,
             version: held.version,
             resource: held.body,
@@ -88,56 +88,55 @@ impl Form for Delta {
     }
 }
 
-impl Form for Whole {
-    type Request = WholeRequest;
-    type Response = WholeResponse;
+impl Form for StateOfTheWorld {
+    type Request = SotwRequest;
+    type Response = SotwResponse;
 
-    fn node(request: &mut WholeRequest) -> Option<Envoy> {
+    fn node(request: &mut SotwRequest) -> Option<Envoy> {
         request.node.take()
     }
 
-    fn kind(request: &WholeRequest) -> Option<Kind> {
+    fn kind(request: &SotwRequest) -> Option<Kind> {
         Kind::of(&request.type_url)
     }
 
-    fn heard(request: WholeRequest) -> Heard {
-        Heard {
+    fn heard(request: SotwRequest) -> XdsRequest {
+        XdsRequest {
             nonce: request.response_nonce,
             refused: request.error_detail.map(|status| status.message),
             subscribe: request.resource_names,
             unsubscribe: Vec::new(),
-            is_whole: true,
+            is_sotw: true,
             has: BTreeMap::new(),
         }
     }
 
-    fn said(said: Said) -> WholeResponse {
-        WholeResponse {
+    fn said(said: XdsResponse) -> SotwResponse {
+        SotwResponse {
             version_info: said.version,
             resources: said.all.into_values().filter_map(|held| held.body).collect(),
             type_url: said.kind.url().to_owned(),
             nonce: said.nonce,
-            ..WholeResponse::default()
+            ..SotwResponse::default()
         }
     }
 }
 
-/// Serves an Envoy, for as long as it is one of this overlay.
+/// Serves an Envoy for as long as it is a node of this overlay.
 pub(crate) async fn serve<F: Form>(
     push: Arc<Push>,
     peer: &Peer,
     mut requests: Streaming<F::Request>,
 ) -> Result<Response<impl Stream<Item = Result<F::Response, Status>> + use<F>>, Status> {
     let node = push.node_of(peer)?;
-    if push.controller().known().is_held() {
+    if push.controller().view().is_held() {
         return Err(Status::unavailable(HELD));
     }
-    let silent = || Status::invalid_argument("say first who you are, and what you ask for");
+    let silent = || Status::invalid_argument("the first request must name the node and a resource type");
     let mut first = requests.message().await?.ok_or_else(silent)?;
     let envoy = F::node(&mut first).ok_or_else(silent)?;
     let directory = directory(&envoy).ok_or_else(|| {
-        let message =
-            format!("metadata of the node lacks {DIRECTORY}: start Envoy from the file that `hermes envoy` wrote");
+        let message = format!("missing node metadata {DIRECTORY}: start Envoy with the file that `hermes envoy` wrote");
         Status::invalid_argument(message)
     })?;
     let presence = Presence::begin(push.clone(), node.clone(), peer);
@@ -168,7 +167,7 @@ pub(crate) async fn serve<F: Form>(
     })))
 }
 
-/// One Envoy that asks.
+/// The stream of one Envoy.
 struct Serving<F: Form> {
     push: Arc<Push>,
     node: Name,
@@ -179,19 +178,19 @@ struct Serving<F: Form> {
     session: Session,
     trust: watch::Receiver<Arc<Trust>>,
     held: watch::Receiver<bool>,
-    /// Keys that are revoked, and whose certificates there are; and the lists of them.
+    /// The revoked keys and the CAs that the revocation lists were made for.
     revoked: (BTreeSet<String>, String),
     revocations: String,
-    /// What is known of it.
+    /// The status of the Envoy.
     report: Report,
-    /// It is told to serve nobody, and then no more.
+    /// The Envoy gets empty resources, and then the stream ends.
     is_expelled: bool,
     is_ended: bool,
     presence: Presence,
 }
 
 impl<F: Form> Serving<F> {
-    /// The next message, once there is one. `None`: the Envoy is gone.
+    /// The next response, once there is one. `None`: the Envoy disconnected.
     async fn next(&mut self) -> Option<Result<F::Response, Status>> {
         loop {
             if self.is_ended {
@@ -234,18 +233,18 @@ impl<F: Form> Serving<F> {
         self.presence.hear(&self.report);
     }
 
-    /// What is signed anew is another text each time, for which Envoy would begin all connections anew.
-    fn look_for_revoked(&mut self, known: &Known) {
+    /// Issues revocation lists only if their content changes: new bytes would make Envoy close all connections.
+    fn look_for_revoked(&mut self, view: &StateView) {
         let trust = self.trust.borrow_and_update().clone();
-        let keys: BTreeSet<_> = known.state.catalog.revoked().map(|one| one.key.clone()).collect();
+        let keys: BTreeSet<_> = view.state.catalog.revoked().map(|one| one.key.clone()).collect();
         let basis = (keys, trust.issuers.clone());
         if self.revoked != basis {
-            self.revocations = self.push.controller().revocations(known);
+            self.revocations = self.push.controller().revocations(view);
             self.revoked = basis;
         }
     }
 
-    /// What it is to have is what the overlay says now.
+    /// Sets the goal to the current document.
     fn aim(&mut self) -> Result<(), Status> {
         let watched = self.watched.borrow_and_update().clone();
         let revision = watched.given.since;
@@ -255,37 +254,37 @@ impl<F: Form> Serving<F> {
             self.trust.borrow_and_update();
             return Ok(());
         }
-        let is_node = self.push.controller().known().state.catalog.node(&self.node).is_some();
+        let is_node = self.push.controller().view().state.catalog.node(&self.node).is_some();
         if watched.given.document.is_none() && is_node && !self.is_expelled {
-            // What another version has taken this one could not compile: it keeps what it has.
+            // This version cannot compile a document that another version accepted: the Envoy keeps its resources.
             return Ok(());
         }
         let Some(document) = watched.given.document.filter(|_| !self.is_expelled) else {
             self.session.aim(Goal { revision, digest: Bytes::new(), resources: nothing() });
             return Ok(());
         };
-        let known = self.push.controller().known();
-        let catalog = &known.state.catalog;
+        let view = self.push.controller().view();
+        let catalog = &view.state.catalog;
         if catalog.node(&self.node).is_none_or(|node| node.runs != Program::Envoy) {
             return Err(Status::failed_precondition(format!(
-                "{} runs Hermes: write runs: envoy in its document, or start `hermes proxy` there",
+                "{} runs Hermes: set runs: envoy in its document, or start `hermes proxy` there",
                 self.node
             )));
         }
         let overlay = catalog.overlay().map(|(name, _)| name.to_string()).unwrap_or_default();
-        self.look_for_revoked(&known);
-        let site = Site { overlay: &overlay, directory: &self.directory, revocations: &self.revocations };
+        self.look_for_revoked(&view);
+        let identity = EnvoyIdentity { overlay: &overlay, directory: &self.directory, revocations: &self.revocations };
         let digest = sha256(&document);
         let parsed = serde_json::from_slice::<Document>(&document).map_err(|error| error.to_string());
         let made = parsed.and_then(|document| {
             let lines = |problems: Vec<hermes_model::Problem>| {
                 problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
             };
-            resources(&document, site).map_err(lines)
+            resources(&document, identity).map_err(lines)
         });
         match made {
             Ok(resources) => self.session.aim(Goal { revision, digest, resources }),
-            // It goes on with what it has: another version of the controller let that document through.
+            // The Envoy keeps its resources: another version of the controller accepted this document.
             Err(why) => {
                 (self.report.refused, self.report.tried) = (why, revision);
                 self.presence.hear(&self.report);
@@ -295,10 +294,10 @@ impl<F: Form> Serving<F> {
     }
 }
 
-/// Where it has its identity. It alone is told of it again, so that it may say what it likes.
+/// The directory of the Envoy's identity files. Only this Envoy gets the value back, so any value is safe.
 fn directory(envoy: &Envoy) -> Option<String> {
     match &envoy.metadata.as_ref()?.fields.get(DIRECTORY)?.kind {
-        Some(Scalar::StringValue(path)) if path.len() <= LONGEST && path.starts_with('/') => Some(path.clone()),
+        Some(Scalar::StringValue(path)) if path.len() <= MAX_PATH && path.starts_with('/') => Some(path.clone()),
         _ => None,
     }
 }

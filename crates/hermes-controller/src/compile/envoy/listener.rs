@@ -1,7 +1,7 @@
-//! Where other nodes dial an Envoy, and who may.
+//! The listener of an Envoy for other nodes.
 //!
-//! In: the listeners of a node document. Out: the one listener of an Envoy: HTTP/2 over TLS, for nodes of this overlay alone.
-//! Never: who is which user. Routes say that, and they change without a connection that ends.
+//! In: the listeners of a node document. Out: one listener: HTTP/2 over TLS, for nodes of this overlay.
+//! Never: user claims. Routes check these, and change without closing connections.
 
 use std::collections::BTreeMap;
 
@@ -34,22 +34,26 @@ use hermes_model::document::listener::ListenerTls;
 use hermes_model::document::{AccessLog, Document, listener};
 use hermes_model::snapshot::ClientAuth;
 
-use super::{Held, OVERLAY, Site, ads, duration, pack, problem, tls, transport};
+use super::{EnvoyIdentity, OVERLAY, VersionedResource, ads, duration, pack, problem, tls, transport};
 
-/// Who is believed about whose a request is.
+/// The filter that checks user claims.
 pub(super) const TRUST: &str = "envoy.filters.http.rbac";
-/// What origins are not told.
+/// The filter that removes headers before an origin.
 pub(super) const MUTATION: &str = "envoy.filters.http.header_mutation";
-/// Requests and tunnels at once on one connection, as at a Hermes node.
-const STREAMS: u32 = 1000;
-/// Bytes under way on a stream, and on a connection, as at a Hermes node.
-const WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
-/// Streams of a connection that a peer resets: at once, and in a second.
-const RESETS: (u64, u64) = (100_000, 10_000);
-/// A head takes no longer.
-const HEAD: std::time::Duration = std::time::Duration::from_secs(10);
+/// The maximum number of requests and tunnels on a connection, as at a Hermes node.
+const MAX_STREAMS: u32 = 1000;
+/// The flow-control windows of a stream and of a connection, as at a Hermes node.
+const FLOW_WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
+/// The limit of stream resets by a peer: burst, and rate a second.
+const RESET_LIMITS: (u64, u64) = (100_000, 10_000);
+/// The maximum time for a request's headers.
+const HEADER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-pub(super) fn listeners(document: &Document, site: Site<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Held> {
+pub(super) fn listeners(
+    document: &Document,
+    identity: EnvoyIdentity<'_>,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<String, VersionedResource> {
     let mut found = BTreeMap::new();
     for (at, listener) in document.listeners.iter().enumerate() {
         let path = format!("listeners[{at}]");
@@ -61,10 +65,7 @@ pub(super) fn listeners(document: &Document, site: Site<'_>, problems: &mut Vec<
         match listener.bind {
             _ if listener.dial.is_some() => {
                 let node = listener.name.trim_start_matches("uplink-");
-                let message = format!(
-                    "an Envoy keeps no connections for others to send by; give {node} a link to {}",
-                    document.node
-                );
+                let message = format!("an Envoy keeps no reverse connections; give {node} a link to {}", document.node);
                 problems.push(problem(path, message));
             }
             Some(bind) if *listener == understood => {
@@ -73,48 +74,48 @@ pub(super) fn listeners(document: &Document, site: Site<'_>, problems: &mut Vec<
                     address: Some(super::address(&bind.0.ip().to_string(), bind.0.port())),
                     filter_chains: vec![FilterChain {
                         filters: vec![manager(document)],
-                        transport_socket: Some(transport(&server_tls(site))),
-                        transport_socket_connect_timeout: Some(duration(HEAD)),
+                        transport_socket: Some(transport(&server_tls(identity))),
+                        transport_socket_connect_timeout: Some(duration(HEADER_TIMEOUT)),
                         ..FilterChain::default()
                     }],
                     per_connection_buffer_limit_bytes: Some(UInt32Value { value: 1 << 20 }),
                     ..Listener::default()
                 };
-                found.insert(OVERLAY.to_owned(), Held::new(pack(&listener)));
+                found.insert(OVERLAY.to_owned(), VersionedResource::new(pack(&listener)));
             }
-            _ => problems.push(problem(path, "an Envoy has one listener, for other nodes; this one is another")),
+            _ => problems.push(problem(path, "an Envoy supports one listener, for other nodes; remove this one")),
         }
     }
     found
 }
 
-/// TLS of a server, to which nodes of the overlay alone come.
-fn server_tls(site: Site<'_>) -> DownstreamTlsContext {
+/// The TLS server context, for nodes of the overlay.
+fn server_tls(identity: EnvoyIdentity<'_>) -> DownstreamTlsContext {
     let nodes = StringMatcher {
-        match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{}/node/", site.overlay))),
+        match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{}/node/", identity.overlay))),
         ignore_case: false,
     };
     DownstreamTlsContext {
-        common_tls_context: Some(tls(site, [nodes])),
+        common_tls_context: Some(tls(identity, [nodes])),
         require_client_certificate: Some(BoolValue { value: true }),
-        // Who comes again shows its certificate again: it may be over, or be another one by then.
+        // Without session resumption each connection shows its certificate, which may have expired or changed.
         disable_stateful_session_resumption: true,
         session_ticket_keys_type: Some(SessionTicketKeysType::DisableStatelessSessionResumption(true)),
         ..DownstreamTlsContext::default()
     }
 }
 
-/// HTTP/2 with tunnels, at either end of an Envoy.
+/// HTTP/2 with tunnels, for both sides of an Envoy.
 pub(super) fn http2() -> Http2ProtocolOptions {
     let value = |value| Some(UInt32Value { value });
     Http2ProtocolOptions {
         allow_connect: true,
-        max_concurrent_streams: value(STREAMS),
-        initial_stream_window_size: value(WINDOWS.0),
-        initial_connection_window_size: value(WINDOWS.1),
-        // Who comes is a node, and its connection is everybody's: it does not end with every tunnel on it for some that broke.
-        stream_reset_burst: Some(UInt64Value { value: RESETS.0 }),
-        stream_reset_rate: Some(UInt64Value { value: RESETS.1 }),
+        max_concurrent_streams: value(MAX_STREAMS),
+        initial_stream_window_size: value(FLOW_WINDOWS.0),
+        initial_connection_window_size: value(FLOW_WINDOWS.1),
+        // The peer is a node whose connection carries many users. A few broken tunnels must not close it.
+        stream_reset_burst: Some(UInt64Value { value: RESET_LIMITS.0 }),
+        stream_reset_rate: Some(UInt64Value { value: RESET_LIMITS.1 }),
         ..Http2ProtocolOptions::default()
     }
 }
@@ -122,7 +123,7 @@ pub(super) fn http2() -> Http2ProtocolOptions {
 fn manager(document: &Document) -> Filter {
     let yes = || Some(BoolValue { value: true });
     let no = || Some(BoolValue { value: false });
-    // A rule without a policy lets nobody in: who may is said with the routes.
+    // A rule without a policy denies everyone. Routes override it.
     let nobody = Rbac { rules: Some(Rules::default()), ..Rbac::default() };
     let upgrade = |name: &str| UpgradeConfig { upgrade_type: name.to_owned(), ..UpgradeConfig::default() };
     let manager = HttpConnectionManager {
@@ -139,11 +140,11 @@ fn manager(document: &Document) -> Filter {
         ],
         http2_protocol_options: Some(http2()),
         upgrade_configs: ["CONNECT", "CONNECT-UDP", "websocket"].map(upgrade).into(),
-        request_headers_timeout: Some(duration(HEAD)),
+        request_headers_timeout: Some(duration(HEADER_TIMEOUT)),
         max_request_headers_kb: Some(UInt32Value { value: 64 }),
-        // What is matched is what is sent on.
+        // The matched path is the forwarded path.
         normalize_path: yes(),
-        // The overlay's nodes trace and say where a request came from; an Envoy passes that on.
+        // Hermes nodes set tracing and client-address headers; Envoy forwards them.
         use_remote_address: no(),
         skip_xff_append: true,
         generate_request_id: no(),
@@ -160,7 +161,7 @@ fn manager(document: &Document) -> Filter {
     }
 }
 
-/// Envoy tells origins the scheme of its own connection, where nobody has told them one. It is to be the request's.
+/// Keeps the request's scheme. By default Envoy sends origins the scheme of its own connection.
 fn scheme() -> TypedExtensionConfig {
     let header = HeaderValue {
         key: "x-forwarded-proto".to_owned(),

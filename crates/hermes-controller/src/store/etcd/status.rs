@@ -1,6 +1,6 @@
-//! What controllers say to each other through etcd: keys with a lease, which end with who said them.
+//! The status exchange between controllers through etcd: keys with a lease, which expire with their controller.
 //!
-//! Below the store's prefix: `word/LEASE/SUBJECT`.
+//! Keys below the store's prefix: `word/LEASE/SUBJECT`.
 
 use std::time::Duration;
 
@@ -13,19 +13,20 @@ use super::message::{
     RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest, Watched, after_last,
 };
 use super::{Etcd, message};
-use crate::client::ClientError;
-use crate::store::{Heard, Said, Shared, StoreError, Word};
+use crate::grpc::ClientError;
+use crate::store::{StatusEntry, StatusEvent, StatusExchange, StatusUpdate, StoreError};
 
-/// Who says nothing for so long has gone, with all that it said. Seconds.
-const LIFE: i64 = 10;
-/// A lease is kept alive when this has passed since the last time.
-const BEAT: Duration = Duration::from_secs(3);
-/// Words of one transaction: etcd takes 128 operations. And their bytes, of which it takes 1.5 MiB.
-const AT_ONCE: (usize, usize) = (100, 512 << 10);
+/// The time to live of a lease, in seconds.
+const LEASE_SECONDS: i64 = 10;
+/// The interval between keepalives of the lease.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+/// The maximum number of entries of one transaction, of which etcd allows 128, and of their bytes, of which it accepts
+/// 1.5 MiB.
+const MAX_TRANSACTION: (usize, usize) = (100, 512 << 10);
 
-/// A lease that is held.
+/// A lease of this controller.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
+pub(super) struct HeldLease {
     id: i64,
     at: Instant,
 }
@@ -35,41 +36,42 @@ impl Etcd {
         format!("{}word/", self.prefix)
     }
 
-    /// The lease of this controller. One that was lost takes along what was said: that is an error once, and the next one is new.
+    /// The lease of this controller. An expired lease has removed all entries: the call fails once, and the next one
+    /// gets a new lease.
     async fn leased(&self) -> Result<i64, ClientError> {
         let mut lease = self.lease.lock().await;
         match lease.take() {
-            Some(kept) if kept.at.elapsed() < BEAT => {
+            Some(kept) if kept.at.elapsed() < KEEPALIVE_INTERVAL => {
                 *lease = Some(kept);
                 Ok(kept.id)
             }
             Some(kept) => {
-                let line = self.line().await?;
-                let mut answers = line.stream::<_, Lease>(KEEP_ALIVE, KeepAliveRequest { id: kept.id }).await?;
+                let channel = self.channel().await?;
+                let mut answers = channel.stream::<_, Lease>(KEEP_ALIVE, KeepAliveRequest { id: kept.id }).await?;
                 let answer = answers.message().await.map_err(|status| ClientError::Refused(Box::new(status)))?;
                 if answer.is_none_or(|answer| answer.ttl <= 0) {
-                    let lost =
-                        tonic::Status::not_found("the lease has expired: what was said with it is to be said anew");
+                    let lost = tonic::Status::not_found("lease expired; publishing again");
                     return Err(ClientError::Refused(Box::new(lost)));
                 }
-                *lease = Some(Kept { at: Instant::now(), ..kept });
+                *lease = Some(HeldLease { at: Instant::now(), ..kept });
                 Ok(kept.id)
             }
             None => {
-                let granted: Lease = self.line().await?.unary(message::GRANT, GrantRequest { ttl: LIFE }).await?;
-                *lease = Some(Kept { id: granted.id, at: Instant::now() });
+                let granted: Lease =
+                    self.channel().await?.unary(message::GRANT, GrantRequest { ttl: LEASE_SECONDS }).await?;
+                *lease = Some(HeldLease { id: granted.id, at: Instant::now() });
                 Ok(granted.id)
             }
         }
     }
 
-    async fn say_now(&self, said: Vec<Said>) -> Result<(), StoreError> {
+    async fn say_now(&self, said: Vec<StatusUpdate>) -> Result<(), StoreError> {
         let saying = async {
             let id = self.leased().await?;
             let mut said = said.into_iter().peekable();
             while said.peek().is_some() {
                 let (mut operations, mut size) = (Vec::new(), 0);
-                while operations.len() < AT_ONCE.0 && size < AT_ONCE.1 {
+                while operations.len() < MAX_TRANSACTION.0 && size < MAX_TRANSACTION.1 {
                     let Some((subject, words)) = said.next() else { break };
                     let key = Bytes::from(format!("{}{id:016x}/{subject}", self.words()));
                     size += words.as_ref().map_or(0, Bytes::len);
@@ -78,27 +80,27 @@ impl Etcd {
                         None => Operation::delete(DeleteRangeRequest { key, range_end: Bytes::new() }),
                     });
                 }
-                let _: TxnResponse = self.line().await?.unary(message::TXN, TxnRequest::new([], operations)).await?;
+                let _: TxnResponse = self.channel().await?.unary(message::TXN, TxnRequest::new([], operations)).await?;
             }
             Ok(())
         };
-        let told = tokio::time::timeout(super::PATIENCE, saying).await;
-        let told = told.unwrap_or(Err(ClientError::Silent(super::PATIENCE)));
+        let told = tokio::time::timeout(super::REQUEST_TIMEOUT, saying).await;
+        let told = told.unwrap_or(Err(ClientError::Silent(super::REQUEST_TIMEOUT)));
         if let Err(error) = told {
-            // Nobody knows what of it was taken: it is said anew, with another lease.
+            // The outcome is unknown: all entries are published again, with a new lease.
             *self.lease.lock().await = None;
             self.hang_up().await;
-            return Err(StoreError::Unable("say what nodes say", error.to_string()));
+            return Err(StoreError::Unable("publish the status of nodes", error.to_string()));
         }
         Ok(())
     }
 
-    /// Somebody else's words.
-    async fn word(&self, kv: &KeyValue, is_said: bool) -> Option<Word> {
+    /// The entry of another controller. `None`: the entry is this controller's own.
+    async fn word(&self, kv: &KeyValue, is_said: bool) -> Option<StatusEntry> {
         let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&self.words())?;
         let (by, subject) = key.split_once('/')?;
         let own = self.lease.lock().await.map(|kept| format!("{:016x}", kept.id));
-        (own.as_deref() != Some(by)).then(|| Word {
+        (own.as_deref() != Some(by)).then(|| StatusEntry {
             by: by.to_owned(),
             subject: subject.to_owned(),
             words: is_said.then(|| kv.value.clone()),
@@ -106,8 +108,8 @@ impl Etcd {
         })
     }
 
-    async fn hear_now(&self, hear: &(dyn Fn(Heard) + Send + Sync)) -> Result<(), StoreError> {
-        const WHAT: &str = "hear other controllers";
+    async fn hear_now(&self, hear: &(dyn Fn(StatusEvent) + Send + Sync)) -> Result<(), StoreError> {
+        const WHAT: &str = "follow other controllers";
         let (from, to) = (Bytes::from(self.words()), after_last(&self.words()));
         let all = RangeRequest { range_end: to.clone(), ..RangeRequest::of(from.clone()) };
         let range: RangeResponse = self.ask(WHAT, message::RANGE, all).await?;
@@ -115,11 +117,11 @@ impl Etcd {
         for kv in &range.kvs {
             words.extend(self.word(kv, true).await);
         }
-        hear(Heard::All(words));
+        hear(StatusEvent::Snapshot(words));
         let next = range.header.unwrap_or_default().revision + 1;
         let watching = async {
-            let line = self.line().await?;
-            let mut events = line.stream::<_, Watched>(message::WATCH, WatchRequest::begin(from, to, next)).await?;
+            let channel = self.channel().await?;
+            let mut events = channel.stream::<_, Watched>(message::WATCH, WatchRequest::begin(from, to, next)).await?;
             while let Some(said) = events.message().await.map_err(|status| ClientError::Refused(Box::new(status)))? {
                 if said.canceled {
                     break;
@@ -127,7 +129,7 @@ impl Etcd {
                 for event in said.events {
                     let Some(kv) = event.kv else { continue };
                     if let Some(word) = self.word(&kv, event.kind == 0).await {
-                        hear(Heard::One(word));
+                        hear(StatusEvent::Update(word));
                     }
                 }
             }
@@ -141,12 +143,12 @@ impl Etcd {
     }
 }
 
-impl Shared for Etcd {
-    fn say(&self, said: Vec<Said>) -> BoxFuture<'_, Result<(), StoreError>> {
+impl StatusExchange for Etcd {
+    fn say(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.say_now(said))
     }
 
-    fn hear<'s>(&'s self, hear: &'s (dyn Fn(Heard) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>> {
+    fn hear<'s>(&'s self, hear: &'s (dyn Fn(StatusEvent) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>> {
         Box::pin(self.hear_now(hear))
     }
 }

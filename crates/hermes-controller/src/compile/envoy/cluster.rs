@@ -1,6 +1,6 @@
-//! Whom an Envoy dials: the next nodes, and the origins of services that live at it.
+//! Clusters of an Envoy: the next nodes, and the origins of its services.
 //!
-//! In: the upstreams of a node document, and the targets of its routes. Out: clusters, by their names.
+//! In: the upstreams of a node document, and the targets of its routes. Out: clusters by name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -29,35 +29,39 @@ use hermes_model::snapshot::{HostPort, UpstreamProtocol};
 use prost::Name as _;
 
 use super::listener::http2;
-use super::{Site, address_of, duration, exact, pack, problem, tls, transport};
+use super::{EnvoyIdentity, address_of, duration, exact, pack, problem, tls, transport};
 
-/// As a Hermes node has it, where a service says nothing.
-const CONNECT: Duration = Duration::from_secs(5);
-/// Connections, requests that wait for one, and requests and tunnels to one cluster at once.
-const BOUNDS: (u32, u32, u32) = (1024, 4096, 1 << 17);
-/// Failures in a row after which an endpoint rests, and how long at first.
-const REST: (u32, Duration) = (5, Duration::from_secs(10));
+/// The default connect timeout, as at a Hermes node.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The limits of a cluster: connections, pending requests, and requests with tunnels.
+const CIRCUIT_BREAKER: (u32, u32, u32) = (1024, 4096, 1 << 17);
+/// The consecutive failures that eject an endpoint, and the first ejection time.
+const EJECTION: (u32, Duration) = (5, Duration::from_secs(10));
 
-/// What an origin speaks.
+/// The protocol of an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Speaks {
     /// HTTP/1.1.
     Http,
-    /// Bytes, or datagrams.
+    /// Bytes or datagrams.
     Raw,
 }
 
-/// The cluster of an upstream.
+/// The name of an upstream's cluster.
 pub(super) fn hop(upstream: &str) -> String {
     format!("hop/{upstream}")
 }
 
-/// Clusters of the next nodes.
-pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Cluster> {
+/// The clusters of the next nodes.
+pub(super) fn hops(
+    document: &Document,
+    identity: EnvoyIdentity<'_>,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<String, Cluster> {
     let mut clusters = BTreeMap::new();
     for (at, upstream) in document.upstreams.iter().enumerate() {
         let path = format!("upstreams[{at}]");
-        // The next node listens for HTTP/2 wherever it does for HTTP/3.
+        // A node with HTTP/3 always accepts HTTP/2 too.
         let protocol = match upstream.protocol {
             UpstreamProtocol::H3 => UpstreamProtocol::H3,
             _ => UpstreamProtocol::H2,
@@ -88,7 +92,7 @@ pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Probl
             continue;
         }
         if *upstream != understood || nodes.is_empty() {
-            problems.push(problem(path, "an Envoy dials other nodes alone, by HTTP/2 and their names"));
+            problems.push(problem(path, "an Envoy dials only other nodes, over HTTP/2 and by their names"));
             continue;
         }
         let name = hop(&upstream.name);
@@ -96,16 +100,22 @@ pub(super) fn hops(document: &Document, site: Site<'_>, problems: &mut Vec<Probl
             name.clone(),
             Cluster {
                 health_checks: upstream.health.iter().map(health_check).collect(),
-                ..to_nodes(&name, dialled.split_at(first_backup), &nodes, site)
+                ..to_nodes(&name, dialled.split_at(first_backup), &nodes, identity)
             },
         );
     }
     clusters
 }
 
-fn to_nodes(name: &str, endpoints: (&[HostPort], &[HostPort]), nodes: &Many<String>, site: Site<'_>) -> Cluster {
-    let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", site.overlay)));
-    let context = UpstreamTlsContext { common_tls_context: Some(tls(site, peers)), ..UpstreamTlsContext::default() };
+fn to_nodes(
+    name: &str,
+    endpoints: (&[HostPort], &[HostPort]),
+    nodes: &Many<String>,
+    identity: EnvoyIdentity<'_>,
+) -> Cluster {
+    let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", identity.overlay)));
+    let context =
+        UpstreamTlsContext { common_tls_context: Some(tls(identity, peers)), ..UpstreamTlsContext::default() };
     Cluster {
         transport_socket: Some(transport(&context)),
         typed_extension_protocol_options: speaking(ProtocolConfig::Http2ProtocolOptions(http2())),
@@ -113,7 +123,7 @@ fn to_nodes(name: &str, endpoints: (&[HostPort], &[HostPort]), nodes: &Many<Stri
     }
 }
 
-/// The cluster of an origin, which is there from now on.
+/// Adds the cluster of an origin. Returns its name.
 pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: Speaks, at: &HostPort) -> String {
     let word = if speaks == Speaks::Http { "http" } else { "raw" };
     let name = format!("origin/{word}/{at}");
@@ -131,9 +141,11 @@ pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: Speaks, a
     name
 }
 
-/// A service that waits longer for connections makes whom it dials wait as long.
+/// Extends the connect timeout of a cluster to that of a service.
 pub(super) fn patient(clusters: &mut BTreeMap<String, Cluster>, name: &str, connect: Option<Duration>) {
-    if let (Some(cluster), Some(connect)) = (clusters.get_mut(name), connect.filter(|connect| *connect > CONNECT)) {
+    if let (Some(cluster), Some(connect)) =
+        (clusters.get_mut(name), connect.filter(|connect| *connect > CONNECT_TIMEOUT))
+    {
         let wanted = duration(connect);
         if cluster.connect_timeout.is_none_or(|known| (known.seconds, known.nanos) < (wanted.seconds, wanted.nanos)) {
             cluster.connect_timeout = Some(wanted);
@@ -141,7 +153,7 @@ pub(super) fn patient(clusters: &mut BTreeMap<String, Cluster>, name: &str, conn
     }
 }
 
-/// One entry: it has an order.
+/// A map of one entry has a fixed order.
 fn speaking(protocol: ProtocolConfig) -> HashMap<String, envoy_types::pb::google::protobuf::Any> {
     let explicit = ExplicitHttpConfig { protocol_config: Some(protocol) };
     let options = HttpProtocolOptions {
@@ -151,7 +163,7 @@ fn speaking(protocol: ProtocolConfig) -> HashMap<String, envoy_types::pb::google
     HashMap::from([(HttpProtocolOptions::full_name(), pack(&options))])
 }
 
-/// That it connects and the other one proves its name: there is no more to it without bytes to send.
+/// A TCP health check with TLS: without bytes to send, a connection and the peer's name are all that can be checked.
 fn health_check(health: &Health) -> HealthCheck {
     let number = |value| Some(UInt32Value { value });
     let interval = health.interval.map_or(Duration::from_secs(5), |interval| interval.0);
@@ -165,7 +177,8 @@ fn health_check(health: &Health) -> HealthCheck {
     }
 }
 
-/// Those behind the others are each of a priority of its own: the first of them that is up gets what none of those before may get.
+/// A cluster. Each backup endpoint has a priority of its own: it gets requests only while all endpoints before it are
+/// down.
 fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Cluster {
     let is_fixed = endpoints.iter().chain(backup).all(|at| at.host.parse::<IpAddr>().is_ok());
     let kind = if is_fixed { DiscoveryType::Static } else { DiscoveryType::StrictDns };
@@ -183,7 +196,7 @@ fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Clust
     Cluster {
         name: name.to_owned(),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(kind.into())),
-        connect_timeout: Some(duration(CONNECT)),
+        connect_timeout: Some(duration(CONNECT_TIMEOUT)),
         lb_policy: LbPolicy::LeastRequest.into(),
         load_assignment: Some(ClusterLoadAssignment {
             cluster_name: name.to_owned(),
@@ -192,18 +205,18 @@ fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Clust
         }),
         circuit_breakers: Some(CircuitBreakers {
             thresholds: vec![Thresholds {
-                max_connections: number(BOUNDS.0),
-                max_pending_requests: number(BOUNDS.1),
-                max_requests: number(BOUNDS.2),
+                max_connections: number(CIRCUIT_BREAKER.0),
+                max_pending_requests: number(CIRCUIT_BREAKER.1),
+                max_requests: number(CIRCUIT_BREAKER.2),
                 ..Thresholds::default()
             }],
             ..CircuitBreakers::default()
         }),
-        // Of what an origin answers nothing is a failure of the way to it.
+        // An error response of an origin does not mean that the endpoint is down.
         outlier_detection: Some(OutlierDetection {
             split_external_local_origin_errors: true,
-            consecutive_local_origin_failure: number(REST.0),
-            base_ejection_time: Some(duration(REST.1)),
+            consecutive_local_origin_failure: number(EJECTION.0),
+            base_ejection_time: Some(duration(EJECTION.1)),
             max_ejection_percent: number(50),
             enforcing_consecutive_5xx: number(0),
             enforcing_consecutive_gateway_failure: number(0),

@@ -1,0 +1,124 @@
+//! The status of a change at each node that it touches.
+//!
+//! In: the outcome of the change, the reports of nodes, and later changes. Out: a status for each node, once none is
+//! waiting.
+//! Never: a node listed as running a document that the node has not reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use serde::Serialize;
+
+use super::{ApiState, hex, sha256};
+use crate::controller::{Outcome, StateView};
+use crate::document::Name;
+use crate::node_status::{NodeStatus, NodeStatuses};
+use crate::store::Revision;
+
+/// The status of a change at one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub(super) enum ChangeStatus {
+    /// A dry run: the node would get a new document.
+    Planned,
+    /// The node runs the new document.
+    Running,
+    /// The node refused the new document.
+    Refused { reason: String },
+    /// The node is connected and has not reported yet.
+    Waiting,
+    /// The node is not connected. It gets the latest document when it connects.
+    Away,
+    /// The node has not enrolled.
+    Unenrolled,
+    /// A later change replaced the document before the node ran it.
+    Superseded { by: Revision },
+    /// The node was removed from the overlay.
+    Gone,
+}
+
+/// A change whose nodes are awaited.
+struct Awaited<'a> {
+    outcome: &'a Outcome,
+    /// The digest of each node's new document. `None`: the node was removed.
+    digests: BTreeMap<Name, Option<String>>,
+    /// The last revision that was checked for later changes.
+    checked: Revision,
+    /// Nodes that are to run another document as of that revision.
+    superseded: BTreeSet<Name>,
+}
+
+impl<'a> Awaited<'a> {
+    fn of(outcome: &'a Outcome) -> Self {
+        let digest = |document: &Option<Bytes>| document.as_ref().map(|document| hex(&sha256(document)));
+        let digests = outcome.nodes.iter().map(|(node, document)| (node.clone(), digest(document))).collect();
+        Self { outcome, digests, checked: outcome.revision, superseded: BTreeSet::new() }
+    }
+
+    /// Looks for later changes. Documents are large, so they are compared only once a revision.
+    fn check_superseded(&mut self, view: &StateView) {
+        if view.state.revision <= self.checked {
+            return;
+        }
+        self.checked = view.state.revision;
+        let is_other = |node, document| view.document(node) != Some(document);
+        let documents = self.outcome.nodes.iter().filter_map(|(node, document)| Some((node, document.as_ref()?)));
+        self.superseded =
+            documents.filter(|(node, document)| is_other(node, document)).map(|(node, _)| node.clone()).collect();
+    }
+
+    fn status(&self, node: &Name, digest: &str, status: Option<&NodeStatus>) -> ChangeStatus {
+        match status {
+            Some(status) if status.running == digest => ChangeStatus::Running,
+            Some(NodeStatus { connections: 1.., refused, tried, .. })
+                if *tried >= self.outcome.revision && !refused.is_empty() =>
+            {
+                ChangeStatus::Refused { reason: refused.clone() }
+            }
+            _ if self.superseded.contains(node) => ChangeStatus::Superseded { by: self.checked },
+            Some(NodeStatus { connections: 1.., .. }) => ChangeStatus::Waiting,
+            _ => ChangeStatus::Away,
+        }
+    }
+
+    fn all(&self, view: &StateView, statuses: &NodeStatuses) -> BTreeMap<Name, ChangeStatus> {
+        let status = |node, digest: &Option<String>| {
+            let status = digest.as_ref().map_or(ChangeStatus::Gone, |one| self.status(node, one, statuses.get(node)));
+            if status == ChangeStatus::Away && !view.state.members.contains_key(node) {
+                ChangeStatus::Unenrolled
+            } else {
+                status
+            }
+        };
+        self.digests.iter().map(|(node, digest)| (node.clone(), status(node, digest))).collect()
+    }
+}
+
+/// Waits until no node that a change touches is waiting, at most for this time.
+pub(super) async fn await_nodes(api: &ApiState, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, ChangeStatus> {
+    let mut awaited = Awaited::of(outcome);
+    let (mut said, mut rollout) = (api.push.said(), api.controller.rollout());
+    let deadline = tokio::time::Instant::now() + wait;
+    // Nodes that are done are not checked again: each report then costs the nodes that are left.
+    let mut waiting: Vec<_> =
+        awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
+    loop {
+        said.borrow_and_update();
+        let view = api.controller.view();
+        awaited.check_superseded(&view);
+        api.push.look(|statuses| {
+            waiting.retain(|(node, digest)| awaited.status(node, digest, statuses.get(node)) == ChangeStatus::Waiting);
+        });
+        let is_failed = view.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
+        let news = async {
+            tokio::select! {
+                changed = said.changed() => changed.is_ok(),
+                changed = rollout.changed() => changed.is_ok(),
+            }
+        };
+        if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
+            return api.push.look(|statuses| awaited.all(&view, statuses));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Digests of documents and keys, and hexadecimal text.
+//!
+//! In: bytes. Out: their SHA-256, as bytes, as hexadecimal digits, or as a name (RFC 6920).
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL;
+use bytes::Bytes;
+use hermes_model::trust::KEY;
+
+/// SHA-256 of some bytes.
+pub fn sha256(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(digest(&SHA256, bytes).as_ref())
+}
+
+/// The digest of a public key: SHA-256 of its SubjectPublicKeyInfo, in hex.
+pub fn key_digest(public_key_info: &[u8]) -> String {
+    hex(&sha256(public_key_info))
+}
+
+/// The name of a public key in node documents (RFC 6920), from its digest in hex.
+pub fn key_name(digest: &str) -> String {
+    format!("{KEY}{}", BASE64_URL.encode(from_hex(digest)))
+}
+
+/// Two hexadecimal digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of hexadecimal text. Other characters are skipped.
+pub(crate) fn from_hex(digest: &str) -> Vec<u8> {
+    let digits: Vec<u8> = digest.chars().filter_map(|digit| Some(digit.to_digit(16)? as u8)).collect();
+    digits.chunks_exact(2).map(|two| (two[0] << 4) | two[1]).collect()
+}

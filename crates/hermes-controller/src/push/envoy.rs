@@ -1,0 +1,22 @@
+//! xDS for Envoys: the resources of a node, sent in an order in which no request lacks its cluster.
+//!
+//! In: streams of Envoys, authenticated by their certificates. Out: xDS responses, and a status report as of any node.
+//! Never: another node's resources.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `session` | the resources that one Envoy has, and the next response |
+//! | `stream` | both variants of the protocol on the controller's port |
+
+mod session;
+mod stream;
+
+pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, SotwRequest, SotwResponse, StateOfTheWorld, serve};
+
+/// An Envoy asks for what differs.
+pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+/// An Envoy asks for all of it, each time.
+pub(crate) const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+
+#[cfg(test)]
+mod tests;
