@@ -3,11 +3,7 @@
 //! In: an address, perhaps a certificate, and a way. Out: a connection, or an opened tunnel. Heads are written here
 //! by hand for HTTP/1.1. A refused tunnel is an error that holds the whole answer.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{io, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Request, Version};
@@ -16,7 +12,6 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    ca::Identity,
     dialog::{Dialog, in_time},
     h3,
     multiplex::{Multiplex, answer},
@@ -24,21 +19,7 @@ use crate::{
     tunnel::{BoxedStream, Tunnel},
 };
 
-/// The name that nodes of a test carry in their certificates beside their URIs, for clients that verify names.
-pub const NODE_NAME: &str = "node.test";
-
-/// A listener of a node.
-#[derive(Debug, Clone)]
-pub struct Door {
-    /// Where it is.
-    pub address: SocketAddr,
-    /// TLS: what is trusted (PEM), and who we are.
-    pub tls: Option<(String, Option<Identity>)>,
-    /// Fields that each request gets, as lines without line ends.
-    pub fields: Vec<(String, String)>,
-    /// From where clients of QUIC come; `None`: wherever the kernel has them come from.
-    pub from: Option<IpAddr>,
-}
+pub use crate::dial::{Door, NODE_NAME};
 
 /// How a TCP connection gets in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,30 +41,6 @@ pub enum Way {
 }
 
 impl Door {
-    /// The same for clients of QUIC from this address.
-    #[must_use]
-    pub fn from(mut self, address: impl Into<IpAddr>) -> Self {
-        self.from = Some(address.into());
-        self
-    }
-
-    /// In the clear.
-    pub fn plain(address: SocketAddr) -> Self {
-        Self { address, tls: None, fields: Vec::new(), from: None }
-    }
-
-    /// By TLS.
-    pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
-        Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new(), from: None }
-    }
-
-    /// With another field in each request.
-    #[must_use]
-    pub fn with(mut self, name: &str, value: &str) -> Self {
-        self.fields.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
     /// A connection; `alpn` where it is TLS.
     ///
     /// # Errors

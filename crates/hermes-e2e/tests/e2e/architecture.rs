@@ -109,7 +109,7 @@ const CIRCLES: [(&str, usize, usize); 11] = [
     ("hermes-model/src/lib.rs", 7, 36),
     ("hermes-net/src/lib.rs", 2, 20),
     ("hermes-proxy/src/lib.rs", 27, 154),
-    ("hermes-testkit/src/lib.rs", 4, 20),
+    ("hermes-testkit/src/lib.rs", 1, 20),
     ("hermes-bench/src/main.rs", 3, 20),
     ("hermes-demo/src/lib.rs", 1, 24),
     ("hermes-pattern/src/lib.rs", 1, 20),
