@@ -316,3 +316,12 @@ pub fn sigkill(node: Running) {
     kill(Pid::from_raw(i32::try_from(node.pid()).unwrap()), Signal::SIGKILL).unwrap();
     let _ = node.end(Duration::from_secs(5));
 }
+
+/// How many authorities the node trusts, as its file says; and whether its certificate is by one of them.
+pub fn trusted(directory: &std::path::Path) -> (usize, bool) {
+    let text = std::fs::read_to_string(directory.join("ca.pem")).unwrap();
+    let leaf = directory.join("node.pem");
+    let mut verify = Command::new("openssl");
+    verify.arg("verify").arg("-CAfile").arg(directory.join("ca.pem")).arg("-untrusted").arg(&leaf).arg(&leaf);
+    (text.matches("BEGIN CERTIFICATE").count(), verify.output().unwrap().status.success())
+}

@@ -3,11 +3,7 @@
 //! In: an address, an optional certificate, and a tunnel mode. Out: a connection, or an open tunnel. Heads of HTTP/1.1
 //! are written here by hand. A refused tunnel is an error with the whole response.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{io, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Request, Version};
@@ -16,7 +12,6 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    ca::Identity,
     dialog::{Dialog, in_time},
     h3,
     multiplex::{Multiplex, answer},
@@ -24,21 +19,7 @@ use crate::{
     tunnel::{BoxedStream, Tunnel},
 };
 
-/// The DNS name in the certificates of test nodes, beside their URIs, for clients that verify names.
-pub const NODE_NAME: &str = "node.test";
-
-/// A listener of a node.
-#[derive(Debug, Clone)]
-pub struct Door {
-    /// The address.
-    pub address: SocketAddr,
-    /// TLS: the trusted CA (PEM), and the client's identity.
-    pub tls: Option<(String, Option<Identity>)>,
-    /// Fields of each request, as lines without line ends.
-    pub fields: Vec<(String, String)>,
-    /// The source address of QUIC clients; `None`: the kernel selects it.
-    pub from: Option<IpAddr>,
-}
+pub use crate::dial::{Door, NODE_NAME};
 
 /// The mode of a TCP connection through the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,30 +41,6 @@ pub enum Way {
 }
 
 impl Door {
-    /// Sets the source address of QUIC clients.
-    #[must_use]
-    pub fn from(mut self, address: impl Into<IpAddr>) -> Self {
-        self.from = Some(address.into());
-        self
-    }
-
-    /// A listener without TLS.
-    pub fn plain(address: SocketAddr) -> Self {
-        Self { address, tls: None, fields: Vec::new(), from: None }
-    }
-
-    /// A listener with TLS.
-    pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
-        Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new(), from: None }
-    }
-
-    /// Adds a field to each request.
-    #[must_use]
-    pub fn with(mut self, name: &str, value: &str) -> Self {
-        self.fields.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
     /// Opens a connection; `alpn` applies to TLS.
     ///
     /// # Errors

@@ -21,7 +21,12 @@ use quinn::{
 
 pub use self::origin::{Exchange, Origin};
 use self::wire::kind;
-use crate::{dialog::in_time, door::Door, door::NODE_NAME, flow, multiplex::Answer, tls};
+use crate::{
+    dial::{Door, NODE_NAME},
+    dialog::in_time,
+    multiplex::Answer,
+    tls, varint,
+};
 
 /// Windows large enough to move 64 MiB without waiting at every step.
 const WINDOW: u32 = 4 << 20;
@@ -257,7 +262,7 @@ impl Connection {
 }
 
 fn take_varint(bytes: &mut Bytes) -> Option<u64> {
-    let (value, length) = flow::varint(bytes)?;
+    let (value, length) = varint::varint(bytes)?;
     let _ = bytes.split_to(length);
     Some(value)
 }
@@ -307,8 +312,8 @@ impl Sending {
     /// The errors of [`Self::bytes`].
     pub async fn data(&mut self, data: Bytes) -> io::Result<()> {
         let mut head = BytesMut::new();
-        flow::put_varint(&mut head, kind::DATA);
-        flow::put_varint(&mut head, data.len() as u64);
+        varint::put_varint(&mut head, kind::DATA);
+        varint::put_varint(&mut head, data.len() as u64);
         self.bytes(head.freeze()).await?;
         self.bytes(data).await
     }

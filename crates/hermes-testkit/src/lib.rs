@@ -7,6 +7,7 @@
 pub mod binary;
 pub mod ca;
 pub mod control;
+pub mod dial;
 pub mod dialog;
 pub mod dns;
 pub mod door;
@@ -37,6 +38,7 @@ pub mod traffic;
 pub mod transfer;
 pub mod tunnel;
 pub mod unstable;
+pub mod varint;
 
 pub use error::{Error, Result};
 pub use hermes_pattern as pattern;

@@ -10,11 +10,11 @@ use h2::{RecvStream, SendStream, client::ResponseFuture, client::SendRequest, se
 use http::{HeaderMap, Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     task::JoinSet,
 };
 
-use crate::{Result, dialog::in_time, origin::Origin};
+use crate::dialog::in_time;
 
 /// Windows and frames large enough to move 64 MiB without waiting at every step.
 const WINDOW: u32 = 4 << 20;
@@ -24,7 +24,7 @@ const FRAME: u32 = 256 << 10;
 #[derive(Debug)]
 pub struct Multiplex {
     sender: SendRequest<Bytes>,
-    driver: JoinSet<std::result::Result<(), h2::Error>>,
+    driver: JoinSet<Result<(), h2::Error>>,
 }
 
 /// The complete response to one request.
@@ -147,7 +147,7 @@ impl Multiplex {
     ///
     /// # Errors
     /// The connection stays open.
-    pub async fn ended(mut self) -> io::Result<std::result::Result<(), h2::Error>> {
+    pub async fn ended(mut self) -> io::Result<Result<(), h2::Error>> {
         drop(self.sender);
         let joined =
             in_time("waiting for the end of a connection", async { Ok(self.driver.join_next().await) }).await?;
@@ -241,19 +241,7 @@ impl Exchange {
     }
 }
 
-/// An origin with plaintext HTTP/2 (prior knowledge, extended CONNECT enabled): `serve` handles each stream.
-///
-/// # Errors
-/// The listener has no address.
-pub fn origin<F, S>(listener: TcpListener, serve: S) -> Result<Origin>
-where
-    F: Future<Output = io::Result<()>> + Send + 'static,
-    S: Fn(Exchange) -> F + Clone + Send + 'static,
-{
-    Origin::accepting(listener, move |stream| serve_connection(stream, serve.clone()))
-}
-
-/// Serves one connection of such an origin over any stream: `serve` handles each stream.
+/// Serves one connection with extended CONNECT over any stream: `serve` handles each stream.
 pub async fn serve_connection<T, F, S>(stream: T, serve: S)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,

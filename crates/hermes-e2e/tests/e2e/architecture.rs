@@ -132,7 +132,7 @@ const CIRCLES: &[(&str, usize, usize)] = &[
     ("hermes-proxy/src/lib.rs", 25, 128),
     ("hermes-rate-limit/src/lib.rs", 1, 20),
     ("hermes-resume/src/lib.rs", 1, 20),
-    ("hermes-testkit/src/lib.rs", 4, 20),
+    ("hermes-testkit/src/lib.rs", 1, 20),
     ("hermes-bench/src/main.rs", 3, 20),
     ("hermes-demo/src/lib.rs", 1, 24),
     ("hermes-pattern/src/lib.rs", 1, 20),

@@ -2,8 +2,6 @@
 
 mod applied;
 mod backup;
-mod changing;
-mod envoy;
 mod failover;
 mod hostile;
 mod imported;

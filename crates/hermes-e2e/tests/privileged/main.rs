@@ -3,6 +3,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod behind_nat;
-mod custody;
 mod ip;
 mod reach;

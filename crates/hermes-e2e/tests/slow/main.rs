@@ -2,4 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod control;
+mod custody;
 mod demo;

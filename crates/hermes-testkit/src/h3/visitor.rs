@@ -9,7 +9,11 @@ use quinn::{ClientConfig, Endpoint, ZeroRttAccepted, crypto::rustls::QuicClientC
 use rustls::client::Resumption;
 
 use super::{Connection, refused, transport, wire, write};
-use crate::{dialog::in_time, door::Door, door::NODE_NAME, tls};
+use crate::{
+    dial::{Door, NODE_NAME},
+    dialog::in_time,
+    tls,
+};
 
 /// A client with a memory.
 #[derive(Debug)]

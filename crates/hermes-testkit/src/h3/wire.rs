@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http3::qpack;
 
-use crate::flow::{put_varint, varint};
+use crate::varint::{put_varint, varint};
 
 /// Types of frames (RFC 9114, 7.2).
 pub mod kind {

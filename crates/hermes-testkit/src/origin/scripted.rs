@@ -10,13 +10,13 @@ use std::{
 };
 
 use rustls::ServerConfig;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     Result,
     dialog::Dialog,
-    multiplex::{self, Exchange},
+    multiplex::{Exchange, serve_connection},
     origin::{Origin, listen},
 };
 
@@ -88,5 +88,17 @@ where
     F: Future<Output = io::Result<()>> + Send + 'static,
     S: Fn(Exchange) -> F + Clone + Send + 'static,
 {
-    multiplex::origin(listen(SocketAddr::new(LOOPBACK, 0))?, serve)
+    h2_on(listen(SocketAddr::new(LOOPBACK, 0))?, serve)
+}
+
+/// The same on a listener (prior knowledge, extended CONNECT on).
+///
+/// # Errors
+/// When the listener has no address.
+pub fn h2_on<F, S>(listener: TcpListener, serve: S) -> Result<Origin>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+    S: Fn(Exchange) -> F + Clone + Send + 'static,
+{
+    Origin::accepting(listener, move |stream| serve_connection(stream, serve.clone()))
 }

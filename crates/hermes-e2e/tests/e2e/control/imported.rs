@@ -9,8 +9,8 @@ use rcgen::{
     SanType, date_time_ymd,
 };
 
-use crate::control::rotation::trusted;
 use hermes_testkit::control::Desk;
+use hermes_testkit::control::trusted;
 use hermes_testkit::control::{Bed, until};
 
 /// What an organisation has.

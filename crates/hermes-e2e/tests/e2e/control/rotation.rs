@@ -11,7 +11,7 @@ use hermes_testkit::traffic::{Traffic, Way};
 use serde_json::Value;
 
 use hermes_testkit::control::Steady;
-use hermes_testkit::control::{Bed, sigkill, until};
+use hermes_testkit::control::{Bed, sigkill, trusted, until};
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -25,15 +25,6 @@ fn are_there(bed: &Bed, nodes: usize) -> bool {
     let all = shown["nodes"].as_array().unwrap();
     let is_there = |node: &&Value| node["lacks"] == "" && node["connected"] == true && node["current"] == true;
     shown["stage"] == "leaving" && all.iter().filter(is_there).count() == nodes
-}
-
-/// How many authorities the node trusts, as its file says; and whether its certificate is by one of them.
-pub(crate) fn trusted(directory: &Path) -> (usize, bool) {
-    let text = std::fs::read_to_string(directory.join("ca.pem")).unwrap();
-    let leaf = directory.join("node.pem");
-    let mut verify = Command::new("openssl");
-    verify.arg("verify").arg("-CAfile").arg(directory.join("ca.pem")).arg("-untrusted").arg(&leaf).arg(&leaf);
-    (text.matches("BEGIN CERTIFICATE").count(), verify.output().unwrap().status.success())
 }
 
 /// A bed with two nodes that run, and what carries a tunnel's bytes back.

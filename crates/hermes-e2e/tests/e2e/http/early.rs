@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use h2::Reason;
 use hermes_testkit::frames::{Frame, Frames, kind};
-use hermes_testkit::multiplex::{self, Exchange, receive, send_all};
+use hermes_testkit::multiplex::{Exchange, receive, send_all};
 use hermes_testkit::origin::Origin;
 use hermes_testkit::overlay::{Node, Overlay, PATIENCE};
 use http::Response;
@@ -50,7 +50,7 @@ async fn hear_then_echo(mut exchange: Exchange, heard: impl FnOnce(Bytes)) -> st
 /// A node that hears before it answers, and what it heard.
 async fn hearing() -> (Origin, Seen<Bytes>) {
     let (heard, hears) = seen();
-    let origin = multiplex::origin(listener().await, move |exchange| {
+    let origin = hermes_testkit::origin::scripted::h2_on(listener().await, move |exchange| {
         let heard = heard.clone();
         hear_then_echo(exchange, move |first| drop(heard.send(first)))
     });
@@ -94,12 +94,12 @@ async fn a_node_hears_datagrams_before_it_answers() {
 
 #[tokio::test]
 async fn an_endpoint_that_refuses_the_stream_is_followed_by_one_that_hears_the_same() {
-    let refuses = multiplex::origin(listener().await, |mut exchange| async move {
+    let refuses = hermes_testkit::origin::scripted::h2_on(listener().await, |mut exchange| async move {
         receive(exchange.request.body_mut()).await?;
         exchange.respond.send_reset(Reason::REFUSED_STREAM);
         Ok(())
     });
-    let serves = multiplex::origin(listener().await, |exchange| hear_then_echo(exchange, drop));
+    let serves = hermes_testkit::origin::scripted::h2_on(listener().await, |exchange| hear_then_echo(exchange, drop));
     let overlay = overlay();
     let (refuses, serves) = (refuses.unwrap(), serves.unwrap());
     let node = edge(&overlay, true, &[refuses.address(), serves.address()]).await;
@@ -115,7 +115,7 @@ async fn an_endpoint_that_refuses_the_stream_is_followed_by_one_that_hears_the_s
 #[tokio::test]
 async fn who_is_no_node_hears_nothing_before_its_answer() {
     let (answered, mut answers) = seen();
-    let origin = multiplex::origin(listener().await, move |mut exchange| {
+    let origin = hermes_testkit::origin::scripted::h2_on(listener().await, move |mut exchange| {
         let answered = answered.clone();
         async move {
             let early = tokio::time::timeout(std::time::Duration::from_millis(200), exchange.request.body_mut().data());
@@ -142,7 +142,7 @@ async fn hear_after(mut exchange: Exchange) -> std::io::Result<()> {
 #[tokio::test]
 async fn what_a_client_sends_early_is_bounded() {
     let (heard, mut hears) = seen();
-    let origin = multiplex::origin(listener().await, move |mut exchange| {
+    let origin = hermes_testkit::origin::scripted::h2_on(listener().await, move |mut exchange| {
         let heard = heard.clone();
         async move {
             // Never answers; hears until nothing more comes.

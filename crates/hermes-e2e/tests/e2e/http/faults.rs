@@ -23,7 +23,7 @@ async fn h2_origin<F>(serve: impl Fn(multiplex::Exchange) -> F + Clone + Send + 
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
 {
-    multiplex::origin(TcpListener::bind("127.0.0.1:0").await.unwrap(), serve).unwrap()
+    scripted::h2_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), serve).unwrap()
 }
 
 /// Waits until a session has received so many bytes.

@@ -425,7 +425,7 @@ async fn an_envoy_follows_another_authority() {
         assert!(requests < 1000, "{}", mixed.bed.told(&["authority", "show"], ""));
     }
     let ingress = mixed.bed.state("ingress");
-    until("it trusts one", || crate::control::rotation::trusted(&ingress) == (1, true)).await;
+    until("it trusts one", || hermes_testkit::control::trusted(&ingress) == (1, true)).await;
     mixed.bed.until_answers("APP", "one").await;
     // Who connects anew finds what is valid now.
     for name in ["laptop", "server"] {

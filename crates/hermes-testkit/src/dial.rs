@@ -1,0 +1,49 @@
+//! Addresses that clients of a test connect to, with the TLS settings and the header fields for them.
+//!
+//! In: an address, perhaps a CA and an identity. Out: a value that [`crate::door`] and [`crate::h3`] connect to.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::ca::Identity;
+
+/// The name that nodes of a test carry in their certificates beside their URIs, for clients that verify names.
+pub const NODE_NAME: &str = "node.test";
+
+/// A listener of a node.
+#[derive(Debug, Clone)]
+pub struct Door {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// TLS: what is trusted (PEM), and who we are.
+    pub tls: Option<(String, Option<Identity>)>,
+    /// Fields that each request gets, as lines without line ends.
+    pub fields: Vec<(String, String)>,
+    /// From where clients of QUIC come; `None`: wherever the kernel has them come from.
+    pub from: Option<IpAddr>,
+}
+
+impl Door {
+    /// The same for clients of QUIC from this address.
+    #[must_use]
+    pub fn from(mut self, address: impl Into<IpAddr>) -> Self {
+        self.from = Some(address.into());
+        self
+    }
+
+    /// In the clear.
+    pub fn plain(address: SocketAddr) -> Self {
+        Self { address, tls: None, fields: Vec::new(), from: None }
+    }
+
+    /// By TLS.
+    pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
+        Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new(), from: None }
+    }
+
+    /// With another field in each request.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.fields.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}
