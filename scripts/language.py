@@ -208,6 +208,9 @@ def offences(texts):
 
 
 def is_fragment(text):
+    if text.startswith("In: "):
+        # The prescribed form of a file header.
+        return False
     first = next(iter(sentences(text)), "")
     if not FRAGMENT.match(first):
         return False
