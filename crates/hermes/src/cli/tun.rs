@@ -83,7 +83,7 @@ mod tests {
             assert!(target(bad).is_err(), "{bad}");
         }
         let refusal = |text: &str| target(text).unwrap_err().to_string();
-        assert!(refusal("10.10.0.1/16=127.0.0.1:1").contains("write 10.10.0.0/16 or 10.10.0.1/32"));
+        assert!(refusal("10.10.0.1/16=127.0.0.1:1").contains("use 10.10.0.0/16 or 10.10.0.1/32"));
         assert!(refusal("127.0.0.0/8=192.0.2.1:1").contains("127.0.0.0/8 is loopback"));
     }
 
@@ -91,7 +91,7 @@ mod tests {
     fn an_address_is_the_devices_own() {
         assert_eq!(address("10.20.0.2").unwrap(), address("10.20.0.2/32").unwrap());
         let refused = address("10.20.0.2/24").unwrap_err();
-        assert!(refused.contains("a whole network; write the device's own address, 10.20.0.2"), "{refused}");
-        assert!(address("ten").unwrap_err().contains("no address"));
+        assert!(refused.contains("a network; use the device's own address, 10.20.0.2"), "{refused}");
+        assert!(address("ten").unwrap_err().contains("invalid IP address"));
     }
 }

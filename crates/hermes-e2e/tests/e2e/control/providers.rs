@@ -48,11 +48,11 @@ async fn a_providers_administrator_has_what_is_its_own() {
             "acme may have 1 services",
         ),
         (&["apply", "-f", "-"], "{kind: Group, provider: acme, name: all, users: [bob]}", "there is no user bob"),
-        (&["operator", "create", "--name", "eve", "-o", "/nowhere"], "", "makes no operator/eve"),
+        (&["operator", "create", "--name", "eve", "-o", "/nowhere"], "", "may not create operator/eve"),
         (
             &["operator", "create", "--name", "eve", "--provider", "bella", "-o", "/nowhere"],
             "",
-            "makes no provider/bella/eve",
+            "may not create provider/bella/eve",
         ),
     ] {
         let output = acme(args, input);
@@ -96,7 +96,7 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
     assert!(seen.contains("joe") && !seen.contains("bella") && !seen.contains("root"), "{seen}");
     for (args, words) in [
         (&["operator", "remove", "joe"][..], "joe is the caller"),
-        (&["operator", "remove", "joe", "--provider", "bella"], "dismisses no provider/bella/joe"),
+        (&["operator", "remove", "joe", "--provider", "bella"], "may not dismiss provider/bella/joe"),
         (&["operator", "remove", "root"], "there is no operator root"),
     ] {
         let said = text(acme(args, ""));

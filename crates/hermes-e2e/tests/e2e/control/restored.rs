@@ -128,7 +128,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     // A token from before the restore is void: it may have been used.
     let _ = unused;
     let log = audit(&bed.state("controller"));
-    assert!(log.contains("node d0 is revoked, as node server knows"), "{log}");
+    assert!(log.contains("node d0 is revoked, as reported by node server"), "{log}");
     assert!(log.contains("has run revision"), "what is lost is said: {log}");
     // A revoked node returns with a new token, as always.
     std::fs::remove_dir_all(bed.state("d0")).unwrap();

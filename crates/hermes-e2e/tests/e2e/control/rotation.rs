@@ -156,7 +156,7 @@ async fn who_was_away_all_the_time_comes_back() {
     assert!(said.contains("node laptop is disconnected, and may have a certificate of the old CA"), "{said}");
     assert!(!said.contains("node server"), "{said}");
     let shown = bed.told(&["authority", "show"], "");
-    assert!(shown.contains("node laptop is away") && shown.contains("node server is there"), "{shown}");
+    assert!(shown.contains("node laptop is disconnected") && shown.contains("node server is there"), "{shown}");
     bed.told(&["authority", "finish", "--force"], "");
     until("the server trusts one", || trusted(&bed.state("server")) == (1, true)).await;
     let _laptop = bed.node("laptop", None);

@@ -48,7 +48,10 @@ async fn of_two_services_with_one_authority_the_narrower_audience_wins() {
     for audience in ["everyone", "{users: [ann, bob]}"] {
         let both = service("a-shop", 7001, audience) + &service("shop-canary", 7002, audience);
         let said = bed.refused(&["apply", "-f", "-"], &documents(&bed, &both));
-        assert!(said.contains("a-shop") && said.contains("shop-canary") && said.contains("as wide"), "{said}");
+        assert!(
+            said.contains("a-shop") && said.contains("shop-canary") && said.contains("audience of the same size"),
+            "{said}"
+        );
         let file = bed.state("both.yaml");
         std::fs::write(&file, documents(&bed, &both)).unwrap();
         let said = bed.hermes(&["check", file.to_str().unwrap()], "");

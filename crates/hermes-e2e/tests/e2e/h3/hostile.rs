@@ -71,8 +71,10 @@ async fn sections_that_swell_are_refused_before_they_have_swollen() {
         let mut streams = Vec::new();
         for _ in 0..100 {
             let (mut send, recv) = connection.open().await.unwrap();
-            send.bytes(bomb(60_000)).await.unwrap();
-            send.finish().unwrap();
+            // The node may refuse the section, and stop reading, before all of it has come.
+            if send.bytes(bomb(60_000)).await.is_ok() {
+                let _ = send.finish();
+            }
             streams.push(recv);
         }
         for mut recv in streams {
