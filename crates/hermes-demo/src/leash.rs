@@ -1,8 +1,8 @@
 //! The leash of a demo's child processes: they end when the demo does, even if it is killed.
 //!
-//! In: the demo's pid and a command line. Out: that command, in the place of this process.
-//! A process may ask the kernel to be told of its parent's death, and that wish outlives `exec`;
-//! asking from the parent's side would need code between fork and exec, which is unsafe.
+//! In: the demo's pid and a command line. Out: this process becomes that command. A process may ask the kernel for a
+//! signal at its parent's death (`PR_SET_PDEATHSIG`), and the request survives `exec`. A request from the parent's side
+//! would need code between fork and exec, which is unsafe.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -36,7 +36,7 @@ pub(crate) fn leashed<S: AsRef<OsStr>>(command: &[S]) -> anyhow::Result<Command>
 pub(crate) fn exec(parent: i32, command: &[OsString]) -> anyhow::Result<Infallible> {
     let (program, arguments) = command.split_first().context("leash: no command was given")?;
     prctl::set_pdeathsig(Signal::SIGTERM).context("leash")?;
-    // Before the wish was made nobody would have told us.
+    // A parent that died before the request was made causes no signal, so it is checked afterwards.
     ensure!(nix::unistd::getppid().as_raw() == parent, "leash: process {parent} is not the parent");
     let error = Command::new(program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
