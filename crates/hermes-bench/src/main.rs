@@ -1,8 +1,8 @@
 //! `hermes-bench`: measures Hermes beside Envoy, HAProxy, nginx and no proxy at all.
 //!
-//! In: which benchmarks, where the `hermes` binary is, where results go. Out: a JSON file a benchmark with every
-//! round in it, a Markdown table and a picture of Figure 10. Progress goes to standard error. It measures only what
-//! it has started itself, in namespaces of its own; a contender that is missing is left out loudly.
+//! In: the benchmarks to run, the path of the `hermes` binary, the output directory. Out: one JSON file per benchmark
+//! with every round, a Markdown table and a picture of Figure 10. Progress goes to standard error. The program measures
+//! only processes that it started itself, in its own namespaces; a missing contender is skipped with a message.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -68,7 +68,7 @@ enum Command {
     },
 }
 
-/// What every benchmark takes.
+/// The options of every benchmark.
 #[derive(Debug, Clone, Args)]
 struct Options {
     /// Where JSON, table and picture go.
