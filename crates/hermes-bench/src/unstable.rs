@@ -20,7 +20,8 @@ const LINKS: u32 = 3;
 /// The object sizes: 45 KB, 500 KB, 1 MB and 5 MB, binary.
 const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
 const MANY: usize = 100;
-/// Links that are up a tenth of the time, for how long in the mean, and which times those are.
+/// The eight random links: their number, their mean up time (each is up a tenth of the time), and the seed of the
+/// times.
 const EIGHT: usize = 8;
 const UP: Duration = Duration::from_millis(300);
 const SEED: u64 = 8;
