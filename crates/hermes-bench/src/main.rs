@@ -71,13 +71,13 @@ enum Command {
 /// The options of every benchmark.
 #[derive(Debug, Clone, Args)]
 struct Options {
-    /// Where JSON, table and picture go.
+    /// Directory of JSON, table and picture.
     #[arg(long, default_value = "bench/results")]
     out: PathBuf,
     /// The binary to measure.
     #[arg(long, default_value = "target/release/hermes")]
     hermes: PathBuf,
-    /// Few and short rounds: to see that it works, not to quote.
+    /// Few and short rounds: a test of the benchmark, not for publication.
     #[arg(long)]
     quick: bool,
     /// Rounds, instead of the benchmark's own number.

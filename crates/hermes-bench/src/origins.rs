@@ -28,7 +28,7 @@ pub(crate) struct OriginArgs {
     /// Certificate (PEM) of the TLS origin.
     #[arg(long)]
     cert: PathBuf,
-    /// Its key (PEM).
+    /// The certificate's private key (PEM).
     #[arg(long)]
     key: PathBuf,
 }

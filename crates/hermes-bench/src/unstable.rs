@@ -31,7 +31,7 @@ const BEACON: Duration = Duration::from_millis(20);
 /// The options of the benchmark.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UnstableOptions {
-    /// Where the JSON goes.
+    /// Path of the JSON file.
     #[arg(long, default_value = "bench/results")]
     out: PathBuf,
     /// The binary to measure.
@@ -43,7 +43,7 @@ pub(crate) struct UnstableOptions {
     /// Only cases whose name has this in it.
     #[arg(long)]
     only: Option<String>,
-    /// What custody costs where nothing stands in the way, instead: rounds with it and without, in turns.
+    /// Measure the cost of custody on good links instead: rounds with and without it, in turns.
     #[arg(long)]
     good: bool,
 }

@@ -18,7 +18,7 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// The prefix of its namespaces and of its directory.
     pub(super) prefix: &'static str,
-    /// The purpose of the TUN/TAP devices that the case creates; `None` if it needs none.
+    /// The kind of devices that the case creates, such as TUN; `None` if it needs none.
     pub(super) devices: Option<&'static str>,
     /// Programs required besides Hermes: the name, the argument that proves it is installed, and its package.
     pub(super) programs: &'static [(&'static str, &'static str, &'static str)],

@@ -46,7 +46,7 @@ impl Client {
     /// Connects and speaks HTTP.
     ///
     /// # Errors
-    /// Nobody listens at the address.
+    /// The connection fails.
     pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;

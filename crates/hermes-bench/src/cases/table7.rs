@@ -1,8 +1,8 @@
 //! Table VII of the first paper: echoes to a server on another continent and to one nearby.
 //!
-//! In: a session. Out: samples `table7-poland` and `table7-us`: the bare path, tunnels without HTTP from the user to
-//! the server (IP in UDP as in the paper, and wireguard-go), and the overlay, whose ingress is next to the server. The
-//! delay is the paper's round-trip time.
+//! In: a session. Out: samples `table7-poland` and `table7-us`. They cover the bare path, tunnels without HTTP from the
+//! user to the server (IP in UDP as in the paper, and wireguard-go), and the overlay. The overlay's ingress is next to
+//! the server. The delay is the paper's round-trip time.
 
 use std::time::Duration;
 

@@ -77,7 +77,7 @@ impl Typist {
     /// Connects and starts to type.
     ///
     /// # Errors
-    /// Nobody listens at the address.
+    /// The connection fails.
     pub(super) async fn begin(place: &Place, shell: SocketAddr) -> anyhow::Result<Self> {
         let stream = timeout(PATIENCE, place.tcp()?.connect(shell)).await;
         let stream = stream.context("no answer")?.with_context(|| format!("cannot connect to {shell}"))?;

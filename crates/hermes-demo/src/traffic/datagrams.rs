@@ -40,7 +40,7 @@ pub(super) async fn echo(call: SocketAddr, number: u64) -> anyhow::Result<Tally>
     Ok(tally)
 }
 
-/// Keeps a window of datagrams under way until each came back once.
+/// Keeps a window of datagrams in flight until each came back once.
 async fn rally(socket: &UdpSocket, mut seeds: std::ops::Range<u64>, tally: &mut Tally) -> anyhow::Result<()> {
     let mut under_way: HashMap<u64, Bytes> = HashMap::new();
     let mut room = [0; BYTES + 1];
