@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 
-/// The verb under `hermes demo` that runs [`exec`]. Hidden: nobody types it.
+/// The hidden subcommand of `hermes demo` that runs [`exec`].
 pub(crate) const VERB: &str = "leash";
 
 /// A command line that runs `command` on the leash of this process.
@@ -32,7 +32,7 @@ pub(crate) fn leashed<S: AsRef<OsStr>>(command: &[S]) -> anyhow::Result<Command>
 /// Becomes `command`, and ends by SIGTERM when the process `parent` ends.
 ///
 /// # Errors
-/// The command cannot be run, or the parent is gone already.
+/// The command cannot be run, or the parent has exited already.
 pub(crate) fn exec(parent: i32, command: &[OsString]) -> anyhow::Result<Infallible> {
     let (program, arguments) = command.split_first().context("leash: no command was given")?;
     prctl::set_pdeathsig(Signal::SIGTERM).context("leash")?;

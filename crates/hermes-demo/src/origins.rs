@@ -1,4 +1,4 @@
-//! The services that a demo's overlay leads to: they know nothing of Hermes.
+//! The services of a demo's overlay, which do not depend on Hermes.
 //!
 //! In: loopback. Out: two web servers that differ in their name, one of TLS, an echo over TCP and
 //! one over UDP, all in this process, each on a port that the kernel chose.

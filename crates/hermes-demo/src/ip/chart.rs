@@ -33,7 +33,7 @@ impl Field {
     }
 }
 
-/// Draws it.
+/// Draws the chart.
 pub(super) fn of(paint: Paint, played: &Played) -> String {
     let Some(end) = played.windows.last().map(|window| window.to) else { return String::new() };
     let whole = (end - played.begun).as_secs_f64();

@@ -81,7 +81,7 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// Makes it.
+    /// Creates the network.
     ///
     /// # Errors
     /// Returns iproute2's error, or the reason why no TUN device is available.

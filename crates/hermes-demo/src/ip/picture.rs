@@ -19,7 +19,7 @@ const STEP_MS: usize = 50;
 const LABEL: f64 = 44.0;
 const USERS: [(&str, &str); 2] = [("alice", "#1d4ed8"), ("bob", "#15803d")];
 
-/// Draws it.
+/// Draws the picture.
 pub(super) fn svg(played: &Played) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \

@@ -59,7 +59,7 @@ struct Missing {
     why: String,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     protocol: Protocol,

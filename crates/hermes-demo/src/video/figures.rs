@@ -75,7 +75,7 @@ struct Line {
     paper: Option<Paper>,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     runs: usize,
