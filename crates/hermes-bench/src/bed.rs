@@ -1,7 +1,7 @@
-//! The test bed: namespaces, certificates, origins, and a way to put loads on what stands between.
+//! The test bed: namespaces, certificates, origins, and functions that put a load on a path.
 //!
-//! In: which kind of bed. Out: [`Bed`], which makes plans for contenders and measures chains. All of it is gone when
-//! the bed is dropped.
+//! In: the kind of bed. Out: [`Bed`], which makes plans for contenders and measures chains. Dropping the bed removes
+//! everything.
 
 use std::{
     cell::Cell,
@@ -29,16 +29,16 @@ use crate::{
     settings::{PAYLOAD, PYTHON_BACKLOG, RTT_MS},
 };
 
-/// Listening ports are below the ephemeral ones, so that no client takes a proxy's.
+/// The first listening port. The ports are below the ephemeral range, so that no client takes a proxy's.
 const FIRST_PORT: u16 = 2000;
 const EPHEMERAL: &str = "10000 65000";
 /// The ends of the delayed link.
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-/// Longest load: a burst that waits out its patience, and then some.
+/// The limit of the longest load: a burst that waits for its timeout, with a margin.
 const LOAD: Duration = Duration::from_secs(120);
 
-/// What stands around a measurement.
+/// The environment of a measurement.
 pub(crate) struct Bed {
     // Order matters: fields are dropped from the first to the last.
     origin: Running,
@@ -53,21 +53,21 @@ pub(crate) struct Bed {
     dir: PathBuf,
 }
 
-/// What a load came to, with the CPU time sorted out.
+/// The result of a load, with the CPU time by process group.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// As the load tells it.
+    /// The outcome that the load reports.
     pub(crate) outcome: Outcome,
     /// CPU seconds of all proxies of the chain.
     pub(crate) proxies: f64,
     /// CPU seconds of the origins.
     pub(crate) origin: f64,
-    /// How fast the machine was just before: see [`machine::work_ms`].
+    /// The speed of the machine just before: see [`machine::work_ms`].
     pub(crate) work_ms: f64,
 }
 
 impl Bed {
-    /// Everything in one namespace, over its loopback. `pinned`: proxies and load on different cores.
+    /// All processes in one namespace, over its loopback. With `pinned`, proxies and load use different cores.
     pub(crate) fn loopback(dir: &Path, pinned: bool) -> Result<Self> {
         let cores = if pinned { machine::Cores::apart()? } else { machine::Cores::default() };
         let dir = made(&dir.join(if pinned { "pinned" } else { "free" }))?;
@@ -77,7 +77,7 @@ impl Bed {
         Self::around(origin, None, near, None, identities, cores, dir)
     }
 
-    /// Two namespaces with a delayed link between, and the paper's Python server at the far end.
+    /// Two namespaces connected by a delayed link, and the paper's Python server at the far end.
     pub(crate) fn delayed(dir: &Path) -> Result<Self> {
         let dir = made(&dir.join("delayed"))?;
         let (near, far) = (namespace()?, namespace()?);
@@ -114,7 +114,7 @@ impl Bed {
         Ok(Self { origin, link, near, far, origins, identities, cores, next_port, next_chain: Cell::new(0), dir })
     }
 
-    /// Starts a contender's path. `None` when it has none of this kind.
+    /// Starts a contender's path. `None` if the contender does not support this kind.
     pub(crate) fn start(&self, contender: &dyn Contender, shape: Shape, security: Security) -> Result<Option<Chain>> {
         let number = self.next_chain.replace(self.next_chain.get() + 1);
         let dir = made(&self.dir.join(format!("{number:03}-{}-{}", contender.name(), security.name())))?;
@@ -133,14 +133,14 @@ impl Bed {
         contender.start(&plan).with_context(|| format!("starting {}; see {}", contender.name(), dir.display()))
     }
 
-    /// Puts a load on a path and waits for what comes of it.
+    /// Puts a load on a path and waits for the result.
     pub(crate) fn measure(&self, chain: &Chain, load: Load) -> Result<Measured> {
         let (outcome, work_ms) = under(&self.load_program("load", &load, chain)?)?;
         chain.trim_logs();
         Ok(self.sorted(outcome, work_ms))
     }
 
-    /// Puts idle clients on a path, calls `look` while they are there, and lets them go.
+    /// Opens idle clients on a path, calls `look` while they are connected, and closes them.
     pub(crate) fn while_idle<T>(
         &self,
         chain: &Chain,
@@ -157,17 +157,17 @@ impl Bed {
         Ok((seen, self.sorted(outcome, work_ms)))
     }
 
-    /// Where TLS clients find the CA.
+    /// The CA file for TLS clients.
     pub(crate) fn ca(&self) -> &Path {
         &self.identities[0].ca
     }
 
-    /// Where the load opens its sinks: TCP, UDP.
+    /// The addresses at which the load opens its sinks: TCP, UDP.
     pub(crate) fn sinks(&self) -> (SocketAddr, SocketAddr) {
         (self.origins.sink, self.origins.flood)
     }
 
-    /// Frames that the delayed link has delivered and dropped.
+    /// The number of frames that the delayed link delivered and dropped.
     pub(crate) fn frames(&self) -> Option<(u64, u64)> {
         let link = self.link.as_ref()?;
         Some((link::arrived(link), link::overflown(link)))
@@ -180,7 +180,7 @@ impl Bed {
         Ok(program.within(Some(&self.near)).on_cpus(&self.cores.load))
     }
 
-    /// The origin was watched last, the proxies before it.
+    /// The last watched process is the origin; the proxies precede it.
     fn sorted(&self, mut outcome: Outcome, work_ms: f64) -> Measured {
         let origin = outcome.watched_cpu.pop().unwrap_or_default();
         Measured { proxies: outcome.watched_cpu.iter().fold(0.0, |sum, cpu| sum + cpu), origin, work_ms, outcome }
@@ -189,7 +189,7 @@ impl Bed {
     fn ports(&self) -> Ports {
         let next = || {
             let port = self.next_port.get();
-            // The namespace is ours alone and old chains have ended, so that numbers may come round again.
+            // Ports may repeat: the namespace belongs to this bed alone, and old chains have ended.
             self.next_port.set(if port < 9990 { port + 1 } else { FIRST_PORT + 2 });
             port
         };
@@ -206,18 +206,18 @@ impl Bed {
     }
 }
 
-/// The process that does a task.
+/// The process that runs a task.
 pub(crate) fn load_program(name: &str, task: Task, dir: &Path) -> Result<Program> {
     let task = serde_json::to_string(&task)?;
     let binary = std::env::current_exe().context("where this program is")?;
     Ok(Program::new(name, binary, dir).args(["load", &task]))
 }
 
-/// Runs a load's process to its end: the outcome, and how fast the machine was just before.
+/// Runs a load's process to its end. Returns the outcome, and the speed of the machine just before.
 pub(crate) fn under(program: &Program) -> Result<(Outcome, f64)> {
     let work_ms = machine::work_ms();
     let output = program.start()?.wait_output(LOAD)?;
-    // An idle load prints `ready` before; the outcome is the last line.
+    // The outcome is the last line; an idle load prints `ready` before it.
     Ok((serde_json::from_str(output.lines().last().unwrap_or_default())?, work_ms))
 }
 
@@ -233,7 +233,7 @@ pub(crate) fn made(dir: &Path) -> Result<PathBuf> {
     Ok(dir.to_owned())
 }
 
-/// Identities of both proxies; the TLS origin's lies beside them.
+/// The identities of both proxies; the TLS origin's is in the same directory.
 fn identities(dir: &Path, address: IpAddr) -> Result<[IdentityFiles; 2]> {
     let ca = Authority::new("bench")?;
     ca.issue(&Subject::server(SECURE_NAME).with_address(address))?.write(dir, "origin")?;

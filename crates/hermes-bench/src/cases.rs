@@ -1,6 +1,6 @@
 //! The benchmarks themselves.
 //!
-//! In: a [`Session`]. Out: samples. Contenders take turns within a round, so that what disturbs the machine disturbs
+//! In: a [`Session`]. Out: samples. Contenders take turns within a round, so that a disturbance of the machine affects
 //! all of them.
 
 use std::path::Path;
@@ -25,25 +25,25 @@ pub(crate) mod table7;
 pub(crate) mod throughput;
 pub(crate) mod tunnels;
 
-/// What a benchmark works with.
+/// The context of a benchmark.
 pub(crate) struct Session<'a> {
-    /// Who takes part.
+    /// The contenders that take part.
     pub(crate) contenders: Vec<&'a dyn Contender>,
-    /// How long and how often.
+    /// The durations and counts.
     pub(crate) settings: &'a Settings,
-    /// For configurations and logs.
+    /// The directory for configurations and logs.
     pub(crate) dir: &'a Path,
-    /// What carries IP.
+    /// The programs that carry IP.
     pub(crate) programs: &'a Programs,
-    /// Only these contenders; empty is all.
+    /// A filter by contender; empty selects all.
     pub(crate) only: &'a [String],
-    /// What was measured so far.
+    /// The samples measured so far.
     pub(crate) samples: Vec<Sample>,
 }
 
 impl Session<'_> {
-    /// Those of the ways of layer 3 that take part. `hermes` stands for all of its versions; the bare path is always
-    /// there, as what the others are compared with.
+    /// The selected ways of layer 3. `hermes` stands for all of its versions; the bare path is always included as the
+    /// reference.
     fn ways(&self, ways: &[Way]) -> Vec<Way> {
         let wanted = |way: &Way| {
             let name = way.name();
@@ -52,7 +52,7 @@ impl Session<'_> {
         ways.iter().copied().filter(wanted).collect()
     }
 
-    /// Starts everybody's path; those who have none of this kind are left out.
+    /// Starts every contender's path; contenders without a path of this kind are skipped.
     fn start_all(&self, bed: &Bed, shape: Shape, security: Security) -> Result<Vec<Chain>> {
         let mut chains = Vec::new();
         for contender in &self.contenders {
@@ -61,7 +61,7 @@ impl Session<'_> {
         Ok(chains)
     }
 
-    /// Measures and puts the result on record.
+    /// Measures and records the result.
     fn record(
         &mut self,
         (bed, chain): (&Bed, &Chain),
@@ -77,12 +77,12 @@ impl Session<'_> {
     }
 }
 
-/// Everybody once, each round beginning with another, so that nobody always follows the same neighbour.
+/// All chains once. Each round starts with another chain, so that no chain always follows the same one.
 fn in_turn(chains: &[Chain], round: usize) -> impl Iterator<Item = &Chain> {
     chains.iter().cycle().skip(round).take(chains.len())
 }
 
-/// Says what is going on.
+/// Prints progress.
 fn progress(text: &str) {
     eprintln!("[{:>7.1} s] {text}", crate::run::since_start().as_secs_f64());
 }

@@ -1,6 +1,6 @@
-//! Words of the benchmark: what is measured through what.
+//! The vocabulary of the benchmark: cases, path shapes and running chains.
 //!
-//! In: nothing. Out: the four cases of the paper, the shapes of a path, and a running [`Chain`] with its entrances.
+//! In: nothing. Out: the four cases of the paper, the shapes of a path, and a running [`Chain`] with its listeners.
 
 use std::{
     fs::OpenOptions,
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::PAYLOAD;
 
-/// Names by which origins are asked for through proxies; no DNS knows them.
+/// The name of the HTTP origin in requests through proxies. The names below are not in any DNS.
 pub(crate) const WEB: &str = "web.bench";
-/// The TLS origin, as CONNECT names it.
+/// The authority of the TLS origin in CONNECT.
 pub(crate) const SECURE: &str = "secure.bench:443";
 /// The name in the TLS origin's certificate.
 pub(crate) const SECURE_NAME: &str = "secure.bench";
@@ -47,16 +47,16 @@ pub(crate) enum Case {
     Udp,
 }
 
-/// How many proxies stand in the way.
+/// The number of proxies on the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// Client, proxy, origin.
     OneHop,
-    /// Client, proxy, proxy, origin: the paper's.
+    /// Client, proxy, proxy, origin: the paper's shape.
     TwoHops,
 }
 
-/// What proxies speak to each other.
+/// The protocol between proxies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Security {
@@ -64,27 +64,27 @@ pub(crate) enum Security {
     Plain,
     /// HTTP/2 over mutual TLS.
     Mtls,
-    /// HTTP/3. Envoy asks no client over QUIC for a certificate.
+    /// HTTP/3. Envoy does not request a client certificate over QUIC.
     Quic,
 }
 
-/// Where a proxy, or an origin, stands.
+/// The location of a proxy or an origin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
-    /// The namespace; `None` is the one that the benchmark was started in.
+    /// The namespace; `None` is the one in which the benchmark was started.
     pub(crate) namespace: Option<&'a Namespace>,
-    /// Its address towards the other place.
+    /// The address towards the other end.
     pub(crate) address: Ipv4Addr,
-    /// Cores to run on; empty is any.
+    /// The cores to run on; empty allows all.
     pub(crate) cpus: &'a [usize],
 }
 
-/// Where the origins are, and where the load's process will open its sinks.
+/// The addresses of the origins, and those at which the load's process opens its sinks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origins {
     /// HTTP/1.1.
     pub(crate) http: SocketAddr,
-    /// HTTP/2 by prior knowledge. `None` where there is none.
+    /// HTTP/2 by prior knowledge. `None` if no such origin exists.
     pub(crate) http2: Option<SocketAddr>,
     /// HTTP/1.1 over TLS.
     pub(crate) secure: SocketAddr,
@@ -101,21 +101,21 @@ pub(crate) struct Origins {
 /// Everything that a contender needs to build a path.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan<'a> {
-    /// How many proxies.
+    /// The number of proxies.
     pub(crate) shape: Shape,
-    /// What they speak to each other.
+    /// The protocol between the proxies.
     pub(crate) security: Security,
     /// The client's side.
     pub(crate) near: Place<'a>,
     /// The origin's side.
     pub(crate) far: Place<'a>,
-    /// What is behind.
+    /// The addresses of the origins.
     pub(crate) origins: &'a Origins,
     /// Identities of the near and the far proxy.
     pub(crate) identities: &'a [IdentityFiles; 2],
-    /// Ports that nobody else uses, for this path.
+    /// Ports reserved for this path.
     pub(crate) ports: Ports,
-    /// Directory for configurations and logs, of this path alone.
+    /// The directory for configurations and logs of this path alone.
     pub(crate) dir: &'a std::path::Path,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct Ports {
     /// HTTP/1.1, with CONNECT.
     pub(crate) http: u16,
-    /// HTTP/2 in the clear, where that is another port.
+    /// HTTP/2 in the clear, if it uses another port.
     pub(crate) http2: u16,
     /// TCP to the echo.
     pub(crate) tcp: u16,
@@ -136,11 +136,11 @@ pub(crate) struct Ports {
     pub(crate) flood: u16,
     /// Between the proxies.
     pub(crate) link: u16,
-    /// Admin of the near and the far proxy.
+    /// Admin ports of the near and the far proxy.
     pub(crate) admin: [u16; 2],
 }
 
-/// Where clients go in. What a contender cannot carry is `None`.
+/// The listeners for clients; `None` if the contender does not support the protocol.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entrances {
     /// HTTP/1.1.
@@ -161,24 +161,24 @@ pub(crate) struct Entrances {
     pub(crate) flood: Option<SocketAddr>,
 }
 
-/// A path that is up. Dropping it ends its proxies.
+/// A running path. Dropping it ends its proxies.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    /// Whose it is.
+    /// The name of the contender.
     pub(crate) contender: &'static str,
-    /// Where clients go in.
+    /// The listeners for clients.
     pub(crate) entrances: Entrances,
-    /// The proxies, near before far. Empty for the direct way.
+    /// The proxies, near before far. Empty for the direct path.
     pub(crate) programs: Vec<Running>,
-    /// Access logs beside the programs' own output.
+    /// Access logs that are separate from the programs' output.
     pub(crate) logs: Vec<PathBuf>,
 }
 
 impl Case {
-    /// All of them, in the paper's order.
+    /// All cases, in the paper's order.
     pub(crate) const ALL: [Self; 4] = [Self::Http, Self::Connect, Self::Tcp, Self::Udp];
 
-    /// What the paper calls it.
+    /// The paper's name for the case.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Http => "HTTP proxying",
@@ -188,7 +188,7 @@ impl Case {
         }
     }
 
-    /// As in result files.
+    /// The name in result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -200,10 +200,10 @@ impl Case {
 }
 
 impl Security {
-    /// Those over TCP.
+    /// The variants over TCP.
     pub(crate) const BOTH: [Self; 2] = [Self::Plain, Self::Mtls];
 
-    /// As in result files.
+    /// The name in result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -214,14 +214,14 @@ impl Security {
 }
 
 impl Plan<'_> {
-    /// Where the far proxy listens for the near one.
+    /// The address at which the far proxy listens for the near one.
     pub(crate) fn link(&self) -> Port {
         if self.security == Security::Quic { Port::Udp(self.ports.link) } else { Port::Tcp(self.ports.link) }
     }
 }
 
 impl Entrances {
-    /// What one client of `case` does here; `None` when this way does not carry it.
+    /// The exchange of one client of `case`; `None` if this path does not support it.
     pub(crate) fn exchange(&self, case: Case, ca: &std::path::Path) -> Option<Exchange> {
         let length = PAYLOAD;
         Some(match case {
@@ -245,7 +245,7 @@ impl Chain {
         self.programs.iter().map(Running::pid).collect()
     }
 
-    /// Cuts the logs to nothing, so that hours of requests do not fill the disk. They are opened for appending.
+    /// Truncates the logs, so that hours of requests do not fill the disk. The proxies opened them for appending.
     pub(crate) fn trim_logs(&self) {
         let own = self.programs.iter().flat_map(|p| [p.stdout(), p.stderr()]);
         for path in own.chain(self.logs.iter().map(PathBuf::as_path)) {

@@ -1,8 +1,7 @@
-//! Contenders: what can stand between client and origin.
+//! Contenders: the proxies between client and origin.
 //!
-//! In: a [`Plan`]. Out: a [`Chain`] that is up. Each renders its own configuration with the same things on: an access
-//! log in JSON to a file, metrics, limits, one worker. A contender says what it cannot carry by leaving the entrance
-//! out.
+//! In: a [`Plan`]. Out: a running [`Chain`]. Each contender renders its own configuration with the same features on: a
+//! JSON access log in a file, metrics, limits, one worker. An unsupported protocol has no listener.
 
 use std::{
     fs,
@@ -28,20 +27,20 @@ pub(crate) mod haproxy;
 pub(crate) mod hermes;
 pub(crate) mod nginx;
 
-/// How long a proxy may take to listen.
+/// The time that a proxy may take to listen.
 const START: Duration = Duration::from_secs(20);
 
-/// A way from client to origin.
+/// A path from client to origin.
 pub(crate) trait Contender {
-    /// As in result files and on the command line.
+    /// The name in result files and on the command line.
     fn name(&self) -> &'static str;
-    /// What the program calls its version.
+    /// The version that the program reports.
     fn version(&self) -> String;
-    /// Starts it and waits until it listens; `None` when it cannot make such a path at all.
+    /// Starts the proxies and waits until they listen; `None` if the contender does not support such a path.
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>>;
 }
 
-/// All contenders that are here, in the order in which they take turns; those that are missing are named aloud.
+/// All installed contenders, in the order of their turns; missing ones are printed.
 pub(crate) fn present(hermes: &Path, only: &[String], dir: &Path) -> Vec<Box<dyn Contender>> {
     let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
     let mut found: Vec<Box<dyn Contender>> = vec![Box::new(direct::Direct)];
@@ -53,7 +52,7 @@ pub(crate) fn present(hermes: &Path, only: &[String], dir: &Path) -> Vec<Box<dyn
     }
     if wanted("hermes") {
         if hermes.is_file() {
-            // Programs run in directories of their own.
+            // Programs run in their own directories, so the path must be absolute.
             let binary = hermes.canonicalize().unwrap_or_else(|_| hermes.to_owned());
             found.push(Box::new(hermes::Hermes { binary }));
         } else {
@@ -75,8 +74,8 @@ pub(crate) fn present(hermes: &Path, only: &[String], dir: &Path) -> Vec<Box<dyn
     found
 }
 
-/// The programs that carry IP. wireguard-go is the one that `scripts/setup.sh` has built, since distributions have
-/// one from before it knew the kernel's offloads, which is five times slower.
+/// The programs that carry IP. wireguard-go is the one that `scripts/setup.sh` builds: distributions package a version
+/// without support for the kernel's offloads, which is five times slower.
 pub(crate) fn layer3(hermes: &Path, only: &[String]) -> Programs {
     let tools = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let built = tools.join("tools/wireguard");
@@ -87,7 +86,7 @@ pub(crate) fn layer3(hermes: &Path, only: &[String]) -> Programs {
     Programs { hermes: hermes.canonicalize().unwrap_or_else(|_| hermes.to_owned()), wireguard }
 }
 
-/// What Go has written into a program of its module's version.
+/// The module version that Go embeds in a binary.
 pub(crate) fn build_of(binary: &Path) -> String {
     let output = Command::new("go").args(["version", "-m"]).arg(binary).stdin(Stdio::null()).output();
     let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
@@ -100,14 +99,14 @@ fn missing(name: &str, why: &str) {
     eprintln!("!!! {name} IS LEFT OUT: {why}");
 }
 
-/// The first program of that name on the path, or in the directories of system programs.
+/// The first program of that name in the PATH or in the directories of system programs.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
-/// The first word that begins with a digit in what a program says of its version, on either output.
+/// The first word that begins with a digit in a program's version output, on either stream.
 fn version_of(binary: &Path, argument: &str) -> String {
     let output = Command::new(binary).arg(argument).stdin(Stdio::null()).output();
     let text = output.map(|o| [o.stdout, o.stderr].concat()).unwrap_or_default();
@@ -116,7 +115,7 @@ fn version_of(binary: &Path, argument: &str) -> String {
     number.unwrap_or("unknown").to_owned()
 }
 
-/// Writes a configuration and starts a program with it at `place`.
+/// Writes a configuration and starts a program with it in the namespace of `place`.
 fn launch(
     plan: &Plan<'_>,
     place: Place<'_>,
@@ -131,7 +130,7 @@ fn launch(
     Ok(program.start()?)
 }
 
-/// Waits for every port of every program.
+/// Waits until every port of every program accepts connections.
 fn ready(programs: &mut [(&mut Running, &[Port])]) -> Result<()> {
     for (program, ports) in programs {
         program.wait_listening(ports, START)?;

@@ -1,6 +1,6 @@
-//! This machine: what results depend on.
+//! This machine, as far as results depend on it.
 //!
-//! In: `/proc`. Out: a description for the result files, and which cores to put what on.
+//! In: `/proc`. Out: a description for the result files, and the assignment of processes to cores.
 
 use std::{
     fs,
@@ -18,17 +18,17 @@ use hermes_testkit::{
 use nix::{sched::sched_getaffinity, unistd::Pid};
 use serde::{Deserialize, Serialize};
 
-/// Blocks of 4 KiB that the fixed piece of work digests.
+/// Blocks of 4 KiB that the calibration workload hashes.
 const DIGESTED: usize = 500;
-/// Bytes that it copies: more than any second-level cache.
+/// Bytes that the calibration workload copies: more than any second-level cache.
 const COPIED: usize = 16 << 20;
 
-/// What a reader needs to know of the machine.
+/// The properties of the machine that a reader needs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// Model of the processor.
     pub(crate) cpu: String,
-    /// How many cores.
+    /// The number of cores.
     pub(crate) cores: usize,
     /// Memory in MiB.
     pub(crate) memory_mib: u64,
@@ -38,12 +38,12 @@ pub(crate) struct Machine {
     pub(crate) load_average: f64,
 }
 
-/// Milliseconds that a fixed piece of work takes now, on one core: half of it arithmetic, half of it copying through
-/// memory. Virtual machines slow down without a trace in their own figures; this shows it.
+/// Milliseconds that the calibration workload takes now on one core: half arithmetic, half memory copies. A virtual
+/// machine may slow down without a sign in its own statistics; this figure shows it.
 pub(crate) fn work_ms() -> f64 {
     static MEMORY: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     let mut memory = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
-    // Touched once: page faults are not to be measured.
+    // The memory is touched once, so that page faults are not measured.
     memory.resize(2 * COPIED, 1);
     let began = Instant::now();
     let mut digest = Digest::default();
@@ -56,8 +56,8 @@ pub(crate) fn work_ms() -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
-/// Keeps every core from halting, by work that gives way to all other at once: what it takes a virtual machine to wake a
-/// halted core is not the proxies'. It ends when dropped.
+/// Keeps every core from halting, by busy loops of the lowest priority. The time that a virtual machine needs to wake a
+/// halted core is not caused by the proxies. Dropping the value ends the loops.
 pub(crate) fn awake(dir: &Path) -> Result<Vec<Running>> {
     let awake = |core: usize| {
         let program = Program::new(&format!("awake-{core}"), "chrt", dir);
@@ -71,7 +71,7 @@ fn usable() -> Result<Vec<usize>> {
     Ok((0..nix::sched::CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
 }
 
-/// Cores for each part; empty is any.
+/// Cores for each process group; empty allows any.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cores {
     /// The proxy at the client's side.
@@ -85,7 +85,7 @@ pub(crate) struct Cores {
 }
 
 impl Machine {
-    /// Reads it.
+    /// Reads the properties of this machine.
     pub(crate) fn read() -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let info = text("/proc/cpuinfo");
@@ -106,8 +106,8 @@ impl Machine {
 }
 
 impl Cores {
-    /// Proxies on other cores than load and origin. With two cores both proxies share one, load and origin the
-    /// other; with four or more each has its own.
+    /// Separates the proxies from load and origin. With two cores both proxies share one, load and origin the other;
+    /// with four or more each has its own.
     pub(crate) fn apart() -> Result<Self> {
         let usable = usable()?;
         let one = |i: usize| vec![usable[i]];

@@ -1,8 +1,8 @@
 //! `hermes-bench`: measures Hermes beside Envoy, HAProxy, nginx and no proxy at all.
 //!
-//! In: which benchmarks, where the `hermes` binary is, where results go. Out: a JSON file a benchmark with every
-//! round in it, a Markdown table and a picture of Figure 10. Progress goes to standard error. It measures only what
-//! it has started itself, in namespaces of its own; a contender that is missing is left out loudly.
+//! In: the benchmarks to run, the path of the `hermes` binary, the output directory. Out: one JSON file per benchmark
+//! with every round, a Markdown table and a picture of Figure 10. Progress goes to standard error. The program measures
+//! only processes that it started itself, in its own namespaces; a missing contender is skipped with a message.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -68,16 +68,16 @@ enum Command {
     },
 }
 
-/// What every benchmark takes.
+/// The options of every benchmark.
 #[derive(Debug, Clone, Args)]
 struct Options {
-    /// Where JSON, table and picture go.
+    /// Directory of JSON, table and picture.
     #[arg(long, default_value = "bench/results")]
     out: PathBuf,
     /// The binary to measure.
     #[arg(long, default_value = "target/release/hermes")]
     hermes: PathBuf,
-    /// Few and short rounds: to see that it works, not to quote.
+    /// Few and short rounds: a test of the benchmark, not for publication.
     #[arg(long)]
     quick: bool,
     /// Rounds, instead of the benchmark's own number.

@@ -1,7 +1,7 @@
-//! The origins' process: everything that stands behind a path, on one thread.
+//! The origins' process: all servers at the end of a path, on one thread.
 //!
-//! In: where to bind, the payload's length, the certificate. Out: one line of JSON with the addresses; then it serves
-//! until its standard input ends.
+//! In: the address to bind, the payload's length, the certificate. Out: one line of JSON with the addresses; the
+//! process then serves until its standard input ends.
 
 use std::{collections::BTreeMap, fs, io::Read as _, net::SocketAddr, path::PathBuf};
 
@@ -16,7 +16,7 @@ use hermes_testkit::{
     tls,
 };
 
-/// What the origins' process is told.
+/// The arguments of the origins' process.
 #[derive(Debug, Args)]
 pub(crate) struct OriginArgs {
     /// Address to bind; the ports are any that are free.
@@ -28,7 +28,7 @@ pub(crate) struct OriginArgs {
     /// Certificate (PEM) of the TLS origin.
     #[arg(long)]
     cert: PathBuf,
-    /// Its key (PEM).
+    /// The certificate's private key (PEM).
     #[arg(long)]
     key: PathBuf,
 }
@@ -42,7 +42,7 @@ pub(crate) fn serve(args: &OriginArgs) -> Result<()> {
         let addresses: BTreeMap<_, _> = origins.iter().map(|(name, origin)| (*name, origin.address())).collect();
         println!("{}", serde_json::to_string(&addresses)?);
         let (ended, until) = tokio::sync::oneshot::channel::<()>();
-        // Standard input has no readiness on every kind of pipe; a thread that blocks on it always works.
+        // A blocking thread reads standard input, since not every kind of pipe supports readiness events.
         std::thread::spawn(move || {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
             let _ = ended.send(());

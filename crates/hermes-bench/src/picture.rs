@@ -1,7 +1,7 @@
 //! Figure 10 as a picture: four panels, clients across, mean completion upwards.
 //!
-//! In: the results of `figure10` or `delayed`. Out: an SVG. The paper prints no values for its curves, only what it
-//! says of 1,000 requests; that stands under each panel beside what was measured here.
+//! In: the results of `figure10` or `delayed`. Out: an SVG. The paper prints no values for its curves, only a sentence
+//! about 1,000 requests. This sentence is below each panel, beside the measured values.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ const PANEL: (f64, f64) = (340.0, 210.0);
 const COLOURS: [(&str, &str); 5] =
     [("direct", "#555555"), ("envoy", "#c2410c"), ("hermes", "#1d4ed8"), ("haproxy", "#15803d"), ("nginx", "#a16207")];
 
-/// A contender's line.
+/// The curve of a contender.
 struct Line<'a> {
     name: &'a str,
     /// Clients; mean in milliseconds over rounds; standard deviation within a burst.
@@ -112,7 +112,7 @@ fn panel(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
     notes(svg, (x, y + height + 48.0), case, lines);
 }
 
-/// 1, 2 or 5 times a power of ten.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn nice_step(rough: f64) -> f64 {
     let power = 10f64.powf(rough.max(1e-3).log10().floor());
     let times = [1.0, 2.0, 5.0, 10.0].into_iter().find(|t| t * power >= rough).unwrap_or(10.0);
@@ -155,7 +155,7 @@ fn axes(
     );
 }
 
-/// A line with the standard deviation within a burst as error bars, as in the paper.
+/// Draws a curve with the standard deviation within a burst as error bars, as in the paper.
 fn draw(svg: &mut String, line: &Line<'_>, at: &impl Fn(f64, f64) -> (f64, f64)) {
     let colour = colour(line.name);
     let path: Vec<_> = line.points.iter().map(|(c, mean, _)| at(*c, mean.median)).collect();
@@ -172,7 +172,7 @@ fn draw(svg: &mut String, line: &Line<'_>, at: &impl Fn(f64, f64) -> (f64, f64))
     }
 }
 
-/// What the paper says of 1,000 requests, and the same sentence for what was measured.
+/// Draws the paper's sentence about 1,000 requests, and the same sentence with the measured values.
 fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
     let paper = match case {
         Case::Http => "direct 18.4 % slower than proxied",
@@ -198,7 +198,7 @@ fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
     }
 }
 
-/// The paper's way of saying it: slower by the excess over the other, faster by the share of the other.
+/// The paper's phrasing: slower by the excess over the other, faster by the share of the other.
 fn compared(direct: f64, proxied: f64) -> String {
     if direct > proxied {
         format!("{:.1} % slower", (direct / proxied - 1.0) * 100.0)

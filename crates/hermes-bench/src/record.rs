@@ -1,7 +1,8 @@
-//! Results: every round of every contender, and what they come to.
+//! Results: every round of every contender, and their summaries.
 //!
-//! In: measurements. Out: a JSON file a benchmark, with the machine, the versions and the settings; medians, ranges
-//! and ratios to a reference, each ratio taken within a round. Nothing is left out: failures stand beside the figures.
+//! In: measurements. Out: one JSON file per benchmark, with the machine, the versions and the settings; medians, ranges
+//! and ratios to a reference. Each ratio is computed within a round. Failures are recorded beside the figures, never
+//! omitted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +20,7 @@ use crate::{
     machine::Machine,
 };
 
-/// With whom the others of a benchmark are compared.
+/// The contender that the others of a benchmark are compared with.
 pub(crate) fn reference(benchmark: &str) -> &'static str {
     match benchmark {
         "layer3" => "wireguard-go",
@@ -28,18 +29,18 @@ pub(crate) fn reference(benchmark: &str) -> &'static str {
     }
 }
 
-/// What was measured: all samples of one key may be compared.
+/// The kind of a measurement. All samples of one key are comparable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Key {
     /// `single`, `burst`, `keepalive-h1`, ...
     pub(crate) measure: String,
-    /// Which of the paper's cases.
+    /// The case of the paper.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) case: Option<Case>,
-    /// What the proxies spoke to each other.
+    /// The protocol between the proxies.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) security: Option<Security>,
-    /// How many clients or connections.
+    /// The number of clients or connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) clients: Option<usize>,
 }
@@ -50,25 +51,25 @@ pub(crate) type Figures = BTreeMap<String, f64>;
 /// One measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// What was measured.
+    /// The kind of measurement.
     #[serde(flatten)]
     pub(crate) key: Key,
-    /// Through whom.
+    /// The contender that was measured.
     pub(crate) contender: String,
-    /// In which round.
+    /// The number of the round.
     pub(crate) round: usize,
-    /// What came out.
+    /// The measured figures.
     pub(crate) figures: Figures,
     /// Exchanges that failed.
     pub(crate) failed: u64,
-    /// By kind.
+    /// The number of failures of each kind.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub(crate) failures: Failures,
-    /// Who used the CPU.
+    /// The CPU usage by process group.
     pub(crate) cpu: Cpu,
 }
 
-/// CPU, as cores' worth over the measured time (1.0 is one core busy throughout).
+/// CPU usage in cores over the measured time: 1.0 is one core busy throughout.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Cpu {
     /// Length of the measurement in seconds.
@@ -79,34 +80,34 @@ pub(crate) struct Cpu {
     pub(crate) origin: f64,
     /// All proxies.
     pub(crate) proxies: f64,
-    /// Everybody else on the machine: noise.
+    /// All other processes on the machine, which are noise.
     pub(crate) foreign: f64,
-    /// Milliseconds that a fixed piece of work took just before.
+    /// Milliseconds that the calibration workload took just before.
     pub(crate) work_ms: f64,
 }
 
 /// Median and range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
-    /// Middle value; of an even number the mean of the middle two.
+    /// The middle value; for an even number of values the mean of the middle two.
     pub(crate) median: f64,
-    /// Least.
+    /// The minimum.
     pub(crate) min: f64,
-    /// Greatest.
+    /// The maximum.
     pub(crate) max: f64,
 }
 
-/// What the samples of one key and contender come to.
+/// The summary of the samples of one key and contender.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// What was measured.
+    /// The kind of measurement.
     #[serde(flatten)]
     pub(crate) key: Key,
-    /// Through whom.
+    /// The contender that was measured.
     pub(crate) contender: String,
-    /// How many samples.
+    /// The number of samples.
     pub(crate) samples: usize,
-    /// By figure.
+    /// Median and range of each figure.
     pub(crate) figures: BTreeMap<String, Spread>,
     /// Ratios to the reference in the same round, by figure.
     #[serde(alias = "to_envoy")]
@@ -118,21 +119,21 @@ pub(crate) struct Summary {
 /// A result file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Results {
-    /// Which benchmark.
+    /// The name of the benchmark.
     pub(crate) benchmark: String,
-    /// The command line that made it.
+    /// The command line of the run.
     pub(crate) command: String,
-    /// When it began, in seconds since 1970.
+    /// The start, in seconds since 1970.
     pub(crate) began: u64,
-    /// How long it took in seconds.
+    /// The duration in seconds.
     pub(crate) took: f64,
-    /// Where.
+    /// The machine of the run.
     pub(crate) machine: Machine,
     /// Versions of the contenders.
     pub(crate) versions: BTreeMap<String, String>,
-    /// Every number that was chosen.
+    /// The settings of the run.
     pub(crate) settings: serde_json::Value,
-    /// What the samples come to.
+    /// The summaries of the samples.
     pub(crate) summary: Vec<Summary>,
     /// Every measurement.
     pub(crate) samples: Vec<Sample>,
@@ -162,7 +163,7 @@ impl std::fmt::Display for Key {
 }
 
 impl Sample {
-    /// Puts a measurement on record; failures are also said aloud.
+    /// Records a measurement; failures are also printed.
     pub(crate) fn new(key: Key, contender: &str, round: usize, measured: &Measured, figures: Figures) -> Self {
         let outcome = &measured.outcome;
         if outcome.failed > 0 {
@@ -190,7 +191,7 @@ impl Cpu {
             load: outcome.load_cpu / seconds,
             origin: measured.origin / seconds,
             proxies: measured.proxies / seconds,
-            // Clock ticks and the benchmark's own waiting make it a little more or less than the truth.
+            // The result is approximate because of clock ticks and the benchmark's own waiting.
             foreign: ((outcome.machine_cpu - ours) / seconds).max(0.0),
             work_ms: measured.work_ms,
         }
@@ -198,7 +199,7 @@ impl Cpu {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Computes the spread; `None` without values.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -211,7 +212,7 @@ impl Spread {
 }
 
 impl Results {
-    /// Sums the samples up.
+    /// Computes the summaries.
     pub(crate) fn sum_up(&mut self) {
         let groups: BTreeSet<_> = self.samples.iter().map(|s| (s.key.clone(), s.contender.clone())).collect();
         self.summary = groups.into_iter().map(|(key, contender)| self.summary_of(key, contender)).collect();
@@ -255,7 +256,7 @@ impl Results {
         fs::write(&path, self.text()?).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Indented, but a line for each sample and summary: a diff of two runs stays readable.
+    /// Renders indented JSON, with one line per sample and summary: a diff of two runs stays readable.
     fn text(&self) -> Result<String> {
         let head = Self { summary: Vec::new(), samples: Vec::new(), ..self.clone() };
         let text = serde_json::to_string_pretty(&head)?;
@@ -263,7 +264,7 @@ impl Results {
         Ok(text.replacen("\"samples\": []", &format!("\"samples\": {}", lines(&self.samples)?), 1) + "\n")
     }
 
-    /// Reads it again; `None` when that benchmark was never run.
+    /// Reads a result file; `None` if it does not exist.
     pub(crate) fn read(dir: &Path, benchmark: &str) -> Result<Option<Self>> {
         let path = dir.join(format!("{benchmark}.json"));
         let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
@@ -276,7 +277,7 @@ fn lines<T: Serialize>(items: &[T]) -> Result<String> {
     Ok(format!("[\n    {}\n  ]", lines.join(",\n    ")))
 }
 
-/// Rounds are compared with themselves: what disturbed one disturbed both.
+/// Computes the ratio within a round: a disturbance of the round affects both contenders.
 fn ratio(sample: &Sample, reference: &[&Sample], figure: &str) -> Option<f64> {
     let other = reference.iter().find(|r| r.round == sample.round)?;
     let (own, other) = (sample.figures.get(figure)?, other.figures.get(figure)?);
@@ -303,7 +304,7 @@ pub(crate) fn latencies(outcome: &Outcome) -> Figures {
     figures
 }
 
-/// What was done a second, and a second of the proxies' CPU: `count` of `what`.
+/// Rates of `what`: `count` per second, and per CPU second of the proxies.
 pub(crate) fn rates(what: &str, count: f64, measured: &Measured) -> Figures {
     let mut figures = Figures::from([(format!("{what}_per_s"), count / measured.outcome.seconds)]);
     if measured.proxies > 0.0 {

@@ -1,7 +1,8 @@
-//! The bed of layer 3: places in a row, each a namespace, and ways for packets from the first to a later one.
+//! The bed of layer 3: machines in a row, each a namespace, and paths for packets from the first to a later one.
 //!
-//! In: how many places, or how far the first is from the others. Out: [`Row`], which starts tunnels and measures what
-//! goes through them. All tunnels of a row are up at the same time; each has devices, addresses and ports of its own.
+//! In: the number of machines, or the delay between the first and the others. Out: [`Row`], which starts tunnels and
+//! measures traffic through them. All tunnels of a row are up at the same time; each has its own devices, addresses and
+//! ports.
 
 use std::{
     cell::Cell,
@@ -24,21 +25,22 @@ use hermes_testkit::{
 
 use crate::bed::{Measured, load_program, made, namespace, under};
 
-/// How long a tunnel may take until the first echo comes back through it.
+/// The time until the first echo must return through a tunnel.
 const UP: Duration = Duration::from_secs(20);
-/// Where sinks are opened.
+/// The port of the sinks.
 const SINK: u16 = 2000;
 
-/// How packets get from one place to another.
+/// A path of packets between two machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The kernels forward them.
     Bare,
-    /// wireguard-go from end to end: what user space does without HTTP.
+    /// wireguard-go from end to end: a user-space tunnel without HTTP.
     WireGuard,
-    /// `hermes tun` at the near end, whose packets go in UDP to a node at the far end: the paper's tunnel without HTTP.
+    /// `hermes tun` at the near end, which sends packets in UDP to a node at the far end: the paper's tunnel without
+    /// HTTP.
     Udp,
-    /// A device at either end, and CONNECT-IP by mutual TLS over every link.
+    /// A device at either end, and CONNECT-IP over mutual TLS on every link.
     Hermes(&'static str),
 }
 
@@ -46,11 +48,11 @@ pub(crate) enum Way {
 pub(crate) struct Programs {
     /// Hermes.
     pub(crate) hermes: PathBuf,
-    /// wireguard-go; `None` where it is missing.
+    /// The path of wireguard-go; `None` if it is not installed.
     pub(crate) wireguard: Option<PathBuf>,
 }
 
-/// A row of places.
+/// A row of machines.
 pub(crate) struct Row {
     // Order matters: fields are dropped from the first to the last.
     links: Vec<Link>,
@@ -60,19 +62,19 @@ pub(crate) struct Row {
     dir: PathBuf,
 }
 
-/// A way that is up. Dropping it ends its programs.
+/// A running tunnel. Dropping it ends its programs.
 pub(crate) struct Tunnel {
-    /// Whose it is.
+    /// The name of the contender.
     pub(crate) contender: String,
-    /// Links that it crosses.
+    /// The number of links that it crosses.
     pub(crate) hops: usize,
-    /// The far end's address in it.
+    /// The far end's address in the tunnel.
     pub(crate) far: Ipv4Addr,
     programs: Vec<Running>,
 }
 
 impl Way {
-    /// As in result files.
+    /// The name in result files.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Bare => "bare".to_owned(),
@@ -84,7 +86,7 @@ impl Way {
 }
 
 impl Row {
-    /// So many places, joined by veth pairs.
+    /// Creates `count` machines, joined by veth pairs.
     pub(crate) fn new(dir: &Path, count: usize) -> Result<Self> {
         let places = (0..count).map(|_| namespace()).collect::<Result<Vec<_>>>()?;
         for (link, pair) in places.windows(2).enumerate() {
@@ -93,7 +95,7 @@ impl Row {
         Self::around(dir, places, Vec::new())
     }
 
-    /// A user, an ingress far from it, and a server beside the ingress.
+    /// Creates a user, a remote ingress, and a server next to the ingress.
     pub(crate) fn far(dir: &Path, one_way: Duration) -> Result<Self> {
         let places = (0..3).map(|_| namespace()).collect::<Result<Vec<_>>>()?;
         let link = link::delayed((&places[0], end(0, 1)), (&places[1], end(0, 2)), one_way)?;
@@ -125,7 +127,7 @@ impl Row {
         Ok(Self { links, places, identities, next: Cell::new(1), dir })
     }
 
-    /// Starts a way over so many links, and waits until an echo comes back. `None` where its program is missing.
+    /// Starts a tunnel over `hops` links, and waits until an echo returns. `None` if its program is not installed.
     pub(crate) fn start(&self, way: Way, programs: &Programs, hops: usize) -> Result<Option<Tunnel>> {
         let number = self.next.replace(self.next.get() + 1);
         let dir = made(&self.dir.join(format!("{number:03}-{}-{hops}", way.name())))?;
@@ -155,7 +157,7 @@ impl Row {
         bail!("no echo came back within {UP:?}")
     }
 
-    /// A node in each place, the far one first.
+    /// Starts a node on each machine, the far one first.
     fn hermes(&self, binary: &Path, version: &str, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
         let mut programs = Vec::new();
         for place in (0..=hops).rev() {
@@ -209,7 +211,7 @@ impl Row {
         text
     }
 
-    /// A device whose packets come to the far node in UDP; the kernels between forward them.
+    /// Starts a device whose packets go to the far node in UDP; the kernels in between forward them.
     fn udp(&self, binary: &Path, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
         let port = 9000 + u16::from(number);
         let text = format!(
@@ -233,12 +235,12 @@ impl Row {
         Ok(vec![far, near.within(Some(&self.places[0])).start()?])
     }
 
-    /// Both ends; the kernels between forward its datagrams.
+    /// Starts both ends; the kernels in between forward the datagrams.
     fn wireguard(&self, binary: &Path, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
         let sides = [(0, "near", format!("10.20.{number}.2")), (hops, "far", format!("10.30.{number}.1"))];
         let mut programs = Vec::new();
         let mut public = Vec::new();
-        // Its control sockets lie in one directory for all namespaces.
+        // The device names must be unique, since the control sockets of all namespaces share one directory.
         let device = |name: &str| format!("wg-{name}{number}");
         for (place, name, _) in &sides {
             let device = device(name);
@@ -265,7 +267,7 @@ impl Row {
         Ok(programs)
     }
 
-    /// It makes its device and its control socket after it has started.
+    /// Waits for the device and its control socket, which wireguard-go creates after its start.
     fn until_there(&self, place: usize, device: &str) -> Result<()> {
         let deadline = Instant::now() + UP;
         while self.run(place, &["wg", "show", device]).is_err() {
@@ -286,13 +288,13 @@ impl Row {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Where a load sends to, where its sink is, and in which namespace.
+    /// The destination of a load, the address of its sink, and the namespace of the sink.
     pub(crate) fn sink(&self, tunnel: &Tunnel) -> (SocketAddr, SocketAddr, Option<String>) {
         let at = SocketAddr::from((tunnel.far, SINK));
         (at, at, Some(self.places[tunnel.hops].name().to_owned()))
     }
 
-    /// Puts a load on a tunnel and waits for what comes of it.
+    /// Puts a load on a tunnel and waits for the result.
     pub(crate) fn measure(&self, tunnel: &Tunnel, load: Load) -> Result<Measured> {
         let watch = tunnel.programs.iter().map(Running::pid).collect();
         let program = load_program("load", Task { load, watch }, &self.dir)?.within(Some(&self.places[0]));
@@ -301,19 +303,19 @@ impl Row {
         Ok(Measured { proxies, origin: 0.0, work_ms, outcome })
     }
 
-    /// Frames that delayed links have dropped: there should be none.
+    /// Frames that delayed links have dropped; the expected number is zero.
     pub(crate) fn dropped(&self) -> u64 {
         self.links.iter().map(link::overflown).sum()
     }
 }
 
-/// An end of a link; 0 is its network.
+/// The address of one end of a link; side 0 is its network.
 fn end(link: usize, side: u8) -> Ipv4Addr {
     let link = u8::try_from(link).unwrap_or(u8::MAX);
     Ipv4Addr::new(10, 77, link, side)
 }
 
-/// The far end, for an echo.
+/// The far end's address, for an echo.
 pub(crate) fn target(tunnel: &Tunnel) -> IpAddr {
     tunnel.far.into()
 }

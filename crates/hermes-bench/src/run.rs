@@ -1,7 +1,7 @@
-//! From the command line to the files.
+//! The run: from the command line to the result files.
 //!
-//! In: options and the benchmarks' names. Out: JSON files, `RESULTS.md`, pictures, and an exit status that says
-//! whether Hermes failed any request.
+//! In: options and the benchmarks' names. Out: JSON files, `RESULTS.md`, pictures, and an exit status that is a failure
+//! if Hermes failed any request.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ pub(crate) const BENCHMARKS: [&str; 7] = ["figure10", "throughput", "tunnels", "
 
 static START: OnceLock<Instant> = OnceLock::new();
 
-/// Since the program began.
+/// The time since the program began.
 pub(crate) fn since_start() -> Duration {
     START.get_or_init(Instant::now).elapsed()
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
     let temporary = tempfile::tempdir().context("a directory for logs")?;
     let dir = options.keep.as_deref().unwrap_or(temporary.path());
     let settings = Settings::new(options);
-    // Envoy's virtual environment outlives a run, beside other things that are built.
+    // Envoy's virtual environment is kept between runs, in the build directory.
     let contenders = contender::present(&options.hermes, &options.only, Path::new("target"));
     let programs = contender::layer3(&options.hermes, &options.only);
     let mut versions: BTreeMap<_, _> = contenders.iter().map(|c| (c.name().to_owned(), c.version())).collect();
@@ -103,7 +103,7 @@ fn benchmark(name: &str, session: &mut Session<'_>) -> Result<()> {
     }
 }
 
-/// Writes table and pictures from the JSON files that are there.
+/// Writes table and pictures from the existing JSON files.
 pub(crate) fn report(out: &Path) -> Result<()> {
     let mut results = Vec::new();
     for name in BENCHMARKS {
@@ -125,7 +125,7 @@ pub(crate) fn report(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What was called, without the directories of this machine: the file is for others.
+/// The command line without local directories: the result file is published.
 fn command() -> String {
     let name = |word: String| match Path::new(&word).file_name() {
         Some(name) if Path::new(&word).is_absolute() => name.to_string_lossy().into_owned(),

@@ -1,4 +1,4 @@
-//! How long and how often: every number of the benchmark that is a choice.
+//! The settings: all durations and counts that the benchmark chooses.
 //!
 //! In: `--quick` and `--rounds`. Out: [`Settings`], written into each result file.
 
@@ -14,8 +14,8 @@ pub(crate) const DATAGRAM: usize = 1200;
 pub(crate) const IDLE_CLIENTS: usize = 1000;
 /// Round-trip time between the proxies in the delayed test, in milliseconds.
 pub(crate) const RTT_MS: u64 = 20;
-/// Accept queue of the Python server: what `asyncio` and most Python servers ask for. With the 5 of `socketserver`
-/// a hundred clients at once already lose connections for good, which the paper did not see.
+/// The accept queue of the Python server: the value of `asyncio` and most Python servers. With the 5 of `socketserver`
+/// a hundred concurrent clients already lose connections permanently, which the paper did not observe.
 pub(crate) const PYTHON_BACKLOG: usize = 100;
 
 /// Lengths and counts.
@@ -23,7 +23,8 @@ pub(crate) const PYTHON_BACKLOG: usize = 100;
 pub(crate) struct Settings {
     /// Rounds of `figure10` and `memory`: proxies are started anew in each.
     pub(crate) rounds: usize,
-    /// Rounds of `throughput` and `tunnels`: many and short, since it is neighbours in time that are compared.
+    /// Rounds of `throughput` and `tunnels`: many and short, since only measurements that are close in time are
+    /// compared.
     pub(crate) window_rounds: usize,
     /// Rounds of the delayed test, whose bursts take seconds.
     pub(crate) delayed_rounds: usize,
@@ -35,7 +36,7 @@ pub(crate) struct Settings {
     pub(crate) clients: Vec<usize>,
     /// Unmeasured time of a throughput measurement, in milliseconds.
     pub(crate) warmup_ms: u64,
-    /// Measured time of it, in milliseconds.
+    /// Measured time of a throughput measurement, in milliseconds.
     pub(crate) window_ms: u64,
 }
 

@@ -1,7 +1,7 @@
-//! The table: results as a person reads them.
+//! The table: results for readers.
 //!
-//! In: result files. Out: Markdown. A cell is the median over rounds with the range behind it; a ratio is the median
-//! of the ratios within rounds. Failures are shown wherever there are any.
+//! In: result files. Out: Markdown. A cell is the median over rounds, followed by the range; a ratio is the median of
+//! the ratios within rounds. Failures are always shown.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use crate::{
     record::{Key, Results, Spread, Summary, reference},
 };
 
-/// One column of a table: heading, figure, divisor (for the unit), decimals. Those in [`COMPARED`] have a ratio.
+/// A column of a table: heading, figure, divisor (for the unit), decimals. Figures in [`COMPARED`] have a ratio.
 type Column = (&'static str, &'static str, f64, usize);
 
-/// Figures whose ratio to Envoy is shown; that of the others says nothing more.
+/// Figures whose ratio to Envoy is shown; the ratios of the others add no information.
 const COMPARED: [&str; 10] = [
     "mean_us",
     "p50_us",
@@ -113,7 +113,7 @@ fn cases(text: &mut String, results: &Results, single: &str, burst: &str, securi
     }
 }
 
-/// Rows are numbers of clients, columns contenders.
+/// Renders a table with numbers of clients as rows and contenders as columns.
 fn concurrency(text: &mut String, results: &Results, (case, security): (Case, Security), measure: &str) {
     let key = |clients| Key { case: Some(case), security: Some(security), clients, ..Key::new(measure) };
     let mut clients: Vec<_> =
@@ -212,7 +212,7 @@ fn memory(text: &mut String, results: &Results) {
     }
 }
 
-/// Rows are contenders, columns figures, each with its ratio to Envoy.
+/// Renders a table with contenders as rows and figures as columns, each with its ratio to Envoy.
 fn contenders(text: &mut String, results: &Results, title: &str, key: &Key, columns: &[Column]) {
     let _ = write!(text, "\n### {title}\n\n| |");
     let mut rule = String::from("|---|");
@@ -258,7 +258,7 @@ fn ratio(summary: Option<&Summary>, (_, figure, ..): &Column, other: &str) -> St
     }
 }
 
-/// With a comma between thousands.
+/// Formats a number with a comma between thousands.
 fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (whole, fraction) = text.split_once('.').map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
@@ -277,7 +277,7 @@ fn grouped(value: f64, decimals: usize) -> String {
     out
 }
 
-/// How busy generator, origin and strangers were: whether the figures are the proxies'.
+/// Renders the CPU usage of load, origin and other processes, which shows whether the proxies limited the figures.
 fn noise(text: &mut String, results: &Results) {
     let of = |pick: fn(&crate::record::Sample) -> f64| {
         let values: Vec<f64> = results.samples.iter().map(pick).collect();

@@ -1,8 +1,8 @@
-//! `unstable`: downloads over three links that are up in turns, and over eight that are up by chance, beside what physics
-//! allows.
+//! `unstable`: downloads over three links that are up in turns, and over eight that are up at random, beside the
+//! physical limit.
 //!
-//! In: the binary. Out: a JSON file with every run, and a line a case. Cases run beside each other, each on a chain of its
-//! own: at 10 Mbit/s a chain leaves the machine idle. Each run is held against the limit of its own phase.
+//! In: the binary. Out: a JSON file with every run, and a line per case. Cases run in parallel, each on its own chain:
+//! at 10 Mbit/s a chain leaves the machine idle. Each run is compared with the limit of its own phase.
 
 use std::{path::PathBuf, thread, time::Duration};
 
@@ -17,20 +17,21 @@ use hermes_testkit::{
 use serde::Serialize;
 
 const LINKS: u32 = 3;
-/// What an object is: 45 KB, 500 KB, 1 MB and 5 MB, binary.
+/// The object sizes: 45 KB, 500 KB, 1 MB and 5 MB, binary.
 const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
 const MANY: usize = 100;
-/// Links that are up a tenth of the time, for how long in the mean, and which times those are.
+/// The eight random links: their number, their mean up time (each is up a tenth of the time), and the seed of the
+/// times.
 const EIGHT: usize = 8;
 const UP: Duration = Duration::from_millis(300);
 const SEED: u64 = 8;
-/// A link that is dark is tried so often: for so long it may be up before anybody knows.
+/// The interval of attempts on a link that is down: a link may be up this long before a node notices.
 const BEACON: Duration = Duration::from_millis(20);
 
-/// What is measured.
+/// The options of the benchmark.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UnstableOptions {
-    /// Where the JSON goes.
+    /// Path of the JSON file.
     #[arg(long, default_value = "bench/results")]
     out: PathBuf,
     /// The binary to measure.
@@ -42,22 +43,22 @@ pub(crate) struct UnstableOptions {
     /// Only cases whose name has this in it.
     #[arg(long)]
     only: Option<String>,
-    /// What custody costs where nothing stands in the way, instead: rounds with it and without, in turns.
+    /// Measure the cost of custody on good links instead: rounds with and without it, in turns.
     #[arg(long)]
     good: bool,
 }
 
-/// How a client asks.
+/// The protocol of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Mode {
-    /// HTTP to the first node: a round trip.
+    /// HTTP to the first node, with one round trip.
     Plain,
-    /// TLS 1.3 through CONNECT: two.
+    /// TLS 1.3 through CONNECT, with two round trips.
     Connect,
-    /// A hundred at once, in the clear.
+    /// A hundred concurrent downloads, in the clear.
     Many,
-    /// A round trip over eight links that are up by chance.
+    /// One round trip over eight links that are up at random.
     Eight,
 }
 
@@ -67,7 +68,7 @@ struct Case {
     mode: Mode,
     protocol: &'static str,
     size: u64,
-    /// Round trip of a link in milliseconds, and the share of frames that are lost.
+    /// Round trip of a link in milliseconds, and the share of lost frames.
     rtt_ms: u64,
     loss: f64,
 }
@@ -77,7 +78,7 @@ struct Run {
     phase: f64,
     seconds: f64,
     limit: f64,
-    /// The same for who has to notice first that a link is up.
+    /// The limit if nodes must first notice that a link is up.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_noticed: Option<f64>,
     is_whole: bool,
@@ -90,7 +91,7 @@ struct Measured {
     runs: Vec<Run>,
     median_ratio: f64,
     worst_ratio: f64,
-    /// To `limit_noticed`.
+    /// The median ratio to `limit_noticed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     median_noticed: Option<f64>,
     success: f64,
@@ -122,7 +123,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// The links of a case, from the client's on.
+/// The links of a case, starting at the client.
 fn links(case: &Case) -> Vec<Conditions> {
     let (turns, seldom) = (in_turns(LINKS), seldom(UP, SEED));
     let links = match case.mode {
@@ -133,7 +134,7 @@ fn links(case: &Case) -> Vec<Conditions> {
     links.into_iter().map(|link| Conditions { one_way, loss: case.loss, ..link }).collect()
 }
 
-/// What physics allows from this phase on, in seconds, and where nobody knows when a link is up.
+/// The physical limit from this phase on, in seconds; and the limit if nodes do not know when a link is up.
 fn limits(case: &Case, phase: f64) -> (f64, Option<f64>) {
     if case.mode == Mode::Eight {
         let (links, from) = (links(case), Duration::from_secs_f64(phase));
@@ -148,21 +149,21 @@ fn limit(case: &Case, phase: f64) -> f64 {
     turns::limit(LINKS, bytes, if case.mode == Mode::Connect { 2 } else { 1 }, phase)
 }
 
-/// What a round on a good link came to.
+/// The results of a round on a good link.
 #[derive(Debug, Serialize)]
 struct Good {
     link: &'static str,
     protocol: &'static str,
     has_custody: bool,
-    /// Of 256 MiB in one download.
+    /// The throughput of one download of 256 MiB.
     gbit_s: f64,
-    /// From request to answer, of 2,000 one after the other on one connection; the median.
+    /// The time from request to response: the median of 2,000 sequential requests on one connection.
     request_us: f64,
     /// CPU seconds of all nodes for the download.
     cpu_s: f64,
 }
 
-/// Custody, and without it, on a link of 1 Gbit/s and 5 ms and on one that is a cable, in turns.
+/// Measures with and without custody in turns: on a link of 1 Gbit/s and 5 ms, and on an unimpaired link.
 async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
     let gigabit = Conditions {
         rate: Some(1_000_000_000),
@@ -204,10 +205,10 @@ async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
     Ok(rounds)
 }
 
-/// Measures what is asked for.
+/// Runs the selected measurements.
 ///
 /// # Errors
-/// Without root, or when a chain cannot be started.
+/// The process lacks root, or a chain cannot be started.
 pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
     raise_open_files()?;
     std::fs::create_dir_all(&options.out)?;
@@ -220,7 +221,8 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
     let wanted = |case: &Case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str()));
     let cases: Vec<_> = cases().into_iter().filter(wanted).collect();
     ensure!(!cases.is_empty(), "no case has that in its name");
-    // All at once would be more nodes than a system lets watch their documents (`fs.inotify.max_user_instances`).
+    // The cases with eight links run separately: all nodes at once would exceed the inotify instances of a user
+    // (`fs.inotify.max_user_instances`).
     let (eights, others): (Vec<_>, Vec<_>) = cases.into_iter().partition(|case| case.mode == Mode::Eight);
     let mut all = Vec::new();
     for group in [others, eights] {
@@ -274,7 +276,7 @@ fn measure(options: &UnstableOptions, case: Case) -> Result<Measured> {
     Ok(Measured { case, runs, median_ratio: median, worst_ratio: worst, median_noticed: noticed, success })
 }
 
-/// The median, and the largest.
+/// The median and the maximum.
 fn middle_and_most(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut ratios: Vec<_> = ratios.collect();
     ratios.sort_by(f64::total_cmp);
@@ -283,8 +285,8 @@ fn middle_and_most(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
     ((at((count - 1) / 2) + at(count / 2)) / 2.0, at(count - 1))
 }
 
-/// Waits for the moment at which a download begins, in seconds after the links' epoch: each part of a turn is one's; what
-/// comes by chance has no turns.
+/// Waits for the start of a download, in seconds after the links' epoch. The downloads are spread over the links'
+/// cycle; random links have no cycle.
 async fn begin(chain: &Chain, case: &Case, number: u32, of: u32) -> f64 {
     if case.mode == Mode::Eight {
         return chain.elapsed().as_secs_f64();
@@ -294,7 +296,7 @@ async fn begin(chain: &Chain, case: &Case, number: u32, of: u32) -> f64 {
     phase
 }
 
-/// Seconds, and whether all of it came.
+/// The duration in seconds, and whether the download is complete.
 async fn download(chain: &Chain, case: &Case) -> (f64, bool) {
     let path = format!("/bytes/{}", case.size);
     let done = match case.mode {

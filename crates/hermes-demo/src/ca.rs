@@ -1,8 +1,7 @@
-//! Throw-away certificates: a CA of an overlay that lives as long as the demo.
+//! Short-lived certificates: a CA for an overlay that exists only while the demo runs.
 //!
-//! In: names of nodes and users. Out: PEM files in the demo's directory, with the URI SANs by which
-//! nodes know each other (`spiffe://OVERLAY/node/NAME`, `.../user/NAME`, `.../role/standalone`).
-//! Never: a key outside of that directory.
+//! In: names of nodes and users. Out: PEM files in the demo's directory, with the URI SANs by which nodes identify each
+//! other (`spiffe://OVERLAY/node/NAME`, `.../user/NAME`, `.../role/standalone`). Never: a key outside that directory.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +14,7 @@ use rcgen::{
     SanType,
 };
 
-/// A certificate authority whose certificate lies in a file.
+/// A certificate authority whose certificate is stored in a file.
 pub(crate) struct Authority {
     directory: PathBuf,
     /// The CA's certificate (PEM).
@@ -23,7 +22,7 @@ pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// What a certificate proves.
+/// The identity that a certificate asserts.
 pub(crate) enum Proof<'a> {
     /// A node of `overlay`, and the users that it may speak for.
     Node {
@@ -31,7 +30,7 @@ pub(crate) enum Proof<'a> {
         overlay: &'a str,
         /// Users bound to the node.
         users: &'a [&'a str],
-        /// It may pass on what other nodes asserted.
+        /// The node may forward identities that other nodes asserted.
         standalone: bool,
     },
     /// A server of this DNS name, outside of any overlay.
@@ -42,7 +41,7 @@ pub(crate) enum Proof<'a> {
 pub(crate) struct Identity {
     /// The certificate.
     pub(crate) cert: PathBuf,
-    /// Its key.
+    /// The certificate's private key.
     pub(crate) key: PathBuf,
 }
 
@@ -65,7 +64,7 @@ impl Authority {
     /// Makes a certificate and writes `NAME.pem` and `NAME.key`.
     ///
     /// # Errors
-    /// The name cannot stand in a certificate, or a file cannot be written.
+    /// The name is invalid in a certificate, or a file cannot be written.
     pub(crate) fn issue(&self, name: &str, proof: &Proof<'_>) -> anyhow::Result<Identity> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -93,10 +92,10 @@ fn names(name: &str, proof: &Proof<'_>) -> Result<Vec<SanType>, rcgen::Error> {
     node.chain(users).chain(role).map(uri).collect()
 }
 
-/// Writes a file that there was not, for nobody else to read.
+/// Creates a file that only its owner can read.
 ///
 /// # Errors
-/// It is there, or cannot be written.
+/// The file exists, or cannot be written.
 pub(super) fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
     let written = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     written

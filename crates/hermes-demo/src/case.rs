@@ -1,8 +1,8 @@
-//! A demo in a network of its own: what it takes of this machine, and what is cleared away when it ends.
+//! A demo in its own network: its requirements on this machine, and the cleanup when it ends.
 //!
-//! In: a case of the papers by its name, and how it is played. Out: what is missing here, and how to get it; or the
-//! play's exit status, or that of the signal which cut it short. What killed demos left of namespaces goes first.
-//! Never: anything outside of namespaces and of one directory.
+//! In: the name of a case of the papers, and a function that plays it. Out: the missing requirements and how to install
+//! them; or the exit status of the case, or that of the signal that interrupted it. Namespaces that killed demos left
+//! behind are removed first. Never: a change outside of namespaces and one directory.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -12,26 +12,26 @@ use anyhow::{Context, ensure};
 use super::interrupt::Interrupt;
 use super::place;
 
-/// What is to be known of a case before it is played.
+/// The properties of a case that are needed before it runs.
 pub(super) struct Case {
-    /// As in `hermes demo NAME`.
+    /// The name, as in `hermes demo NAME`.
     pub(super) name: &'static str,
-    /// What the names of its namespaces begin with, and that of its directory.
+    /// The prefix of its namespaces and of its directory.
     pub(super) prefix: &'static str,
-    /// What it makes besides namespaces with the kernel's driver of devices; `None`: nothing.
+    /// The kind of devices that the case creates, such as TUN; `None` if it needs none.
     pub(super) devices: Option<&'static str>,
-    /// Beside Hermes: programs, what each is asked to see that it is there, and the package that has it.
+    /// Programs required besides Hermes: the name, the argument that proves it is installed, and its package.
     pub(super) programs: &'static [(&'static str, &'static str, &'static str)],
 }
 
 impl Case {
-    /// Looks for what it needs beside Hermes.
+    /// Checks the requirements besides Hermes.
     ///
     /// # Errors
-    /// What is missing, and how to get it.
+    /// Names the missing requirements and how to install them.
     pub(super) fn requirements(&self) -> anyhow::Result<()> {
         let name = self.name;
-        // The doctor looks at devices.
+        // The doctor checks device support.
         let (devices, doctor) = match self.devices {
             Some(kind) => (format!(" and {kind} devices"), "; `hermes doctor` tells what else this machine lacks"),
             None => Default::default(),
@@ -57,10 +57,11 @@ impl Case {
         Ok(())
     }
 
-    /// Plays it in a directory that is gone afterwards, or in `files`, which stays, until it is over or a signal comes.
+    /// Runs the case until it ends or a signal arrives. Files are stored in `files`, which remains, or in a temporary
+    /// directory, which is removed.
     ///
     /// # Errors
-    /// The directory cannot be had, or what failed in the play.
+    /// The directory cannot be created, or the case failed.
     pub(super) fn stage(
         &self,
         files: Option<&Path>,
@@ -68,7 +69,8 @@ impl Case {
     ) -> anyhow::Result<ExitCode> {
         place::sweep(self.prefix);
         let (_temporary, directory) = place::directory(self.prefix, files)?;
-        // One thread, the main one: children are on the leash of the thread that starts them.
+        // The runtime has one thread, the main one: the leash ends child processes when the thread that started them
+        // ends.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let mut interrupt = Interrupt::listen()?;
@@ -78,6 +80,6 @@ impl Case {
                 played = play(&directory) => played.with_context(|| format!("demo {}", self.name)),
             }
         })
-        // What the future held went with it: processes, then their namespaces. The directory goes last.
+        // Dropping the future ended the processes, then removed their namespaces. The directory is removed last.
     }
 }

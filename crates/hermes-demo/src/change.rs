@@ -1,9 +1,9 @@
-//! The overlay changed under load.
+//! A change of the overlay under load.
 //!
-//! In: a running overlay. Sixteen programs ask for `http://SHOP/whoami` without a pause, one uploads
-//! and one holds a TCP connection; then documents are applied by which SHOP is another server.
-//! Out: when the change was in effect, counted from the moment when the command was typed, and how
-//! much failed. What was under way goes on: the upload ends where it began.
+//! In: a running overlay. Sixteen programs request `http://SHOP/whoami` continuously, one uploads and one keeps a TCP
+//! connection open. Then documents are applied that map SHOP to another server. Out: the time from the command until
+//! the change was in effect, and the number of failures. Exchanges in progress continue: the upload ends at the server
+//! where it began.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -31,57 +31,57 @@ use super::content::content;
 use super::overlay::Typed;
 
 const CLIENTS: usize = 16;
-/// Load before the change, and after it took effect.
+/// Duration of the load before the change, and after it took effect.
 const BEFORE: Duration = Duration::from_millis(400);
 const AFTER: Duration = Duration::from_millis(400);
-/// A change that takes longer is none.
+/// A change that takes longer has failed.
 const AT_LATEST: Duration = Duration::from_secs(10);
-/// The upload and the TCP connection send a piece so often.
+/// Interval between two chunks of the upload and of the TCP connection.
 const PIECE_EVERY: Duration = Duration::from_millis(10);
 const PIECE_BYTES: usize = 16 << 10;
 const LOOK: Duration = Duration::from_millis(2);
-/// Of one program: it has seen enough then.
+/// A program stops after this number of failures.
 const MOST_FAILURES: usize = 100;
 
-/// What the change did.
+/// The effect of the change.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Changed {
     /// The command that changed it.
     pub(crate) applied: Typed,
-    /// From the command until every request that began later was served by the new server.
+    /// Time from the command until every request that began later was served by the new server.
     pub(crate) in_effect_ms: f64,
-    /// From the command until the first answer of the new server.
+    /// Time from the command until the first response of the new server.
     pub(crate) first_answer_ms: f64,
-    /// Requests during all this.
+    /// Requests during the whole measurement.
     pub(crate) requests: usize,
-    /// Of those, without the answer that they should have.
+    /// Requests without the expected response.
     pub(crate) failed: usize,
-    /// Of those, served by the new server.
+    /// Requests that the new server answered.
     pub(crate) by_new_server: usize,
-    /// Bytes of the upload that was under way.
+    /// Bytes of the upload that was in progress.
     pub(crate) upload_bytes: usize,
-    /// Bytes of the TCP connection that was under way.
+    /// Bytes of the TCP connection that was in progress.
     pub(crate) tcp_bytes: usize,
 }
 
-/// One request: when it began, when its answer was there, and whether that was the new server's.
+/// One request: its start, the arrival of its response, and whether the new server answered.
 struct Asked {
     begun: Instant,
     done: Instant,
     green: bool,
 }
 
-/// What one program asked, and what went wrong.
+/// The requests of one program, and its failures.
 #[derive(Default)]
 struct Asker {
     asked: Vec<Asked>,
     failures: Vec<anyhow::Error>,
 }
 
-/// Runs the load, changes the overlay by `change`, and waits until everyone noticed.
+/// Runs the load, applies the change, and waits until every program was served by the new server.
 ///
 /// # Errors
-/// Anything that failed meanwhile.
+/// Any failure during the measurement.
 pub(crate) async fn under_load(
     apps: SocketAddr,
     database: SocketAddr,
@@ -153,7 +153,7 @@ async fn finished(mut task: JoinSet<anyhow::Result<usize>>) -> anyhow::Result<us
     done.context("did not run")??
 }
 
-/// Asks without a pause. What fails is counted, and asked again by another connection.
+/// Sends requests continuously. A failed request is counted, and repeated on another connection.
 async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsize>) -> Asker {
     let mut this = Asker::default();
     let mut client = None;
@@ -185,7 +185,7 @@ async fn ask(apps: SocketAddr, client: &mut Option<Client>) -> anyhow::Result<As
     Ok(Asked { begun, done: Instant::now(), green: name[..] == *b"green" })
 }
 
-/// One POST that lasts over the change; all of it has to come back.
+/// Sends one POST that spans the change, and checks that the whole body is echoed.
 async fn upload_on(apps: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<usize> {
     let stream = TcpStream::connect(apps).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -216,7 +216,7 @@ async fn upload_on(apps: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<us
     Ok(sent.len())
 }
 
-/// A body whose pieces come from a channel.
+/// A body whose chunks come from a channel.
 struct Pieces(mpsc::Receiver<Bytes>);
 
 impl Body for Pieces {
@@ -228,7 +228,7 @@ impl Body for Pieces {
     }
 }
 
-/// One TCP connection that lasts over the change.
+/// Keeps one TCP connection open across the change, and checks each echo.
 async fn talk_on(database: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<usize> {
     let mut stream = TcpStream::connect(database).await?;
     let mut sent = 0;

@@ -1,8 +1,7 @@
 //! A small HTTP/1.1 client over any byte stream.
 //!
-//! In: a connected stream, then requests. Out: whole answers. It asks what it is told to ask: a
-//! proxy that gets an absolute URI is a proxy by that alone.
-//! Never: an answer of more than 64 MiB, or a wait of more than ten seconds.
+//! In: a connected stream, then requests. Out: complete responses. The request target is sent unchanged: with an
+//! absolute URI the peer acts as a proxy. Never: a response of more than 64 MiB, or a wait of more than ten seconds.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,14 +17,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// The longest wait for one answer.
+/// The longest wait for one response.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 const MOST: usize = 64 << 20;
 
 /// A connection that is kept alive.
 pub(crate) struct Client {
     sender: SendRequest<Full<Bytes>>,
-    /// Moves the bytes; ends with this value.
+    /// The task that drives the connection; it ends with this value.
     _driver: JoinSet<()>,
 }
 
@@ -38,7 +37,7 @@ impl Client {
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         let mut driver = JoinSet::new();
         driver.spawn(async move {
-            // What ends the connection also ends the request on it, which tells.
+            // An error of the connection also fails its request, which reports it.
             let _ = connection.await;
         });
         Ok(Self { sender, _driver: driver })
@@ -47,7 +46,7 @@ impl Client {
     /// Connects and speaks HTTP.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The connection fails.
     pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
@@ -57,23 +56,23 @@ impl Client {
     /// GET.
     ///
     /// # Errors
-    /// As [`Client::ask`].
+    /// The same errors as [`Client::ask`].
     pub(crate) async fn get(&mut self, uri: &str) -> anyhow::Result<Bytes> {
         self.ask(Method::GET, uri, Bytes::new()).await
     }
 
-    /// Asks, and wants a 200.
+    /// Sends a request and expects status 200.
     ///
     /// # Errors
-    /// The connection broke, nothing came in time, or the answer is another.
+    /// The connection broke, the response timed out, or its status is not 200.
     pub(crate) async fn ask(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<Bytes> {
         self.ask_with(method, uri, &[], body).await
     }
 
-    /// As [`Client::ask`], with more headers.
+    /// Sends a request like [`Client::ask`], with additional headers.
     ///
     /// # Errors
-    /// As [`Client::ask`].
+    /// The same errors as [`Client::ask`].
     pub(crate) async fn ask_with(
         &mut self,
         method: Method,

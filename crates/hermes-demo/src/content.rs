@@ -1,7 +1,7 @@
-//! Bytes that both ends of a demo can tell for themselves, so that every one is compared.
+//! Content that both ends of a demo can generate, so that every byte is compared.
 //!
-//! In: a seed and a length. Out: the same pseudo-random bytes each time, another stretch of one
-//! pool for each seed: made once, they cost nothing while round trips are timed.
+//! In: a seed and a length. Out: the same pseudo-random bytes each time. Each seed selects another range of one pool;
+//! the pool is generated once, so that generation does not distort the measured round trips.
 
 use std::sync::OnceLock;
 
@@ -12,12 +12,12 @@ use rand::{RngCore, SeedableRng};
 const POOL: usize = 16 << 20;
 /// The longest content.
 pub(crate) const MOST: usize = 8 << 20;
-/// What is long for one that comes over loopback.
+/// A large size for content that is sent over loopback.
 pub(crate) const LONG: usize = 2 << 20;
 /// Odd, so that neighbouring seeds lie far apart and no two among millions share a stretch.
 const STRIDE: u64 = 1_000_003;
 
-/// The bytes of a seed; no more than [`MOST`].
+/// The bytes of a seed; at most [`MOST`].
 pub(crate) fn content(seed: u64, length: usize) -> Bytes {
     static BYTES: OnceLock<Bytes> = OnceLock::new();
     let pool = BYTES.get_or_init(|| {
@@ -25,7 +25,7 @@ pub(crate) fn content(seed: u64, length: usize) -> Bytes {
         SmallRng::seed_from_u64(1).fill_bytes(&mut bytes);
         bytes.into()
     });
-    // Less than the pool's length: fits.
+    // The value is less than the pool's length, so it fits.
     let start = (seed.wrapping_mul(STRIDE) % (POOL - MOST) as u64) as usize;
     pool.slice(start..start + length.min(MOST))
 }

@@ -1,7 +1,7 @@
-//! The file of a picture: found out first whether it can be written, since it is written minutes later.
+//! The file of a picture. The path is checked at the start, since the picture is written minutes later.
 //!
-//! In: its path, and the picture at the end. Out: the file, and where it is, in words. Never: a file that is left where it
-//! was only looked whether it could be there.
+//! In: the path, and later the picture. Out: the file, and a message with its path. Never: an empty file left by the
+//! check.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -11,10 +11,10 @@ use anyhow::Context as _;
 
 use super::report::print;
 
-/// Looks whether it can be written.
+/// Checks whether the file can be written.
 ///
 /// # Errors
-/// It cannot, and why.
+/// The file cannot be written; the error says why.
 pub(super) fn probe(path: &Path) -> anyhow::Result<()> {
     let open = |is_new| OpenOptions::new().write(true).create_new(is_new).open(path);
     let probed = match open(true) {
@@ -25,10 +25,10 @@ pub(super) fn probe(path: &Path) -> anyhow::Result<()> {
     probed.with_context(|| format!("--picture: {} cannot be written; name another file", path.display()))
 }
 
-/// Writes it, and says where it is. Standard output has nothing but JSON where that was asked for.
+/// Writes the file and prints its path. With JSON output the message goes to standard error.
 ///
 /// # Errors
-/// It cannot be written any more.
+/// The file can no longer be written.
 pub(super) fn write(path: &Path, picture: &str, is_json: bool) -> anyhow::Result<()> {
     fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
     let said = format!("  The picture is {}\n", path.display());

@@ -1,7 +1,7 @@
 //! Signals that end a demo.
 //!
-//! In: SIGINT, SIGTERM, SIGHUP. Out: the first of them. Listening for them is what keeps the
-//! default, which ends the process without cleaning up, from happening.
+//! In: SIGINT, SIGTERM, SIGHUP. Out: the first of them. Listening replaces the default action, which ends the process
+//! without cleanup.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ impl Interrupt {
         Ok(Self { signals: [of(SignalKind::interrupt())?, of(SignalKind::terminate())?, of(SignalKind::hangup())?] })
     }
 
-    /// Waits for one; the exit status that shells expect of a process that it ended.
+    /// Waits for a signal. Returns the exit status that shells expect of a process ended by it.
     pub(crate) async fn next(&mut self) -> ExitCode {
         let [(interrupt, a), (terminate, b), (hangup, c)] = &mut self.signals;
         let number = tokio::select! {

@@ -1,10 +1,10 @@
 //! `hermes demo ip`: the IP case of the paper's Section IV-C, Figure 7.
 //!
-//! In: root, TUN devices and iproute2. Out: two users who call different machines 10.0.0.1, one of whom moved from
-//! Poland to the United States; their pings while first her ingress and then her server follow her, each by one changed
-//! document; round trips, lost packets, and the time from document to path, beside the paper's. Exit status 0 only if
-//! no packet was lost and none came to a wrong machine.
-//! Never: anything outside of namespaces and of a directory that it made itself.
+//! In: root, TUN devices and iproute2. Out: two users who use 10.0.0.1 for different machines, one of whom moved from
+//! Poland to the United States. Their pings continue while first her ingress and then her server follow her, each by
+//! one changed document. The report shows round trips, lost packets, and the time from document to path, beside the
+//! paper's. Exit status 0 only if no packet was lost and none reached a wrong machine. Never: a change outside of
+//! namespaces and of a directory that the demo created.
 
 mod chart;
 mod figures;
@@ -33,30 +33,30 @@ use figures::Figures;
 const CASE: Case =
     Case { name: "ip", prefix: lab::PREFIX, devices: Some("TUN"), programs: &[("ip", "-V", "iproute2")] };
 
-/// How the case is run.
+/// The options of the case.
 #[derive(Clone)]
 pub(crate) struct Options {
-    /// What the hops speak.
+    /// The HTTP version of the hops.
     pub(crate) protocol: Protocol,
-    /// How long each phase lasts.
+    /// The length of each phase.
     pub(crate) phase: Duration,
-    /// Runs, one after the other. In the first the new hops are cold.
+    /// The number of consecutive runs. In the first run the new hops are cold.
     pub(crate) runs: usize,
     /// JSON instead of tables.
     pub(crate) json: bool,
-    /// Where the picture goes (SVG).
+    /// The output file of the picture (SVG).
     pub(crate) picture: Option<PathBuf>,
-    /// Where documents, logs and a list of all echoes stay; else they are removed.
+    /// The directory in which documents, logs and a list of all echoes are kept; `None` removes them.
     pub(crate) files: Option<PathBuf>,
 }
 
-/// Which HTTP carries the tunnels.
+/// The HTTP version that carries the tunnels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protocol {
-    /// HTTP/3 on every hop: packets as QUIC datagrams.
+    /// HTTP/3 on every hop: packets are QUIC datagrams.
     H3,
-    /// HTTP/2 on every hop: packets as capsules.
+    /// HTTP/2 on every hop: packets are capsules.
     H2,
     /// HTTP/3 from the users to the ingress, HTTP/2 after it.
     Mixed,
@@ -71,9 +71,9 @@ impl Protocol {
         if self == Self::H3 { "h3" } else { "h2" }
     }
 
-    /// Round trips before a request may be sent on a new connection: TCP's where there is one, TLS's, and over HTTP/2
-    /// the settings that say that extended CONNECT is known, which come once the server has seen the certificate; over
-    /// HTTP/3 they come with the handshake's answer.
+    /// Round trips before a request may be sent on a new connection: TCP's, if used, and TLS's. Over HTTP/2 the client
+    /// also waits for the SETTINGS that announce extended CONNECT, which the server sends once it has verified the
+    /// certificate. Over HTTP/3 the SETTINGS arrive with the handshake's response.
     fn handshake_round_trips(self) -> u32 {
         if self == Self::H3 { 1 } else { 3 }
     }
@@ -82,9 +82,9 @@ impl Protocol {
 /// Runs the IP case.
 ///
 /// # Errors
-/// What is missing on this machine, or what failed.
+/// A requirement is missing on this machine, or the case failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    // Seconds before it is written.
+    // The picture is written only at the end, so its path is checked first.
     options.picture.as_deref().map(drawing::probe).transpose()?;
     CASE.requirements()?;
     CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
@@ -96,7 +96,7 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     let played = play::play(options, directory, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
-    // First what people wait for: what became of the picture's path meanwhile is nothing to them.
+    // The report comes first: an error of the picture's path must not suppress it.
     let seconds = begun.elapsed().as_secs_f64();
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), &played, seconds) });
     if let Some(path) = &options.picture {

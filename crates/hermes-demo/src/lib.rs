@@ -1,9 +1,8 @@
-//! `hermes demo`: a whole overlay on this machine, real traffic through it, and what happened.
+//! `hermes demo`: a complete overlay on this machine, real traffic through it, and a report.
 //!
-//! In: nothing but this binary and loopback. Out: a short report, or JSON; exit status 0 only if
-//! everything arrived intact and nothing failed. A controller and three nodes run as processes of
-//! their own; the services that they lead to, and the programs that use them, are in this one.
-//! Never: root, a fixed port, a file outside of one temporary directory, or anything left behind.
+//! In: this binary and loopback. Out: a short report, or JSON; exit status 0 only if everything arrived intact and
+//! nothing failed. A controller and three nodes run as separate processes; the services and their clients run in this
+//! process. Never: root, a fixed port, a file outside of one temporary directory, or anything left behind.
 
 mod ca;
 mod case;
@@ -42,13 +41,13 @@ use report::Report;
 use terminal::{Paint, Progress};
 use traffic::Entrances;
 
-/// The CA of the TLS service: nodes do not know it.
+/// The CA of the TLS service, which nodes do not know.
 const BANK_CA: &str = "bank-ca";
 
-/// How a demo is shown.
+/// Output options of the demo.
 #[derive(Clone, Copy)]
 pub(crate) struct Options {
-    /// Leave it up, and say what to try.
+    /// Keeps the overlay running and prints commands to try.
     pub(crate) keep: bool,
     /// JSON instead of a table.
     pub(crate) json: bool,
@@ -59,7 +58,7 @@ pub(crate) struct Options {
 /// # Errors
 /// The step or the node that failed.
 pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
-    // One thread, which is the main one: children are on the leash of the thread that starts them.
+    // The runtime has one thread, the main one: the leash ends child processes when the thread that started them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut interrupt = Interrupt::listen()?;
@@ -81,7 +80,8 @@ pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What is up, outside of the future that may be cut short: it has to be taken down in order.
+/// The running overlay. It is stored outside of the future, which a signal may cancel, so that it is always stopped in
+/// order.
 #[derive(Default)]
 struct Stage {
     overlay: Option<Overlay>,
@@ -130,7 +130,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Adds what the nodes said to what went wrong.
+    /// Adds the last log lines of the processes to the error.
     async fn explain(&mut self, error: &anyhow::Error) -> anyhow::Error {
         let words = match &mut self.overlay {
             Some(overlay) => format!("\n{}", overlay.last_words().await),

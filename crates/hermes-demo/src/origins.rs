@@ -1,4 +1,4 @@
-//! The services that a demo's overlay leads to: they know nothing of Hermes.
+//! The services of a demo's overlay, which do not depend on Hermes.
 //!
 //! In: loopback. Out: two web servers that differ in their name, one of TLS, an echo over TCP and
 //! one over UDP, all in this process, each on a port that the kernel chose.
@@ -25,19 +25,19 @@ use super::content::{self, content};
 use super::ports::loopback;
 
 const CONNECTIONS: usize = 256;
-/// Of content, which never changes: as the papers' server says it.
+/// The cache lifetime of content, which never changes: the value of the papers' server.
 const FRESH: HeaderValue = HeaderValue::from_static("public, max-age=900");
-/// After an error of accepting that more tries at once would only repeat.
+/// The pause after an accept error, which an immediate retry would only repeat.
 const PAUSE: Duration = Duration::from_millis(50);
 
 type Body = Either<Full<Bytes>, Incoming>;
 pub(super) type ServerTls = Arc<hermes_net::tls::RustlsServerConfig>;
 
-/// Services under way; all end with this value.
+/// The running services; all end with this value.
 pub(crate) struct Origins {
-    /// The web server that the name means at first.
+    /// The web server that the name SHOP maps to at first.
     pub(crate) blue: SocketAddr,
-    /// The one that it means later.
+    /// The web server that SHOP maps to after the change.
     pub(crate) green: SocketAddr,
     /// HTTP over TLS.
     pub(crate) bank: SocketAddr,
@@ -81,7 +81,7 @@ async fn listen() -> io::Result<TcpListener> {
     TcpListener::bind(loopback(0)).await
 }
 
-/// Serves what connects, each connection by a task of its own; ends with the future.
+/// Serves each connection in its own task; ends with the future.
 pub(super) async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -103,7 +103,7 @@ where
 
 /// HTTP over TLS.
 pub(super) async fn serve_https(stream: TcpStream, tls: ServerTls, name: &'static str) {
-    // Who cannot shake hands is told so by TLS.
+    // A failed handshake needs no handling: TLS sends the alert to the client.
     if let Ok(stream) = hermes_net::tls::accept(tls, stream).await {
         serve_http(stream, name).await;
     }
@@ -115,8 +115,8 @@ pub(super) async fn serve_http(stream: impl AsyncRead + AsyncWrite + Unpin + Sen
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// `GET /` and `/whoami` tell the server's name, `GET /content/SEED/LENGTH` sends those bytes, and
-/// `POST /echo` sends back what it gets, as it comes.
+/// `GET /` and `/whoami` return the server's name, `GET /content/SEED/LENGTH` returns those bytes, and `POST /echo`
+/// streams the request body back.
 fn answer(request: Request<Incoming>, name: &'static str) -> Response<Body> {
     let path = request.uri().path();
     match *request.method() {
@@ -159,7 +159,7 @@ async fn echo(mut stream: TcpStream) {
 async fn echo_datagrams(socket: UdpSocket) {
     let mut datagram = vec![0; 65_535];
     loop {
-        // An error here is about an earlier datagram: its sender is gone.
+        // An error here refers to an earlier datagram, whose sender has closed its socket.
         let Ok((length, from)) = socket.recv_from(&mut datagram).await else { continue };
         let _ = socket.send_to(&datagram[..length], from).await;
     }

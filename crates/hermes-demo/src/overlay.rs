@@ -1,9 +1,9 @@
 //! The overlay of the demo: a controller and three nodes on loopback, each a process of this binary.
 //!
-//! In: a directory of its own and the services to lead to. Out: `alice-laptop` (dependent: programs
-//! talk to it), `router` (standalone, in the middle) and `server` (dependent: it knows the services),
-//! enrolled and ready, and the commands by which they are changed. All ends with the value.
-//! Never: a way to the controller that an operator does not have, too: it is told by the same verbs.
+//! In: its own directory and the services. Out: `alice-laptop` (dependent: programs connect to it), `router`
+//! (standalone, in the middle) and `server` (dependent: it knows the services), enrolled and ready, and the commands
+//! that change them. All processes end with the value. Never: private access to the controller; the demo uses an
+//! operator's commands.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -23,22 +23,22 @@ use super::ports::{self, loopback};
 use super::program::{self, Program};
 
 pub(crate) const OVERLAY: &str = "demo";
-/// The nodes, in the order of the way.
+/// The nodes, in the order of the path.
 pub(crate) const NODES: [&str; 3] = ["alice-laptop", "router", "server"];
-/// What the overlay is, in its directory.
+/// The file with the overlay's documents, in its directory.
 pub(crate) const DOCUMENTS: &str = "overlay.yaml";
-/// The controller's directory: the one that verbs look into by themselves.
+/// The controller's directory, which commands use by default.
 const CONTROLLER: &str = "hermes-controller";
 /// The file in a controller's data directory that lets an operator in.
 const OPERATOR_FILE: &str = "operator.json";
-/// Where a node's admin endpoint says that it is ready.
+/// The admin path that reports a node's readiness.
 pub(crate) const READY: &str = "/readyz";
-/// How long a process may take to start.
+/// Limit for the start of a process.
 const START: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(5);
 const SETTLE: Duration = Duration::from_millis(500);
-/// Lines that a failure shows of a process.
+/// The number of log lines of a process that an error contains.
 const LAST_LINES: usize = 8;
 
 /// A controller, three nodes, and what they need.
@@ -49,14 +49,14 @@ pub(crate) struct Overlay {
     services: Services,
 }
 
-/// Where they listen.
+/// The ports of the listeners.
 #[derive(Clone, Copy)]
 pub(crate) struct Ports {
     /// Programs speak HTTP here.
     pub(crate) apps: u16,
-    /// And TCP for `DB:5432`.
+    /// The TCP listener for `DB:5432`.
     pub(crate) database: u16,
-    /// And UDP for `CALL:5004`.
+    /// The UDP listener for `CALL:5004`.
     pub(crate) call: u16,
     router: u16,
     server: u16,
@@ -75,21 +75,21 @@ struct Services {
     call: SocketAddr,
 }
 
-/// A command as it was typed in the demo's directory, and what it said.
+/// A command as typed in the demo's directory, and its output.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Typed {
     /// The command.
     pub(crate) command: String,
-    /// Its standard output.
+    /// The command's standard output.
     pub(crate) said: String,
 }
 
 impl Overlay {
-    /// Starts a controller in `directory`, tells it what the overlay is, and starts nodes that enrol with a token each. They are
-    /// ready.
+    /// Starts a controller in `directory`, applies the overlay's documents, and starts nodes that enrol with a token
+    /// each. Returns when all are ready.
     ///
     /// # Errors
-    /// A process that does not start, with its last lines.
+    /// A process does not start; the error contains its last lines.
     pub(crate) async fn start(directory: TempDir, origins: &Origins) -> anyhow::Result<Self> {
         let services = Services {
             blue: origins.blue,
@@ -100,7 +100,7 @@ impl Overlay {
         };
         let mut this = Self { programs: Vec::new(), ports: free_ports()?, directory, services };
         if this.launch().await.is_err() {
-            // Somebody may have taken a port in between: once more, elsewhere.
+            // Another process may have taken a port in the meantime: the launch is repeated once with other ports.
             this.programs.clear();
             this.ports = free_ports()?;
             this.launch().await?;
@@ -110,7 +110,7 @@ impl Overlay {
 
     async fn launch(&mut self) -> anyhow::Result<()> {
         for name in [&[CONTROLLER][..], &NODES].concat() {
-            // Of a launch that failed.
+            // Removes files of a launch that failed.
             let _ = std::fs::remove_dir_all(self.file(name));
         }
         self.write(self.services.blue, "")?;
@@ -129,7 +129,7 @@ impl Overlay {
         for (program, port) in self.programs[1..].iter_mut().zip(self.ports.admin) {
             wait_ready(program, READY, || Client::connect(loopback(port))).await?;
         }
-        // Used up: nobody could enrol with them again.
+        // The tokens are used: no node could enrol with them again.
         NODES.iter().try_for_each(|name| std::fs::remove_file(self.file(&format!("{name}.token")))).context("tokens")
     }
 
@@ -139,7 +139,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// The controller has written its operator's file, and listens by then.
+    /// Waits for the operator's file; the controller listens once it has written the file.
     async fn wait_operator(&mut self) -> anyhow::Result<()> {
         let file = self.file(CONTROLLER).join(OPERATOR_FILE);
         let is_whole =
@@ -155,13 +155,13 @@ impl Overlay {
         Ok(())
     }
 
-    /// Runs a verb of this binary as somebody types it in the demo's directory.
+    /// Runs a command of this binary as an operator would in the demo's directory.
     ///
     /// # Errors
-    /// It failed, and what it said.
+    /// The command failed; the error contains its output.
     pub(crate) async fn verb(&self, args: &[&str]) -> anyhow::Result<Typed> {
         let mut command = leash::leashed(&[&[&*own()?], args].concat())?;
-        // As for nodes, Ctrl-C is not for it; nor is it for an operator of another overlay.
+        // Ctrl-C must not reach the command directly, as for nodes; and it must not use credentials of another overlay.
         command.current_dir(self.directory()).env_remove("HERMES_OPERATOR").process_group(0).stdin(Stdio::null());
         let output = tokio::process::Command::from(command).kill_on_drop(true).output().await?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -180,17 +180,17 @@ impl Overlay {
         self.file(name).into_os_string().into_string().ok().context("the path of the temporary directory is not text")
     }
 
-    /// The document that a node runs, as its controller compiled it.
+    /// The document that a node runs, as compiled by its controller.
     pub(crate) fn document(&self, node: &str) -> PathBuf {
         self.file(node).join("document.json")
     }
 
-    /// Where everything lies.
+    /// The directory of the overlay.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Changes the documents: SHOP is the other server, and NEWS, a name that there was not, the one that SHOP was.
+    /// Changes the documents: SHOP maps to the other server, and the new name NEWS to the one that SHOP mapped to.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -202,20 +202,21 @@ impl Overlay {
         self.write(green, &news)
     }
 
-    /// By which SHOP is the first server again.
+    /// The documents that map SHOP to the first server again.
     pub(crate) fn edit_back(&self) -> String {
         let Services { blue, green, .. } = self.services;
         format!("sed -i '/name: SHOP/s/{}/{}/' {DOCUMENTS}", green.port(), blue.port())
     }
 
-    /// Ends the nodes in order.
+    /// Stops the nodes in order.
     pub(crate) async fn stop(&mut self) {
         program::stop_all(&mut self.programs, STOP).await;
     }
 
-    /// What the processes said last, for whoever has to find out what went wrong. A dead one speaks alone.
+    /// The last log lines of the processes, for the diagnosis of a failure. If a process died, only its lines are
+    /// shown.
     pub(crate) async fn last_words(&mut self) -> String {
-        // Of a node that died its connections are heard to end before the node itself.
+        // The connections of a node that died end before its process does, so the check waits briefly.
         let settled = Instant::now() + SETTLE;
         loop {
             for program in &mut self.programs {
@@ -238,7 +239,7 @@ impl Overlay {
         std::fs::write(&file, self.documents(shop) + more).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// `shop` is where the name SHOP lives.
+    /// Renders the documents; `shop` is the address that SHOP maps to.
     fn documents(&self, shop: SocketAddr) -> String {
         let Ports { apps, database, call, router, server, admin, .. } = self.ports;
         let Services { bank, database: echo, call: datagrams, .. } = self.services;
@@ -294,10 +295,10 @@ fn own() -> anyhow::Result<String> {
     own.into_os_string().into_string().ok().context("the path of the hermes binary is not text")
 }
 
-/// Starts `hermes proxy` with a document; `prefix` is a command line that runs it (`ip netns exec`).
+/// Starts `hermes proxy` with a document; `prefix` is a command line that wraps it (`ip netns exec`).
 ///
 /// # Errors
-/// It cannot be started.
+/// The process cannot be started.
 pub(crate) fn start_node(directory: &Path, name: &str, config: &Path, prefix: &[&str]) -> anyhow::Result<Program> {
     let own = own()?;
     let config = config.to_str().context("the path of a document is not text")?;
@@ -305,10 +306,10 @@ pub(crate) fn start_node(directory: &Path, name: &str, config: &Path, prefix: &[
     Program::start(name, &directory.join(format!("{name}.log")), &command)
 }
 
-/// Waits until a node says that it is ready, by 200 for this path. `dial` connects to its admin endpoint.
+/// Waits until a node answers this path with 200. `dial` connects to its admin endpoint.
 ///
 /// # Errors
-/// It ended, or is not ready in time; with its last lines.
+/// The node exited, or is not ready in time; the error contains its last lines.
 pub(crate) async fn wait_ready<F>(program: &mut Program, path: &str, dial: impl Fn() -> F) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<Client>>,

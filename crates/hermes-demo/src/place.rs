@@ -1,8 +1,8 @@
-//! Machines of a demo's network: a namespace each, with one address, behind a router that is one too.
+//! Machines of a demo's network: namespaces with one address each, behind a router that is a namespace too.
 //!
-//! In: root and iproute2. Out: places that are gone with their values. Sockets are opened inside of a
-//! place by a thread that enters it for that moment; programs are started there by `ip netns exec`.
-//! Never: a change to the namespace that the demo itself runs in.
+//! In: root and iproute2. Out: namespaces that are removed with their values. A thread enters a namespace only to open
+//! a socket; programs are started there by `ip netns exec`. Never: a change to the namespace in which the demo itself
+//! runs.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,15 +16,15 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
-/// Of every connection: the paper's machines had it, and this machine may have another default.
+/// The congestion control of every connection, as on the paper's machines; this machine's default may differ.
 pub(crate) const CONGESTION_CONTROL: &str = "cubic";
 /// Kernel buffer of UDP sockets: seconds of video.
 const UDP_BUFFER: usize = 16 << 20;
 
-/// Where a demo's files go: a directory that is removed in the end, or the one that was asked for and stays.
+/// The directory of a demo's files: a temporary one, or the requested one, which remains.
 ///
 /// # Errors
-/// It cannot be made, or there is something in it already.
+/// The directory cannot be created, or is not empty.
 pub(crate) fn directory(prefix: &str, wanted: Option<&Path>) -> anyhow::Result<(TempDir, PathBuf)> {
     let temporary = tempfile::Builder::new().prefix(prefix).tempdir().context("no temporary directory")?;
     let Some(wanted) = wanted else {
@@ -42,20 +42,20 @@ pub(crate) fn directory(prefix: &str, wanted: Option<&Path>) -> anyhow::Result<(
     Ok((temporary, wanted.to_owned()))
 }
 
-/// A namespace with one address; gone when it is dropped.
+/// A namespace with one address; dropping it removes the namespace.
 #[derive(Debug)]
 pub(crate) struct Place {
     name: String,
-    /// Its address, as others know it.
+    /// The namespace's address in the lab network.
     pub(crate) address: Ipv4Addr,
 }
 
 impl Place {
-    /// Makes one. `prefix` tells demos apart, `number` networks of one process; the demo's pid between them tells
-    /// whose it is.
+    /// Creates a namespace. `prefix` identifies the demo, `number` the network within a process; the demo's pid between
+    /// them identifies the owner.
     ///
     /// # Errors
-    /// What iproute2 said.
+    /// Returns iproute2's error output.
     pub(crate) fn new(prefix: &str, number: usize, what: &str, address: Ipv4Addr) -> anyhow::Result<Self> {
         let name = format!("{prefix}{}-{number}-{what}", std::process::id());
         feed(Command::new("ip").args(["netns", "add", &name]), "")?;
@@ -64,16 +64,16 @@ impl Place {
         Ok(this)
     }
 
-    /// Its name, as `ip netns` has it.
+    /// The name in `ip netns`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Gives a place a link of its own to this router, which has the first address of the place's /24. `link` is what
-    /// `ip link set` does to both ends.
+    /// Connects a namespace to this router, which has the first address of the namespace's /24. `link` holds arguments
+    /// of `ip link set` for both ends.
     ///
     /// # Errors
-    /// What iproute2 said.
+    /// Returns iproute2's error output.
     pub(crate) fn attach(&self, place: &Self, device: &str, link: &str) -> anyhow::Result<()> {
         let [a, b, c, _] = place.address.octets();
         let mut ip = Command::new("ip");
@@ -88,7 +88,7 @@ impl Place {
         self.ip(&format!("addr add {a}.{b}.{c}.1/24 dev {device}\nlink set {device} {link} up\n"))
     }
 
-    /// Lets it pass on what is not for itself.
+    /// Enables IP forwarding.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -96,20 +96,20 @@ impl Place {
         self.sysctl("net/ipv4/ip_forward", "1")
     }
 
-    /// Sets one of the kernel's knobs that each namespace has.
+    /// Sets a sysctl of the namespace.
     ///
     /// # Errors
-    /// The kernel refuses, or has none of that name.
+    /// The kernel refuses, or has no sysctl of that name.
     pub(crate) fn sysctl(&self, name: &str, value: &str) -> anyhow::Result<()> {
         self.inside(|| std::fs::write(Path::new("/proc/sys").join(name), value))
     }
 
-    /// The words before a command line that make it run here.
+    /// The start of a command line that runs the rest in this namespace.
     pub(crate) fn prefix(&self) -> [&str; 4] {
         ["ip", "netns", "exec", &self.name]
     }
 
-    /// A command line that runs here.
+    /// A command line that runs in this namespace.
     pub(crate) fn command(&self, command: &[&str]) -> Command {
         let [ip, rest @ ..] = self.prefix();
         let mut all = Command::new(ip);
@@ -120,17 +120,17 @@ impl Place {
     /// Lines of `ip -batch`.
     ///
     /// # Errors
-    /// What iproute2 said.
+    /// Returns iproute2's error output.
     pub(crate) fn ip(&self, lines: &str) -> anyhow::Result<()> {
         let mut ip = Command::new("ip");
         ip.args(["-n", &self.name, "-batch", "-"]);
         feed(ip, lines).map(drop)
     }
 
-    /// Does something on a thread that is here for so long. It must not wait for the network.
+    /// Runs `act` on a thread that enters the namespace for this call. `act` must not wait for the network.
     ///
     /// # Errors
-    /// Its own, or the place cannot be entered.
+    /// Returns the error of `act`, or the namespace cannot be entered.
     pub(crate) fn inside<T: Send>(&self, act: impl FnOnce() -> io::Result<T> + Send) -> anyhow::Result<T> {
         let enter = || -> io::Result<T> {
             let namespace = File::open(Path::new("/run/netns").join(&self.name))?;
@@ -178,8 +178,8 @@ impl Place {
         Ok(UdpSocket::from_std(socket)?)
     }
 
-    /// Whether somebody has this UDP port. Looked up: to bind it for a look would take it from
-    /// whoever binds it at that moment.
+    /// Whether a socket is bound to this UDP port. The kernel's table is read instead of a test bind, which could take
+    /// the port from a program that binds at that moment.
     pub(crate) fn has_udp(&self, port: u16) -> bool {
         let tables = ["udp", "udp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
         let read = self.inside(|| Ok(tables.map(|table| std::fs::read_to_string(table).unwrap_or_default())));
@@ -199,7 +199,7 @@ fn lists(table: &str, port: u16) -> bool {
     table.lines().skip(1).any(|line| line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&ending)))
 }
 
-/// Removes what demos of this prefix that were killed left behind.
+/// Removes the leftovers of killed demos with this prefix.
 pub(crate) fn sweep(prefix: &str) {
     let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
     for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -210,10 +210,10 @@ pub(crate) fn sweep(prefix: &str) {
     }
 }
 
-/// Runs a command to its end with this input. Returns what it said.
+/// Runs a command to its end with this input. Returns its output.
 ///
 /// # Errors
-/// What it said on standard error.
+/// Returns the command's standard error.
 pub(crate) fn feed(mut command: impl std::borrow::BorrowMut<Command>, input: &str) -> anyhow::Result<Vec<u8>> {
     let command = command.borrow_mut();
     let line = format!("{command:?}").replace('"', "");
@@ -224,7 +224,7 @@ pub(crate) fn feed(mut command: impl std::borrow::BorrowMut<Command>, input: &st
         .spawn()
         .with_context(|| line.clone())?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Who does not read its input says why on standard error.
+        // A command that does not read its input reports the reason on standard error.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;

@@ -1,8 +1,7 @@
-//! Ports of loopback that nobody uses.
+//! Unused ports of loopback.
 //!
-//! In: how many. Out: as many, each free for TCP and for UDP a moment ago. They lie below the range
-//! that the kernel gives to outgoing connections, so that none of those takes one before its node
-//! listens there.
+//! In: a count. Out: that many ports, each free for TCP and UDP a moment ago. They lie below the kernel's ephemeral
+//! range, so that no outgoing connection takes one before its node listens there.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
@@ -18,7 +17,7 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-/// Chooses ports, beginning somewhere by chance: demos may run side by side.
+/// Chooses ports from a random start, since demos may run side by side.
 ///
 /// # Errors
 /// Too few are free.

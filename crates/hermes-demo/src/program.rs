@@ -1,7 +1,7 @@
-//! A child process of a demo: started on the leash, its output in a file, ended with its owner.
+//! A child process of a demo: started on the leash, its output in a file, stopped with its owner.
 //!
-//! In: a name, a command line, a file for what it says. Out: whether it runs, and its last words.
-//! Never: a process that outlives this value.
+//! In: a name, a command line, a file for the output. Out: the state of the process, and its last lines. Never: a
+//! process that outlives this value.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,25 +18,25 @@ use tokio::time::Instant;
 
 use super::leash;
 
-/// How often a process is asked whether it ended: the kernel tells only who waits for it.
+/// The interval at which a process is polled for its exit: the kernel notifies only a blocking wait.
 const LOOK: Duration = Duration::from_millis(5);
-/// The end of a log that is read for its last lines.
+/// The part of a log that is read for its last lines.
 const TAIL: u64 = 16 << 10;
 
 /// A running child.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// What people call it.
+    /// The name in messages.
     pub(crate) name: String,
     child: Child,
     log: PathBuf,
 }
 
 impl Program {
-    /// Starts a command; what it says on both outputs goes to `log`.
+    /// Starts a command; both of its outputs are appended to `log`.
     ///
     /// # Errors
-    /// It cannot be started, or the log cannot be written.
+    /// The command cannot be started, or the log cannot be written.
     pub(crate) fn start<S: AsRef<OsStr>>(name: &str, log: &Path, command: &[S]) -> anyhow::Result<Self> {
         let failed = || format!("{name} cannot be started");
         let file = File::options().create(true).append(true).open(log).with_context(failed)?;
@@ -44,20 +44,20 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(file.try_clone().with_context(failed)?)
             .stderr(file)
-            // Ctrl-C is for the demo, which ends its children in order.
+            // Ctrl-C must reach only the demo, which stops its children in order.
             .process_group(0)
             .spawn()
             .with_context(failed)?;
         Ok(Self { name: name.to_owned(), child, log: log.to_owned() })
     }
 
-    /// How it ended; `None` while it runs.
+    /// The exit status; `None` while the process runs.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
-        // An error means that there is no such child, which cannot be: it is ours until we wait.
+        // An error would mean that the child does not exist, which is impossible before it is waited for.
         self.child.try_wait().ok().flatten()
     }
 
-    /// Waits for its end; `None` where it still runs after `patience`.
+    /// Waits for the exit; `None` if the process still runs after `patience`.
     pub(crate) async fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
         let until = Instant::now() + patience;
         loop {
@@ -71,15 +71,15 @@ impl Program {
         }
     }
 
-    /// Sends a signal; one that has ended is not hurt.
+    /// Sends a signal; no effect on a process that has ended.
     pub(crate) fn signal(&mut self, signal: Signal) {
         if self.ended().is_none() {
-            // Not waited for yet, so the pid is still its own.
+            // The process was not waited for yet, so its pid is not reused.
             let _ = kill(Pid::from_raw(self.child.id().cast_signed()), signal);
         }
     }
 
-    /// Asks it to end, and makes it after `patience`.
+    /// Requests the exit, and kills the process after `patience`.
     pub(crate) async fn stop(&mut self, patience: Duration) {
         self.signal(Signal::SIGTERM);
         if self.wait(patience).await.is_none() {
@@ -88,7 +88,7 @@ impl Program {
         }
     }
 
-    /// The last lines that it said.
+    /// The last lines of the output.
     pub(crate) fn last_lines(&self, count: usize) -> Vec<String> {
         let text = tail(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -96,7 +96,7 @@ impl Program {
     }
 }
 
-/// Ends them in order, all at once.
+/// Stops all processes: the exit is requested in order, the waits run in parallel.
 pub(crate) async fn stop_all(programs: &mut [Program], patience: Duration) {
     programs.iter_mut().for_each(|program| program.signal(Signal::SIGTERM));
     for program in programs {
@@ -104,7 +104,7 @@ pub(crate) async fn stop_all(programs: &mut [Program], patience: Duration) {
     }
 }
 
-/// What each node said last.
+/// The last log lines of each node.
 pub(crate) fn last_words(programs: &mut [Program]) -> String {
     let mut text = String::new();
     for program in programs {

@@ -1,7 +1,7 @@
-//! What the demo says in the end.
+//! The report of the demo.
 //!
-//! In: what was measured. Out: a short text that somebody who never heard of Hermes understands, or
-//! JSON. Never: a claim that was not measured in this run.
+//! In: measurements. Out: a short text for readers who do not know Hermes, or JSON. Never: a claim that was not
+//! measured in this run.
 
 use std::io::Write;
 use std::time::Duration;
@@ -20,9 +20,9 @@ pub(super) struct Report {
     intact: bool,
     nodes: [&'static str; 3],
     start_ms: u64,
-    /// Nodes, as the controller knows them.
+    /// The list of nodes from the controller.
     listed: Typed,
-    /// What would change.
+    /// The output of the command that plans the change.
     planned: Typed,
     traffic: Vec<Carried>,
     change: Changed,
@@ -45,7 +45,7 @@ impl Report {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// `is_kept`: it stays up, and what to try follows.
+    /// Renders the text. With `is_kept` the overlay keeps running, and commands to try follow.
     pub(super) fn text(&self, paint: Paint, is_kept: bool) -> String {
         let again = match is_kept {
             true => String::new(),
@@ -114,7 +114,7 @@ fn row(carried: &Carried) -> Vec<String> {
     ]
 }
 
-/// A command, and what it said.
+/// A command, and its output.
 fn typed(paint: Paint, typed: &Typed) -> String {
     let said: String = typed.said.lines().map(|line| format!("    {line}\n")).collect();
     format!("    {}\n{}", paint.bold(&format!("$ {}", typed.command)), paint.dim(&said))
@@ -188,7 +188,7 @@ pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
     text + &format!("\n  Documents and logs are in {directory}. Ctrl-C ends the demo.\n")
 }
 
-/// Writes to standard output. A reader that went away is no failure.
+/// Writes to standard output. A closed pipe is not an error.
 pub(super) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -1,8 +1,7 @@
-//! What people see: progress while a demo runs, colours and tables.
+//! Terminal output: progress while a demo runs, colours and tables.
 //!
-//! In: texts. Out: on a terminal one line that is written anew, elsewhere plain lines, both on
-//! standard error; tables as text. Never: an escape sequence where no terminal reads it, or where
-//! `NO_COLOR` is set.
+//! In: texts. Out: on a terminal one line that is redrawn, elsewhere plain lines, both on standard error; tables as
+//! text. Never: an escape sequence without a terminal, or if `NO_COLOR` is set.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +11,7 @@ use tokio::task::JoinSet;
 
 const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⠴", "⠦", "⠇", "⠏", "⠛"];
 const REDRAW: Duration = Duration::from_millis(80);
-/// Elsewhere than on a terminal details are said so rarely.
+/// The interval of detail lines if standard error is not a terminal.
 const PLAIN_DETAIL: Duration = Duration::from_secs(15);
 const CLEAR: &str = "\r\x1b[2K";
 
@@ -21,12 +20,12 @@ pub(crate) struct Progress {
     text: Arc<Mutex<String>>,
     live: bool,
     said: Mutex<Instant>,
-    /// Draws; ends with this value.
+    /// The task that draws; it ends with this value.
     _drawing: JoinSet<()>,
 }
 
 impl Progress {
-    /// Begins. Inside of a runtime.
+    /// Starts to draw. Requires a runtime.
     pub(crate) fn begin() -> Self {
         let live = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         let text = Arc::new(Mutex::new(String::new()));
@@ -37,7 +36,7 @@ impl Progress {
         Self { text, live, said: Mutex::new(Instant::now()), _drawing: drawing }
     }
 
-    /// A new step.
+    /// Shows a new step.
     pub(crate) fn step(&self, text: &str) {
         self.set(text);
         if !self.live {
@@ -45,7 +44,7 @@ impl Progress {
         }
     }
 
-    /// How far the step is.
+    /// Shows the progress of the step.
     pub(crate) fn detail(&self, text: &str) {
         self.set(text);
         let said = *self.said.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +58,7 @@ impl Progress {
     }
 
     fn say(&self, text: &str) {
-        // Who closed standard error does not want to know.
+        // An error means that standard error is closed; progress is then not needed.
         let _ = writeln!(std::io::stderr(), "demo: {text}");
         *self.said.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
@@ -82,36 +81,36 @@ async fn draw(text: Arc<Mutex<String>>) {
     }
 }
 
-/// Colours, where they are wanted.
+/// ANSI styles, if enabled.
 #[derive(Clone, Copy)]
 pub(crate) struct Paint {
     on: bool,
 }
 
 impl Paint {
-    /// As standard output can show it.
+    /// The styles that standard output supports.
     pub(crate) fn for_stdout() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let able = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         Self { on: wanted && able && std::io::stdout().is_terminal() }
     }
 
-    /// Names and headings.
+    /// Style for names and headings.
     pub(crate) fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
 
-    /// What may be skipped.
+    /// Style for details that a reader may skip.
     pub(crate) fn dim(self, text: &str) -> String {
         self.with("2", text)
     }
 
-    /// What went well.
+    /// Style for success.
     pub(crate) fn good(self, text: &str) -> String {
         self.with("32", text)
     }
 
-    /// What did not.
+    /// Style for failure.
     pub(crate) fn bad(self, text: &str) -> String {
         self.with("31", text)
     }
@@ -121,16 +120,16 @@ impl Paint {
     }
 }
 
-/// How a column is set.
+/// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
-    /// Words.
+    /// Left, for words.
     Left,
-    /// Numbers.
+    /// Right, for numbers.
     Right,
 }
 
-/// A table: a heading and rows of as many cells, each column as wide as its widest cell.
+/// Renders a table: a heading and rows of as many cells. Each column is as wide as its widest cell.
 pub(crate) fn table(paint: Paint, columns: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = columns
         .iter()
@@ -157,7 +156,7 @@ fn pad(cell: &str, align: Align, width: usize) -> String {
     }
 }
 
-/// A number with its thousands set off.
+/// A number with thousands separators.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -170,7 +169,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Bytes as people say them.
+/// A byte count with a unit.
 pub(crate) fn bytes(count: u64) -> String {
     let megabytes = count as f64 / 1e6;
     if megabytes >= 1.0 { format!("{megabytes:.1} MB") } else { format!("{:.1} kB", count as f64 / 1e3) }

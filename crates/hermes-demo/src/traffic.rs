@@ -1,8 +1,7 @@
-//! Real traffic of all four kinds, sent into the overlay as ordinary programs would send it.
+//! Real traffic of four kinds, sent into the overlay as ordinary programs would send it.
 //!
-//! In: where the laptop's node listens. Out: for each kind how much crossed and how long one
-//! exchange took. Every byte that comes back is compared with what it has to be; the first
-//! difference, and the first failure, ends the demo.
+//! In: the listeners of the laptop's node. Out: for each kind the amount of traffic and the duration of an exchange.
+//! Every received byte is compared with the expected one; the first difference or failure ends the demo.
 
 mod byte_streams;
 mod datagrams;
@@ -21,18 +20,18 @@ use super::terminal::Progress;
 /// Clients of a kind at once.
 const CLIENTS: u64 = 4;
 
-/// What crossed the overlay.
+/// The traffic of one kind.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Carried {
     /// `http`, `https`, `tcp` or `udp`.
     pub(crate) kind: &'static str,
-    /// What the program asked for.
+    /// The target that the program requested.
     pub(crate) asked_for: String,
-    /// As what it went from node to node.
+    /// The protocol that carried it between nodes.
     pub(crate) carried_as: &'static str,
-    /// What is counted.
+    /// The unit of `exchanges`.
     pub(crate) unit: &'static str,
-    /// How many.
+    /// The number of exchanges.
     pub(crate) exchanges: u64,
     /// Bytes that were compared, there and back.
     pub(crate) bytes: u64,
@@ -40,7 +39,7 @@ pub(crate) struct Carried {
     pub(crate) median_us: u64,
 }
 
-/// What one client did.
+/// The results of one client.
 #[derive(Debug, Default)]
 struct Tally {
     exchanges: u64,
@@ -67,7 +66,7 @@ impl Tally {
     }
 }
 
-/// Where programs go in.
+/// The listeners that programs connect to.
 #[derive(Clone, Copy)]
 pub(crate) struct Entrances<'a> {
     /// HTTP.

@@ -1,9 +1,9 @@
-//! `hermes demo unstable`: downloads over three links of which one is up at a time, a second each.
+//! `hermes demo unstable`: downloads over three links, one of which is up at a time, for a second each.
 //!
-//! In: root, TUN devices, iproute2 and curl; Envoy where there is one. Out: what arrives directly, through Envoys as in the
-//! papers, and through Hermes, and when, beside the papers' figures and what physics allows; a picture of the bytes that
-//! each link carried. Exit status 0 only if everything that was asked for through Hermes came whole.
-//! Never: anything outside of namespaces and of a directory that it made itself.
+//! In: root, TUN devices, iproute2 and curl; Envoy if installed. Out: the completed downloads and their duration:
+//! directly, through Envoys as in the papers, and through Hermes, beside the papers' figures and the physical limit. A
+//! picture shows the bytes that each link carried. Exit status 0 only if every download through Hermes is complete.
+//! Never: a change outside of namespaces and of a directory that the demo created.
 
 mod chain;
 mod envoy;
@@ -36,44 +36,44 @@ const CASE: Case = Case {
     programs: &[("ip", "-V", "iproute2"), ("curl", "-V", "curl")],
 };
 
-/// How the case is run.
+/// The options of the case.
 #[derive(Clone)]
 pub(crate) struct Options {
-    /// What nodes of Hermes speak to each other.
+    /// The HTTP version between nodes of Hermes.
     pub(crate) protocol: Protocol,
-    /// What is asked for, in bytes.
+    /// The sizes of the downloads, in bytes.
     pub(crate) sizes: Vec<u64>,
-    /// Downloads of each size on each way, at other moments of the links' turns.
+    /// Downloads of each size on each way, at different positions in the links' cycle.
     pub(crate) tries: u32,
-    /// The same on ways on which next to nothing arrives.
+    /// The number of downloads on ways on which next to nothing arrives.
     pub(crate) hopeless_tries: u32,
-    /// How long a client waits for what does not come by Hermes.
+    /// The client timeout for downloads without Hermes.
     pub(crate) patience: Duration,
-    /// How it is tried, in the table's order.
+    /// The ways, in the table's order.
     pub(crate) ways: Vec<Way>,
-    /// Envoy's binary, where it is not on the path.
+    /// The path of Envoy's binary, if it is not in the PATH.
     pub(crate) envoy: Option<PathBuf>,
     /// JSON instead of a table.
     pub(crate) json: bool,
-    /// Where the picture goes (SVG).
+    /// The output file of the picture (SVG).
     pub(crate) picture: Option<PathBuf>,
-    /// Where documents and logs stay; else they are removed.
+    /// The directory in which documents and logs are kept; `None` removes them.
     pub(crate) files: Option<PathBuf>,
 }
 
-/// How much is done, where nothing else is said.
+/// The extent of the case, which sets the defaults of other options.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Extent {
-    /// A look: 45 KB, once.
+    /// One download of 45 KB.
     Quick,
-    /// What the table needs, in minutes.
+    /// The downloads that the table needs; takes minutes.
     Usual,
-    /// Everything, in an hour.
+    /// All downloads; takes an hour.
     Full,
 }
 
 impl Extent {
-    /// Sizes, downloads of each, and how long a client waits.
+    /// The default sizes, downloads of each, and client timeout in seconds.
     pub(crate) fn defaults(self) -> (Vec<u64>, u32, u64) {
         let [smallest, small, large, _] = way::SIZES;
         match self {
@@ -84,7 +84,7 @@ impl Extent {
     }
 }
 
-/// Which HTTP carries the hops.
+/// The HTTP version of the hops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protocol {
@@ -95,7 +95,7 @@ pub(crate) enum Protocol {
 }
 
 impl Protocol {
-    /// As documents have it.
+    /// The name in documents.
     fn name(self) -> &'static str {
         match self {
             Self::H2 => "h2",
@@ -105,7 +105,7 @@ impl Protocol {
 }
 
 impl Options {
-    /// The size whose bytes are drawn: 1 MB shows most, since larger ones only go on like that.
+    /// The size that the picture shows: 1 MB, since larger downloads only repeat the pattern.
     fn drawn(&self) -> u64 {
         let largest = self.sizes.iter().copied().max().unwrap_or_default();
         if self.sizes.contains(&way::SIZES[2]) { way::SIZES[2] } else { largest }
@@ -115,9 +115,9 @@ impl Options {
 /// Runs the unstable case.
 ///
 /// # Errors
-/// What is missing on this machine, or what failed.
+/// A requirement is missing on this machine, or the case failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    // What was named on purpose is there before minutes go by.
+    // A binary that the user named is checked before the case runs for minutes.
     let envoy = options.envoy.as_deref().map(envoy::named).transpose()?;
     options.picture.as_deref().map(drawing::probe).transpose()?;
     CASE.requirements()?;
@@ -133,7 +133,7 @@ async fn show(options: &Options, envoy: Option<PathBuf>, directory: &Path) -> an
     let played = play::play(options, &setting, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
-    // First what people wait for: what became of the picture's path meanwhile is nothing to them.
+    // The report comes first: an error of the picture's path must not suppress it.
     let seconds = begun.elapsed().as_secs_f64();
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), seconds) });
     if let Some(path) = &options.picture {

@@ -1,10 +1,10 @@
 //! `hermes demo video`: the video case of the paper's Section IV-A.
 //!
-//! In: root, ffmpeg, iproute2 and nftables. Out: one and two minutes of video, streamed as RTP over
-//! UDP along a path that loses one packet in a hundred: once straight to the user, once through an
-//! overlay of five nodes that carries the same datagrams over HTTP/2 with mutual TLS; and what of
-//! it arrived, beside the paper's Table V. Exit status 0 only if the overlay lost nothing.
-//! Never: anything outside of namespaces and of a directory that it made itself.
+//! In: root, ffmpeg, iproute2 and nftables. Out: one and two minutes of video, streamed as RTP over UDP along a path
+//! that loses one packet in a hundred. Each clip is streamed directly to the user, and through an overlay of five nodes
+//! that carries the datagrams over HTTP/2 with mutual TLS. The report compares the received streams with the paper's
+//! Table V. Exit status 0 only if the overlay lost nothing. Never: a change outside of namespaces and of a directory
+//! that the demo created.
 
 mod clip;
 mod figures;
@@ -46,25 +46,25 @@ const CASE: Case = Case {
     ],
 };
 
-/// How the case is run.
+/// The options of the case.
 #[derive(Clone)]
 pub(crate) struct Options {
-    /// Length of the shorter clip; the other is twice as long. The paper's is a minute.
+    /// Length of the shorter clip in seconds; the other is twice as long. The paper's is a minute.
     pub(crate) seconds: u64,
-    /// Runs in all.
+    /// The total number of runs.
     pub(crate) runs: usize,
-    /// Runs side by side, each in namespaces of its own.
+    /// The number of parallel runs, each in its own namespaces.
     pub(crate) at_once: usize,
     /// JSON instead of a table.
     pub(crate) json: bool,
-    /// Where clips, streams, documents and logs stay; else they are removed.
+    /// The directory in which clips, streams, documents and logs are kept; `None` removes them.
     pub(crate) files: Option<PathBuf>,
 }
 
 /// Runs the video case.
 ///
 /// # Errors
-/// What is missing on this machine, or what kept a stream from its end.
+/// A requirement is missing on this machine, or a stream was not sent or received to its end.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     CASE.requirements()?;
     clip::can_encode()?;
@@ -86,7 +86,7 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     Ok(if figures.overlay_is_perfect() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The rounds, and why some came to nothing.
+/// Runs all rounds; returns the results, and the reasons of failed rounds.
 async fn play_all(
     options: &Options,
     clips: &[Clip],
@@ -111,7 +111,8 @@ async fn play_all(
         tokio::select! {
             Some(played) = playing.join_next() => match played? {
                 Ok(round) => rounds.push(round),
-                // One of many is told with the others; when none came to anything, that is all there is to tell.
+                // A failure of one run among many is listed in the report; if every run failed, the last error is
+                // returned.
                 Err(error) if failed.len() + 1 < options.runs => failed.push(format!("{error:#}")),
                 Err(error) => return Err(error),
             },

@@ -1,7 +1,8 @@
-//! Bytes that can be checked without being kept: a stream whose every position is known from a seed.
+//! Bytes that can be verified without being stored: a stream whose every position follows from a seed.
 //!
-//! In: a seed and an offset. Out: the bytes there, or the first position at which given bytes differ. Both ends of
-//! a transfer make the same stream, so a missing, doubled or moved byte shows at once. Not for secrecy.
+//! In: a seed and an offset. Out: the bytes there, or the first position at which given bytes differ. Both ends of a
+//! transfer generate the same stream, so a missing, duplicated or moved byte is detected at once. The stream is not
+//! cryptographically secure.
 
 /// A reproducible stream of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

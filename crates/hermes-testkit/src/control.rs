@@ -1,7 +1,7 @@
-//! A controller, nodes and origins, on a loopback address of their own.
+//! A controller, nodes and origins, on their own loopback address.
 //!
-//! In: overlay documents, and verbs of the operator. Out: running processes, and what they print.
-//! Never: an error value. A fixture that cannot be had fails the test.
+//! In: overlay documents, and operator commands. Out: running processes, and their output. Never: an error value. A
+//! fixture that cannot be created fails the test.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure of the fixture is a failure of the test")]
 #![allow(clippy::missing_panics_doc, reason = "all of them panic when the process does")]
@@ -28,32 +28,32 @@ use crate::{
     process::{Program, Running},
 };
 
-/// How long a test waits for an effect of the controller.
+/// The time that a test waits for an effect of the controller.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A controller, and the nodes that follow it. Dropping it ends the controller.
 pub struct Bed {
-    /// Where all processes keep their state and logs.
+    /// The directory of the state and logs of all processes.
     pub directory: tempfile::TempDir,
     /// The loopback address of this test.
     pub address: Ipv4Addr,
     controller: Option<Running>,
-    /// Whether the store is an etcd, be it alive or not.
+    /// Whether the store is an etcd, running or not.
     has_etcd: bool,
     etcd: Option<Running>,
-    /// A second one, at the same etcd.
+    /// A second controller with the same etcd.
     second: Option<Running>,
-    /// What the controllers seal the authority's key with.
+    /// The file with the key that encrypts (seals) the CA's private key.
     pub seal: Option<PathBuf>,
 }
 
-/// Waits until this holds.
+/// Waits until the condition holds.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     patience::until(what, || std::future::ready(holds())).await;
 }
 
 impl Bed {
-    /// With two controllers at an etcd.
+    /// Starts two controllers with one etcd.
     pub async fn with_etcd() -> Self {
         let mut this = Self::nothing();
         this.start_etcd().await;
@@ -72,7 +72,7 @@ impl Bed {
         sigkill(self.second.take().unwrap());
     }
 
-    /// A controller that listens, as soon as its store is there.
+    /// Starts a controller and waits until it listens, which requires its store.
     async fn started(&self, name: &str, port: u16) -> Running {
         let running = self.launch(name, self.state(name), port);
         let operator = self.state(name).join("operator.json");
@@ -131,7 +131,7 @@ impl Bed {
         Self { directory, address, controller: None, has_etcd: false, etcd: None, second: None, seal: None }
     }
 
-    /// With a controller that seals the authority's key.
+    /// Starts a controller that seals the CA's private key.
     pub async fn sealed(seal: &str) -> Self {
         let mut this = Self::nothing();
         this.seal = Some(this.state(seal));
@@ -139,14 +139,14 @@ impl Bed {
         this
     }
 
-    /// With a controller that has nothing yet.
+    /// Starts a controller without any documents.
     pub async fn new() -> Self {
         let mut this = Self::nothing();
         this.start_controller().await;
         this
     }
 
-    /// The same at an address that other namespaces reach.
+    /// Starts a controller at an address that other namespaces reach.
     pub async fn at(address: Ipv4Addr) -> Self {
         let mut this = Self::nothing_at(address);
         this.start_controller().await;
@@ -175,12 +175,12 @@ impl Bed {
         self.controller = Some(launched);
     }
 
-    /// One that does not listen as long as its store is away.
+    /// Starts a controller without waiting: it does not listen while its store is unreachable.
     pub fn launch_controller(&mut self) {
         self.controller = Some(self.launch("controller", self.state("controller"), 9400));
     }
 
-    /// Bytes that the controller has in memory.
+    /// The controller's resident memory in bytes.
     pub fn weight(&self) -> u64 {
         self.controller.as_ref().unwrap().usage().unwrap().memory.rss
     }
@@ -190,12 +190,12 @@ impl Bed {
         sigkill(self.controller.take().unwrap());
     }
 
-    /// A verb of the operator, at a controller that lives.
+    /// Runs an operator command at a running controller.
     pub fn hermes(&self, args: &[&str], input: &str) -> Output {
         self.hermes_at(if self.controller.is_some() { "controller" } else { "second" }, args, input)
     }
 
-    /// A verb of the operator at this controller.
+    /// Runs an operator command at this controller.
     pub fn hermes_at(&self, controller: &str, args: &[&str], input: &str) -> Output {
         let mut child = Command::new(hermes())
             .args(args)
@@ -205,12 +205,12 @@ impl Bed {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Who needs none may be gone by now.
+        // A command that reads no input may have exited already.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
     }
 
-    /// The same, which succeeds.
+    /// Runs an operator command that must succeed. Returns its standard output.
     pub fn told(&self, args: &[&str], input: &str) -> String {
         let output = self.hermes(args, input);
         let text = String::from_utf8(output.stdout).unwrap();
@@ -218,7 +218,7 @@ impl Bed {
         text
     }
 
-    /// What it says on standard error, where it fails.
+    /// Runs an operator command that must fail. Returns its standard error.
     pub fn refused(&self, args: &[&str], input: &str) -> String {
         let output = self.hermes(args, input);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
@@ -230,12 +230,12 @@ impl Bed {
         self.told(&["token", "create", "--node", node], "").trim().to_owned()
     }
 
-    /// A node, with a token where it has none of before.
+    /// Starts a node, with a token if it is not enrolled yet.
     pub fn node(&self, name: &str, token: Option<&str>) -> Running {
         self.node_within(None, name, token)
     }
 
-    /// The same in a namespace.
+    /// Starts a node in a namespace.
     pub fn node_within(&self, place: Option<&Namespace>, name: &str, token: Option<&str>) -> Running {
         let second = self.second.as_ref().map(|_| format!(",https://{}", self.socket(9401))).unwrap_or_default();
         let url = format!("https://{}{second}", self.socket(9400));
@@ -247,17 +247,17 @@ impl Bed {
         }
     }
 
-    /// What the node has said so far.
+    /// The log of the node so far.
     pub fn log(&self, node: &str) -> String {
         std::fs::read_to_string(self.state(&format!("{node}.err"))).unwrap_or_default()
     }
 
-    /// An origin that says its name.
+    /// Starts an origin that responds with its name.
     pub fn origin(&self, port: u16, name: &'static str) {
         origin(self.socket(port), name);
     }
 
-    /// What an application gets from a name: status and body; nothing where nobody listens.
+    /// The response to an application's request: status and body; `None` if nobody listens.
     pub fn get(&self, authority: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.socket(8080)).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -268,13 +268,13 @@ impl Bed {
         Some((status, text.split("\r\n\r\n").nth(1)?.to_owned()))
     }
 
-    /// Waits until an application gets this body.
+    /// Waits until an application receives this body.
     pub async fn until_answers(&self, authority: &str, wanted: &str) {
         let answers = || self.get(authority) == Some((200, wanted.to_owned()));
         until(&format!("{authority} answers {wanted}"), answers).await;
     }
 
-    /// Two nodes, and a service at the one that the other one's user may use.
+    /// Documents with two nodes, and a service at one of them for the other one's user.
     pub fn documents(&self, port: u16) -> String {
         let (overlay, apps, origin) = (self.socket(9443), self.socket(8080), self.socket(port));
         format!(
@@ -287,7 +287,7 @@ impl Bed {
     }
 }
 
-/// An origin that says its name, in the namespace that this thread is in.
+/// Starts an origin that responds with its name, in the namespace of the calling thread.
 pub fn origin(address: SocketAddr, name: &'static str) {
     let listener = TcpListener::bind(address).unwrap();
     std::thread::spawn(move || {
@@ -301,7 +301,7 @@ pub fn origin(address: SocketAddr, name: &'static str) {
     });
 }
 
-/// All audit files of a controller's directory, the lines of each in their order.
+/// The content of all audit files in a controller's directory; the lines of each file are in order.
 pub fn audit(directory: &std::path::Path) -> String {
     let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let is_audit = |path: &PathBuf| {
@@ -317,7 +317,7 @@ pub fn sigkill(node: Running) {
     let _ = node.end(Duration::from_secs(5));
 }
 
-/// How many authorities the node trusts, as its file says; and whether its certificate is by one of them.
+/// The number of CAs in the node's file, and whether one of them issued its certificate.
 pub fn trusted(directory: &std::path::Path) -> (usize, bool) {
     let text = std::fs::read_to_string(directory.join("ca.pem")).unwrap();
     let leaf = directory.join("node.pem");

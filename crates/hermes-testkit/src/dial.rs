@@ -12,35 +12,35 @@ pub const NODE_NAME: &str = "node.test";
 /// A listener of a node.
 #[derive(Debug, Clone)]
 pub struct Door {
-    /// Where it is.
+    /// The listener's address.
     pub address: SocketAddr,
-    /// TLS: what is trusted (PEM), and who we are.
+    /// The settings of TLS: the trusted CA (PEM), and the client's identity.
     pub tls: Option<(String, Option<Identity>)>,
     /// Fields that each request gets, as lines without line ends.
     pub fields: Vec<(String, String)>,
-    /// From where clients of QUIC come; `None`: wherever the kernel has them come from.
+    /// The source address of QUIC clients; `None` lets the kernel choose.
     pub from: Option<IpAddr>,
 }
 
 impl Door {
-    /// The same for clients of QUIC from this address.
+    /// Sets the source address of QUIC clients.
     #[must_use]
     pub fn from(mut self, address: impl Into<IpAddr>) -> Self {
         self.from = Some(address.into());
         self
     }
 
-    /// In the clear.
+    /// A plaintext listener.
     pub fn plain(address: SocketAddr) -> Self {
         Self { address, tls: None, fields: Vec::new(), from: None }
     }
 
-    /// By TLS.
+    /// A TLS listener.
     pub fn tls(address: SocketAddr, ca: &str, identity: Option<&Identity>) -> Self {
         Self { address, tls: Some((ca.to_owned(), identity.cloned())), fields: Vec::new(), from: None }
     }
 
-    /// With another field in each request.
+    /// Adds a header field to each request.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.fields.push((name.to_owned(), value.to_owned()));

@@ -17,8 +17,9 @@ use crate::{Error, Result, netns::Namespace};
 /// Devices of this process have names of their own.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Joins two namespaces, whose addresses are in one `/24`, and who know each other: nobody asks on a dark link who it is. The conditions are those from the first to the second, and
-/// back; links with one epoch have one clock.
+/// Joins two namespaces whose addresses are in one `/24`. The ends have static neighbour entries: neighbour discovery
+/// would fail while the link is down. The conditions are those from the first to the second, and back; links with one
+/// epoch share one clock.
 ///
 /// # Errors
 /// Without root, or when a tap cannot be made or moved.

@@ -17,7 +17,7 @@ pub fn skip(test: &str, why: &str) {
     assert!(!forbidden, "{line} (HERMES_NO_SKIP=1 forbids that)");
 }
 
-/// Whether this process is root; says that `test` is skipped where it is not.
+/// Whether this process is root; otherwise prints that `test` is skipped.
 ///
 /// # Panics
 /// The panics of [`skip`].

@@ -59,11 +59,11 @@ pub fn client(ca: &str, identity: Option<&Identity>, alpn: &[&str]) -> Result<Ar
     Ok(Arc::new(config))
 }
 
-/// The same, which checks the chain of the server's certificate but not the server's name. Controllers are known by
-/// their SPIFFE identity, and an address is no part of it.
+/// A client that verifies the chain of the server's certificate but not its name. A controller is identified by
+/// its SPIFFE identity, which contains no address.
 ///
 /// # Errors
-/// When the PEM is not what it should be.
+/// The PEM is invalid.
 pub fn client_of_any_name(ca: &str, identity: &Identity, alpn: &[&str]) -> Result<Arc<ClientConfig>> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(ca)?), provider);

@@ -16,7 +16,7 @@ pub fn put_varint(out: &mut BytesMut, value: u64) {
     out.extend_from_slice(&bytes[from..]);
 }
 
-/// The number at the beginning, and its length (RFC 9000, section 16); `None` where it is not whole.
+/// The number at the beginning, and its length (RFC 9000, section 16); `None` if it is incomplete.
 pub fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let length = 1 << (first >> 6);

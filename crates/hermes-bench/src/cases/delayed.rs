@@ -1,17 +1,17 @@
-//! Figure 10 where it matters: 20 ms between the proxies, and a server slow at accepting.
+//! Figure 10 with a delay: 20 ms between the proxies, and a server that accepts slowly.
 //!
-//! In: a session. Out: samples `delayed-single` and `delayed-burst`. Client and near proxy stand in one namespace,
-//! far proxy and the Python server in another; the direct way crosses the same link.
+//! In: a session. Out: samples `delayed-single` and `delayed-burst`. Client and near proxy run in one namespace, far
+//! proxy and the Python server in another; the direct path crosses the same link.
 
 use anyhow::Result;
 
 use super::{Session, figure10, progress};
 use crate::{bed::Bed, chain::Security, settings::Settings};
 
-/// Who takes part: the horizon that HAProxy and nginx are belongs to throughput.
+/// The contenders of this case. HAProxy and nginx serve as a reference for throughput only.
 const CONTENDERS: [&str; 3] = ["direct", "envoy", "hermes"];
 
-/// The whole of it, in the clear as in the paper.
+/// Runs the case, in the clear as in the paper.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::delayed(session.dir)?;
     let settings = Settings { singles: session.settings.delayed_singles, ..session.settings.clone() };

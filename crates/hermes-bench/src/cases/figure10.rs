@@ -1,8 +1,8 @@
 //! Table IX and Figure 10 on loopback: four cases, one request at a time and many at once.
 //!
-//! In: a session. Out: samples `single` (mean, deviation, median, 99th percentile) and `burst` (mean completion of
-//! 200 to 1,000 one-shot clients). Proxies are started anew each round, so that flows which linger in one round do
-//! not burden the next.
+//! In: a session. Out: samples `single` (mean, deviation, median, 99th percentile) and `burst` (mean completion of 200
+//! to 1,000 one-shot clients). Proxies are restarted in each round, so that lingering flows of one round do not burden
+//! the next.
 
 use anyhow::Result;
 use hermes_testkit::load::{Exchange, Load};
@@ -14,10 +14,10 @@ use crate::{
     record::{Key, latencies},
 };
 
-/// One in so many requests goes before the measured ones: it opens pools and warms caches.
+/// The share of warm-up requests, as a divisor: they fill connection pools and caches.
 const WARMUP_SHARE: usize = 5;
 
-/// The whole of it, in the clear and over mutual TLS.
+/// Runs the case, in the clear and over mutual TLS.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::loopback(session.dir, false)?;
     for round in 0..session.settings.rounds {
@@ -29,7 +29,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Starts all paths and takes every case through them.
+/// Starts all paths and measures every case on them.
 pub(super) fn one_round(session: &mut Session<'_>, bed: &Bed, security: Security, round: usize) -> Result<()> {
     let chains = session.start_all(bed, Shape::TwoHops, security)?;
     for case in Case::ALL {
@@ -73,7 +73,7 @@ fn bursts(
     Ok(())
 }
 
-/// The chains that carry `case`, with what a client does there.
+/// The chains that support `case`, with the exchange of a client on each.
 fn carrying<'a>(
     bed: &'a Bed,
     chains: &'a [Chain],

@@ -1,8 +1,9 @@
-//! IP through devices: bulk, small packets, many flows, and what each hop adds to an echo.
+//! IP through devices: bulk, small packets, many flows, and the delay that each hop adds to an echo.
 //!
 //! In: a session. Out: samples `ip-bulk` (by number of connections), `ip-datagrams` (by number of flows) and `ip-echo`
-//! (by number of hops; `ip-echo-awake` with cores that are kept from halting, `ip-echo-next` where each goes when the one
-//! before is answered), each beside the bare path over the same links and wireguard-go. All tunnels are up throughout; those that are not measured are idle.
+//! (by number of hops). For `ip-echo-awake` the cores are kept from halting; for `ip-echo-next` each echo is sent when
+//! the previous one is answered. Each is measured beside the bare path over the same links and wireguard-go. All
+//! tunnels are up throughout; those that are not measured are idle.
 
 use anyhow::Result;
 use hermes_testkit::load::Load;
@@ -20,22 +21,22 @@ use crate::{
 
 /// Numbers of TCP connections.
 const CONNECTIONS: [usize; 2] = [1, 8];
-/// Flows of datagrams, and datagrams under way in each.
+/// Flows of datagrams, and datagrams in flight in each.
 const FLOWS: [(usize, usize); 2] = [(8, 32), (1000, 2)];
-/// Bytes of a datagram: a voice codec's.
+/// Bytes of a datagram, the size of a voice codec's.
 const SMALL: usize = 64;
-/// Hops over which echoes are measured.
+/// The numbers of hops over which echoes are measured.
 const HOPS: [usize; 3] = [1, 2, 4];
-/// Echoes a sample, and milliseconds between two.
+/// Echoes of a sample, and milliseconds between two.
 const ECHOES: (usize, u64) = (400, 3);
-/// The same, each when the one before is answered.
+/// The same if each echo is sent when the previous one is answered.
 const NEXT: (usize, u64) = (4000, 0);
-/// What is measured of bulk and datagrams, in the order in which they take turns.
+/// The ways measured with bulk and datagrams, in the order of their turns.
 const WAYS: [Way; 5] = [Way::Bare, Way::WireGuard, Way::Hermes("h1"), Way::Hermes("h2"), Way::Hermes("h3")];
-/// Of echoes also the devices by themselves, without TLS and HTTP.
+/// The ways measured with echoes. They include the devices alone, without TLS and HTTP.
 const ECHO_WAYS: [Way; 6] = [WAYS[0], WAYS[1], Way::Udp, WAYS[2], WAYS[3], WAYS[4]];
 
-/// The whole of it.
+/// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let row = Row::new(&session.dir.join("layer3"), HOPS[HOPS.len() - 1] + 1)?;
     let mut one_hop = Vec::new();
@@ -104,7 +105,7 @@ fn rounds(
     Ok(())
 }
 
-/// What a hop adds to the median, over the bare path of the same round.
+/// Computes the delay that a hop adds to the median, relative to the bare path of the same round.
 fn added(samples: &mut [Sample], hops: usize) {
     let bare = |round: usize, samples: &[Sample]| {
         let found = samples.iter().find(|s| s.round == round && s.contender == Way::Bare.name());

@@ -1,7 +1,7 @@
 //! Resident memory with a thousand idle clients.
 //!
-//! In: a session. Out: samples `idle` for HTTP/1.1 keep-alive connections and for TCP tunnels: memory of both
-//! proxies together before and while the clients are there. Fresh proxies for each.
+//! In: a session. Out: samples `idle` for HTTP/1.1 keep-alive connections and for TCP tunnels: the memory of both
+//! proxies together before the clients connect and while they are connected. Each measurement uses new proxies.
 
 use anyhow::Result;
 use hermes_testkit::{load::Load, process::Memory};
@@ -14,11 +14,11 @@ use crate::{
     settings::IDLE_CLIENTS,
 };
 
-/// Rounds: memory varies little.
+/// The number of rounds: memory varies little.
 const ROUNDS: usize = 3;
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The whole of it, in the clear and over mutual TLS.
+/// Runs the case, in the clear and over mutual TLS.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::loopback(session.dir, false)?;
     for round in 0..session.settings.rounds.min(ROUNDS) {
@@ -38,7 +38,7 @@ fn one_round(session: &mut Session<'_>, bed: &Bed, (case, security): (Case, Secu
     for contender in contenders.into_iter().filter(|c| c.name() != "direct") {
         let Some(chain) = bed.start(contender, Shape::TwoHops, security)? else { continue };
         let Some(exchange) = chain.entrances.exchange(case, bed.ca()) else { continue };
-        // One request first: what is made on first use is no connection's.
+        // One request comes first: memory allocated on first use does not count for a connection.
         bed.measure(&chain, Load::Single { exchange: exchange.clone(), count: 1, warmup: 0 })?;
         let before = weigh(&chain)?;
         let load = Load::Idle { exchange, clients: IDLE_CLIENTS };

@@ -1,7 +1,8 @@
 //! Table VII of the first paper: echoes to a server on another continent and to one nearby.
 //!
-//! In: a session. Out: samples `table7-poland` and `table7-us`: the bare path, tunnels without HTTP from the user to the
-//! server (IP in UDP as in the paper, and wireguard-go), and the overlay, whose ingress stands beside the server. The delay is the paper's round-trip time.
+//! In: a session. Out: samples `table7-poland` and `table7-us`. They cover the bare path, tunnels without HTTP from the
+//! user to the server (IP in UDP as in the paper, and wireguard-go), and the overlay. The overlay's ingress is next to
+//! the server. The delay is the paper's round-trip time.
 
 use std::time::Duration;
 
@@ -14,15 +15,15 @@ use crate::{
     row::{Row, Tunnel, Way, target},
 };
 
-/// Sites, and their bare round-trip time in microseconds.
+/// The sites, and their bare round-trip time in microseconds.
 pub(crate) const SITES: [(&str, u64); 2] = [("poland", 129_730), ("us", 21_710)];
-/// Echoes a sample, and milliseconds between two. The paper sends one a second.
+/// Echoes of a sample, and milliseconds between two. The paper sends one a second.
 const ECHOES: (usize, u64) = (30, 100);
-/// User to ingress, ingress to server.
+/// The hops: user to ingress, ingress to server.
 const HOPS: usize = 2;
 const WAYS: [Way; 5] = [Way::Bare, Way::Udp, Way::WireGuard, Way::Hermes("h2"), Way::Hermes("h3")];
 
-/// The whole of it.
+/// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     for (site, rtt) in SITES {
         let row = Row::far(&session.dir.join(site), Duration::from_micros(rtt / 2))?;

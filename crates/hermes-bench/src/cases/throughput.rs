@@ -1,8 +1,8 @@
-//! Requests a second on lasting connections.
+//! Requests a second on persistent connections.
 //!
 //! In: a session. Out: samples `one-hop-h1`, `one-hop-h2` (h1 to the origin) and `two-hops` (h1, h2 between, h1).
-//! Proxies on their own core; what counts is requests a CPU second of the proxies, since on few cores the load and
-//! the origin may be the brake of requests a second.
+//! Proxies run on their own core. The main figure is requests per CPU second of the proxies: on few cores the load and
+//! the origin may limit requests a second.
 
 use anyhow::Result;
 use hermes_testkit::load::Load;
@@ -15,12 +15,12 @@ use crate::{
     settings::PAYLOAD,
 };
 
-/// Keep-alive connections of HTTP/1.1.
+/// The number of HTTP/1.1 keep-alive connections.
 const CONNECTIONS: usize = 64;
-/// Connections and streams of HTTP/2: as many requests under way as with HTTP/1.1.
+/// Connections and streams of HTTP/2: the same number of concurrent requests as with HTTP/1.1.
 const MULTIPLEXED: (usize, usize) = (4, 16);
 
-/// The whole of it.
+/// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let bed = Bed::loopback(session.dir, true)?;
     let one_hop = session.start_all(&bed, Shape::OneHop, Security::Plain)?;

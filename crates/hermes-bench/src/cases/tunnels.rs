@@ -1,7 +1,8 @@
 //! Bulk through tunnels: TCP in Gbit/s, UDP in datagrams a second, over HTTP/2 and HTTP/3.
 //!
-//! In: a session. Out: samples `bulk` (by number of connections), `datagrams` and `datagrams-apart`. Two proxies, one
-//! way, into a sink in the load's own process. Datagrams are sent as fast as they arrive, so that loss is the path's own.
+//! In: a session. Out: samples `bulk` (by number of connections), `datagrams` and `datagrams-apart`. Two proxies
+//! forward in one direction, into a sink in the load's own process. A datagram is sent when an earlier one arrives, so
+//! that only the path causes loss.
 
 use anyhow::Result;
 use hermes_testkit::load::Load;
@@ -16,12 +17,12 @@ use crate::{
 
 /// Numbers of TCP connections.
 const CONNECTIONS: [usize; 2] = [1, 8];
-/// Flows of datagrams, and datagrams under way in each: less than any default socket buffer holds.
+/// Flows of datagrams, and datagrams in flight in each: fewer than any default socket buffer holds.
 const FLOWS: (usize, usize) = (8, 32);
 
-/// The whole of it, in the clear, over mutual TLS and over QUIC; datagrams with the proxies on a core of their own too.
-/// Beside its sender a proxy that keeps up takes each datagram as it comes, and is as cheap as the sender is fast; there
-/// it has as much to do as it can.
+/// Runs the case in the clear, over mutual TLS and over QUIC. Datagrams are also measured with the proxies on their own
+/// core. On the sender's core a proxy that keeps up handles each datagram as it arrives, so its cost depends on the
+/// sender's speed. On its own core a proxy is fully loaded.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     for apart in [false, true] {
         let bed = Bed::loopback(session.dir, apart)?;

@@ -1,6 +1,6 @@
-//! No proxy at all: what the path costs by itself.
+//! The direct path without a proxy, which measures the cost of the path itself.
 //!
-//! In: the origins. Out: their own addresses as entrances.
+//! In: the origins. Out: their own addresses as listeners.
 
 use anyhow::Result;
 

@@ -1,7 +1,7 @@
 //! Envoy 1.40, as the paper uses it: HTTP and CONNECT on one listener, TCP and UDP tunnelled over HTTP/2.
 //!
-//! In: a plan. Out: one or two Envoys with one worker each. Configurations are JSON, which Envoy reads as well as
-//! YAML. Where Envoy has to be helped to a fair result it is: [`parts`] says how and why.
+//! In: a plan. Out: one or two Envoys with one worker each. Configurations are JSON, which Envoy reads as well as YAML.
+//! [`parts`] lists the settings that Envoy needs for a fair result, and why.
 
 use std::{
     net::SocketAddr,
@@ -19,7 +19,7 @@ mod parts;
 
 /// Envoy's own binary.
 pub(crate) struct Envoy {
-    /// Where it is.
+    /// The path of the binary.
     pub(crate) binary: PathBuf,
 }
 
@@ -51,7 +51,7 @@ impl Contender for Envoy {
     }
 }
 
-/// Hot restart would make two Envoys on one machine meet in shared memory.
+/// Hot restart is off: it would let two Envoys on one machine conflict in shared memory.
 fn arguments(config: &Path) -> Vec<String> {
     let config = config.to_string_lossy();
     ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning", "-c", &config].map(str::to_owned).to_vec()

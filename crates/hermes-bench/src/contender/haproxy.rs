@@ -1,7 +1,7 @@
 //! HAProxy: one hop h1 and h2; two hops with h2 between, in the clear or with mutual TLS.
 //!
-//! In: a plan. Out: one or two HAProxy processes with one thread each. It forwards HTTP; CONNECT it would only pass
-//! on, TCP and UDP it does not tunnel.
+//! In: a plan. Out: one or two HAProxy processes with one thread each. HAProxy forwards HTTP. It could only pass
+//! CONNECT on, and it does not tunnel TCP and UDP.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ impl Contender for HaProxy {
         let tls = bundles(plan)?;
         let (server, bind) = match plan.security {
             Security::Plain => (format!("{link} proto h2"), format!("{link} proto h2")),
-            // It tunnels nothing, which is all that is measured over HTTP/3.
+            // Only tunnels are measured over HTTP/3, and HAProxy does not support them.
             Security::Quic => return Ok(None),
             Security::Mtls => {
                 let ca = plan.identities[0].ca.display();
@@ -65,7 +65,7 @@ impl Contender for HaProxy {
     }
 }
 
-/// HAProxy wants certificate and key in one file.
+/// HAProxy requires certificate and key in one file.
 fn bundles(plan: &Plan<'_>) -> Result<[String; 2]> {
     let mut names = [String::new(), String::new()];
     for (name, (side, files)) in names.iter_mut().zip(["near", "far"].iter().zip(plan.identities)) {

@@ -1,7 +1,7 @@
-//! Hermes itself, from a node document.
+//! Hermes itself, configured by a node document.
 //!
-//! In: a plan. Out: one or two `hermes proxy` processes. The documents hold nothing that the contract does not name;
-//! limits keep their defaults but for the number of UDP flows, which a thousand-client burst repeated would meet.
+//! In: a plan. Out: one or two `hermes proxy` processes. The documents use only keys of the contract. Limits keep their
+//! defaults, except the number of UDP flows, which repeated bursts of a thousand clients would reach.
 
 use std::{fmt::Write as _, net::SocketAddr, path::PathBuf};
 
@@ -13,7 +13,7 @@ use crate::chain::{Chain, ECHO, Entrances, FLOOD, Plan, SECURE, SINK, Security, 
 
 /// The binary under test.
 pub(crate) struct Hermes {
-    /// Where it is.
+    /// The path of the binary.
     pub(crate) binary: PathBuf,
 }
 
@@ -60,7 +60,7 @@ fn entrances(plan: &Plan<'_>) -> Entrances {
     let ports = plan.ports;
     Entrances {
         http: at(ports.http),
-        // One port speaks both.
+        // One port accepts both protocols.
         http2: Some(at(ports.http)),
         secure: Some(at(ports.http)),
         connect: true,
@@ -88,7 +88,7 @@ fn head(plan: &Plan<'_>, side: usize) -> String {
     text
 }
 
-/// The client's node: everything goes to the far one, or for one hop to the origin.
+/// The document of the client's node, which forwards everything to the far node, or for one hop to the origin.
 pub(crate) fn near_document(plan: &Plan<'_>) -> String {
     let ports = plan.ports;
     let mut text = head(plan, 0);
@@ -133,7 +133,7 @@ pub(crate) fn near_document(plan: &Plan<'_>) -> String {
 pub(crate) fn far_document(plan: &Plan<'_>) -> String {
     let mut text = head(plan, 1);
     let guard = match plan.security {
-        // Nodes in the clear are believed only where a document says so.
+        // A node trusts plaintext peers only if its document lists them.
         Security::Plain => format!("trust: [{}/32]", plan.near.address),
         Security::Mtls => "tls: {client: required}".to_owned(),
         Security::Quic => "http3: true, tls: {client: required}".to_owned(),

@@ -24,7 +24,8 @@ impl Contender for Nginx {
 
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {
         if plan.security != Security::Plain {
-            // h1 over TLS between the proxies would be another thing than what the others do.
+            // The path is skipped: nginx would use h1 over TLS between the proxies, which is not comparable with the
+            // others.
             return Ok(None);
         }
         let ports = plan.ports;
@@ -70,7 +71,7 @@ fn start(plan: &Plan<'_>, place: Place<'_>, name: &str, config: &str, ports: &[P
     Ok(running)
 }
 
-/// `limit_conn` and the header limits stand for what the others limit; `stub_status` for their metrics.
+/// `limit_conn` and the header limits correspond to the limits of the others, `stub_status` to their metrics.
 fn config(plan: &Plan<'_>, side: usize, listens: &[String], target: SocketAddr) -> String {
     let name = ["nginx-near", "nginx-far"][side];
     let dir = plan.dir.display();

@@ -1,14 +1,14 @@
-//! Round trips over time, drawn with the dots of Braille letters.
+//! Round trips over time, drawn with Braille characters.
 //!
-//! In: everything that happened. Out: some lines of text: Alice's round trips to her server, Bob's to his, and below
-//! them when which change was in effect. Never: wider than a terminal of eighty columns.
+//! In: all results of a run. Out: lines of text: Alice's round trips to her server, Bob's to his, and below them the
+//! moments at which changes took effect. Never: wider than a terminal of eighty columns.
 
 use std::time::Instant;
 
 use super::play::{Phase, Played};
 use crate::terminal::Paint;
 
-/// Letters across and down; each has two dots by four.
+/// Characters per row and column; each has two by four dots.
 const COLUMNS: usize = 68;
 const ROWS: usize = 10;
 /// The dots of a letter, by column and row (Unicode, 2800).
@@ -33,7 +33,7 @@ impl Field {
     }
 }
 
-/// Draws it.
+/// Draws the chart.
 pub(super) fn of(paint: Paint, played: &Played) -> String {
     let Some(end) = played.windows.last().map(|window| window.to) else { return String::new() };
     let whole = (end - played.begun).as_secs_f64();
@@ -58,7 +58,7 @@ pub(super) fn of(paint: Paint, played: &Played) -> String {
     text + &format!("     0 └{}\n       {}\n", "─".repeat(COLUMNS), below(played, x).trim_end())
 }
 
-/// A little more than most round trips took: one late packet must not flatten the rest.
+/// The upper end of the scale is slightly above most round trips: one late packet must not flatten the curve.
 fn top(played: &Played) -> f64 {
     let echoes = played.echoes.iter().flat_map(|(_, echoes)| echoes);
     let mut times: Vec<f64> = echoes.filter_map(|echo| Some(echo.reply?.after.as_secs_f64() * 1e3)).collect();
@@ -67,7 +67,7 @@ fn top(played: &Played) -> f64 {
     (most * 1.15 / 10.0).ceil() * 10.0
 }
 
-/// The phases' letters, each where its phase begins.
+/// The letters of the phases, each below the start of its phase.
 fn below(played: &Played, x: impl Fn(Instant) -> f64) -> String {
     let mut line = vec![' '; COLUMNS + 4];
     for window in &played.windows {

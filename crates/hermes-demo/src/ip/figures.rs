@@ -1,8 +1,8 @@
 //! Figures of the IP case, beside the paper's.
 //!
-//! In: everything that happened. Out: for each phase the round trips and what was lost, for each change how long it
-//! took, what each pair of user and address saw; a text for people, or JSON. The paper's are Figure 7d: mean round
-//! trips of a ping every ten seconds, each of which opened its own HTTP connection.
+//! In: all results of a run. Out: for each phase the round trips and losses; for each change its duration; for each
+//! pair of user and address the machines that replied. The output is text or JSON. The paper's values are from Figure
+//! 7d: mean round trips of one ping every ten seconds, each over its own HTTP connection.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -19,17 +19,17 @@ use crate::terminal::{Align, Paint, grouped, table};
 
 /// The paper: "less than ten seconds".
 const PAPER_CHANGE: &str = "under 10 s";
-/// What a document changes, by its step: out to the United States, and between two runs back again.
+/// The effect of each step's document: 1 and 2 move Alice to the United States, 3 and 4 move her back between two runs.
 const STEPS: [&str; 4] = [
     "step 1: Alice's ingress to the US",
     "step 2: Alice's server to the US",
     "back: Alice's server to Poland",
     "back: Alice's ingress to Poland",
 ];
-/// From a saved document to the path, where connections to the new hops are there already.
+/// Limit from the saved document to the new path if connections to the new hops exist.
 const WARM_MS: f64 = 200.0;
 
-/// Round trips in milliseconds, and how many never came back.
+/// Round trips in milliseconds, and the number of lost requests.
 #[derive(Debug, Clone, Serialize)]
 struct RoundTrips {
     sent: usize,
@@ -55,20 +55,20 @@ struct PhaseFigures {
 struct ChangeFigures {
     run: usize,
     step: usize,
-    /// The step in words.
+    /// A description of the step.
     what: &'static str,
-    /// Connections to the new hops were there already.
+    /// Connections to the new hops existed before the change.
     warm: bool,
-    /// From the saved document until the first packet came by the new hop.
+    /// Time from the saved document until the first packet arrived at the new hop.
     in_effect_ms: f64,
-    /// What it may take.
+    /// The upper limit for `in_effect_ms`.
     limit_ms: f64,
     in_time: bool,
-    /// Echo requests of all pairs that were sent while it took place, or within a second before or after, and lost.
+    /// Lost echo requests of all pairs, sent during the change or up to a second before or after it.
     lost: usize,
 }
 
-/// A user and an address, over everything.
+/// A user and an address, over the whole demo.
 #[derive(Debug, Serialize)]
 struct PairFigures {
     user: &'static str,
@@ -76,13 +76,13 @@ struct PairFigures {
     sent: usize,
     lost: usize,
     median_ms: f64,
-    /// Who answered.
+    /// The machines that replied.
     machines: Vec<Machine>,
-    /// Replies from a machine that was not the user's at that moment.
+    /// Replies from a machine that was not assigned to the user at that moment.
     astray: usize,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     protocol: Protocol,
@@ -116,8 +116,8 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Whether a packet was answered by the right machine: by the old or the new one, where its user's changed while it was
-/// on its way. It is an ingress that decides, and it may be as far as the server.
+/// Whether the right machine replied. If the user's machine changed while the packet was in transit, both the old and
+/// the new one are right. The ingress decides, and it may be as far away as the server.
 fn is_right(pair: &Pair, window: &Window, machine: Option<Machine>, way: (Instant, Instant), played: &Played) -> bool {
     if (pair.user, pair.address) != ("alice", HOME) {
         return machine == Some(pair.machine);
@@ -128,7 +128,7 @@ fn is_right(pair: &Pair, window: &Window, machine: Option<Machine>, way: (Instan
 }
 
 impl Figures {
-    /// Of at least one run.
+    /// Computes the figures of at least one run.
     pub(super) fn of(options: &Options, played: &Played) -> Self {
         let phases = [(Phase::A, 382.33), (Phase::B, 206.33), (Phase::C, 79.68)];
         Self {
@@ -145,7 +145,7 @@ impl Figures {
         }
     }
 
-    /// Whether nothing was lost or came to the wrong machine.
+    /// Whether no packet was lost and none reached the wrong machine.
     pub(super) fn is_lossless(&self) -> bool {
         self.pairs.iter().all(|pair| pair.sent > 0 && pair.lost == 0 && pair.astray == 0)
     }
@@ -253,7 +253,7 @@ impl Figures {
     }
 }
 
-/// Every echo and every change: seconds since the begin, round trips in milliseconds.
+/// Every echo and every change: seconds since the start, round trips in milliseconds.
 pub(super) fn csv(played: &Played) -> String {
     let at = |time: Instant| time.saturating_duration_since(played.begun).as_secs_f64();
     let mut text = "user,address,sent,rtt,machine\n".to_owned();
@@ -287,10 +287,10 @@ fn change_figures(protocol: Protocol, played: &Played, change: &Change) -> Chang
     });
     let is_back = change.step > 2;
     let warm = change.run > 0 || is_back;
-    // Of the new hops the one over the ocean is far in step 1, and none in step 2.
+    // Step 1 has one new hop across the ocean, so a cold connection costs its round trips; step 2 has none.
     let cold = if change.step == 1 { ms(TO_POLAND) } else { 0.0 };
     let handshakes = if warm { 0.0 } else { cold * f64::from(protocol.handshake_round_trips()) };
-    // Back, it is the first packet itself that crosses the ocean to the new hop.
+    // On the way back the first packet itself crosses the ocean to the new hop.
     let crossing = if is_back { ms(TO_POLAND) / 2.0 } else { 0.0 };
     let (in_effect_ms, limit_ms) = (ms(change.in_effect - change.saved), WARM_MS + handshakes + crossing);
     ChangeFigures {
@@ -374,7 +374,7 @@ impl PairFigures {
     }
 }
 
-/// Who is where; ═ is the overlay.
+/// The topology; `═` marks the overlay.
 fn picture(paint: Paint) -> String {
     let [alice, bob, home] = ["alice", "bob", "10.0.0.1"].map(|name| paint.bold(name));
     format!(

@@ -1,8 +1,9 @@
-//! The network of the IP case: machines in Poland and in the United States, as far apart as the paper's.
+//! The network of the IP case: machines in Poland and in the United States, with the latency of the paper.
 //!
-//! In: root. Out: Figure 7 as namespaces. In Poland: Bob, an ingress, a personal server of each user, an office and a
-//! campus router with a desk behind it; in the United States: Alice, who moved there, an ingress, and another personal
-//! server of hers. Two wires have delays: Alice's, and the one over the Atlantic. All is gone with the value.
+//! In: root. Out: Figure 7 as namespaces. Poland has Bob, an ingress, a personal server of each user, an office, and a
+//! campus router with a desk behind it. The United States have Alice, who moved there, an ingress, and another personal
+//! server of hers. Two wires have delays: Alice's, and the one across the Atlantic. Dropping the value removes the
+//! network.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use serde::Serialize;
 use super::wire::Wire;
 use crate::place::Place;
 
-/// What every namespace's name begins with; the demo's pid follows, so that leftovers can be told.
+/// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
 pub(super) const PREFIX: &str = "hermes-ip-";
-/// Round trips of the paper's Table VII: from the user in the United States to Poland, and to the United States.
+/// Round trips of the paper's Table VII: from the user in the United States to Poland, and within the United States.
 pub(super) const TO_POLAND: Duration = Duration::from_micros(129_730);
 pub(super) const TO_US: Duration = Duration::from_micros(21_710);
-/// An echo reply's TTL tells who sent it: those of two machines are so far apart.
+/// The TTL of an echo reply identifies its sender: initial TTLs of two machines differ by this much.
 const TTL_STEP: u8 = 16;
 
 /// Machines that answer echo requests.
@@ -26,20 +27,20 @@ const TTL_STEP: u8 = 16;
 pub(super) enum Machine {
     /// Alice's personal server in Poland: her 10.0.0.1 at first.
     AlicePl,
-    /// Her other one, in the United States.
+    /// Alice's server in the United States.
     AliceUs,
-    /// Bob's: his 10.0.0.1.
+    /// Bob's server, his 10.0.0.1.
     BobPl,
-    /// 10.0.0.2.
+    /// The office, 10.0.0.2.
     Office,
-    /// Behind the router of 128.252.0.0/16.
+    /// The desk, behind the router of 128.252.0.0/16.
     Desk,
 }
 
 impl Machine {
     const ALL: [Self; 5] = [Self::AlicePl, Self::AliceUs, Self::BobPl, Self::Office, Self::Desk];
 
-    /// As people read it.
+    /// The machine's name in the output.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::AlicePl => "alice-pl",
@@ -50,12 +51,12 @@ impl Machine {
         }
     }
 
-    /// What its packets begin with.
+    /// The initial TTL of the machine's packets.
     fn ttl(self) -> u8 {
         64 + TTL_STEP * self as u8
     }
 
-    /// Who sent a reply that came with this TTL; routers on the way took some of it.
+    /// The sender of a reply with this TTL, which routers on the path have decremented.
     pub(super) fn of_ttl(ttl: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|machine| (machine.ttl() - TTL_STEP + 1..=machine.ttl()).contains(&ttl))
     }
@@ -80,10 +81,10 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// Makes it.
+    /// Creates the network.
     ///
     /// # Errors
-    /// What iproute2 said, or why there is no TUN device.
+    /// Returns iproute2's error, or the reason why no TUN device is available.
     pub(super) fn new() -> anyhow::Result<Self> {
         let place = |what: &str, address: [u8; 4]| Place::new(PREFIX, 0, what, Ipv4Addr::from(address));
         let mut this = Self {
@@ -140,7 +141,7 @@ impl Lab {
         self.alice.ip(&format!("addr add {}/32 dev wan\nroute add default dev wan\n", self.alice.address))
     }
 
-    /// Packets that the wires could not hold.
+    /// Packets that the wires' queues dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.wires.iter().map(Wire::dropped).sum()
     }

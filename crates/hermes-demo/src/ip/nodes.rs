@@ -1,9 +1,8 @@
-//! The overlay of the IP case: two users' nodes, two ingresses, and a node on each machine that is reached.
+//! The overlay of the IP case: two users' nodes, two ingresses, and a node on each machine that serves addresses.
 //!
-//! In: a lab, and which HTTP the hops speak. Out: nine `hermes proxy` processes, each in its place, with certificates
-//! of their own; their documents replaced while they run; and what a node carries at this moment.
-//! A user's node captures three prefixes, each a CONNECT-IP session of its own; the ingress decides by user and
-//! prefix which machine it ends at.
+//! In: a lab, and the HTTP version of the hops. Out: nine `hermes proxy` processes, each in its namespace with its own
+//! certificate; functions that replace their documents at run time; and their current sessions. A user's node captures
+//! three prefixes, each with its own CONNECT-IP session. The ingress selects the machine by user and prefix.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,18 +22,18 @@ use crate::overlay::{READY, start_node, wait_ready};
 use crate::place::Place;
 use crate::program::{self, Program};
 
-/// What both users call their own server.
+/// The address that both users use for their own server.
 pub(super) const HOME: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(super) const OFFICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// The users' own addresses.
+/// The users' source addresses.
 const USERS: &str = "10.20.0.0/16";
 const CAMPUS: &str = "128.252.0.0/16";
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9900);
-/// Where nodes speak to each other.
+/// The port on which nodes accept each other.
 const OVERLAY: u16 = 9443;
 const STOP: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(1);
-/// A change that takes longer is none.
+/// A change that takes longer has failed.
 const AT_LATEST: Duration = Duration::from_secs(15);
 
 /// The nodes; they end with this value.
@@ -45,7 +44,7 @@ pub(super) struct Nodes {
     protocol: Protocol,
 }
 
-/// A session, as `/sessions` tells of it.
+/// A session, as `/sessions` lists it.
 #[derive(Debug, Deserialize)]
 struct Seen {
     id: u64,
@@ -55,18 +54,18 @@ struct Seen {
     received: u64,
 }
 
-/// Where packets of Alice for [`HOME`] shall come by.
+/// Watches a node for the first packet of Alice to [`HOME`] on a new session.
 pub(super) struct Lookout<'a> {
     place: &'a Place,
-    /// Sessions of before.
+    /// Sessions that existed before the change.
     known: HashSet<u64>,
 }
 
 impl Nodes {
-    /// Starts them.
+    /// Starts the nodes.
     ///
     /// # Errors
-    /// A node that does not start, with its last lines.
+    /// A node does not start; the error contains its last lines.
     pub(super) async fn start(lab: &Arc<Lab>, protocol: Protocol, directory: &Path) -> anyhow::Result<Self> {
         let authority = Authority::new(directory, "overlay-ca")?;
         let this = Self { programs: Vec::new(), lab: lab.clone(), directory: directory.to_owned(), protocol };
@@ -106,7 +105,7 @@ impl Nodes {
         self.directory.join(format!("{node}.yaml"))
     }
 
-    /// Sends Alice to another ingress: her own node's document. Returns when it was saved.
+    /// Moves Alice to another ingress by her own node's document. Returns the time at which it was saved.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -114,7 +113,7 @@ impl Nodes {
         self.save("alice", &self.user("alice", ingress))
     }
 
-    /// Makes Alice's [`HOME`] another machine: the document of the ingress in the United States.
+    /// Assigns another machine to Alice's [`HOME`], by the document of the ingress in the United States.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -134,7 +133,7 @@ impl Nodes {
     /// Datagrams that the nodes dropped, by node and reason.
     ///
     /// # Errors
-    /// A node that does not answer.
+    /// A node does not answer.
     pub(super) async fn dropped(&self) -> anyhow::Result<Vec<String>> {
         let lab = &self.lab;
         let places = [
@@ -158,12 +157,12 @@ impl Nodes {
         Ok(dropped)
     }
 
-    /// Ends them in order.
+    /// Stops the nodes in order.
     pub(super) async fn stop(&mut self) {
         program::stop_all(&mut self.programs, STOP).await;
     }
 
-    /// What each node said last.
+    /// The last log lines of each node.
     pub(super) fn last_words(&mut self) -> String {
         program::last_words(&mut self.programs)
     }
@@ -183,7 +182,7 @@ impl Nodes {
         )
     }
 
-    /// `home` is the machine that is [`HOME`] for Alice.
+    /// Renders an ingress document; `home` is the machine that serves [`HOME`] for Alice.
     fn ingress(&self, name: &str, home: &str) -> String {
         let lab = &self.lab;
         let servers = [
@@ -210,20 +209,20 @@ impl Nodes {
 }
 
 impl<'a> Lookout<'a> {
-    /// Remembers which sessions the node at `place` has already.
+    /// Records which sessions the node at `place` has already.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The node does not answer.
     pub(super) async fn at(place: &'a Place) -> anyhow::Result<Self> {
         let mut this = Self { place, known: HashSet::new() };
         this.known = this.sessions().await?.into_iter().map(|session| session.id).collect();
         Ok(this)
     }
 
-    /// Waits until the first echo request of Alice for [`HOME`] has come by here, on a session that is new.
+    /// Waits until the first echo request of Alice for [`HOME`] arrives at this node on a new session.
     ///
     /// # Errors
-    /// None came.
+    /// No request arrived in time.
     pub(super) async fn wait(self) -> anyhow::Result<Instant> {
         let until = Instant::now() + AT_LATEST;
         let is_it = |session: &Seen| {
@@ -232,7 +231,7 @@ impl<'a> Lookout<'a> {
         loop {
             let sessions = self.sessions().await?;
             let mut new = sessions.iter().filter(|session| is_it(session) && !self.known.contains(&session.id));
-            // What is said of addresses is shorter than a packet.
+            // Capsules that carry addresses are shorter than a packet, so they do not match.
             if new.any(|session| session.received >= ping::PACKET as u64) {
                 return Ok(Instant::now());
             }
@@ -251,7 +250,7 @@ async fn dial(place: &Place) -> anyhow::Result<Client> {
     Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
-/// Connections without a session stay: whoever goes back to a hop finds it warm.
+/// Connections without a session stay open: a user who returns to a hop finds it warm.
 fn head(name: &str, role: &str) -> String {
     format!(
         "node: {name}\nrole: {role}\nadmin: {ADMIN}\nworkers: 1\ndrain: 250ms\naccess-log: {name}.access.json\n\
@@ -290,7 +289,7 @@ fn office() -> String {
     )
 }
 
-/// A router: what it lets out of the device lies behind it.
+/// A router: the device leads to the network behind it.
 fn campus() -> String {
     format!("- {{name: campus, match: {{kind: ip, user: \"*\"}}, terminate: {{tun: hermes0, assign: {USERS}}}}}\n")
 }

@@ -1,6 +1,6 @@
-//! Figure 7d as a picture: round trips over time, and when which change was in effect.
+//! Figure 7d as a picture: round trips over time, and the moments at which changes took effect.
 //!
-//! In: everything that happened. Out: an SVG. The paper's three means are drawn as dashed lines in their phases.
+//! In: all results of a run. Out: an SVG. The paper's three means are dashed lines in their phases.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -15,11 +15,11 @@ const FIELD: (f64, f64, f64, f64) = (70.0, 50.0, 860.0, 300.0);
 /// The paper's first mean, and a margin.
 const TOP_MS: f64 = 400.0;
 const STEP_MS: usize = 50;
-/// As wide as `1000 ms`.
+/// The width of the label `1000 ms`.
 const LABEL: f64 = 44.0;
 const USERS: [(&str, &str); 2] = [("alice", "#1d4ed8"), ("bob", "#15803d")];
 
-/// Draws it.
+/// Draws the picture.
 pub(super) fn svg(played: &Played) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -94,7 +94,7 @@ fn phases(svg: &mut String, played: &Played, x: &impl Fn(Instant) -> f64) {
             top - 5.0
         );
     }
-    // A label that would lie on the one before it goes a line lower.
+    // A label that would overlap the previous one is drawn a line lower.
     let (mut last, mut low) = (f64::MIN, false);
     for change in &played.changes {
         let (saved, in_effect) = (x(change.saved), x(change.in_effect));

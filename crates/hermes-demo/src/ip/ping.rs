@@ -1,8 +1,8 @@
-//! Echo requests, one every ten milliseconds, and what became of each.
+//! Echo requests, one every ten milliseconds, and the outcome of each.
 //!
-//! In: a place, an address. Out: for each request when it was sent, its round trip and its reply's TTL, or that none
-//! came. A thread and a raw ICMP socket of its own: neither an overlay nor the demo itself slows it.
-//! Never: a request that is repeated.
+//! In: a namespace and an address. Out: for each request its send time, its round trip and its reply's TTL, or a loss.
+//! Each pinger has its own thread and raw ICMP socket, so that neither the overlay nor the demo slows it. Never: a
+//! repeated request.
 
 use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,13 +18,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::place::Place;
 
-/// A request so often.
+/// The interval between requests.
 pub(super) const EVERY: Duration = Duration::from_millis(10);
-/// Bytes of a request's IP packet: `ping` sends as many.
+/// Bytes of a request's IP packet, the same number that `ping` sends.
 pub(super) const PACKET: usize = IP_HEADER + MESSAGE;
-/// A request without a reply for so long after the last one was sent is lost. The paper's pings waited as long.
+/// A request is lost if no reply arrived within this time after the last one was sent. The paper's pings waited as
+/// long.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Requests of one pinger: hours.
+/// The maximum number of requests of one pinger: enough for hours.
 const MOST: usize = 1 << 21;
 const IP_HEADER: usize = 20;
 const MESSAGE: usize = 64;
@@ -42,9 +43,9 @@ pub(super) struct Echo {
 /// A reply.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reply {
-    /// How long it took.
+    /// The round-trip time.
     pub(super) after: Duration,
-    /// As it came.
+    /// The TTL of the received packet.
     pub(super) ttl: u8,
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Pinger {
 #[derive(Debug, Default)]
 struct Shared {
     ending: AtomicBool,
-    /// Ends without waiting for replies.
+    /// The pinger ends without waiting for replies.
     gone: AtomicBool,
     record: Mutex<Record>,
 }
@@ -77,10 +78,10 @@ impl Shared {
 }
 
 impl Pinger {
-    /// Begins to ask `address`.
+    /// Starts to send requests to `address`.
     ///
     /// # Errors
-    /// There is no raw socket without root.
+    /// No raw socket is available without root.
     pub(super) fn begin(place: &Place, address: Ipv4Addr) -> anyhow::Result<Self> {
         let socket = place.inside(|| {
             let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
@@ -96,13 +97,13 @@ impl Pinger {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Requests and replies so far, and the last reply.
+    /// The number of requests and replies so far, and the last reply.
     pub(super) fn so_far(&self) -> (usize, usize, Option<Reply>) {
         let record = self.shared.record();
         (record.echoes.len(), record.replies, record.last)
     }
 
-    /// Asks no more, waits for what is under way, and gives the record.
+    /// Stops sending, waits for outstanding replies, and returns the record.
     pub(super) async fn finish(mut self) -> Vec<Echo> {
         self.shared.ending.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -122,7 +123,7 @@ impl Drop for Pinger {
 }
 
 fn ask_on(mut socket: &Socket, shared: &Shared) {
-    // Replies to others in this place come here as well.
+    // Replies to other processes in this namespace also arrive on the socket; the identifier tells them apart.
     let identifier: u16 = rand::random();
     let mut next = Instant::now();
     let mut until = None;
@@ -131,7 +132,7 @@ fn ask_on(mut socket: &Socket, shared: &Shared) {
         let now = Instant::now();
         if until.is_none() && now >= next {
             ask(socket, identifier, shared, now);
-            // What a busy machine did not send in time is not made up for: that would be a burst.
+            // Requests that a busy machine did not send in time are skipped: to catch up would create a burst.
             next = (next + EVERY).max(now);
             if shared.ending.load(Ordering::Relaxed) {
                 until = Some(now + PATIENCE);
@@ -151,7 +152,7 @@ fn ask_on(mut socket: &Socket, shared: &Shared) {
 }
 
 fn wait_for(socket: &Socket, most: Duration) {
-    // Woken by a packet, by the time or by a signal: the caller looks in each case.
+    // A packet, the timeout or a signal ends the wait: the caller checks the state in each case.
     let _ = ppoll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], Some(TimeSpec::from(most)), None);
 }
 
@@ -164,7 +165,7 @@ fn ask(socket: &Socket, identifier: u16, shared: &Shared, now: Instant) {
         record.echoes.push(Echo { sent: now, reply: None });
         record.echoes.len() - 1
     };
-    // What cannot be sent has no reply: it is lost.
+    // A request that cannot be sent gets no reply and counts as lost.
     let _: io::Result<usize> = socket.send(&request(identifier, number as u64));
 }
 
@@ -179,7 +180,7 @@ fn request(identifier: u16, number: u64) -> [u8; MESSAGE] {
     message
 }
 
-/// RFC 1071.
+/// The Internet checksum (RFC 1071).
 fn checksum(message: &[u8]) -> u16 {
     let words = message.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let mut sum: u32 = words.sum();
@@ -203,7 +204,7 @@ fn note(packet: &[u8], identifier: u16, shared: &Shared) {
     }
 }
 
-/// TTL and number of a reply to one of our requests.
+/// The TTL and number of a reply to one of our requests.
 fn read_reply(packet: &[u8], identifier: u16) -> Option<(u8, u64)> {
     let header = usize::from(packet.first()? & 0x0f) * 4;
     let ttl = *packet.get(8)?;
@@ -238,7 +239,7 @@ mod tests {
         let mut broken = packet.clone();
         broken[40] ^= 1;
         assert_eq!(read_reply(&broken, 7), None);
-        // Our own request, as a raw socket on the same machine sees it.
+        // The socket also receives our own request, since both ends share a machine.
         let mut request = packet;
         request[IP_HEADER] = REQUEST;
         assert_eq!(read_reply(&request, 7), None);
@@ -251,7 +252,7 @@ mod tests {
         for _ in 0..2 {
             note(&reply_to(request(1, 0), 64), 1, &shared);
         }
-        // A number that was never sent is nobody's.
+        // A reply with a number that was never sent is ignored.
         note(&reply_to(request(1, 9), 64), 1, &shared);
         assert_eq!(shared.record().replies, 1);
     }

@@ -1,9 +1,9 @@
-//! The case itself: both users' pings run, and the documents change under them.
+//! The case itself: both users ping continuously while the documents change.
 //!
-//! In: how many runs, how long each phase. Out: every echo, and when which document was saved and in effect. A run is
-//! the paper's: (a) everything in Poland, step 1, (b) Alice's ingress in the United States, step 2, (c) her server
-//! there as well; between two runs everything goes back to Poland. In the first run nobody has spoken to the new hops
-//! before; in later ones the connections to them are still there.
+//! In: the number of runs and the length of a phase. Out: every echo, and for each document the times at which it was
+//! saved and in effect. A run has the paper's phases: (a) everything in Poland; step 1; (b) Alice's ingress in the
+//! United States; step 2; (c) her server there as well. Between two runs everything moves back to Poland. In the first
+//! run the new hops have no connections yet; in later runs their connections are still open.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -22,11 +22,11 @@ use super::typing::{self, Typed, Typist};
 use crate::place::Place;
 use crate::terminal::{Progress, grouped};
 
-/// How long the first replies may take: nine nodes open their tunnels one after the other.
+/// Limit for the first replies: nine nodes open their tunnels one after the other.
 const OPENING: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Where Alice's packets for her server go.
+/// The location of Alice's ingress and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
@@ -34,59 +34,59 @@ pub(super) enum Phase {
     A,
     /// The ingress in the United States.
     B,
-    /// Both there.
+    /// Ingress and server in the United States.
     C,
-    /// On the way back to Poland, between two runs.
+    /// The move back to Poland, between two runs.
     Back,
 }
 
-/// A phase, by when its packets were sent. It begins when the change before it is in effect.
+/// A phase, bounded by send times of packets. It begins when the preceding change is in effect.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     pub(super) phase: Phase,
-    /// Who is Alice's [`HOME`].
+    /// The machine that serves Alice's [`HOME`].
     pub(super) home: Machine,
     pub(super) from: Instant,
     pub(super) to: Instant,
 }
 
-/// One changed document.
+/// The change of one document.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Change {
     pub(super) run: usize,
-    /// 1: the ingress goes; 2: the server; 3: the server comes back; 4: the ingress.
+    /// The step: 1 moves the ingress, 2 the server; 3 moves the server back, 4 the ingress.
     pub(super) step: usize,
     pub(super) saved: Instant,
-    /// The first packet came by the new hop.
+    /// The time at which the first packet arrived at the new hop.
     pub(super) in_effect: Instant,
 }
 
-/// Who asks whom.
+/// A user and the address that the user pings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair {
     pub(super) user: &'static str,
     pub(super) address: Ipv4Addr,
-    /// Who answers at first.
+    /// The machine that replies at first.
     pub(super) machine: Machine,
 }
 
-/// Everything that happened.
+/// All results.
 pub(super) struct Played {
     pub(super) begun: Instant,
     pub(super) windows: Vec<Window>,
     pub(super) changes: Vec<Change>,
-    /// By pair, Alice and her server first.
+    /// The echoes of each pair; Alice and her server come first.
     pub(super) echoes: Vec<(Pair, Vec<Echo>)>,
-    /// A connection a run, over its step 1.
+    /// One TCP connection for each run, open across step 1.
     pub(super) typed: Vec<Typed>,
     pub(super) dropped_by_nodes: Vec<String>,
     pub(super) dropped_by_wires: u64,
 }
 
-/// Plays it.
+/// Runs the case.
 ///
 /// # Errors
-/// A node that does not start, a change that does not take effect, a TCP connection that breaks.
+/// A node does not start, a change does not take effect, or a TCP connection breaks.
 pub(super) async fn play(options: &Options, directory: &Path, progress: &Progress) -> anyhow::Result<Played> {
     progress.step("a network in Poland and the United States: twelve namespaces, nine nodes");
     let lab = Arc::new(Lab::new()?);
@@ -114,7 +114,7 @@ struct Stage<'a> {
     progress: &'a Progress,
     pingers: Vec<(Pair, Pinger)>,
     begun: Instant,
-    /// How packets go now, and since when.
+    /// The current phase and machine, and the time since when they apply.
     now: (Phase, Machine),
     since: Instant,
     windows: Vec<Window>,
@@ -124,7 +124,7 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// Everybody begins to ping; returns when everybody has been answered.
+    /// Starts all pingers; returns when each has received a reply.
     async fn open(lab: &'a Lab, nodes: &'a Nodes, progress: &'a Progress) -> anyhow::Result<Self> {
         progress.step("everybody pings, a packet every 10 ms");
         let pairs = [
@@ -157,7 +157,7 @@ impl<'a> Stage<'a> {
         let next = (Phase::B, Machine::AlicePl);
         self.change((run, 1), &self.lab.ingress_us, next, |nodes| nodes.send_alice_to("ingress-us")).await?;
         self.dwell(&said("(b) the ingress in the United States"), options.phase).await;
-        // On another machine nobody knows of the connection: it ends before the server moves.
+        // The other machine does not know the TCP connection: it is closed before the server moves.
         self.typed.push(typist.stop().await.context("a TCP connection that was there before the ingress moved")?);
         let next = (Phase::C, Machine::AliceUs);
         self.change((run, 2), &self.lab.alice_us, next, |nodes| nodes.move_home_to("alice-us")).await?;
@@ -174,7 +174,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Lets a phase last, and shows how it goes.
+    /// Waits for the length of a phase, and shows progress.
     async fn dwell(&self, what: &str, phase: Duration) {
         self.progress.step(what);
         let until = Instant::now() + phase;
@@ -187,7 +187,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Replaces a document and waits until packets come by the new hop.
+    /// Replaces a document and waits until packets arrive at the new hop.
     async fn change(
         &mut self,
         (run, step): (usize, usize),
@@ -204,7 +204,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// What went as it goes now went so until this moment.
+    /// Ends the current window at this moment.
     fn close(&mut self, to: Instant) {
         let (phase, home) = self.now;
         self.windows.push(Window { phase, home, from: self.since, to });

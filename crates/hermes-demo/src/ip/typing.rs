@@ -1,8 +1,8 @@
-//! Somebody types into a shell: a TCP connection, a byte every twenty milliseconds, each echoed.
+//! A simulated shell session: a TCP connection, one byte every twenty milliseconds, each echoed.
 //!
-//! In: a place, an address to connect to. Out: how many bytes came back, and the longest that anybody had to wait for
-//! one; a connection that breaks, or an echo that is wrong, is an error. The echo is a task of the demo, on a socket
-//! of the far machine.
+//! In: a namespace and an address to connect to. Out: the number of echoed bytes, and the longest wait for an echo. A
+//! broken connection or a wrong echo is an error. The echo server is a task of the demo, on a socket of the remote
+//! machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -18,28 +18,28 @@ use tokio::time::{Instant, MissedTickBehavior, timeout};
 use crate::client::PATIENCE;
 use crate::place::Place;
 
-/// As a fast typist with key repeat.
+/// The rate of a fast typist with key repeat.
 const EVERY: Duration = Duration::from_millis(20);
-/// Where the shell listens: ssh's port.
+/// The port of the shell: ssh's.
 pub(super) const PORT: u16 = 22;
-/// Connections of one echo: only ours come.
+/// The connection limit of the echo server; only the demo connects.
 const CONNECTIONS: usize = 8;
 
-/// What came back.
+/// The result of a session.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Typed {
-    /// Bytes, each echoed.
+    /// The number of echoed bytes.
     pub(super) bytes: usize,
-    /// Median of the waits for an echo.
+    /// The median wait for an echo, in milliseconds.
     pub(super) median_ms: f64,
-    /// The longest.
+    /// The longest wait, in milliseconds.
     pub(super) longest_ms: f64,
 }
 
-/// Echoes whatever comes to `place`; ends with the value.
+/// Echoes all connections to `place`; ends when the value is dropped.
 ///
 /// # Errors
-/// The port is taken.
+/// The port is in use.
 pub(super) fn echo(place: &Place) -> anyhow::Result<JoinSet<()>> {
     let listener = place.listen((Ipv4Addr::UNSPECIFIED, PORT).into())?;
     let mut tasks = JoinSet::new();
@@ -67,17 +67,17 @@ async fn give_back(mut stream: TcpStream) {
     }
 }
 
-/// Somebody who types until told to stop.
+/// A client that types until it is stopped.
 pub(super) struct Typist {
     stop: oneshot::Sender<()>,
     typing: JoinSet<anyhow::Result<Typed>>,
 }
 
 impl Typist {
-    /// Connects, and begins.
+    /// Connects and starts to type.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The connection fails.
     pub(super) async fn begin(place: &Place, shell: SocketAddr) -> anyhow::Result<Self> {
         let stream = timeout(PATIENCE, place.tcp()?.connect(shell)).await;
         let stream = stream.context("no answer")?.with_context(|| format!("cannot connect to {shell}"))?;
@@ -90,9 +90,9 @@ impl Typist {
     /// Stops, and waits for the last echo.
     ///
     /// # Errors
-    /// The connection broke, an echo was wrong or did not come.
+    /// The connection broke, or an echo was wrong or missing.
     pub(super) async fn stop(mut self) -> anyhow::Result<Typed> {
-        // Who is gone already says why below.
+        // A client that ended already reports its error below.
         let _ = self.stop.send(());
         let typed = timeout(PATIENCE, self.typing.join_next()).await.context("an echo did not come")?;
         typed.context("nobody typed")??
@@ -129,7 +129,7 @@ async fn type_on(stream: TcpStream, mut stopped: oneshot::Receiver<()>) -> anyho
     Ok(Typed { bytes: waits.len(), median_ms: at(waits.len() / 2), longest_ms: at(waits.len().saturating_sub(1)) })
 }
 
-/// What is typed at this place.
+/// The byte that is typed at this index.
 fn letter(index: usize) -> u8 {
     b'a' + (index % 26) as u8
 }

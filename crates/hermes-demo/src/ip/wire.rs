@@ -1,8 +1,8 @@
-//! A long wire: packets from one place to another, each there after its delay, in order.
+//! A long wire: packets between two namespaces, each delivered after a delay, in order.
 //!
-//! In: two places, the name of a device in each, a delay one way. Out: a device in each, and threads that carry what
-//! the kernel sends into the one to the other. Kernels without netem have no other delay. It loses nothing on purpose;
-//! what its bounded queues cannot hold is dropped and counted. Ends with its value, and its devices with it.
+//! In: two namespaces, the name of a device in each, and a one-way delay. Out: a device in each, and threads that carry
+//! packets between them. Kernels without netem offer no other delay. No packet is lost on purpose; packets that exceed
+//! the bounded queues are dropped and counted. Dropping the value stops the threads and removes the devices.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,12 +19,12 @@ use tokio::sync::Notify;
 
 use crate::place::Place;
 
-/// As on most of the Internet.
+/// The usual MTU of the Internet.
 const MTU: u32 = 1500;
-/// Packets under way in one direction: of 1,500 bytes and in 55 ms this is 1.8 Gbit/s.
+/// Packets in flight in one direction: with 1,500 bytes each and 55 ms this is 1.8 Gbit/s.
 const UNDER_WAY: usize = 8192;
 
-/// Two places far from each other.
+/// Two namespaces far from each other.
 #[derive(Debug)]
 pub(super) struct Wire {
     ended: Arc<Notify>,
@@ -32,14 +32,14 @@ pub(super) struct Wire {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A packet, and when it is there.
+/// A packet, and its delivery time.
 type Packet = (Instant, Bytes);
 
 impl Wire {
-    /// Lays one. The devices have no addresses yet.
+    /// Creates a wire. The devices have no addresses yet.
     ///
     /// # Errors
-    /// No TUN device can be made.
+    /// No TUN device can be created.
     pub(super) fn lay(a: (&Place, &str), b: (&Place, &str), one_way: Duration) -> anyhow::Result<Self> {
         let ends = [end(a.0, a.1)?, end(b.0, b.1)?];
         let ended = Arc::new(Notify::new());
@@ -52,7 +52,7 @@ impl Wire {
         Ok(this)
     }
 
-    /// Packets that it could not hold.
+    /// Packets that exceeded the queues.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -108,7 +108,7 @@ fn carry(
                 () = take_in(&b, &to_a, one_way, dropped) => {}
             }
         });
-        // Without senders the writers end.
+        // The writers end once all senders are dropped.
         drop((to_a, to_b));
     });
 }
@@ -120,7 +120,7 @@ async fn take_in(from: &Queue, to: &SyncSender<Packet>, one_way: Duration, dropp
             dropped.fetch_add(1, Ordering::Relaxed);
         }
     };
-    // An error says that the device is gone, and its place with it.
+    // An error means that the device and its namespace were removed.
     while poll_fn(|cx| from.poll_receive(cx, &mut buffer, each)).await.is_ok() {}
 }
 

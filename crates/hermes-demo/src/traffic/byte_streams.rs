@@ -1,4 +1,4 @@
-//! Raw TCP: a program that knows an address of the laptop and nothing of HTTP.
+//! Raw TCP: a program that connects to an address of the laptop and does not use HTTP.
 //!
 //! In: the laptop's TCP listener. Out: messages that came back one by one, then a long stream, both
 //! directions at once, ended by a half-close.

@@ -1,8 +1,8 @@
 //! UDP: a program that sends datagrams to an address of the laptop.
 //!
-//! In: the laptop's UDP listener. Out: datagrams that all came back, first one by one, then many
-//! under way at once. UDP promises nothing, but on a machine of its own, with no more under way
-//! than any buffer on the path holds, a lost datagram is somebody's mistake: it fails the demo.
+//! In: the laptop's UDP listener. Out: datagrams that all came back, first one by one, then many in flight at once. UDP
+//! guarantees no delivery. But on one machine, with no more in flight than any buffer on the path holds, a lost
+//! datagram is a bug: it fails the demo.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,11 +17,11 @@ use crate::client::PATIENCE;
 use crate::content::content;
 use crate::ports::loopback;
 
-/// Datagrams one by one.
+/// The number of datagrams sent one by one.
 const ALONE: u64 = 150;
-/// Then so many more.
+/// The number of datagrams sent afterwards with a window.
 const MANY: u64 = 1000;
-/// Under way at once, of each client: all of them fit into the smallest buffer on the path.
+/// Datagrams in flight at once, of each client: all of them fit into the smallest buffer on the path.
 const WINDOW: usize = 8;
 const BYTES: usize = 1200;
 
@@ -40,7 +40,7 @@ pub(super) async fn echo(call: SocketAddr, number: u64) -> anyhow::Result<Tally>
     Ok(tally)
 }
 
-/// Keeps a window of datagrams under way until each came back once.
+/// Keeps a window of datagrams in flight until each came back once.
 async fn rally(socket: &UdpSocket, mut seeds: std::ops::Range<u64>, tally: &mut Tally) -> anyhow::Result<()> {
     let mut under_way: HashMap<u64, Bytes> = HashMap::new();
     let mut room = [0; BYTES + 1];

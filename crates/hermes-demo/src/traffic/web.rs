@@ -1,8 +1,8 @@
 //! HTTP by name, and HTTPS through CONNECT.
 //!
-//! In: the laptop's HTTP listener. Out: answers that were compared, one small exchange timed each.
-//! No name that is asked for here is known to any DNS; the certificate of the bank is of a CA that
-//! no node has, so that a node which opened the stream would be found out.
+//! In: the laptop's HTTP listener. Out: compared responses; one small exchange is timed each. No DNS knows the
+//! requested names. The bank's certificate is from a CA that no node has, so a node that terminated TLS would be
+//! detected.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,12 +18,12 @@ use super::Tally;
 use crate::client::{Client, PATIENCE};
 use crate::content::{self, content};
 
-/// Small answers a client asks for.
+/// The number of small responses that a client requests.
 const SMALL: u64 = 150;
 const SMALL_BYTES: usize = 8 << 10;
-/// And one upload that comes back.
+/// The size of the upload, which the server echoes.
 const UPLOAD_BYTES: usize = content::LONG;
-/// A CONNECT's answer is shorter.
+/// The size limit of a CONNECT response head.
 const MAX_HEAD: usize = 8 << 10;
 
 pub(super) type ClientTls = Arc<hermes_net::tls::RustlsClientConfig>;
@@ -34,7 +34,7 @@ pub(super) async fn by_name(apps: SocketAddr, number: u64) -> anyhow::Result<Tal
     exchanges(client, "http://SHOP", number).await
 }
 
-/// What the bank's clients trust: its own CA, and nobody else's.
+/// The TLS configuration of the bank's clients: they trust only the bank's CA.
 pub(super) fn bank_tls(ca: &Path) -> anyhow::Result<ClientTls> {
     let roots = hermes_net::tls::Roots::load(ca)?;
     Ok(hermes_net::tls::client_config(None, hermes_net::tls::ServerIdentity::Name(roots), &[b"http/1.1"])?)
@@ -71,7 +71,7 @@ async fn connect(apps: SocketAddr) -> anyhow::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.write_all(b"CONNECT BANK:443 HTTP/1.1\r\nhost: BANK:443\r\n\r\n").await?;
     let mut head = Vec::new();
-    // Byte by byte: what follows the head is TLS's.
+    // The head is read byte by byte: the bytes after it belong to TLS.
     while !head.ends_with(b"\r\n\r\n") {
         ensure!(head.len() < MAX_HEAD, "the answer to CONNECT BANK:443 has no end");
         head.push(stream.read_u8().await.context("the answer to CONNECT BANK:443 broke off")?);

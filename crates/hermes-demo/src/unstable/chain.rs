@@ -1,7 +1,7 @@
-//! A way made ready: four machines in a row with what runs on them, and a client who downloads.
+//! A running test path: four machines in a row with their programs, and a client that downloads.
 //!
-//! In: a way, what its links do. Out: downloads by curl, compared byte by byte; what each link carried meanwhile. Ends with
-//! the value: first the programs, then their network.
+//! In: a way, and the conditions of its links. Out: downloads by curl, compared byte by byte, and the bytes that each
+//! link carried meanwhile. Dropping the value ends the programs first, then their network.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,18 +25,18 @@ use crate::program::{self, Program};
 const OVERLAY: &str = "unstable";
 /// The CA of the web server: nodes do not know it.
 const SERVER_CA: &str = "server-ca";
-/// How much longer than its own limit curl may take until it has ended.
+/// The time curl may take to exit after its own limit.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often it is looked what each link has carried.
+/// The interval at which the links' byte counters are sampled.
 const SAMPLE: Duration = Duration::from_millis(25);
 
-/// What all chains of a run share.
+/// The settings that all chains of a run share.
 pub(super) struct Setting {
-    /// What nodes of Hermes speak to each other.
+    /// The HTTP version between nodes of Hermes.
     pub(super) protocol: Protocol,
-    /// Envoy's binary, or why there is none.
+    /// Envoy's binary, or the reason why it is missing.
     pub(super) envoy: Result<PathBuf, String>,
-    /// Where everything lies.
+    /// The directory of all files.
     pub(super) directory: PathBuf,
     server: ServerTls,
 }
@@ -47,7 +47,7 @@ impl Setting {
     /// # Errors
     /// A file cannot be written.
     pub(super) fn new(protocol: Protocol, envoy: Option<PathBuf>, directory: &Path) -> anyhow::Result<Self> {
-        // Envoy's documents name files from wherever it runs.
+        // Envoy's documents contain absolute paths, since it runs in another directory.
         let directory = directory.canonicalize().with_context(|| directory.display().to_string())?;
         let overlay = Authority::new(&directory, "overlay-ca")?;
         for node in 0..NODES {
@@ -61,7 +61,7 @@ impl Setting {
         Ok(Self { protocol, envoy, directory, server })
     }
 
-    /// Why a way cannot be gone on this machine; `None` where it can.
+    /// The reason why a way cannot run on this machine; `None` if it can.
     pub(super) fn lacks(&self, way: Way) -> Option<String> {
         let envoy = self.envoy.as_ref().err().filter(|_| way.is_envoy()).cloned();
         let has_knob = way != Way::EnvoyTuned || envoy::has_knob();
@@ -73,26 +73,26 @@ impl Setting {
 /// One download.
 #[derive(Debug, Clone)]
 pub(super) struct Download {
-    /// How far the links were in their turns when it began, in seconds.
+    /// The position in the links' cycle when the download began, in seconds.
     pub(super) phase: f64,
-    /// From the beginning to the last byte, or until the client gave up.
+    /// Time from the start to the last byte, or until the client gave up.
     pub(super) seconds: f64,
-    /// Of content.
+    /// The number of content bytes received.
     pub(super) bytes: u64,
-    /// Why it is not whole.
+    /// The reason why the download is incomplete.
     pub(super) failed: Option<String>,
 }
 
-/// What each link carried towards the client while a download ran.
+/// The bytes that each link carried towards the client during a download.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Trace {
-    /// How far the links were in their turns at its begin, in seconds.
+    /// The position in the links' cycle when the trace began, in seconds.
     pub(super) phase: f64,
     /// Seconds since then, and bytes of frames, by link.
     pub(super) samples: Vec<(f64, [u64; LINKS])>,
 }
 
-/// A way that can be gone.
+/// A way that is ready for downloads.
 pub(super) struct Chain {
     pub(super) way: Way,
     programs: Vec<Program>,
@@ -103,10 +103,10 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Makes the network and starts what runs on it. `number` tells chains of one process apart.
+    /// Creates the network and starts its programs. `number` distinguishes the chains of one process.
     ///
     /// # Errors
-    /// What iproute2 said, or a node that does not start.
+    /// Returns iproute2's error, or the error of a node that does not start.
     pub(super) async fn start(
         setting: &Setting,
         way: Way,
@@ -152,13 +152,13 @@ impl Chain {
         Ok(())
     }
 
-    /// The next object: one that nobody has asked for yet.
+    /// The next object that was not requested before.
     pub(super) fn fresh(&mut self) -> u64 {
         self.asked += 1;
         self.asked
     }
 
-    /// Downloads an object, and watches the links meanwhile.
+    /// Downloads an object, and samples the links meanwhile.
     ///
     /// # Errors
     /// curl cannot be run.
@@ -202,11 +202,11 @@ impl Chain {
             _ => vec!["--noproxy", "", "-x", &proxy, &plain],
         };
         let (file, log) = (self.directory.join("download"), self.directory.join("curl.log"));
-        // Neither is there before the first one.
+        // Before the first download neither file exists.
         let _ = (std::fs::remove_file(&file), std::fs::remove_file(&log));
         let (out, most) = (file.to_string_lossy(), format!("{:.3}", patience.as_secs_f64()));
         let form = "%{http_code} %{size_download} %{time_total}\n";
-        // Before all else: no configuration of whoever runs this.
+        // The option `-q` must come first: curl then ignores the user's configuration.
         let curl = ["curl", "-q", "-sS", "-o", &out, "-w", form, "--max-time", &most];
         let command = [&self.lab.places[0].prefix()[..], &curl, &words].concat();
         let mut curl = Program::start("curl", &log, &command)?;
@@ -229,7 +229,7 @@ impl Chain {
         Ok(Download { phase: self.lab.phase(begun), seconds, bytes, failed })
     }
 
-    /// What is to be said of a node that ended by itself.
+    /// Describes a node that exited unexpectedly.
     fn dead(&mut self) -> String {
         if self.programs.iter_mut().any(|program| program.ended().is_some()) {
             return program::last_words(&mut self.programs);
@@ -242,7 +242,7 @@ async fn dial(place: &Place) -> anyhow::Result<Client> {
     Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
-/// What curl says of a transfer.
+/// Parses curl's report of a transfer.
 fn parse(line: &str) -> Option<(u16, u64, f64)> {
     let words: Vec<&str> = line.split(' ').collect();
     let [status, bytes, seconds] = words[..] else { return None };

@@ -1,8 +1,9 @@
 //! Envoy as the papers use it: one on each machine, hop by hop over TLS, with their retries.
 //!
-//! In: Envoy's binary, names and places. Out: its documents (JSON, which Envoy reads as well as YAML), its command line.
-//! Between two Envoys it is HTTP/1.1 over mutual TLS. Retries are the poster's: 4 of 180 s each, no other limit of time,
-//! so that bytes which came are not thrown away while somebody waits. Its cache is off: requests are first ones.
+//! In: Envoy's binary, names and namespaces. Out: its documents (JSON, which Envoy reads as well as YAML) and its
+//! command line. Envoys use HTTP/1.1 over mutual TLS between each other. Retries are the poster's: 4 of 180 s each,
+//! without another time limit, so that received bytes are not discarded while a client waits. Its cache is off, since
+//! requests are first ones.
 
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -14,27 +15,27 @@ use serde_json::{Value, json};
 use super::lab::{NODES, WEB};
 use super::nodes::{ADMIN, APPS, door, name};
 
-/// The knob, new in Linux 6.15, that bounds TCP's backoff in a namespace.
+/// The sysctl, new in Linux 6.15, that bounds TCP's backoff in a namespace.
 pub(super) const KNOB: &str = "net/ipv4/tcp_rto_max_ms";
-/// What the tuned case sets it to, which is the least.
+/// The sysctl's value in the tuned case, its minimum.
 pub(super) const TUNED: &str = "1000";
-/// Where its admin endpoint says that it is ready.
+/// The admin path that reports readiness.
 pub(super) const READY: &str = "/ready";
 const EXTENSIONS: &str = "type.googleapis.com/envoy.extensions";
 
-/// The one that was named on purpose.
+/// Checks the binary that the user named.
 ///
 /// # Errors
-/// It is not there.
+/// The file does not exist.
 pub(super) fn named(path: &Path) -> anyhow::Result<PathBuf> {
     ensure!(path.is_file(), "--envoy {} is no file; name Envoy's binary, or leave it out", path.display());
     path.canonicalize().with_context(|| path.display().to_string())
 }
 
-/// Looks for Envoy: the first on the path that is no script.
+/// Finds Envoy: the first executable in the PATH that is not a script.
 ///
 /// # Errors
-/// There is none, and what to do.
+/// No binary was found; the error names the remedy.
 pub(super) fn on_path() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|directory| directory.join("envoy")).find(|path| is_program(path)).context(
@@ -43,7 +44,7 @@ pub(super) fn on_path() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// Some packages put a script of this name before the program, which would outlive it.
+/// Some packages install a wrapper script of this name, which would outlive Envoy.
 fn is_program(path: &Path) -> bool {
     let mut magic = [0; 4];
     std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"\x7fELF"

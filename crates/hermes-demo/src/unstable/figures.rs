@@ -1,7 +1,8 @@
-//! Figures of the unstable case, beside the papers' and what physics allows.
+//! Figures of the unstable case, beside the papers' and the physical limit.
 //!
-//! In: every download. Out: by size and way how many arrived, medians, ratios to the limit; a text for people, or JSON.
-//! Each download is held against the limit of the moment at which it began. Never: a figure of ours where nothing arrived.
+//! In: every download. Out: by size and way the number of complete downloads, medians, and ratios to the limit; as text
+//! or JSON. Each download is compared with the limit at the moment of its start. Never: a figure of Hermes if nothing
+//! arrived.
 
 use hermes_lab::turns;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use super::way::{self, Published, Way, published_without_outage, said};
 use super::{Options, Protocol};
 use crate::terminal::{Align, Paint, table};
 
-/// One download.
+/// The figures of one download.
 #[derive(Debug, Serialize)]
 struct One {
     /// Seconds since a slot of the client's link began.
@@ -30,11 +31,11 @@ struct One {
 struct Line {
     way: Way,
     size: u64,
-    /// By another client, of what was downloaded before.
+    /// Whether another client repeats earlier downloads.
     again: bool,
     tried: usize,
     arrived: usize,
-    /// Of those that arrived, and so the following.
+    /// The median of complete downloads, like the following fields.
     median_s: Option<f64>,
     limit_s: Option<f64>,
     ratio: Option<f64>,
@@ -51,14 +52,14 @@ struct Ndn {
     published: Published,
 }
 
-/// A way that could not be gone.
+/// A way that could not run.
 #[derive(Debug, Serialize)]
 struct Missing {
     way: Way,
     why: String,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     protocol: Protocol,
@@ -149,7 +150,7 @@ impl Figures {
         self.lines.iter().filter(|line| line.way.is_hermes())
     }
 
-    /// Whether all that was asked for through Hermes arrived, with outage and without.
+    /// Whether every download through Hermes is complete, with outage and without.
     pub(super) fn is_whole(&self) -> bool {
         self.of_hermes().all(|line| line.arrived == line.tried && (line.again || line.without_outage_s.is_some()))
     }
@@ -236,7 +237,7 @@ impl Figures {
     }
 }
 
-/// Who is where; ═ is a link that is up a second in three.
+/// The topology; `═` is a link that is up one second in three.
 fn intro(paint: Paint) -> String {
     let [client, server] = ["client", "web server"].map(|name| paint.bold(name));
     format!(

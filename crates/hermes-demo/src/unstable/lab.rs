@@ -1,8 +1,8 @@
 //! The network of the unstable case: four machines in a row, three links between them, a web server on the last.
 //!
-//! In: root, TUN devices, what becomes of frames on each link. Out: places with the links' clock; what each link carried
-//! so far; a server in the clear and one of TLS, both sending what [`content`](crate::content) says. All is gone
-//! with the value. The machines forward IP packets, so that the server can be asked directly as well.
+//! In: root, TUN devices, and the conditions of each link. Out: namespaces with a common clock of the links; the bytes
+//! that each link carried; a plaintext and a TLS server, both with the content of [`content`](crate::content). Dropping
+//! the value removes the network. The machines forward IP packets, so that the server can be reached directly as well.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -15,19 +15,19 @@ use tokio::task::JoinSet;
 use crate::origins::{self, ServerTls};
 use crate::place::{CONGESTION_CONTROL, Place};
 
-/// What every namespace's name begins with; the demo's pid follows, so that leftovers can be told.
+/// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
 pub(super) const PREFIX: &str = "hermes-unstable-";
 /// Links in a row.
 pub(super) const LINKS: usize = 3;
 /// Nodes: the first is the client's, the last the server's.
 pub(super) const NODES: usize = LINKS + 1;
-/// The web server, in the clear, on all addresses of its machine.
+/// The port of the plaintext web server, on all addresses of its machine.
 pub(super) const WEB: u16 = 8081;
-/// The same over TLS, on its loopback.
+/// The port of the TLS server, on its loopback.
 pub(super) const SECURE: u16 = 8443;
-/// What the server's name is, to clients and in its certificate.
+/// The server's name, for clients and in its certificate.
 pub(super) const NAME: &str = "UNSTABLE";
-/// Devices by where their link leads.
+/// Device names, by the direction of their link.
 const DEVICES: [&str; 2] = ["to-client", "to-server"];
 
 /// Four machines in a row.
@@ -35,7 +35,7 @@ const DEVICES: [&str; 2] = ["to-client", "to-server"];
 pub(super) struct Lab {
     _origins: JoinSet<()>,
     links: Vec<Link>,
-    /// From the client's to the server's.
+    /// The machines, from the client's to the server's.
     pub(super) places: Vec<Place>,
     epoch: Instant,
 }
@@ -45,16 +45,16 @@ pub(super) fn ends(link: usize) -> [Ipv4Addr; 2] {
     [1, 2].map(|end| Ipv4Addr::new(10, 72, link as u8, end))
 }
 
-/// Seconds until every link had its turn.
+/// The length of a cycle, in which every link is up once.
 pub(super) fn round() -> Duration {
     turns::SLOT * LINKS as u32
 }
 
 impl Lab {
-    /// Makes it. `number` tells labs of one process apart.
+    /// Creates the network. `number` distinguishes the labs of one process.
     ///
     /// # Errors
-    /// What iproute2 said, or why there is no TUN device.
+    /// Returns iproute2's error, or the reason why no TUN device is available.
     pub(super) fn new(number: usize, tls: ServerTls, conditions: impl Fn(usize) -> Conditions) -> anyhow::Result<Self> {
         let own = |node: usize| if node == 0 { ends(0)[0] } else { ends(node - 1)[1] };
         let places = (0..NODES).map(|node| Place::new(PREFIX, number, &format!("n{}", node + 1), own(node)));
@@ -74,19 +74,19 @@ impl Lab {
         Ok(Self { _origins: origins, links, places, epoch })
     }
 
-    /// Waits until the links are so far in their turns.
+    /// Waits until the links reach this position in their cycle.
     pub(super) async fn wait_for(&self, phase: Duration) {
         let round = round().as_nanos();
         let left = (phase.as_nanos() + round - self.epoch.elapsed().as_nanos() % round) % round;
         tokio::time::sleep(Duration::from_nanos(left as u64)).await;
     }
 
-    /// How far the links were in their turns then, in seconds.
+    /// The position in the links' cycle at that time, in seconds.
     pub(super) fn phase(&self, at: Instant) -> f64 {
         at.saturating_duration_since(self.epoch).as_secs_f64().rem_euclid(round().as_secs_f64())
     }
 
-    /// Bytes of frames that came over each link so far, towards the client.
+    /// Bytes of frames that each link has delivered towards the client.
     pub(super) fn carried(&self) -> [u64; LINKS] {
         let mut carried = [0; LINKS];
         for (bytes, link) in carried.iter_mut().zip(&self.links) {
@@ -95,13 +95,13 @@ impl Lab {
         carried
     }
 
-    /// Where the server is asked directly.
+    /// The server's address for direct requests.
     pub(super) fn server(&self) -> SocketAddr {
         (self.places[NODES - 1].address, WEB).into()
     }
 }
 
-/// Lays a link. Its ends know each other: nobody asks on a dark link who is there.
+/// Creates a link. Its ends have static neighbour entries: neighbour discovery would fail while the link is down.
 fn join(link: usize, near: &Place, far: &Place, conditions: Conditions, epoch: Instant) -> anyhow::Result<Link> {
     let [to_client, to_server] = DEVICES;
     let pair = [End { namespace: near.name(), device: to_server }, End { namespace: far.name(), device: to_client }];
@@ -119,7 +119,7 @@ fn join(link: usize, near: &Place, far: &Place, conditions: Conditions, epoch: I
     Ok(laid)
 }
 
-/// Routes to the links that a machine is not at, and leave to pass on what is not its own.
+/// Adds routes to the links that are not attached to a machine, and enables IP forwarding.
 fn forward(node: usize, place: &Place) -> anyhow::Result<()> {
     for link in (0..LINKS).filter(|link| *link + 1 != node && *link != node) {
         let via = if link < node { ends(node - 1)[0] } else { ends(node)[1] };

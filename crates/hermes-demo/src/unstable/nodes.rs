@@ -1,20 +1,20 @@
-//! The overlay of the unstable case: a node of Hermes on each machine, each with custody of what goes through.
+//! The overlay of the unstable case: a Hermes node with custody on each machine.
 //!
-//! In: a lab, what hops speak, whether nodes keep what has come. Out: documents. `http://UNSTABLE/...` and CONNECT to
-//! `UNSTABLE:443` go from the client's node to the server's, and there to the web server.
+//! In: a lab, the protocol of the hops, and whether nodes cache. Out: documents. `http://UNSTABLE/...` and CONNECT to
+//! `UNSTABLE:443` go from the client's node to the server's, and from there to the web server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::Protocol;
 use super::lab::{NAME, NODES, SECURE, WEB, ends};
 
-/// Where the first node takes requests, on the client's loopback. Envoy does so as well.
+/// The address at which the first node accepts requests, on the client's loopback. Envoy uses the same.
 pub(super) const APPS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-/// Where each node's admin endpoint is.
+/// The address of each node's admin endpoint.
 pub(super) const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9900);
-/// Where nodes speak to each other.
+/// The port on which nodes accept each other.
 const OVERLAY: u16 = 9443;
-/// Longer than anybody waits here.
+/// The custody deadline, longer than any wait of the demo.
 const CUSTODY: &str = "custody: {deadline: 15m}";
 
 /// A node's name, from 0 at the client's.
@@ -22,7 +22,7 @@ pub(super) fn name(node: usize) -> String {
     format!("n{}", node + 1)
 }
 
-/// Where a node is reached by the one before it.
+/// The address at which the previous node reaches a node.
 pub(super) fn door(node: usize) -> SocketAddr {
     (ends(node - 1)[1], OVERLAY).into()
 }

@@ -1,7 +1,8 @@
 //! Bytes over time at each hop, as a picture.
 //!
-//! In: downloads that were watched. Out: an SVG: for each a row of three fields, the server's link first; the bytes that
-//! came over that link, towards the client, and the slots in which it was up. All have the same scales.
+//! In: traced downloads. Out: an SVG. Each download has a row of three fields, the server's link first. A field shows
+//! the bytes that the link delivered towards the client, and the slots in which it was up. All fields have the same
+//! scales.
 
 use std::fmt::Write as _;
 
@@ -12,12 +13,12 @@ use super::way::said;
 const WIDTH: f64 = 960.0;
 /// Left and width of a field.
 const FIELD: (f64, f64) = (120.0, 800.0);
-/// A field's height, and what is between two.
+/// A field's height, and the gap between two fields.
 const LANE: (f64, f64) = (84.0, 12.0);
-/// Above the fields of one download, and below.
+/// The space above the fields of a download, and below.
 const HEAD: f64 = 64.0;
 const FOOT: f64 = 46.0;
-/// By link, the client's first.
+/// The colours by link, the client's first.
 const COLOURS: [&str; LINKS] = ["#1d4ed8", "#15803d", "#b45309"];
 
 /// Draws them.
@@ -42,7 +43,7 @@ pub(super) fn svg(drawn: &[Drawn]) -> String {
     svg + "</svg>\n"
 }
 
-/// What the fields' width and height are.
+/// The ranges that the fields' width and height represent.
 struct Scale {
     seconds: f64,
     bytes: f64,
@@ -72,13 +73,13 @@ impl Scale {
             FIELD.0,
             top + 42.0
         );
-        // The server's link above: bytes come down.
+        // The server's link is on top: bytes flow downwards.
         for (lane, link) in (0..LINKS).rev().enumerate() {
             self.lane(svg, one, link, top + HEAD + lane as f64 * (LANE.0 + LANE.1), end);
         }
         let bottom = top + HEAD + LINKS as f64 * (LANE.0 + LANE.1) - LANE.1;
         self.axis(svg, bottom);
-        // A download begins some milliseconds after its trace: curl has to start.
+        // A download begins some milliseconds after its trace, since curl has to start.
         let begun = (end - download.seconds).max(0.0);
         let mark = self.x(begun + limit);
         let _ = writeln!(

@@ -1,7 +1,8 @@
-//! The case itself: each way first without outage, then with it, all ways side by side.
+//! The case itself: each way first without outage, then with it, all ways in parallel.
 //!
-//! In: what is asked for. Out: every download. At 10 Mbit/s ways leave the machine idle, so that they do not disturb each
-//! other; only the beginning of a chain is work, and no download runs meanwhile. Within a way one download runs at a time.
+//! In: the options. Out: every download. At 10 Mbit/s the ways leave the machine idle, so they do not disturb each
+//! other. Only the start of a chain costs CPU time, and no download runs meanwhile. Within a way downloads run one
+//! after the other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,13 +18,13 @@ use super::lab::{LINKS, round};
 use super::way::{Way, said};
 use crate::terminal::Progress;
 
-/// Hermes has never been seen to need that long; beyond it something is broken.
+/// The client timeout for Hermes, which has never needed that long; a longer download indicates a bug.
 const HERMES_PATIENCE: Duration = Duration::from_secs(240);
-/// Without outage nothing takes longer.
+/// The client timeout without outage.
 const STEADY_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A download, and what physics allowed it.
+/// A download, and its physical limit.
 #[derive(Debug, Clone)]
 pub(super) struct Try {
     pub(super) download: Download,
@@ -35,15 +36,15 @@ pub(super) struct Try {
 pub(super) struct Row {
     pub(super) way: Way,
     pub(super) size: u64,
-    /// The last download while all links were up; there are two, and the first opens connections.
+    /// The last download while all links were up. There are two; the first one opens connections.
     pub(super) steady: Option<Download>,
-    /// Of objects that nobody asked for before.
+    /// Downloads of objects that were not requested before.
     pub(super) first: Vec<Try>,
-    /// Of the same objects by another client, where nodes have caches.
+    /// Downloads of the same objects by another client, if nodes have caches.
     pub(super) again: Vec<Try>,
 }
 
-/// A download to be drawn.
+/// A download for the picture.
 pub(super) struct Drawn {
     pub(super) way: Way,
     pub(super) size: u64,
@@ -54,12 +55,12 @@ pub(super) struct Drawn {
 /// Everything that happened.
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,
-    /// Ways that could not be gone, and why.
+    /// The ways that could not run, and the reasons.
     pub(super) missing: Vec<(Way, String)>,
     pub(super) drawn: Vec<Drawn>,
 }
 
-/// What every way does, for people who wait.
+/// The progress of each way, for the terminal.
 #[derive(Default)]
 struct Board(Mutex<BTreeMap<Way, String>>);
 
@@ -78,22 +79,22 @@ impl Board {
     }
 }
 
-/// How often a way is tried with each size.
+/// The number of downloads of each size on a way.
 fn tries(options: &Options, way: Way) -> u32 {
     if way.is_hopeless() { options.hopeless_tries.min(options.tries) } else { options.tries }
 }
 
-/// How long a client waits.
+/// The client timeout on a way.
 fn patience(options: &Options, way: Way) -> Duration {
     if way.is_hermes() { HERMES_PATIENCE } else { options.patience }
 }
 
-/// Where in the links' turns the tries begin: spread over a round.
+/// The position in the links' cycle at which a download begins; downloads are spread over one cycle.
 fn phase(number: u32, of: u32) -> Duration {
     round() * (2 * number + 1) / (2 * of)
 }
 
-/// How long it will take, about: as long as the longest way.
+/// The estimated duration: that of the slowest way.
 pub(super) fn estimate(options: &Options) -> Duration {
     let of = |way: Way| -> f64 {
         let tries = tries(options, way);
@@ -115,10 +116,10 @@ pub(super) fn estimate(options: &Options) -> Duration {
     Duration::from_secs_f64(longest + setting_up)
 }
 
-/// Plays it.
+/// Runs the case.
 ///
 /// # Errors
-/// What keeps a network or a node of Hermes from its start.
+/// A network or a node of Hermes does not start.
 pub(super) async fn play(options: &Options, setting: &Setting, progress: &Progress) -> anyhow::Result<Played> {
     let lacking = |way: &Way| setting.lacks(*way).map(|why| (*way, why));
     let mut missing: Vec<_> = options.ways.iter().filter_map(lacking).collect();
@@ -146,12 +147,12 @@ pub(super) async fn play(options: &Options, setting: &Setting, progress: &Progre
         drawn.extend(traced);
     }
     rows.sort_by_key(|row: &Row| (row.size, row.way));
-    // Ours first.
+    // Downloads through Hermes come first.
     drawn.sort_by_key(|drawn: &Drawn| drawn.way.is_envoy());
     Ok(Played { rows, missing, drawn })
 }
 
-/// Starts a chain for each way, one after the other. An Envoy that does not start is none of ours: its way is missing.
+/// Starts a chain for each way, one after the other. An Envoy that does not start only removes its way.
 async fn start(
     setting: &Setting,
     ways: &[Way],
@@ -171,7 +172,7 @@ async fn start(
     Ok(chains)
 }
 
-/// Waits for all ways, and says how far they are.
+/// Waits for all ways, and shows progress.
 async fn finish<T: 'static>(
     mut running: JoinSet<anyhow::Result<T>>,
     what: &str,

@@ -1,4 +1,4 @@
-//! The ways by which a download is tried, and what the papers have of each.
+//! The ways of a download, and the papers' figures for each.
 //!
 //! In: a way and a size. Out: its name, what it needs, published figures. The papers: "Mitigating Intermittent Links With
 //! Name-Based Networking" (Figure 2; 45 KB and 500 KB) and "Hermes: A General-Purpose Proxy-Enabled Networking
@@ -10,7 +10,7 @@ use serde::Serialize;
 /// The sizes of the papers, binary.
 pub(super) const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
 
-/// How a client asks, and over what.
+/// The path of a download and its protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
@@ -28,21 +28,21 @@ pub(crate) enum Way {
     HermesConnect,
 }
 
-/// What was published.
+/// A published figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Published {
-    /// Mean of those that arrived; `None` where none did.
+    /// Mean of the complete downloads; `None` if none arrived.
     pub(super) seconds: Option<f64>,
-    /// The share that arrived, in percent.
+    /// The share of complete downloads, in percent.
     pub(super) arrived: f64,
 }
 
 impl Way {
-    /// In the order of the table.
+    /// All ways, in the order of the table.
     pub(crate) const ALL: [Self; 6] =
         [Self::Direct, Self::Envoy, Self::EnvoyTuned, Self::Hermes, Self::HermesCache, Self::HermesConnect];
 
-    /// As people read it.
+    /// The name in the output.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct, TCP over IP",
@@ -54,7 +54,7 @@ impl Way {
         }
     }
 
-    /// As it is typed: short, for files and progress.
+    /// The short name on the command line, in file names and in progress.
     pub(super) fn slug(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
@@ -67,7 +67,7 @@ impl Way {
         matches!(self, Self::Hermes | Self::HermesCache | Self::HermesConnect)
     }
 
-    /// Ways on which nothing, or next to nothing, arrives: to wait for that often tells nobody more.
+    /// Ways on which next to nothing arrives: many repetitions would add no information.
     pub(super) fn is_hopeless(self) -> bool {
         matches!(self, Self::Direct | Self::Envoy)
     }
@@ -77,7 +77,7 @@ impl Way {
         if self == Self::HermesConnect { 2 } else { 1 }
     }
 
-    /// What the papers' proxies did by the same means; `again` is the second request for the same object.
+    /// The papers' figure for the same protocol; `again` is the second request for the same object.
     pub(super) fn published(self, size: u64, again: bool) -> Option<Published> {
         let (seconds, arrived) = match (self, size, again) {
             (Self::Direct, size, false) if SIZES.contains(&size) => (None, 0.0),
@@ -126,7 +126,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     size.filter(|size| (1..=most).contains(size)).ok_or(format!("from 1K to {}M", most >> 20))
 }
 
-/// A size as people say it.
+/// A size with its unit.
 pub(super) fn said(size: u64) -> String {
     if size.is_multiple_of(1 << 20) { format!("{} MB", size >> 20) } else { format!("{} KB", size >> 10) }
 }

@@ -1,8 +1,8 @@
-//! Source files, made here: moving pictures of which no two frames are alike.
+//! Source files, generated here: moving pictures in which no two frames are alike.
 //!
-//! In: ffmpeg. Out: an MP4 of exactly so many seconds at 30 frames a second, with a tone that lasts a
-//! second longer: ffmpeg's RTP muxer never sends the last packet that it did not fill, and without
-//! that tone the last frame would be cut short before it left, overlay or not.
+//! In: ffmpeg. Out: an MP4 with the exact length in seconds, at 30 frames a second, with a tone that lasts a second
+//! longer. ffmpeg's RTP muxer never sends a last packet that is not full. Without the longer tone the last frame would
+//! be truncated before it left, overlay or not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,19 +12,19 @@ use anyhow::{bail, ensure};
 
 use crate::program::Program;
 
-/// Frames a second; the paper's read rate.
+/// Frames a second, the paper's rate.
 pub(super) const RATE: u64 = 30;
-/// Making a minute of clip takes seconds; a machine that needs this long cannot stream either.
+/// The time limit of the encoder. A minute of clip takes seconds; a machine that needs this long cannot stream either.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A file to stream.
 #[derive(Debug, Clone)]
 pub(super) struct Clip {
-    /// How long it is.
+    /// The length in seconds.
     pub(super) seconds: u64,
-    /// What it is asked for as.
+    /// The file name in requests.
     pub(super) name: String,
-    /// Where it lies.
+    /// The path of the file.
     pub(super) path: PathBuf,
 }
 
@@ -32,14 +32,14 @@ impl Clip {
     /// Makes a clip in `directory`.
     ///
     /// # Errors
-    /// What ffmpeg said.
+    /// Returns ffmpeg's error output.
     pub(super) async fn make(directory: &Path, seconds: u64) -> anyhow::Result<Self> {
         let name = format!("{seconds}s.mp4");
         let path = directory.join(&name);
         let pictures = format!("testsrc2=size=640x360:rate={RATE}:duration={seconds},noise=alls=6:allf=t");
         let tone = format!("sine=frequency=440:duration={}", seconds + 1);
         let file = path.to_string_lossy();
-        // Better than what is streamed of it: that is encoded anew.
+        // The quality is higher than that of the stream, which is encoded again.
         let command = [
             &["ffmpeg", "-nostdin", "-hide_banner", "-v", "error", "-y"][..],
             &["-f", "lavfi", "-i", &pictures, "-f", "lavfi", "-i", &tone],
@@ -59,7 +59,7 @@ impl Clip {
 /// Whether ffmpeg is built with the encoder that clips are made with.
 ///
 /// # Errors
-/// It is not.
+/// The encoder is missing.
 pub(super) fn can_encode() -> anyhow::Result<()> {
     let encoders = Command::new("ffmpeg").args(["-hide_banner", "-v", "error", "-encoders"]).output()?;
     let encoders = String::from_utf8_lossy(&encoders.stdout).into_owned();

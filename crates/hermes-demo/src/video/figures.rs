@@ -1,7 +1,7 @@
 //! Figures of the video case, beside the paper's.
 //!
-//! In: rounds. Out: mean and standard deviation of each count, for each way and length; a table for
-//! people, or JSON. The paper's are Table V: macroblock errors and processed frames, 30 runs.
+//! In: rounds. Out: mean and standard deviation of each count, for each way and length; a table, or JSON. The paper's
+//! values are those of Table V: macroblock errors and processed frames, 30 runs.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ impl Figure {
         Self { mean, sd: if values.len() > 1 { (squares / (count - 1.0)).sqrt() } else { 0.0 } }
     }
 
-    /// One number for one run, else mean and deviation.
+    /// The value of one run; else mean and deviation.
     fn text(self, runs: usize) -> String {
         if runs == 1 { grouped(self.mean as u64) } else { format!("{:.2} ± {:.2}", self.mean, self.sd) }
     }
@@ -37,7 +37,7 @@ const OVERLAY: &str =
 const DIRECT: &str =
     "  direct    ffmpeg ◀──────────── 1 % loss ────────────────────────────────────────────── video server\n";
 
-/// What Table V says of a way and a length.
+/// The figures of Table V for a way and a length.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Paper {
     macroblock_errors: Figure,
@@ -51,7 +51,7 @@ const PAPER: [(Way, u64, [f64; 4]); 4] = [
     (Way::Direct, 120, [55.88, 7.02, 3561.47, 12.57]),
 ];
 
-/// One way and length over all rounds.
+/// The figures of a way and length over all rounds.
 #[derive(Debug, Serialize)]
 struct Line {
     way: Way,
@@ -66,28 +66,28 @@ struct Line {
     frames_corrupt: Figure,
     macroblock_errors: Figure,
     macroblocks_concealed: Figure,
-    /// The worst round's.
+    /// The maximum over all rounds.
     most_packets_missed: u64,
     most_frames_corrupt: u64,
     most_frames_damaged: u64,
-    /// Streams that came so broken that the user's ffmpeg ended before they did.
+    /// Streams so damaged that the user's ffmpeg exited before they ended.
     given_up: usize,
     paper: Option<Paper>,
 }
 
-/// All of it.
+/// All figures.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     runs: usize,
     loss_percent: f64,
     lines: Vec<Line>,
     rounds: Vec<Round>,
-    /// Why a run came to nothing, each.
+    /// The reasons of failed runs.
     failed: Vec<String>,
 }
 
 impl Figures {
-    /// Of at least one round.
+    /// Computes the figures of at least one round.
     pub(super) fn of(rounds: Vec<Round>, failed: Vec<String>) -> Self {
         let first: &[Stream] = rounds.first().map_or(&[], |round| &round.streams);
         let lines = first.iter().map(|stream| Line::of(stream.way, stream.seconds, &rounds)).collect();
@@ -97,7 +97,7 @@ impl Figures {
         Self { runs: rounds.len(), loss_percent: 100.0 * lost as f64 / (all.max(1) as f64), lines, rounds, failed }
     }
 
-    /// Whether every stream over the overlay came as it was sent.
+    /// Whether every stream over the overlay arrived unchanged.
     pub(super) fn overlay_is_perfect(&self) -> bool {
         let mut overlay =
             self.rounds.iter().flat_map(|round| &round.streams).filter(|stream| stream.way == Way::Overlay);

@@ -1,7 +1,7 @@
-//! Looks at a video that came: decodes it, and compares it with what was sent, frame by frame.
+//! Analyses a received video: decodes it, and compares it with the sent one, frame by frame.
 //!
-//! In: two MPEG-TS files. Out: frames that ffmpeg processed, those that it calls corrupt, errors of
-//! macroblocks, and, since ffmpeg conceals, frames that are not to the pixel as they were sent.
+//! In: two MPEG-TS files. Out: the number of frames that ffmpeg processed, of those it reports as corrupt, and of
+//! macroblock errors. ffmpeg conceals errors, so frames that differ in any pixel from the sent ones are counted too.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,20 +11,20 @@ use anyhow::Context;
 
 use crate::program::Program;
 
-/// Decoding runs many times faster than the video.
+/// The time limit of the decoder, which runs many times faster than the video plays.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// The line after which ffmpeg decodes for us; before, it only probes.
+/// The line after which ffmpeg's decoder reports errors; before it, ffmpeg only probes.
 const DECODING: &str = "Stream mapping:";
 
-/// What a decoder made of a file.
+/// The result of decoding a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decoded {
-    /// A hash of each frame, and how often it occurred.
+    /// A hash of each frame, and its number of occurrences.
     hashes: HashMap<String, u64>,
     pub(super) complaints: Complaints,
 }
 
-/// What the decoder said.
+/// The errors that the decoder reported.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Complaints {
     /// `corrupt decoded frame`.
@@ -36,16 +36,16 @@ pub(super) struct Complaints {
 }
 
 impl Decoded {
-    /// Decodes a file. One from which nothing can be decoded (of a short stream the first packet,
-    /// which describes all others, may be lost) has no frames.
+    /// Decodes a file. The first packet describes all others; if it is lost in a short stream, nothing can be decoded,
+    /// and the file has no frames.
     ///
     /// # Errors
-    /// ffmpeg cannot be run, or does not end.
+    /// ffmpeg cannot be run, or does not exit.
     pub(super) async fn of(file: &Path) -> anyhow::Result<Self> {
         let (log, hashes) = (file.with_extension("decode.log"), file.with_extension("frames"));
         let (input, output) = (file.to_string_lossy(), hashes.to_string_lossy());
         let command = [
-            // One thread: what it says is then in order. `repeat`: each line, however often.
+            // One thread keeps the log lines in order. `repeat` logs repeated lines, too.
             &["ffmpeg", "-nostdin", "-hide_banner", "-v", "repeat+verbose", "-y", "-threads", "1", "-i", &input],
             &["-map", "0:v:0", "-fps_mode", "passthrough", "-f", "framehash", "-hash", "murmur3", &*output][..],
         ]
@@ -61,12 +61,12 @@ impl Decoded {
         })
     }
 
-    /// Frames that came out.
+    /// The number of decoded frames.
     pub(super) fn frames(&self) -> u64 {
         self.hashes.values().sum()
     }
 
-    /// Frames of this that `other` has to the pixel.
+    /// Frames of this file that `other` has without a different pixel.
     pub(super) fn also_in(&self, other: &Self) -> u64 {
         let found = |(hash, count): (&String, &u64)| other.hashes.get(hash).map_or(0, |there| *there.min(count));
         self.hashes.iter().map(found).sum()

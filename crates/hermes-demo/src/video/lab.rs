@@ -1,8 +1,7 @@
 //! The network of the video case: six namespaces, one of them a router, and a path that loses packets.
 //!
-//! In: root. Out: places with an address each, reached through the router; the user's link has
-//! 10 Mbit/s and loses one packet in a hundred, by chance, in each direction. All is gone with the
-//! value.
+//! In: root. Out: namespaces with an address each, connected by the router. The user's link has 10 Mbit/s and randomly
+//! loses one packet in a hundred, in each direction. Dropping the value removes the network.
 
 use std::net::Ipv4Addr;
 
@@ -11,11 +10,12 @@ use serde::Serialize;
 
 use crate::place::{Place, feed};
 
-/// What every namespace's name begins with; the demo's pid follows, so that leftovers can be told.
+/// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
 pub(super) const PREFIX: &str = "hermes-video-";
 /// Packets in ten thousand that the user's link loses, each way: the paper's 1 %.
 const LOST: u32 = 100;
-/// Each way. The queue before it holds 300 ms: frames come in bursts, and only `LOST` may lose.
+/// The shaper of each direction. Its queue holds 300 ms, because frames come in bursts and only `LOST` may drop
+/// packets.
 const SHAPER: [&str; 7] = ["tbf", "rate", "10mbit", "burst", "16kb", "latency", "300ms"];
 
 /// The whole network.
@@ -32,24 +32,24 @@ pub(super) struct Lab {
     router: Place,
 }
 
-/// What the user's link did.
+/// Counters of the user's link.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Link {
-    /// Packets that wanted to go to the user.
+    /// Packets towards the user.
     pub(super) down: u64,
-    /// Of those, lost on purpose.
+    /// Packets towards the user that were dropped on purpose.
     pub(super) down_lost: u64,
     /// Packets from the user.
     pub(super) up: u64,
-    /// Of those, lost on purpose.
+    /// Packets from the user that were dropped on purpose.
     pub(super) up_lost: u64,
 }
 
 impl Lab {
-    /// Makes it. `number` tells labs of one process apart.
+    /// Creates the network. `number` distinguishes the labs of one process.
     ///
     /// # Errors
-    /// What iproute2 or nftables said.
+    /// Returns the error of iproute2 or nftables.
     pub(super) fn new(number: usize) -> anyhow::Result<Self> {
         let place = |index: u8, what: &str| Place::new(PREFIX, number, what, Ipv4Addr::new(10, 77, index, 2));
         let this = Self {
@@ -60,7 +60,7 @@ impl Lab {
             router: place(0, "router")?,
         };
         for (place, what) in this.places().into_iter().zip(["user", "ingress", "dist-1", "dist-2", "server"]) {
-            // Packets as long as the wire's: a lost one must not be forty in one.
+            // Segmentation offload is off: one lost packet must not be forty in one.
             this.router.attach(place, what, "gso_max_segs 1")?;
         }
         this.router.forward()?;
@@ -76,10 +76,10 @@ impl Lab {
         [&self.user, &self.ingress, one, two, &self.server]
     }
 
-    /// What the user's link did so far.
+    /// The counters of the user's link so far.
     ///
     /// # Errors
-    /// nftables does not say.
+    /// The counters cannot be read from nftables.
     pub(super) fn link(&self) -> anyhow::Result<Link> {
         let listed = feed(self.router.command(&["nft", "-j", "list", "counters"]), "")?;
         let listed: serde_json::Value = serde_json::from_slice(&listed).context("nft list counters")?;

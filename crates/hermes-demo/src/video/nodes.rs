@@ -1,10 +1,9 @@
 //! The overlay of the video case: user's node, ingress, two distributors, server's node.
 //!
-//! In: a lab and the clips. Out: five `hermes proxy` processes, each in its place, with certificates
-//! of their own. A request for `http://VIDEO/FILE` goes from the user's node over ingress and one
-//! distributor to the server's node; the RTP that comes back enters there as UDP and goes the same
-//! way as CONNECT-UDP to `ALICE-VIDEO:PORT`. Both carry the header `video-stream`, by whose hash
-//! either end of the distributors chooses, so that they choose the same one.
+//! In: a lab and the clips. Out: five `hermes proxy` processes, each in its namespace with its own certificate. A
+//! request for `http://VIDEO/FILE` goes from the user's node through the ingress and one distributor to the server's
+//! node. The RTP stream enters there as UDP and returns on the same path as CONNECT-UDP to `ALICE-VIDEO:PORT`. Both
+//! carry the header `video-stream`. Each end selects a distributor by its hash, so both select the same one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -22,27 +21,27 @@ use crate::overlay::{READY, start_node, wait_ready};
 use crate::place::Place;
 use crate::program::{self, Program};
 
-/// Where the user's node takes requests, on the user's own loopback.
+/// The address at which the user's node accepts requests, on the user's own loopback.
 pub(super) const APPS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-/// The header by which both ends choose a distributor.
+/// The header by which both ends select a distributor.
 pub(super) const STREAM: &str = "video-stream";
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9900);
-/// Where nodes speak to each other.
+/// The port on which nodes accept each other.
 const OVERLAY: u16 = 9443;
 const DISTRIBUTORS: [&str; 2] = ["dist-1", "dist-2"];
 const STOP: Duration = Duration::from_secs(3);
 
-/// A clip's ports. Even ones: the next is RTCP's.
+/// A clip's ports. They are even: the next one is for RTCP.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ports {
-    /// That the client asks RTP to be sent to, whoever receives it there.
+    /// The port that the client requests for RTP, in either way.
     pub(super) rtp: u16,
-    /// Where the user's node delivers what came through the overlay.
+    /// The port to which the user's node delivers the stream from the overlay.
     pub(super) delivery: u16,
 }
 
 impl Ports {
-    /// Of the clip with this index.
+    /// The ports of the clip with this index.
     pub(super) fn of(index: usize) -> Self {
         let offset = 2 * u16::try_from(index).unwrap_or_default();
         Self { rtp: 5004 + offset, delivery: 7004 + offset }
@@ -57,10 +56,10 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Starts them. `streams` has, for each clip, the value of the header.
+    /// Starts the nodes. `streams` has the header's value for each clip.
     ///
     /// # Errors
-    /// A node that does not start, with its last lines.
+    /// A node does not start; the error contains its last lines.
     pub(super) async fn start(lab: &Arc<Lab>, streams: &[String], directory: &Path) -> anyhow::Result<Self> {
         let authority = Authority::new(directory, "overlay-ca")?;
         let mut this = Self { programs: Vec::new(), lab: lab.clone(), directory: directory.to_owned() };
@@ -85,10 +84,10 @@ impl Nodes {
         Ok(this)
     }
 
-    /// Datagrams that the nodes dropped, all together.
+    /// Datagrams that the nodes dropped in total.
     ///
     /// # Errors
-    /// A node that does not answer.
+    /// A node does not answer.
     pub(super) async fn dropped(&self) -> anyhow::Result<u64> {
         let mut dropped = 0;
         for place in places(&self.lab) {
@@ -100,20 +99,20 @@ impl Nodes {
         Ok(dropped)
     }
 
-    /// Ends them in order: their logs are complete then.
+    /// Stops the nodes in order, which completes their logs.
     pub(super) async fn stop(&mut self) {
         program::stop_all(&mut self.programs, STOP).await;
     }
 
-    /// What each node said last.
+    /// The last log lines of each node.
     pub(super) fn last_words(&mut self) -> String {
         program::last_words(&mut self.programs)
     }
 
-    /// The distributor that a clip's request and its RTP went through. After [`Nodes::stop`].
+    /// The distributor that forwarded a clip's request and its RTP. Requires [`Nodes::stop`] first.
     ///
     /// # Errors
-    /// The two took different ways, or more than one.
+    /// The request and the stream used different distributors, or more than one.
     pub(super) fn distributor(&self, clip: &Clip, ports: Ports) -> anyhow::Result<&'static str> {
         let mut found = None;
         for name in DISTRIBUTORS {

@@ -1,6 +1,6 @@
-//! One run of the video case: every clip over the overlay and directly, all at once.
+//! One run of the video case: every clip over the overlay and directly, all in parallel.
 //!
-//! In: the clips. Out: for each stream what was sent, what came, and what ffmpeg made of it.
+//! In: the clips. Out: for each stream the sent packets, the received packets, and ffmpeg's result.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -20,12 +20,11 @@ use super::nodes::{APPS, Nodes, Ports};
 use super::server::{self, Sent, Server};
 use super::viewer::{Received, Seat, Viewer, ask};
 
-/// How long a viewer waits in all beyond the clip's length: Table XIII has 90 s for one minute and
-/// 150 s for two.
+/// The time that a viewer waits beyond the clip's length: Table XIII has 90 s for one minute and 150 s for two.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(250);
 
-/// By which way a stream came.
+/// The path of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Way {
@@ -35,48 +34,48 @@ pub(super) enum Way {
     Direct,
 }
 
-/// One stream.
+/// The results of one stream.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Stream {
     pub(super) way: Way,
     pub(super) seconds: u64,
-    /// The distributor that both the request and the stream went through.
+    /// The distributor that forwarded both the request and the stream.
     pub(super) distributor: Option<&'static str>,
     pub(super) packets_sent: u64,
     pub(super) packets_received: u64,
     pub(super) packets_missed: u64,
     pub(super) packets_altered: u64,
     pub(super) frames_sent: u64,
-    /// Frames that ffmpeg made of what came.
+    /// Frames that ffmpeg decoded from the received stream.
     pub(super) frames_processed: u64,
-    /// Frames that are missing, or not to the pixel as they were sent.
+    /// Frames that are missing, or differ in any pixel from the sent ones.
     pub(super) frames_damaged: u64,
-    /// Frames that ffmpeg itself calls corrupt.
+    /// Frames that ffmpeg reports as corrupt.
     pub(super) frames_corrupt: u64,
     pub(super) macroblock_errors: u64,
     pub(super) macroblocks_concealed: u64,
-    /// Packets that ffmpeg says it missed while it received.
+    /// Packets that ffmpeg reports as missed.
     pub(super) missed_by_ffmpeg: u64,
     pub(super) file_bytes: u64,
-    /// Why the user's ffmpeg ended before the stream did: what came broke its muxer.
+    /// The reason why the user's ffmpeg exited before the stream ended: damaged input broke its muxer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) gave_up: Option<String>,
 }
 
-/// One run.
+/// The results of one run.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Round {
     pub(super) streams: Vec<Stream>,
-    /// What the lossy link did.
+    /// Counters of the lossy link.
     pub(super) link: Link,
     /// Datagrams that the five nodes dropped.
     pub(super) dropped_by_nodes: u64,
 }
 
-/// How far rounds are, for the terminal.
+/// The progress of rounds, for the terminal.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    /// Packets that came over the overlay, and directly.
+    /// Packets received over the overlay, and directly.
     pub(super) packets: [AtomicUsize; 2],
 }
 
@@ -85,18 +84,18 @@ struct Expected {
     clip: Clip,
     way: Way,
     ports: Ports,
-    /// Where the video server sends it.
+    /// The destination to which the video server sends the stream.
     to: SocketAddr,
     viewer: Viewer,
     since: Instant,
-    /// What the board knows of it already.
+    /// The number of packets that the board already counts.
     shown: usize,
 }
 
 /// Plays one round.
 ///
 /// # Errors
-/// Whatever kept a stream from being sent or received to its end.
+/// A stream was not sent or not received to its end.
 pub(super) async fn play(number: usize, clips: &[Clip], directory: &Path, board: &Board) -> anyhow::Result<Round> {
     let lab = Arc::new(Lab::new(number)?);
     let streams: Vec<String> =
@@ -153,7 +152,7 @@ async fn expect(lab: &Lab, clip: &Clip, way: Way, ports: Ports, directory: &Path
     Ok(Expected { clip: clip.clone(), way, ports, to, viewer, since: Instant::now(), shown: 0 })
 }
 
-/// Takes each stream as the server ends it, waits for its viewer, and judges what came.
+/// Takes each stream when the server has sent it, waits for its viewer, and analyses the received file.
 async fn receive_all(mut expected: Vec<Expected>, server: &mut Server, board: &Board) -> anyhow::Result<Vec<Stream>> {
     let mut judging = JoinSet::new();
     let mut ticks = tokio::time::interval(LOOK);
@@ -177,10 +176,10 @@ async fn receive_all(mut expected: Vec<Expected>, server: &mut Server, board: &B
 }
 
 impl Expected {
-    /// Shows how far it is.
+    /// Updates the progress.
     ///
     /// # Errors
-    /// Its viewer has waited long enough.
+    /// The viewer's wait timed out.
     fn look(&mut self, board: &Board) -> anyhow::Result<()> {
         let (count, _) = self.viewer.tap.so_far();
         let column = usize::from(self.way == Way::Direct);
@@ -225,7 +224,7 @@ async fn judge(expected: Expected, sent: Sent) -> anyhow::Result<Stream> {
     })
 }
 
-/// Asks the nodes and the link what they did, and ends the nodes.
+/// Reads the counters of the nodes and the link, and stops the nodes.
 async fn conclude(lab: &Lab, mut nodes: Nodes, clips: &[Clip], mut streams: Vec<Stream>) -> anyhow::Result<Round> {
     let dropped_by_nodes = nodes.dropped().await?;
     nodes.stop().await;

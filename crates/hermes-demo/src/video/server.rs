@@ -1,9 +1,9 @@
-//! The video server: HTTP asks for a file, RTP brings it.
+//! The video server: HTTP requests a file, RTP delivers it.
 //!
-//! In: `GET /FILE?port=PORT`. Out: 200 at once, and the file as RTP/MPEG-TS over UDP to that port of
-//! whoever asked, by an ffmpeg of its own (the paper's Table XIII: 30 frames a second, libx264,
-//! rtp_mpegts, bufsize 3968k). It knows nothing of Hermes: asked through the overlay it sees the
-//! node on its own machine, and sends there. A tap behind ffmpeg notes what was really sent.
+//! In: `GET /FILE?port=PORT`. Out: status 200 at once, and the file as RTP/MPEG-TS over UDP to that port of the client.
+//! Each stream has its own ffmpeg (the paper's Table XIII: 30 frames a second, libx264, rtp_mpegts, bufsize 3968k). The
+//! server does not know Hermes: a request through the overlay comes from the node on its own machine, and the stream
+//! goes there. A tap after ffmpeg records the sent packets.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -27,24 +27,24 @@ use super::lab::Lab;
 use super::tap::{Notes, Tap};
 use crate::program::Program;
 
-/// Where it listens.
+/// The port of the server.
 pub(super) const PORT: u16 = 8000;
-/// Streams that wait to begin or to be judged.
+/// Streams that wait to begin or to be analysed.
 const STREAMS: usize = 16;
-/// Connections and streams at once.
+/// The maximum number of concurrent connections and streams.
 const CONNECTIONS: usize = 64;
-/// ffmpeg's last packets are in the tap long before.
+/// The time in which ffmpeg's last packets certainly reach the tap.
 const SETTLE: Duration = Duration::from_millis(200);
-/// How much longer than its file a stream may take.
+/// The time that a stream may take beyond its file's length.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A stream that was sent.
 pub(super) struct Sent {
-    /// To whom.
+    /// The destination.
     pub(super) to: SocketAddr,
-    /// What.
+    /// The packets that were sent.
     pub(super) notes: Notes,
-    /// The same, as a file.
+    /// The stream as a file.
     pub(super) record: PathBuf,
 }
 
@@ -65,7 +65,7 @@ impl Server {
     /// Serves the clips on the lab's server; streams are recorded in `directory`.
     ///
     /// # Errors
-    /// The port is taken.
+    /// The port is in use.
     pub(super) fn start(lab: &Arc<Lab>, clips: &[Clip], directory: &Path) -> anyhow::Result<Self> {
         let listener = lab.server.listen((Ipv4Addr::UNSPECIFIED, PORT).into())?;
         let (sent, streams) = mpsc::channel(STREAMS);
@@ -75,16 +75,16 @@ impl Server {
         Ok(Self { streams, _accepting: accepting })
     }
 
-    /// The next stream that ended.
+    /// Waits for the next stream that ended.
     ///
     /// # Errors
-    /// It did not go as it should.
+    /// The stream failed.
     pub(super) async fn next(&mut self) -> anyhow::Result<Sent> {
         self.streams.recv().await.context("the video server ended")?
     }
 }
 
-/// A file that somebody asked for.
+/// A request for a file.
 struct Order {
     clip: Clip,
     to: SocketAddr,
@@ -112,7 +112,7 @@ async fn talk(stream: TcpStream, from: SocketAddr, shelf: Arc<Shelf>, orders: mp
         let answer = answer(&request, from, &shelf, &orders);
         async move { Ok::<_, Infallible>(answer) }
     });
-    // Who closed before the answer was there does not want the video either.
+    // An error means that the client closed early; it then does not want the video.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -147,18 +147,18 @@ async fn stream(order: Order, shelf: &Shelf) -> anyhow::Result<Sent> {
     let Order { clip, to } = order;
     let name = format!("sent-{}-to-{}-{}", clip.name, to.ip(), to.port());
     let record = shelf.directory.join(format!("{name}.ts"));
-    // Any address of the server's machine: what it sends to the user leaves by the link.
+    // The socket may use any address of the server's machine: packets to the user leave by the lossy link.
     let tap = Tap::open(&shelf.lab.server, (Ipv4Addr::UNSPECIFIED, 0).into(), to, Some(&record))?;
     let source = clip.path.to_string_lossy();
     let destination = format!("rtp://127.0.0.1:{}", tap.address.port());
     let command = [
         &shelf.lab.server.prefix()[..],
         &["ffmpeg", "-nostdin", "-hide_banner", "-v", "error", "-re", "-i", &source],
-        // About 0.76 Mbit/s with sound and the headers of MPEG-TS, as the paper's files. ffmpeg heeds
-        // bufsize only beside maxrate, of which its streaming guide takes half.
+        // The rate is about 0.76 Mbit/s with sound and MPEG-TS headers, as in the paper's files. ffmpeg uses bufsize
+        // only together with maxrate; its streaming guide sets maxrate to half of bufsize.
         &["-c:v", "libx264", "-preset", "superfast", "-b:v", "660k", "-maxrate", "1984k", "-bufsize", "3968k"],
-        // With lengths in its headers the last picture is known to be whole when it is there; a
-        // reader of a live stream would wait for the next one.
+        // With lengths in the headers a decoder knows that the last picture is complete; otherwise it would wait for
+        // the next one.
         &["-c:a", "copy", "-f", "rtp_mpegts", "-mpegts_muxer_options", "omit_video_pes_length=0", &destination],
     ]
     .concat();

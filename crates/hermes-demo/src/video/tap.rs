@@ -1,9 +1,8 @@
-//! A tap on an RTP stream: passes every datagram on and notes which they were.
+//! A tap on an RTP stream: forwards every datagram and records its identity.
 //!
-//! In: datagrams at an address of a place. Out: the same, at once, to another; and a note of each
-//! packet's sequence number and content, so that two taps can be compared. What a tap records is
-//! the payload, which for MPEG-TS is the file.
-//! Never: a datagram held, changed or left out.
+//! In: datagrams at an address of a namespace. Out: the same datagrams, at once, to another address; and the sequence
+//! number and a hash of each packet, so that two taps can be compared. The optional record file holds the payloads,
+//! which for MPEG-TS are the file itself. Never: a datagram delayed, changed or dropped.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,42 +21,42 @@ use crate::place::Place;
 
 /// The payload type of MPEG-TS (RFC 3551, 6).
 const MPEG_TS: u8 = 33;
-/// Packets that are noted: hours of video. What comes later is passed on and not counted.
+/// The maximum number of recorded packets: hours of video. Later ones are forwarded but not counted.
 const MOST: usize = 1 << 22;
 
 /// A running tap; ends with this value.
 pub(super) struct Tap {
-    /// Where it listens.
+    /// The address of the tap.
     pub(super) address: SocketAddr,
     notes: Arc<Mutex<Notes>>,
     tasks: JoinSet<anyhow::Result<()>>,
 }
 
-/// What came by.
+/// The recorded packets.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Notes {
-    /// By extended sequence number (RFC 3550, A.1): a hash of the packet.
+    /// A hash of each packet by extended sequence number (RFC 3550, A.1).
     packets: HashMap<u64, u64>,
     highest: Option<u64>,
     last_at: Option<Instant>,
 }
 
-/// Two taps compared.
+/// The difference between two taps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Difference {
     /// Packets at the first tap.
     pub(super) sent: u64,
-    /// Of those, packets at the second.
+    /// Packets of the first tap that the second tap recorded.
     pub(super) received: u64,
-    /// Of those, packets that differ.
+    /// Packets that both recorded with different content.
     pub(super) altered: u64,
 }
 
 impl Tap {
-    /// Begins to pass on what comes to `listen`; records payloads where `record` is.
+    /// Starts to forward datagrams from `listen`; writes payloads to `record`, if given.
     ///
     /// # Errors
-    /// The address is taken, or the record cannot be written.
+    /// The address is in use, or the record cannot be written.
     pub(super) fn open(
         place: &Place,
         listen: SocketAddr,
@@ -74,16 +73,16 @@ impl Tap {
         Ok(Self { address, notes, tasks })
     }
 
-    /// How many packets came, and when the last did.
+    /// The number of packets so far, and the time of the last one.
     pub(super) fn so_far(&self) -> (usize, Option<Instant>) {
         let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         (notes.packets.len(), notes.last_at)
     }
 
-    /// Ends it.
+    /// Ends the tap and returns its packets.
     ///
     /// # Errors
-    /// What ended it before.
+    /// Returns the error that ended the tap earlier.
     pub(super) async fn close(mut self) -> anyhow::Result<Notes> {
         self.tasks.abort_all();
         while let Some(ended) = self.tasks.join_next().await {
@@ -103,14 +102,14 @@ async fn pass_on(
 ) -> anyhow::Result<()> {
     let mut room = vec![0; 65_535];
     loop {
-        // An error is about an earlier datagram: nobody listened for it yet.
+        // An error refers to an earlier datagram, sent before the receiver listened.
         let Ok(length) = socket.recv(&mut room).await else { continue };
         let datagram = &room[..length];
         let _ = socket.send_to(datagram, to).await;
         let Some(packet) = Packet::read(datagram) else { continue };
         notes.lock().unwrap_or_else(PoisonError::into_inner).add(packet.sequence, datagram);
         if let Some(file) = &mut record {
-            // A kilobyte into the page cache: waits for nobody.
+            // Writes of about a kilobyte go to the page cache and do not block.
             file.write_all(packet.payload)?;
         }
     }
@@ -123,7 +122,7 @@ struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads RFC 3550's fixed header; `None` for anything else than MPEG-TS in RTP.
+    /// Parses RFC 3550's fixed header; `None` for anything but MPEG-TS in RTP.
     fn read(datagram: &'a [u8]) -> Option<Self> {
         let (head, rest) = datagram.split_first_chunk::<12>()?;
         let [first, second, high, low, ..] = *head;
@@ -134,7 +133,7 @@ impl<'a> Packet<'a> {
 }
 
 impl Notes {
-    /// Packets that are noted.
+    /// The number of recorded packets.
     pub(super) fn len(&self) -> usize {
         self.packets.len()
     }
@@ -151,8 +150,8 @@ impl Notes {
         self.packets.insert(extended, hasher.finish());
     }
 
-    /// What of this came to `other`. ffmpeg begins below 4,096: both sides begin in the same cycle
-    /// of sequence numbers even where the first packets were lost.
+    /// Compares these packets with those that arrived at `other`. ffmpeg's first sequence number is below 4,096, so
+    /// both taps start in the same cycle even if the first packets were lost.
     pub(super) fn compare(&self, other: &Self) -> Difference {
         let mut difference = Difference { sent: self.packets.len() as u64, ..Difference::default() };
         for (sequence, hash) in &self.packets {
@@ -164,7 +163,7 @@ impl Notes {
     }
 }
 
-/// The number nearest to `highest` that ends in `sequence`.
+/// The number nearest to `highest` whose lower 16 bits are `sequence`.
 fn extend(highest: u64, sequence: u16) -> u64 {
     let ahead = sequence.wrapping_sub(highest as u16);
     if ahead < 0x8000 { highest + u64::from(ahead) } else { highest - u64::from(0u16.wrapping_sub(ahead)) }

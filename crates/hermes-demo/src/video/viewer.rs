@@ -1,9 +1,9 @@
-//! The user's side: asks for a video and receives it, by ffmpeg.
+//! The user's side: requests a video and receives it with ffmpeg.
 //!
-//! In: a URL and the address to ask it of; the address where RTP will come. Out: the file that
-//! ffmpeg retrieved, and what a tap in front of it noted. ffmpeg gets an SDP, since its `rtp://`
-//! input reads one packet to learn the format and then opens its socket anew: what comes in between
-//! would be missing from every stream, overlay or not.
+//! In: a URL and the server to request it from; the address that receives RTP. Out: the file that ffmpeg wrote, and the
+//! packets that a tap in front of it recorded. ffmpeg gets an SDP file, because its `rtp://` input reads one packet to
+//! detect the format and then reopens its socket. Packets in between would be missing from every stream, overlay or
+//! not.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,47 +21,47 @@ use crate::client::Client;
 use crate::place::Place;
 use crate::program::Program;
 
-/// Receive buffer that ffmpeg asks for (Table XIII). Its `fifo_size` of 500000 is an option of bare
-/// UDP and has no meaning for RTP.
+/// The receive buffer that ffmpeg requests (Table XIII). Table XIII also sets `fifo_size` to 500000, an option of plain
+/// UDP that has no effect on RTP.
 const BUFFER_SIZE: &str = "26214400";
-/// How long ffmpeg may take to listen, and to finish its file, on a machine that has much else to do.
+/// The time that ffmpeg may take to listen, and to finish its file, on a busy machine.
 const FFMPEG: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
-/// A stream that was sent whole and is silent for so long is over: TCP may take some retries.
+/// The silence after which a completely sent stream has ended. It allows for some TCP retransmissions.
 const SILENCE: Duration = Duration::from_secs(3);
-/// ffmpeg holds packets back for half a second while it waits for one that is missing.
+/// ffmpeg delays packets for half a second to wait for a missing one.
 const REORDERING: Duration = Duration::from_secs(1);
-/// Asking may have to outlive some lost SYNs.
+/// The timeout of a request, which may have to outlive some lost SYNs.
 const ASKING: Duration = Duration::from_secs(15);
 
-/// How a video is asked for and where it is received.
+/// The request of a video and the addresses that receive it.
 pub(super) struct Seat<'a> {
     /// The user's machine.
     pub(super) place: &'a Place,
-    /// For files: `overlay-60s`.
+    /// The prefix of file names: `overlay-60s`.
     pub(super) name: String,
-    /// Where RTP comes to.
+    /// The address that receives RTP.
     pub(super) listen: SocketAddr,
-    /// Where the user's ffmpeg listens, behind the tap.
+    /// The port of the user's ffmpeg, after the tap.
     pub(super) screen: u16,
 }
 
-/// What came.
+/// The received stream.
 pub(super) struct Received {
-    /// At the tap.
+    /// The packets that the tap recorded.
     pub(super) notes: Notes,
-    /// What ffmpeg made of it.
+    /// The file that ffmpeg wrote.
     pub(super) file: PathBuf,
-    /// What ffmpeg said.
+    /// The log of ffmpeg.
     pub(super) log: PathBuf,
-    /// Its last complaints, where it ended before the stream did.
+    /// The last error lines of ffmpeg, if it exited before the stream ended.
     pub(super) gave_up: Option<String>,
 }
 
 /// A viewer who waits for a stream.
 pub(super) struct Viewer {
     ffmpeg: Program,
-    /// What comes by.
+    /// The tap that records the received packets.
     pub(super) tap: Tap,
     file: PathBuf,
     log: PathBuf,
@@ -97,10 +97,10 @@ impl Viewer {
         Ok(Self { ffmpeg, tap, file, log })
     }
 
-    /// Waits until nothing more can come of a stream of `sent` packets, and ends ffmpeg.
+    /// Waits until no more packets of a stream of `sent` packets can arrive, and stops ffmpeg.
     ///
     /// # Errors
-    /// ffmpeg does not end.
+    /// ffmpeg does not exit.
     pub(super) async fn finish(mut self, sent: usize) -> anyhow::Result<Received> {
         let from = Instant::now();
         loop {
@@ -113,7 +113,7 @@ impl Viewer {
         tokio::time::sleep(REORDERING).await;
         let gave_up = self.ffmpeg.ended().map(|_| self.complaints());
         if gave_up.is_none() {
-            // It has no other way to learn that a stream is over; it writes the file's end and says 255.
+            // ffmpeg cannot detect the end of an RTP stream. On SIGINT it completes the file and exits with 255.
             self.ffmpeg.signal(Signal::SIGINT);
             let ended = self.ffmpeg.wait(FFMPEG).await;
             ensure!(ended.is_some(), "the user's ffmpeg does not end: {}", self.ffmpeg.last_lines(4).join("; "));
@@ -129,10 +129,10 @@ impl Viewer {
     }
 }
 
-/// Asks for a video; `stream` is the header by which distributors are chosen.
+/// Requests a video; `stream` is the header by which distributors are selected.
 ///
 /// # Errors
-/// It was not answered with 200.
+/// The response's status is not 200.
 pub(super) async fn ask(place: &Place, of: SocketAddr, url: &str, stream: &str) -> anyhow::Result<()> {
     let asked = async {
         let tcp = place.tcp()?.connect(of).await.with_context(|| format!("cannot connect to {of}"))?;

@@ -1,4 +1,4 @@
-//! An operator's program: the REST API of one controller, over a connection that is kept while it lasts.
+//! An operator's client: the REST API of one controller, over a persistent connection.
 //!
 //! In: the operator's file that this controller wrote, and requests. Out: status and JSON; or an error, after which
 //! the outcome of the request is unknown.
@@ -13,7 +13,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::{ca::Identity, multiplex::Multiplex, tls};
 
-/// A request without an answer by then has failed.
+/// The timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An operator at one controller.
@@ -27,7 +27,7 @@ impl Desk {
     /// The operator that this file names (`operator.json` in a controller's data directory).
     ///
     /// # Panics
-    /// If it is no operator's file.
+    /// The file is not an operator's file.
     pub fn new(file: &Path) -> Self {
         let file: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let text = |key: &str| file[key].as_str().unwrap().to_owned();
@@ -39,7 +39,7 @@ impl Desk {
     /// Sends one request and returns its status and its JSON.
     ///
     /// # Errors
-    /// When there is no answer in time.
+    /// The response timed out.
     pub async fn ask(&mut self, method: Method, path: &str, text: &str) -> Result<(u16, Value), String> {
         match tokio::time::timeout(PATIENCE, self.asked(method, path, text)).await {
             Ok(Ok(answer)) => Ok(answer),

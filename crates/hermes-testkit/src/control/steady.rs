@@ -1,8 +1,8 @@
-//! A client that goes on whatever happens: requests on a connection that is kept, and now and then on a new one.
+//! A client that continues after failures: requests on a persistent connection, regularly replaced by a new one.
 //!
-//! In: where to ask, and for what. Out: every answer's status and headers, and in words whatever was none. A request that a
-//! kept connection had no answer to, since it was closed before the first byte, is asked once more on a new one: so does a browser.
-//! Never: more than one request at a time.
+//! In: an address and a request. Out: the status and headers of every response, and a description of every failure. If
+//! a kept connection closes before the first byte of a response, the request is retried once on a new connection, as
+//! browsers do. Never: more than one request at a time.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use crate::dialog::{Dialog, Head};
 use tokio::net::TcpStream;
 
-/// Requests on one connection before it is left.
+/// Requests on one connection before it is replaced.
 const KEPT: usize = 8;
 
-/// A client of one service, with one connection that is kept.
+/// A client of one service, with one persistent connection.
 pub struct Steady {
     to: SocketAddr,
     authority: &'static str,
@@ -29,7 +29,7 @@ impl Steady {
     /// Sends one request.
     ///
     /// # Errors
-    /// When the answer is not 200, in the words of the answer.
+    /// The status is not 200; the error describes the response.
     pub async fn ask(&mut self) -> io::Result<Head> {
         let (mut dialog, count) = match self.kept.take() {
             Some((dialog, count)) if count < KEPT => (dialog, count),

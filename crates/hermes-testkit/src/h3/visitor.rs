@@ -43,7 +43,7 @@ impl Visitor {
         self.endpoint.connect_with(self.config.clone(), self.to, NODE_NAME).map_err(refused)
     }
 
-    /// Connects as anybody.
+    /// Connects and completes the handshake, without 0-RTT data.
     ///
     /// # Errors
     /// No connection, or no HTTP/3 on it.

@@ -90,7 +90,7 @@ fn send(address: SocketAddr, stop: &AtomicBool) -> Verdict {
         sent += CHUNK as u64;
     }
     stream.shutdown(Shutdown::Write)?;
-    // Wait for the sink's end to come back: closing first could cut off what is under way.
+    // Wait for the sink's end to come back: closing first could cut off data in flight.
     stream.set_read_timeout(Some(PATIENCE))?;
     match stream.read(&mut [0; 1])? {
         0 => Ok(sent),
@@ -98,7 +98,7 @@ fn send(address: SocketAddr, stop: &AtomicBool) -> Verdict {
     }
 }
 
-/// Returns the bytes received, all of them where they belong.
+/// Returns the bytes received if each is at its right position.
 fn receive(mut stream: TcpStream, received: &AtomicU64) -> Verdict {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -35,7 +35,7 @@ pub(super) async fn run(exchange: &Exchange, clients: usize, watched: &[u32]) ->
             one(&client, prepared, number as u64, start).await
         });
     }
-    // Every client stands at the line before the instant comes.
+    // Every client is ready before the common instant.
     while waiting_clients.get() < clients {
         tokio::task::yield_now().await;
     }

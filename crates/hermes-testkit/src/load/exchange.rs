@@ -92,7 +92,7 @@ impl Client {
         Ok(Prepared::Tcp(socket.map_err(Error::io(what))?))
     }
 
-    /// Runs a whole exchange. `number` tells this client from others where the client chooses the bytes.
+    /// Runs a whole exchange. `number` distinguishes this client if the client chooses the bytes.
     ///
     /// # Errors
     /// The failure, to be counted.

@@ -1,7 +1,7 @@
 //! HTTP/1.1 on lasting connections: how many requests a path carries.
 //!
-//! In: how many connections and for how long. Out: requests completed within the measured time, and their latency.
-//! Closed loop: a connection asks again as soon as it has its answer.
+//! In: the number of connections and the duration. Out: requests completed within the measured time, and their latency.
+//! Closed loop: a connection sends the next request as soon as it has its response.
 
 use std::{
     cell::Cell,

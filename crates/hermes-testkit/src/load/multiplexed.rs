@@ -1,7 +1,7 @@
 //! HTTP/2 with several requests at a time on each connection.
 //!
-//! In: connections, streams on each, and for how long. Out: requests completed within the measured time, and their
-//! latency. Closed loop: a stream that has its answer is followed by another at once.
+//! In: connections, streams on each, and the duration. Out: requests completed within the measured time, and their
+//! latency. Closed loop: each response is followed by the next request at once.
 
 use std::{rc::Rc, time::Instant};
 

@@ -1,8 +1,8 @@
 //! HTTP/1.1 as a load generator needs it: one request out, one answer in, compared.
 //!
-//! In: a stream and the payload that must come. Out: success or the [`Failure`]. Only answers with `Content-Length`
-//! are understood: our origins send it and no proxy has reason to take it away. Far cheaper than a whole HTTP
-//! library, so that the generator is not what is measured.
+//! In: a stream and the expected payload. Out: success or the [`Failure`]. Only responses with `Content-Length` are
+//! supported: our origins send it and no proxy has a reason to remove it. The parser is far cheaper than an HTTP
+//! library, so that the load generator does not distort the measurement.
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -14,7 +14,7 @@ const HEADERS: usize = 32;
 /// An answer's head longer than this is no answer of ours.
 const HEAD: usize = 16 << 10;
 
-/// A client connection with what was read and not yet used.
+/// A client connection with the bytes that were read but not used yet.
 pub(super) struct Connection<S> {
     stream: S,
     buffer: BytesMut,
@@ -48,7 +48,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if right { Ok(()) } else { Err(Failure::WrongBytes) }
     }
 
-    /// Sends a CONNECT and gives the stream back once the tunnel stands.
+    /// Sends a CONNECT and returns the stream once the tunnel is open.
     pub(super) async fn tunnel(mut self, request: &[u8]) -> Result<S, Failure> {
         self.stream.write_all(request).await?;
         let head = self.head().await?;

@@ -1,4 +1,4 @@
-//! A UDP origin that says who it is and remembers who spoke to it.
+//! A UDP origin that sends its name and records the sources of datagrams.
 //!
 //! In: datagrams. Out: the same datagrams behind the origin's label; the set of their sources. Two sources for one
 //! flow are two sessions that should have been one.

@@ -36,7 +36,7 @@ where
     h1_at(LOOPBACK, serve)
 }
 
-/// As [`h1`], at another address.
+/// Works like [`h1`], at another address.
 ///
 /// # Errors
 /// When no port can be bound there.
@@ -79,7 +79,7 @@ where
     })
 }
 
-/// `serve` gets each stream of HTTP/2 in the clear.
+/// A plaintext HTTP/2 origin; `serve` gets each stream.
 ///
 /// # Errors
 /// When no port can be bound.

@@ -1,4 +1,4 @@
-//! Programs are seen when they listen, weighed with their children, and gone when dropped.
+//! Programs are detected when they listen, measured with their children, and ended when dropped.
 #![allow(clippy::disallowed_methods, reason = "a process of others gives no event to await but its end")]
 #![allow(clippy::unwrap_used)]
 

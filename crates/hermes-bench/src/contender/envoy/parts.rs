@@ -1,17 +1,18 @@
-//! Pieces of an Envoy configuration.
+//! Parts of an Envoy configuration.
 //!
-//! In: names, addresses, files. Out: JSON. What is set beyond the least, so that the comparison is fair:
-//! `use_oghttp2_codec`, because the other codec's server side ends the shared connection after some thousand resets
-//! and every tunnel with it; UDP socket buffers of 4 MiB and a larger session buffer, because bursts overflow the
-//! defaults; `prefer_gro: true`, without which coalesced datagrams are lost; circuit breakers far above a thousand clients; TLS
-//! 1.3 upstream, as the others speak it. Limits like those of the other contenders are on.
+//! In: names, addresses, files. Out: JSON. Some settings differ from the defaults to make the comparison fair.
+//! `use_oghttp2_codec`: the server side of the other codec closes the shared connection after some thousand resets, and
+//! every tunnel with it. UDP socket buffers of 4 MiB and a larger session buffer: bursts overflow the defaults.
+//! `prefer_gro: true`: without it coalesced datagrams are lost. Circuit breakers are far above a thousand clients.
+//! Upstream connections use TLS 1.3, like those of the other contenders. Limits like those of the other contenders are
+//! on.
 
 use std::{net::SocketAddr, path::Path};
 
 use hermes_testkit::ca::IdentityFiles;
 use serde_json::{Value, json};
 
-/// What an upstream speaks.
+/// The protocol of an upstream.
 pub(super) enum Upstream<'a> {
     /// HTTP/1.1.
     H1,
@@ -19,16 +20,16 @@ pub(super) enum Upstream<'a> {
     H2(Option<&'a IdentityFiles>),
     /// HTTP/3, with these files.
     H3(&'a IdentityFiles),
-    /// Whatever a tunnel carries.
+    /// Raw bytes of a tunnel.
     Raw,
 }
 
-/// Bytes of a UDP socket's buffer, either way.
+/// Bytes of a UDP socket's send and receive buffer.
 const UDP_BUFFER: u32 = 4 << 20;
 /// Connections, requests and pending requests that a cluster allows.
 const BREAKER: u32 = 16_384;
-/// Bytes that Envoy buffers for a connection: a quarter of its default, which fits the cache and carries 5 to 10 %
-/// more in bulk.
+/// Bytes that Envoy buffers for a connection. A quarter of the default fits the cache and raises bulk throughput by 5
+/// to 10 %.
 const CONNECTION_BUFFER: u32 = 256 << 10;
 /// Linux: `SOL_SOCKET`, `SO_SNDBUF`, `SO_RCVBUF`.
 const SOCKET_BUFFERS: [(u8, u8); 2] = [(1, 7), (1, 8)];
@@ -78,7 +79,7 @@ pub(super) fn tcp_listener(name: &str, at: SocketAddr, filter: &Value, tls: Opti
     })
 }
 
-/// A listener of HTTP/3. Over QUIC Envoy asks no client for a certificate.
+/// An HTTP/3 listener. Over QUIC Envoy does not request a client certificate.
 pub(super) fn quic_listener(name: &str, at: SocketAddr, mut filter: Value, files: &IdentityFiles) -> Value {
     filter["typed_config"]["codec_type"] = "HTTP3".into();
     filter["typed_config"]["http3_protocol_options"] = http3();
@@ -174,12 +175,12 @@ pub(super) fn http_filter(log: &Path, hosts: &Value, upgrades: &[&str]) -> Value
     json!({"name": "http", "typed_config": typed(name, fields)})
 }
 
-/// A route that forwards, tunnels too, without opening them.
+/// A route that forwards requests and tunnels, without terminating the tunnels.
 pub(super) fn forward(matching: Value, cluster: &str) -> Value {
     json!({"match": matching, "route": {"cluster": cluster, "timeout": "0s"}})
 }
 
-/// A route at which a tunnel ends.
+/// A route that terminates a tunnel.
 pub(super) fn terminate(cluster: &str, upgrade: &str) -> Value {
     let upgrades = json!([{"upgrade_type": upgrade, "connect_config": {}}]);
     json!({
