@@ -1,11 +1,9 @@
 //! The agent of a managed node: its identity, its document, and the connection to the controller.
 //!
 //! In: the controller's addresses, a token for the first start, and a directory of the node's own. Out: documents to
-//! run, one
-//! after the other, each answered with its result; a certificate that is renewed before it expires.
-//! The document on disk is always the last one that this node ran successfully. The node starts from it without a
-//! controller
-//! for as long as its certificate is valid.
+//! run, one after the other, each answered with its result; a certificate that is renewed before it expires. The
+//! document on disk is always the last one that this node ran successfully. The node starts from it without a
+//! controller for as long as its certificate is valid.
 
 pub(crate) mod history;
 
@@ -48,8 +46,7 @@ const LOOK: Duration = Duration::from_secs(60);
 /// The interval at which sessions are counted; no single event signals a change.
 const COUNT: Duration = Duration::from_secs(1);
 /// A node reports itself unhealthy if at least `FEW` sessions failed within the window, and at least one in `SHARE` of
-/// those
-/// that ended.
+/// those that ended.
 const FEW: u64 = 5;
 const WINDOW: usize = 11;
 const SHARE: u64 = 10;
@@ -120,7 +117,7 @@ impl Home {
         written().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Builds a certificate signing request for this node's key, and creates the key if there is none.
+    /// Builds a certificate signing request for this node's key. Creates the key if it does not exist.
     fn request(&self) -> anyhow::Result<Bytes> {
         let path = self.key();
         let key = if path.exists() {
@@ -252,8 +249,7 @@ const OVER: &str = ". The node's certificate has expired and cannot be renewed; 
                     `hermes token create` at the controller";
 
 /// Keeps a node's certificate and CA certificates current for as long as it is polled. Programs that follow the
-/// controller
-/// themselves use it.
+/// controller themselves use it.
 pub(crate) async fn keep_identity(places: &[ControllerAddr], home: &Home) {
     let (_view, viewed) = watch::channel(None);
     follow(places, home, None, viewed).await;
@@ -453,7 +449,7 @@ fn report(outage: &mut OutageLog, place: &ControllerAddr, pause: Duration, reaso
     );
 }
 
-/// One connection to a controller.
+/// A connection to a controller.
 struct Conversation<'a> {
     home: &'a Home,
     /// `None`: another program runs the node.
@@ -569,8 +565,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// Renews the certificate. Returns false if the controller cannot issue one now, for instance while its store is
-    /// locked. The
-    /// certificate stays valid for another third of its lifetime, so the conversation continues.
+    /// locked. The certificate stays valid for another third of its lifetime, so the conversation continues.
     async fn renew(&mut self) -> anyhow::Result<bool> {
         let issued = match self.client.renew(RenewRequest { request: self.home.request()? }).await {
             Ok(issued) => issued,

@@ -1,8 +1,7 @@
 //! Reads node documents from disk.
 //!
 //! In: a path. Out: the result of `check`. Files that the document names and that do not exist are warnings, because
-//! the
-//! machine that checks a document need not be the one that runs it.
+//! the machine that checks a document need not be the one that runs it.
 
 use std::ffi::OsStr;
 use std::io::Read as _;

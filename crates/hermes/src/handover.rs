@@ -1,12 +1,9 @@
 //! The takeover protocol: a new process takes the listening sockets of a running one. This file has both sides.
 //!
 //! In: the path of a Unix socket. The successor connects to it, receives the listening sockets, starts, and sends
-//! `ready`.
-//! Only then the predecessor stops accepting and answers `parted`. Until the successor has read `parted`, it owns
-//! nothing. If
-//! it reads another answer or none, it ends, and the predecessor continues unchanged unless it has died. Both
-//! processes must
-//! belong to the same user.
+//! `ready`. Only then the predecessor stops accepting and answers `parted`. Until the successor has read `parted`, it
+//! owns nothing. If it reads another answer or none, it ends, and the predecessor continues unchanged unless it has
+//! died. Both processes must belong to the same user.
 
 use std::io::{ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
@@ -24,7 +21,7 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long one side waits for an answer of the other.
+/// The time that one side waits for an answer of the other.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Overrides `PATIENCE` in tests, in milliseconds. Release builds do not read it.
 #[cfg(debug_assertions)]
@@ -38,11 +35,10 @@ const READY: &[u8; 5] = b"ready";
 const PARTED: &[u8; 6] = b"parted";
 /// Sent instead of `PARTED`. The shorter length matters: a successor of an older version waits for six bytes.
 const REFUSED: &[u8; 2] = b"no";
-/// How long a process may take to exit once its sockets are closed.
+/// The time that a process may take to exit once its sockets are closed.
 const DYING: Duration = Duration::from_secs(2);
 /// The number of attempts. A process that was itself just taken over closes the connection, and its successor then
-/// answers
-/// at the same path.
+/// answers at the same path.
 const TRIES: usize = 3;
 
 fn patience() -> Duration {
@@ -53,9 +49,9 @@ fn patience() -> Duration {
     PATIENCE
 }
 
-/// The connection to the predecessor. It closes only when the predecessor has let go or this process exits: the
-/// predecessor
-/// reads its end as the exit, and undoes our changes to its devices, so our workers must not make any more of them.
+/// The connection to the predecessor. It closes only when the predecessor has let go, or when this process exits. The
+/// predecessor takes its end as the exit and undoes our changes to its devices. Our workers must then make no more of
+/// them.
 pub(crate) struct Predecessor {
     link: ManuallyDrop<UnixStream>,
     /// `None`: the kernel does not report its exit.
@@ -121,7 +117,7 @@ impl Predecessor {
 }
 
 fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow::Result<()> {
-    // The write fails if the predecessor no longer reads, but its answer may be waiting all the same.
+    // If the predecessor no longer reads, the write fails, but its answer may already be in the receive buffer.
     let _ = link.write_all(READY);
     let mut said = Vec::new();
     let read = link.take(PARTED.len() as u64).read_to_end(&mut said);
@@ -261,8 +257,7 @@ impl Successor {
     }
 
     /// Tells the successor that this process no longer reads the sockets. Returns when the successor listens at our
-    /// path. Callers
-    /// that connect meanwhile wait, and then connect to the successor.
+    /// path. Callers that connect meanwhile wait, and then connect to the successor.
     pub(crate) async fn parted(mut self, successors: Option<Successors>) {
         if let Err(error) = self.0.write_all(PARTED) {
             tracing::warn!(%error, "the successor is gone");

@@ -1,8 +1,7 @@
 //! Renders Kubernetes manifests for a node, for a DaemonSet of nodes, and for a controller.
 //!
 //! In: the workload, and for a node its document. Out: YAML for `kubectl apply -f -`. This code never contacts a
-//! cluster, and
-//! prints a token only if it is given one.
+//! cluster, and prints a token only if it is given one.
 
 mod shape;
 
@@ -70,7 +69,7 @@ pub(crate) struct Node {
     pub(crate) document: Document,
     /// The address that other nodes dial.
     pub(crate) address: Option<HostPort>,
-    /// An enrolment token, if it is to be printed.
+    /// An enrolment token that the manifest includes, if any.
     pub(crate) token: Option<String>,
 }
 

@@ -1,9 +1,8 @@
 //! The log of the program, on standard error.
 //!
 //! In: events of all parts of the program, and a filter. Out: lines, written by a thread of its own, so that a stalled
-//! reader
-//! never delays traffic. Lines beyond the queue are lost and counted. Sessions are not logged here but in the access
-//! log.
+//! reader never delays traffic. Lines beyond the queue are lost and counted. Sessions are not logged here but in the
+//! access log.
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -12,8 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 /// The maximum number of lines in the queue.
 const LINES: usize = 4096;
 /// The default filter of libraries. h2 warns about single frames of a peer, which could fill the disk with them. QUIC
-/// warns
-/// about single packets, in terms of its implementation; Hermes itself logs connections whose packets get lost.
+/// warns about single packets, in terms of its implementation; Hermes itself logs connections whose packets get lost.
 const QUIET: &str = "h2=error,quinn_udp=error";
 
 /// The running log.

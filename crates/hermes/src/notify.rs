@@ -1,8 +1,7 @@
 //! Notifies the service manager that started this process (sd_notify).
 //!
 //! In: `NOTIFY_SOCKET`, if systemd has set it. Out: datagrams with the state of this process. A missing or silent
-//! service
-//! manager is no error: the process serves regardless.
+//! service manager is no error: the process serves regardless.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;

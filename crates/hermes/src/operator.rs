@@ -62,8 +62,7 @@ impl Operator {
     }
 
     /// True if the file must be written anew: it does not exist, its certificate expires soon or is revoked, or the
-    /// state lacks the
-    /// operator, as after a restore from an older backup.
+    /// state lacks the operator, as after a restore from an older backup.
     pub(crate) fn is_due(path: &Path, controller: &Controller) -> bool {
         let Ok(text) = std::fs::read(path) else { return !path.exists() };
         let read: Option<Self> = serde_json::from_slice(&text).ok();
@@ -215,8 +214,7 @@ impl Access {
     }
 
     /// Writes a file for another operator, who may change all documents or those of one provider. Its controller URL
-    /// is the named
-    /// one, else the controller's public name, else the one in the own file.
+    /// is the named one, else the controller's public name, else the one in the own file.
     ///
     /// # Errors
     /// The controller refuses, or the file cannot be written.

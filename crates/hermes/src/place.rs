@@ -1,8 +1,7 @@
 //! Deploys nodes on machines: starts them, checks them and removes them.
 //!
 //! In: a machine, as a command that runs a shell on it, and the node's settings. Out: a process there with its own
-//! directory.
-//! Tokens and keys go through standard input, and never into an argument or a log.
+//! directory. Tokens and keys go through standard input, and never into an argument or a log.
 
 use std::io::Write as _;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
 //! The life cycle of a node's process: read the document, build, listen, follow changes, drain.
 //!
 //! In: the path of a document, or a controller. Out: a running node, until a signal or a takeover ends it. A document
-//! that
-//! cannot be run is rejected with the reasons and changes nothing.
+//! that cannot be run is rejected with the reasons and changes nothing.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -68,8 +67,7 @@ pub(crate) enum Source {
 pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyhow::Result<()> {
     let log = Log::start(log)?;
     // Huge pages would double the memory of an idle node, and no measurement showed them to be faster here. A kernel
-    // without
-    // them fails this call, which does no harm.
+    // without them fails this call, which does no harm.
     let _ = nix::sys::prctl::set_thp_disable(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -210,8 +208,7 @@ async fn run(
 }
 
 /// Starts a node. Everything that can fail comes before it serves the first session, so that a successor that must
-/// give up
-/// has taken nothing from its predecessor.
+/// give up has taken nothing from its predecessor.
 async fn start(
     config: &Path,
     takeover: Option<&Path>,
@@ -533,8 +530,7 @@ fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
 }
 
 /// Drains the node. Changes of the document still apply: sessions that it now forbids end. A further signal shortens
-/// the
-/// wait: after a takeover first to `drain`, otherwise to zero.
+/// the wait: after a takeover first to `drain`, otherwise to zero.
 async fn finish(
     config: &Path,
     mut node: Node,

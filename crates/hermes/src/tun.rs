@@ -1,8 +1,7 @@
 //! The life cycle of `hermes tun`: create the device, drop privileges, forward packets, remove the device.
 //!
 //! In: a device, and the destination of its packets. Out: packets, forwarded until a signal; then one line with
-//! counts.
-//! It runs no node and reads no document. It keeps only the privileges that removing its own rules needs.
+//! counts. It runs no node and reads no document. It keeps only the privileges that removing its own rules needs.
 
 use std::net::IpAddr;
 

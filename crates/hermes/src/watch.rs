@@ -1,12 +1,10 @@
 //! Notices changes of the document and of the files that it names.
 //!
 //! In: paths. Out: an event once a change has settled. The watch covers directories instead of files, because editors
-//! and
-//! secret mounts replace files. If a path contains symbolic links, each of them may be replaced. Only content counts:
-//! an event
-//! without a difference is ignored. A replaced directory is watched anew. A slow poll finds changes without an event,
-//! such as
-//! those of a parent directory. A file that is still being written is not read, as far as the system reports writers.
+//! and secret mounts replace files. If a path contains symbolic links, each of them may be replaced. Only content
+//! counts: an event without a difference is ignored. A replaced directory is watched anew. A slow poll finds changes
+//! without an event, such as those of a parent directory. A file that is still being written is not read, as far as
+//! the system reports writers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;

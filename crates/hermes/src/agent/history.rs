@@ -2,8 +2,7 @@
 //!
 //! In: orders. Out: a file in the node's directory, the report of its content, and documents in which revoked keys stay
 //! revoked until their certificates have expired. A key that a document no longer names stays revoked; only a
-//! controller's
-//! order (`readmitted`) removes it.
+//! controller's order (`readmitted`) removes it.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;

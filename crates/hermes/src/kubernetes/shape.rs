@@ -1,8 +1,7 @@
 //! Derives from node documents what their pods need of Kubernetes.
 //!
 //! In: documents of nodes. Out: ports, whether there is a TUN device, and the termination grace period. A document
-//! that a pod
-//! could not run is refused with the change that it needs.
+//! that a pod could not run is refused with the change that it needs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
