@@ -17,7 +17,7 @@ const QUIET: &str = "h2=error,quinn_udp=error";
 /// The running log.
 pub(crate) struct Log {
     lost: ErrorCounter,
-    /// Its drop waits briefly until all lines are written.
+    /// The guard's drop waits briefly until all lines are written.
     _writer: WorkerGuard,
 }
 

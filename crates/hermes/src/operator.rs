@@ -107,7 +107,7 @@ impl Operator {
         self.write(&new)?;
         let replaced = || {
             std::fs::set_permissions(&new, before.permissions())?;
-            // A user with more rights than the owner's must not take the file over.
+            // The file keeps its owner, even if root runs the command.
             let after = std::fs::metadata(&new)?;
             if (after.uid(), after.gid()) != (before.uid(), before.gid()) {
                 std::os::unix::fs::chown(&new, Some(before.uid()), Some(before.gid()))?;

@@ -554,7 +554,7 @@ async fn finish(
     };
     admin.leave();
     if !handed {
-        // Not after a takeover: the service manager's stop timeout would end the sessions early.
+        // After a takeover this is left out: the service manager's stop timeout would end the sessions early.
         crate::notify::stopping();
     }
     if handed {

@@ -1,4 +1,4 @@
-//! The download's state, answer by answer.
+//! Tests the state of a download after each response.
 
 use super::*;
 
@@ -84,7 +84,7 @@ fn changed_content_begins_anew_however_it_shows() {
     let Meaning::Content(take) = download.read(&rest(), &ok("\"b\"", 70)) else { panic!("refused") };
     assert_eq!((take.skip, take.anew), (0, Some("it changed at the origin")));
     assert_eq!(download.held(), 0);
-    // Without a tag, by what it must come to.
+    // The digest shows the change, although the tag is the same.
     let mut download = begun(false);
     download.known.digests = digest('1');
     let other = Answer { digests: digest('2'), ..part("\"a\"", 40, 99, 100) };
@@ -159,7 +159,7 @@ fn a_range_that_is_not_there_says_that_all_is_held_or_that_it_changed() {
     assert!(matches!(unknown().read(&rest(), &beyond(30)), Meaning::Anew(_)));
     let other = Answer { etag: Some("\"b\"".into()), ..beyond(40) };
     assert!(matches!(unknown().read(&rest(), &other), Meaning::Anew(_)));
-    // To a request without a range it is an error like others.
+    // A 416 response to a request without a range is an ordinary error.
     assert!(matches!(begun(false).read(&Ask::Whole, &beyond(40)), Meaning::Never { .. }));
 }
 
@@ -237,7 +237,7 @@ fn a_content_that_ends_with_its_connection_is_doubted_once() {
     let (mut download, _) = begun(&endless);
     assert!(matches!(download.read(&rest(), &endless), Meaning::Content(Take { skip: 40, .. })));
     assert_eq!(download.ended(200), Ok(End::Whole));
-    // Chunks say where they end; and nothing could be asked of what has no validator.
+    // Chunked content marks its own end. Without a validator the download could not be resumed at all.
     let (_, ended) = begun(&Answer { is_endless: false, ..endless.clone() });
     assert_eq!(ended, Ok(End::Whole));
     let (_, ended) = begun(&Answer { validator: None, etag: None, ..endless });
