@@ -24,7 +24,7 @@ const PROGRAM: &str = "/usr/local/bin/hermes";
 const HOME: &str = "/var/lib/hermes";
 /// The directory of enrolment tokens in a container: one file a node, with the node's name.
 const TOKENS: &str = "/run/hermes/tokens";
-/// The user of the image; no other image uses this number.
+/// The user ID in the image, which no other account has.
 const USER: u32 = 65_532;
 /// The name of the controller's objects.
 const CONTROLLER: &str = "hermes-controller";
