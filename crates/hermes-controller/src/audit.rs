@@ -78,7 +78,7 @@ struct LogFile {
     file: File,
     length: u64,
     max_length: u64,
-    /// Its last line is cut off, as after a write without space.
+    /// The last line is truncated, as after a write to a full disk.
     is_cut: bool,
     subjects: HashMap<String, Bucket>,
     /// Events since the last line that were not written.

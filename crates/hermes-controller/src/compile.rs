@@ -526,7 +526,7 @@ pub fn compile(catalog: &Catalog) -> Result<BTreeMap<Name, Document>, Vec<Fault>
 /// Warnings about an overlay: valid documents that are perhaps not intended.
 ///
 /// # Errors
-/// As [`compile`].
+/// The same as for [`compile`].
 pub fn check(catalog: &Catalog) -> Result<Vec<Fault>, Vec<Fault>> {
     let all = catalog.iter().map(|resource| resource.key.clone()).collect();
     let (plan, _) = Plan::default().update(catalog, &all)?;

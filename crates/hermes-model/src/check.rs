@@ -76,7 +76,7 @@ pub fn check_json(bytes: &[u8], base: &Path) -> Result<Checked, Vec<Problem>> {
 /// Checks a document that was built by code, as a controller does.
 ///
 /// # Errors
-/// As for [`check`].
+/// The same as for [`check`].
 pub fn check_document(document: Document, base: &Path) -> Result<Checked, Vec<Problem>> {
     finish(Some(Draft::whole(document)), base, Report::default())
 }

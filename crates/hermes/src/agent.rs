@@ -1,9 +1,9 @@
-//! A node under a controller: its identity, its document, and the word between both.
+//! The agent of a managed node: its identity, its document, and the connection to the controller.
 //!
-//! In: where the controller is, a token the first time, and a directory of the node's own. Out: documents that are to be run,
-//! one after the other, each to be answered; a certificate that is renewed before it ends.
-//! Never: a document on disk that this node did not run. What is there is the last good one, and the node starts from it
-//! without any controller, for as long as its certificate lives.
+//! In: the controller's addresses, a token for the first start, and a directory of the node's own. Out: documents to
+//! run, one after the other, each answered with its result; a certificate that is renewed before it expires. The
+//! document on disk is always the last one that this node ran successfully. The node starts from it without a
+//! controller for as long as its certificate is valid.
 
 pub(crate) mod history;
 
@@ -31,27 +31,28 @@ use tokio::task::JoinSet;
 
 use self::history::History;
 
-/// The pauses before an order is retried that failed for want of resources: the shortest and the longest.
+/// The backoff before an order is retried that failed for want of resources: the shortest and the longest pause.
 const ORDER_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The pauses before an unreachable controller is dialled again: the first and the longest.
+/// The backoff before an unreachable controller is dialled again: the first and the longest pause.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// A certificate that the controller does not renew at the moment is asked for again after this.
+/// The pause before a renewal is retried that the controller could not serve.
 const RENEWAL_RETRY: Duration = Duration::from_secs(60);
-/// A node that is sent away asks again after this, in case that was taken back.
+/// The pause after the controller has denied the node, in case the denial is withdrawn.
 const SENT_AWAY: Duration = Duration::from_secs(60);
-/// A connection that lasts as long was none that fails each time.
+/// A connection that lasts this long counts as successful and resets the backoff.
 const STEADY: Duration = Duration::from_secs(1);
-/// How often is looked whether the certificate is to be renewed, at least.
+/// The longest interval between two checks whether the certificate needs renewal.
 const LOOK: Duration = Duration::from_secs(60);
-/// How often is looked how many sessions there are: they have no single event.
+/// The interval at which sessions are counted; no single event signals a change.
 const COUNT: Duration = Duration::from_secs(1);
-/// A node is not well where so many sessions failed within so many seconds, and one of so many that ended.
+/// A node reports itself unhealthy if at least `FEW` sessions failed within the window, and at least one in `SHARE` of
+/// those that ended.
 const FEW: u64 = 5;
 const WINDOW: usize = 11;
 const SHARE: u64 = 10;
-/// How often that is told, unless the node drains.
+/// The shortest interval between two reports of the session count, unless the node drains.
 const TELL: Duration = Duration::from_secs(10);
-/// No file of the identity is larger.
+/// The maximum size of an identity file.
 const LARGEST: u64 = 1 << 20;
 
 /// The directory of a node that has a controller.
@@ -61,17 +62,17 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// Opens it, or makes it: nobody else may read it.
+    /// Opens the directory, or creates it with access for this user only.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be created.
     pub(crate) fn open(directory: &Path) -> anyhow::Result<Self> {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("--state {} cannot be made", directory.display()))?;
         Ok(Self { directory: directory.to_owned() })
     }
 
-    /// That of a node that may run, or has run, there. Nothing is made.
+    /// Names the directory of a node that may run there, now or before. Creates nothing.
     pub(crate) fn at(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
@@ -80,12 +81,12 @@ impl Home {
         self.directory.join(name)
     }
 
-    /// The last good document.
+    /// The path of the last good document.
     pub(crate) fn document(&self) -> PathBuf {
         self.path("document.json")
     }
 
-    /// The certificate, which is another one each time that it is renewed.
+    /// The path of the certificate, which each renewal replaces.
     pub(crate) fn certificate(&self) -> PathBuf {
         self.path(hermes_controller::compile::IDENTITY[0])
     }
@@ -102,7 +103,7 @@ impl Home {
         self.certificate().exists() && self.authorities().exists()
     }
 
-    /// Puts a file there whole, in the place of the one before: it is on disk when this returns.
+    /// Replaces a file atomically. The new content is on disk when this returns.
     pub(crate) fn keep(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         let written = || {
             let new = path.with_extension("new");
@@ -116,7 +117,7 @@ impl Home {
         written().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// A request for a certificate for this node's key, which is made where there is none.
+    /// Builds a certificate signing request for this node's key. Creates the key if it does not exist.
     fn request(&self) -> anyhow::Result<Bytes> {
         let path = self.key();
         let key = if path.exists() {
@@ -131,16 +132,16 @@ impl Home {
         Ok(CertificateParams::default().serialize_request(&key)?.der().to_vec().into())
     }
 
-    /// Whom the node is to trust from now on.
+    /// Stores the CA certificates that the node trusts from now on.
     fn trust(&self, authorities: &str) -> anyhow::Result<()> {
-        // Who has none any more finds no controller that could help.
+        // Without a valid CA the node could reach no controller that could correct this.
         Roots::from_pem(authorities.as_bytes()).context("the controller's authorities")?;
         self.keep(&self.authorities(), authorities.as_bytes())
     }
 
     fn take(&self, issued: &Issued) -> anyhow::Result<()> {
         self.trust(&issued.authorities)?;
-        // Last: with it the node has enrolled.
+        // The certificate is written last: its existence marks the node as enrolled.
         self.keep(&self.certificate(), issued.certificate.as_bytes())
     }
 
@@ -152,34 +153,34 @@ impl Home {
     }
 }
 
-/// What is to be run.
+/// The content of an instruction.
 pub(crate) enum Wanted {
-    /// This document.
+    /// Run this document.
     Document(Bytes),
-    /// None: the node is no part of the overlay any more, and is to serve nobody.
+    /// Stop serving: the node no longer belongs to the overlay.
     Nothing,
-    /// What runs, with the certificate and the authorities that are in their files now.
+    /// Keep the running document and load the certificate and CA certificates from their files.
     Identity,
 }
 
-/// What is to be run, and where to say how that went.
+/// An instruction for the node, and the channel for its result.
 pub(crate) struct Instruction {
     /// The overlay's revision.
     pub(crate) revision: u64,
-    /// What it is.
+    /// The content to apply.
     pub(crate) wanted: Wanted,
     done: oneshot::Sender<Result<(), String>>,
 }
 
 impl Instruction {
-    /// Says that it runs, or why not.
+    /// Reports that the instruction is applied, or why not.
     pub(crate) fn answer(self, result: Result<(), String>) {
-        // Whose connection broke meanwhile says so over the next one.
+        // If the connection broke meanwhile, the next one reports the result.
         let _ = self.done.send(result);
     }
 }
 
-/// The word with the controller; it ends with this.
+/// The task that talks to the controller; it ends when this is dropped.
 pub(crate) struct Agent {
     instructions: mpsc::Receiver<Instruction>,
     view: watch::Sender<Option<NodeView>>,
@@ -187,10 +188,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Enrols where that is still to be done, and begins to follow the controller.
+    /// Enrols the node if needed, and starts to follow the controller.
     ///
     /// # Errors
-    /// The node has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
+    /// The node cannot enrol: there is no token, or the controller is unreachable or refuses it.
     pub(crate) async fn start(
         places: Vec<ControllerAddr>,
         home: &Home,
@@ -205,23 +206,23 @@ impl Agent {
         Ok(Self { instructions, view, _task: task })
     }
 
-    /// The node runs: from now on the controller is told how many sessions it has.
+    /// Hands over a view of the running node: the controller now receives its session count.
     pub(crate) fn observe(&self, view: NodeView) {
         self.view.send_replace(Some(view));
     }
 
-    /// The next document that is to be run.
+    /// Waits for the next instruction.
     pub(crate) async fn next(&mut self) -> Option<Instruction> {
         self.instructions.recv().await
     }
 }
 
-/// Enrols a node, where that is still to be done.
+/// Enrols a node that has not enrolled yet.
 ///
 /// # Errors
-/// It has not enrolled, and cannot: the token is none, or the controller is away or refuses it.
+/// The node cannot enrol: there is no token, or the controller is unreachable or refuses it.
 pub(crate) async fn enrolled(places: &[ControllerAddr], home: &Home, ticket: Option<Ticket>) -> anyhow::Result<()> {
-    // One whose certificate is over is nobody, unless it has a token.
+    // A node whose certificate has expired can only enrol again, with a token.
     if !home.is_enrolled() || (ticket.is_some() && is_over(home)) {
         let ticket = ticket
             .context("this node has not enrolled yet: give it --token-file or HERMES_TOKEN, from `hermes token create` at the controller")?;
@@ -237,24 +238,24 @@ pub(crate) async fn enrolled(places: &[ControllerAddr], home: &Home, ticket: Opt
     Ok(())
 }
 
-/// Whether its certificate is over, by this machine's clock, or cannot be read.
+/// True if the certificate has expired by this machine's clock, or cannot be read.
 fn is_over(home: &Home) -> bool {
     let end = home.identity().ok().and_then(|(own, _)| own.leaf_not_after());
     end.is_none_or(|end| end <= seconds_now())
 }
 
-/// What is to be done then.
+/// The next step for a node with an expired certificate.
 const OVER: &str = ". The node's certificate has expired and cannot be renewed; start the node again with --token-file, from \
                     `hermes token create` at the controller";
 
-/// Keeps a node's certificate and its authorities as the controller has them, for as long as it is polled: for a program that
-/// follows the controller itself.
+/// Keeps a node's certificate and CA certificates current for as long as it is polled. Programs that follow the
+/// controller themselves use it.
 pub(crate) async fn keep_identity(places: &[ControllerAddr], home: &Home) {
     let (_view, viewed) = watch::channel(None);
     follow(places, home, None, viewed).await;
 }
 
-/// Asks one controller after the other; one that answers is believed.
+/// Tries one controller after the other. The answer of the first that can be reached is final.
 async fn enrol(places: &[ControllerAddr], ticket: &Ticket, request: &EnrolRequest) -> anyhow::Result<Issued> {
     let mut last = None;
     for place in places {
@@ -266,21 +267,21 @@ async fn enrol(places: &[ControllerAddr], ticket: &Ticket, request: &EnrolReques
     Err(last.map_or_else(|| anyhow::anyhow!("no controller is named"), Into::into))
 }
 
-/// What this node says of itself.
+/// The state that this node reports to its controller.
 struct Standing {
-    /// SHA-256 of each authority that it trusts, and the key identifier of who issued its certificate.
+    /// SHA-256 of each trusted CA certificate, and the key identifier of the CA that issued the node's certificate.
     identity: (Vec<Bytes>, Bytes),
-    /// Another program is the node.
+    /// Another program runs the node; this one only keeps its identity.
     is_beside: bool,
     running: Bytes,
     tried: u64,
     refused: String,
     program: Bytes,
     view: watch::Receiver<Option<NodeView>>,
-    /// What was told of sessions, and when.
+    /// The last reported session count, and the time of that report.
     counted: (u64, Instant),
     health: Health,
-    /// Revocations that this node reports to a controller, whose store may have lost them.
+    /// Revocations that the node reports, because the controller's store may have lost them.
     history: History,
 }
 
@@ -289,7 +290,7 @@ impl Standing {
         self.view.borrow().as_ref().map_or(0, |view| view.open_sessions() as u64)
     }
 
-    /// Whether it is worth a word how many sessions there are.
+    /// True if a changed session count is due to be reported.
     fn is_news(&self) -> bool {
         let (told, at) = self.counted;
         let is_draining = self.view.borrow().as_ref().is_some_and(NodeView::is_draining);
@@ -301,7 +302,7 @@ impl Standing {
         ended.is_some_and(|ended| self.health.tick(ended))
     }
 
-    /// What runs is by now what the files say.
+    /// Records that the node now runs with the identity in the files.
     fn identify(&mut self, home: &Home) -> anyhow::Result<()> {
         let (own, known) = home.identity()?;
         let ControllerPin::Authorities(authorities) = known else { return Ok(()) };
@@ -337,7 +338,7 @@ impl Standing {
         report
     }
 
-    /// A further report, with revoked keys that the earlier ones had no room for.
+    /// A further report, with revoked keys that did not fit into the earlier ones.
     fn further_report(&mut self) -> Report {
         let mut report = self.report();
         self.history.tell_rest(&mut report);
@@ -345,17 +346,17 @@ impl Standing {
     }
 }
 
-/// How a node's sessions fare.
+/// The health of a node, by its sessions.
 #[derive(Default)]
 struct Health {
-    /// Ended and failed ones, second by second, the last one of now.
+    /// Cumulative counts of ended and failed sessions, one entry a second, the newest last.
     counts: VecDeque<(u64, u64)>,
-    /// Why it is not well; empty where it is.
+    /// The reason why the node is unhealthy; empty if it is healthy.
     unwell: String,
 }
 
 impl Health {
-    /// A second is over. Whether there is something else to say than before.
+    /// Adds the counts of one second. Returns true if the health has changed.
     fn tick(&mut self, (ended, failed): (u64, u64)) -> bool {
         self.counts.push_back((ended, failed));
         if self.counts.len() > WINDOW {
@@ -406,7 +407,7 @@ async fn follow(
     };
     let mut pace = Backoff::new(AGAIN.0, AGAIN.1);
     let mut outage = OutageLog::default();
-    // Where one controller is away, the next one has the same.
+    // All controllers serve the same overlay: after a failure the next one is tried.
     for place in places.iter().cycle() {
         pace.due().await;
         let pause = pace.begin();
@@ -416,7 +417,7 @@ async fn follow(
                 let began = Instant::now();
                 let ended = conversation.go_on().await;
                 if began.elapsed() >= STEADY {
-                    // What has ended this is something new.
+                    // The connection worked for a while, so its end is a new outage.
                     pace = Backoff::new(AGAIN.0, AGAIN.1);
                     outage.recovered();
                 }
@@ -431,7 +432,7 @@ async fn follow(
                 let next_step = if is_over(home) { OVER } else { "" };
                 report(&mut outage, place, pause, &format!("{error:#}{next_step}"));
                 if error.downcast_ref().is_some_and(ClientError::is_denial) {
-                    // Its key is believed no more, and it has no other one.
+                    // The controller no longer accepts the node's key, and the node has no other.
                     tokio::time::sleep(SENT_AWAY).await;
                 }
             }
@@ -448,19 +449,20 @@ fn report(outage: &mut OutageLog, place: &ControllerAddr, pause: Duration, reaso
     );
 }
 
-/// One connection to a controller.
+/// A connection to a controller.
 struct Conversation<'a> {
     home: &'a Home,
-    /// `None`: another program is the node.
+    /// `None`: another program runs the node.
     instruct: Option<&'a mpsc::Sender<Instruction>>,
     standing: &'a mut Standing,
     client: Client,
     say: mpsc::Sender<Report>,
     orders: Streaming<Order>,
     renew_at: i64,
-    /// What is in its files is not what runs.
+    /// The node does not run yet with the identity in its files.
     is_owed: bool,
-    /// An order that failed for want of descriptors or memory, which is transient: the controller does not repeat it.
+    /// An order that failed because descriptors or memory were exhausted. The controller does not repeat it, so the
+    /// node retries.
     failed: Option<Order>,
     retry: Backoff,
 }
@@ -495,7 +497,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// Until it ends.
+    /// Runs the conversation until the connection ends.
     async fn go_on(mut self) -> anyhow::Result<()> {
         while self.standing.history.has_rest() {
             self.say.send(self.standing.further_report()).await?;
@@ -548,7 +550,7 @@ impl<'a> Conversation<'a> {
         }
         let Some(instruct) = self.instruct else { return Ok(()) };
         let document = order.document.clone();
-        // A newer order replaces one that failed.
+        // A newer order supersedes a failed one.
         self.failed = None;
         obey(order.clone(), self.home, instruct, self.standing).await?;
         if hermes_net::host::tells_of_lack(&self.standing.refused) {
@@ -562,8 +564,8 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// Renews the certificate. False where the controller issues none at the moment, as while its store is held: the
-    /// certificate is good for a third of its life yet, and the conversation goes on.
+    /// Renews the certificate. Returns false if the controller cannot issue one now, for instance while its store is
+    /// locked. The certificate stays valid for another third of its lifetime, so the conversation continues.
     async fn renew(&mut self) -> anyhow::Result<bool> {
         let issued = match self.client.renew(RenewRequest { request: self.home.request()? }).await {
             Ok(issued) => issued,
@@ -580,7 +582,7 @@ impl<'a> Conversation<'a> {
         Ok(true)
     }
 
-    /// Has the node run with what is in its files: only then it says so.
+    /// Makes the node load the identity from its files, and only then records it for the reports.
     async fn take_identity(&mut self) -> anyhow::Result<()> {
         if let Some(instruct) = self.instruct {
             let (done, answer) = oneshot::channel();
@@ -604,7 +606,7 @@ async fn obey(
     instruct: &mpsc::Sender<Instruction>,
     standing: &mut Standing,
 ) -> anyhow::Result<()> {
-    // Before the document is applied: it runs with the revocations.
+    // Revocations come first: the document must run with them.
     if standing.history.learn(&order)
         && let Err(error) = home.keep(&home.path(history::FILE), &standing.history.to_bytes())
     {
@@ -618,7 +620,7 @@ async fn obey(
     standing.tried = revision;
     standing.refused = result.err().unwrap_or_default();
     if standing.refused.is_empty() {
-        // Where it cannot be kept, the node runs it nevertheless, and says that the next start will not.
+        // If the document cannot be stored, the node runs it anyway and logs that the next start will not.
         standing.running = if document.is_empty() { Bytes::new() } else { sha256(&document) };
         if let Err(error) = home.keep(&home.document(), &document) {
             tracing::error!("what runs is not what the next start will run: {error:#}");
@@ -627,7 +629,7 @@ async fn obey(
     Ok(())
 }
 
-/// Whether the document gives the node another role than its certificate: the next one has it.
+/// True if the document's role differs from the certificate's. The next certificate has the new role.
 fn is_other_role(own: &CertifiedKey, document: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Head {
@@ -639,7 +641,7 @@ fn is_other_role(own: &CertifiedKey, document: &[u8]) -> bool {
     is_standalone != (role == Role::Standalone)
 }
 
-/// When a certificate is to be renewed, in seconds since 1970: when two thirds of its life are over.
+/// The time of renewal, in seconds since 1970: two thirds of the certificate's lifetime.
 fn renewal(own: &CertifiedKey) -> i64 {
     let now = seconds_now();
     match (own.not_before(), own.leaf_not_after()) {

@@ -1,7 +1,7 @@
 //! Reads node documents from disk.
 //!
-//! In: a path. Out: what `check` made of it, with files that are named and missing as warnings:
-//! a document may be checked on another machine than the one that runs it.
+//! In: a path. Out: the result of `check`. Files that the document names and that do not exist are warnings, because
+//! the machine that checks a document need not be the one that runs it.
 
 use std::ffi::OsStr;
 use std::io::Read as _;
@@ -19,10 +19,10 @@ const WRITER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest document that is read: about a million routes.
 pub(crate) const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// Where the node's own certificate stands in a document.
+/// The key of the node's own certificate in a document.
 const IDENTITY: &str = "identity";
 
-/// Reads and checks a document as a node runs it: a regular file, whose reading holds nothing up.
+/// Reads and checks the document that a node runs: a regular file, so that reading never blocks.
 ///
 /// # Errors
 /// The file cannot be read. Problems of its content are the inner error.
@@ -83,7 +83,7 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
 
 fn limited(reader: impl std::io::Read, name: &str) -> anyhow::Result<String> {
     let mut text = String::new();
-    // A device has no size, and no end.
+    // Reading a device may never end, and its size is unknown beforehand.
     let read = reader.take(MAX_DOCUMENT + 1).read_to_string(&mut text);
     read.with_context(|| format!("cannot read {name}"))?;
     anyhow::ensure!(text.len() as u64 <= MAX_DOCUMENT, "{name} has more than {MAX_DOCUMENT} bytes");
@@ -102,7 +102,7 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<Checked, Vec<Located>> {
     Ok(checked)
 }
 
-/// The same of what a controller has sent, who tells the nodes behind this one whom they may believe of it.
+/// Checks a document from a controller. The check of `identity` against the certificate is left to the controller.
 pub(crate) fn check_json(path: &Path, bytes: &[u8]) -> Result<Checked, Vec<Problem>> {
     Ok(look_around(hermes_model::check_json(bytes, base(path))?))
 }
@@ -111,7 +111,7 @@ fn base(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }
 
-/// Adds what this machine has to say of a document.
+/// Adds warnings about this machine: files that are named and missing.
 fn look_around(mut checked: Checked) -> Checked {
     let missing: Vec<Problem> = files(&checked.snapshot)
         .into_iter()
@@ -125,7 +125,7 @@ fn look_around(mut checked: Checked) -> Checked {
     checked
 }
 
-/// A certificate of the node's own, at this place of the document, that is another node's.
+/// Reports a certificate of the node itself, at this path of the document, that belongs to another node.
 pub(crate) fn misnamed(snapshot: &Snapshot, path: &str, key: &CertifiedKey) -> Option<Problem> {
     let uris = key.uris();
     let reason = own_overlay(uris.iter().map(String::as_str), &snapshot.node).err();
@@ -133,7 +133,7 @@ pub(crate) fn misnamed(snapshot: &Snapshot, path: &str, key: &CertifiedKey) -> O
     Some(Problem { path: format!("{IDENTITY}.cert"), message })
 }
 
-/// Certificates and private keys that a document names together, with their places in it.
+/// The certificates and private keys that a document names in pairs, with their paths in the document.
 pub(crate) fn pairs(snapshot: &Snapshot) -> Vec<(String, &Path, &Path)> {
     let own = snapshot.identity.iter().map(|identity| (IDENTITY.to_owned(), &*identity.cert, &*identity.key));
     let of_listeners = snapshot.listeners.iter().enumerate().filter_map(|(index, listener)| {
@@ -143,7 +143,7 @@ pub(crate) fn pairs(snapshot: &Snapshot) -> Vec<(String, &Path, &Path)> {
     own.chain(of_listeners).collect()
 }
 
-/// The files that a document names, with their places in it.
+/// All files that a document names, with their paths in the document.
 pub(crate) fn files(snapshot: &Snapshot) -> Vec<(String, &Path)> {
     let of_pair = |(at, cert, key)| [(format!("{at}.cert"), cert), (format!("{at}.key"), key)];
     let mut files: Vec<(String, &Path)> = pairs(snapshot).into_iter().flat_map(of_pair).collect();

@@ -1,9 +1,9 @@
-//! How a process takes the listeners of another over, as seen from both.
+//! The takeover protocol: a new process takes the listening sockets of a running one. This file has both sides.
 //!
-//! In: a Unix socket's path. The new process connects there, gets the listening sockets, starts,
-//! and says that it is ready; only then the old one stops to accept, and says so in turn. Before that word
-//! nothing is the new one's: where it hears another one, or none, it ends, and the old process is as it was, unless that
-//! has died. Between processes of one user only.
+//! In: the path of a Unix socket. The successor connects to it, receives the listening sockets, starts, and sends
+//! `ready`. Only then the predecessor stops accepting and answers `parted`. Until the successor has read `parted`, it
+//! owns nothing. If it reads another answer or none, it ends, and the predecessor continues unchanged unless it has
+//! died. Both processes must belong to the same user.
 
 use std::io::{ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
@@ -21,23 +21,24 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long one side waits for the other.
+/// The time that one side waits for an answer of the other.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What tests have in its place, in milliseconds. What is released does not read it.
+/// Overrides `PATIENCE` in tests, in milliseconds. Release builds do not read it.
 #[cfg(debug_assertions)]
 const PATIENCE_OF_TESTS: &str = "HERMES_TEST_TAKEOVER_PATIENCE";
-/// How long a caller may think about his first words.
+/// A caller must send its greeting within this time.
 const GREETING: Duration = Duration::from_secs(5);
-/// Callers that may think at a time.
+/// The maximum number of callers that have connected and not yet sent their greeting.
 const CALLERS: usize = 8;
 const HELLO: &[u8; 17] = b"hermes takeover 1";
 const READY: &[u8; 5] = b"ready";
 const PARTED: &[u8; 6] = b"parted";
-/// In the place of that, and shorter: a successor of an older version waits for six bytes.
+/// Sent instead of `PARTED`. The shorter length matters: a successor of an older version waits for six bytes.
 const REFUSED: &[u8; 2] = b"no";
-/// How long a process may take to die once its sockets are closed.
+/// The time that a process may take to exit once its sockets are closed.
 const DYING: Duration = Duration::from_secs(2);
-/// A process that has just been taken over from hangs up, and its successor answers at the same path.
+/// The number of attempts. A process that was itself just taken over closes the connection, and its successor then
+/// answers at the same path.
 const TRIES: usize = 3;
 
 fn patience() -> Duration {
@@ -48,21 +49,22 @@ fn patience() -> Duration {
     PATIENCE
 }
 
-/// The link to the process that is taken over from. Unless that lets go only the end of this process ends it: that
-/// one then undoes what we did to its devices, and our workers must do no more of it.
+/// The connection to the predecessor. It closes only when the predecessor has let go, or when this process exits. The
+/// predecessor takes its end as the exit and undoes our changes to its devices. Our workers must then make no more of
+/// them.
 pub(crate) struct Predecessor {
     link: ManuallyDrop<UnixStream>,
-    /// `None`: the kernel does not tell of its end.
+    /// `None`: the kernel does not report its exit.
     process: Option<handover::Process>,
 }
 
-/// The same, which has let go. It listens at the socket's path until this is dropped.
+/// A predecessor that has let go. It listens at the socket's path until this is dropped.
 pub(crate) struct Parted(#[allow(dead_code, reason = "its end says enough")] UnixStream);
 
-/// Takes the sockets of a process that listens at `path`; `None` where none does.
+/// Takes the sockets of the process that listens at `path`. Returns `None` if no process listens there.
 ///
 /// # Errors
-/// Somebody listens there and does not do as expected.
+/// A process listens there, but does not follow the protocol.
 pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<Handed>, Predecessor)>> {
     let mut tries = 0;
     loop {
@@ -80,7 +82,7 @@ pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<Handed>, Predecess
     }
 }
 
-/// A stream to whoever listens there, of our user.
+/// Connects to the process that listens at `path`, which must belong to this user.
 fn connect(path: &Path) -> anyhow::Result<Option<UnixStream>> {
     let stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
@@ -103,10 +105,10 @@ fn is_end(error: &std::io::Error) -> bool {
 }
 
 impl Predecessor {
-    /// Tells it that its listeners are served, and waits until it has stopped to read them: from then on they are ours.
+    /// Reports that the listeners are served here, and waits until the predecessor has stopped reading them.
     ///
     /// # Errors
-    /// It has not, and may go on with them: this process has to end.
+    /// The predecessor did not confirm, and may continue to serve the listeners: this process has to end.
     pub(crate) async fn ready(self) -> anyhow::Result<Parted> {
         let link = self.link.try_clone()?;
         tokio::task::spawn_blocking(move || let_go(&link, self.process.as_ref())).await??;
@@ -115,7 +117,7 @@ impl Predecessor {
 }
 
 fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow::Result<()> {
-    // Where nobody reads this there may be a word for us all the same.
+    // If the predecessor no longer reads, the write fails, but its answer may already be in the receive buffer.
     let _ = link.write_all(READY);
     let mut said = Vec::new();
     let read = link.take(PARTED.len() as u64).read_to_end(&mut said);
@@ -125,7 +127,7 @@ fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow:
             "it waited too long for this one, or was told to end meanwhile (its log says which)".to_owned()
         }
         (_, Err(error)) if !is_end(&error) => {
-            // Where it goes on just now it must not take us for one that waits.
+            // The predecessor may resume at this moment. The extra byte tells it that this process no longer waits.
             let _ = link.write_all(READY);
             format!("it does not answer ({error})")
         }
@@ -140,21 +142,21 @@ fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow:
     )
 }
 
-/// Where successors call.
+/// The socket where successors connect.
 pub(crate) struct Successors {
     listener: UnixListener,
     path: PathBuf,
-    /// Until it is published: where it can be bound while a predecessor still listens at `path`.
+    /// The path of the socket until it is published, because a predecessor may still listen at `path`.
     temporary: Option<PathBuf>,
-    /// Those who called and have not said what they want.
+    /// Callers that have connected and not yet sent their greeting.
     callers: JoinSet<anyhow::Result<Successor>>,
 }
 
-/// A process that wants our listeners, or has them.
+/// A process that asks for our listeners, or has received them.
 pub(crate) struct Successor(UnixStream);
 
 impl Successors {
-    /// Prepares to listen at `path`, where another process may listen still.
+    /// Binds a temporary path beside `path`, where another process may still listen.
     pub(crate) fn bind(path: &Path) -> anyhow::Result<Self> {
         let mut temporary = PathBuf::from(path).into_os_string();
         temporary.push(format!(".{}", std::process::id()));
@@ -170,7 +172,7 @@ impl Successors {
         Ok(this)
     }
 
-    /// Listens at the path, in the place of whoever listened there before.
+    /// Moves the socket to `path` and so replaces the one of the predecessor.
     pub(crate) fn publish(mut self) -> anyhow::Result<Self> {
         if let Some(temporary) = &self.temporary {
             std::fs::rename(temporary, &self.path)
@@ -180,7 +182,7 @@ impl Successors {
         Ok(self)
     }
 
-    /// The next successor; for ever without a path to call at. May be dropped and called again.
+    /// Waits for the next successor, or forever if there is no socket. Cancel-safe.
     pub(crate) async fn next(this: &mut Option<Self>) -> Successor {
         let Some(this) = this else { return std::future::pending().await };
         loop {
@@ -204,14 +206,14 @@ impl Successors {
 
 impl Drop for Successors {
     fn drop(&mut self) {
-        // Never published: the path is somebody else's.
+        // An unpublished socket leaves `path` alone: it belongs to another process.
         if let Some(temporary) = &self.temporary {
             let _ = std::fs::remove_file(temporary);
         }
     }
 }
 
-/// Lets a caller say who he is.
+/// Reads the greeting of a caller and checks its user.
 async fn greet(mut stream: tokio::net::UnixStream) -> anyhow::Result<Successor> {
     let uid = stream.peer_cred()?.uid();
     ensure!(uid == handover::own_uid(), "user {uid} asked for the listeners, which is not ours");
@@ -222,7 +224,8 @@ async fn greet(mut stream: tokio::net::UnixStream) -> anyhow::Result<Successor> 
 }
 
 impl Successor {
-    /// Sends the sockets and waits until they are served. Where that fails, or is dropped half way, it is to be refused.
+    /// Sends the sockets and waits until they are served. If this fails or is cancelled, the caller must refuse the
+    /// successor.
     pub(crate) async fn hand_over(&mut self, sockets: std::io::Result<Vec<Handed>>) -> anyhow::Result<()> {
         let sockets = sockets.context("the listeners cannot be duplicated")?;
         let stream = self.0.try_clone()?;
@@ -235,23 +238,26 @@ impl Successor {
         let read = read.with_context(|| format!("the successor did not become ready within {within:?}"))?;
         read.context("the successor did not become ready")?;
         ensure!(ready == *READY, "the successor did not become ready");
-        // Where this process stood still it may have waited in vain.
+        // This process may have been suspended for so long that the successor has given up: a further byte or the end
+        // shows it.
         let more = stream.try_read(&mut ready);
         let waits = matches!(more, Err(error) if error.kind() == ErrorKind::WouldBlock);
         ensure!(waits, "the successor was ready, and has ended");
         Ok(())
     }
 
-    /// Tells it that nothing is its own. Returns when it has ended, until which it may do more to what it was given.
+    /// Tells the successor that it owns nothing. Returns when it has exited; until then it may still change what it
+    /// was given.
     pub(crate) fn refuse(self) -> impl Future<Output = ()> {
-        // Where there is no room for that it has not read what it was given, and finds the end behind it.
+        // If the send buffer is full, the successor has not read the sockets yet, and finds the end of the stream
+        // after them.
         let _ = send(self.0.as_raw_fd(), REFUSED, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         let _ = self.0.shutdown(std::net::Shutdown::Write);
         ended(self.0)
     }
 
-    /// Tells it that nothing is read here any more. Returns when it listens at our path: who calls there meanwhile waits,
-    /// and is sent to it then.
+    /// Tells the successor that this process no longer reads the sockets. Returns when the successor listens at our
+    /// path. Callers that connect meanwhile wait, and then connect to the successor.
     pub(crate) async fn parted(mut self, successors: Option<Successors>) {
         if let Err(error) = self.0.write_all(PARTED) {
             tracing::warn!(%error, "the successor is gone");

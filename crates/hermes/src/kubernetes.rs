@@ -1,7 +1,7 @@
-//! Manifests of Kubernetes: for a node, for nodes of which each machine is one, and for a controller.
+//! Renders Kubernetes manifests for a node, for a DaemonSet of nodes, and for a controller.
 //!
-//! In: what runs, and of a node the document that it is to run. Out: YAML as `kubectl apply -f -` takes it.
-//! Never: a word with a cluster; or a token, unless it is given one to print.
+//! In: the workload, and for a node its document. Out: YAML for `kubectl apply -f -`. This code never contacts a
+//! cluster, and prints a token only if it is given one.
 
 mod shape;
 
@@ -17,16 +17,16 @@ use serde_json::{Value, json};
 
 use shape::Shape;
 
-/// A process that is told to end has this long beyond its `drain`, before it is killed.
+/// The time that a process has to end after its `drain`, before Kubernetes kills it.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
-/// Where the image has the program, and a container what is to stay: `install --print container` makes both.
+/// The path of the program in the image, and of the persistent directory: `install --print container` creates both.
 const PROGRAM: &str = "/usr/local/bin/hermes";
 const HOME: &str = "/var/lib/hermes";
-/// Where a container finds tokens, each in a file with its node's name.
+/// The directory of enrolment tokens in a container: one file a node, with the node's name.
 const TOKENS: &str = "/run/hermes/tokens";
-/// The user of the image, who is nobody else's.
+/// The user ID in the image, which no other account has.
 const USER: u32 = 65_532;
-/// What the controller's objects are called.
+/// The name of the controller's objects.
 const CONTROLLER: &str = "hermes-controller";
 
 /// What a cluster has for it.
@@ -61,19 +61,19 @@ pub(crate) struct Placing {
     pub(crate) with_token: bool,
 }
 
-/// A node that is to run in a cluster.
+/// A node that runs in a cluster.
 pub(crate) struct Node {
-    /// Its name.
+    /// The node's name.
     pub(crate) name: Name,
-    /// What it is to run.
+    /// The node's document.
     pub(crate) document: Document,
-    /// Where other nodes dial it.
+    /// The address that other nodes dial.
     pub(crate) address: Option<HostPort>,
-    /// Leave to enrol, where it is to be printed.
+    /// An enrolment token that the manifest includes, if any.
     pub(crate) token: Option<String>,
 }
 
-/// A quantity of bytes as Kubernetes writes it.
+/// Parses a byte quantity in the notation of Kubernetes.
 fn quantity(text: &str) -> Result<String, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let is_one = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -81,10 +81,10 @@ fn quantity(text: &str) -> Result<String, String> {
     if is_one && is_unit { Ok(text.to_owned()) } else { Err("write it as 512Mi or 10Gi".to_owned()) }
 }
 
-/// Nodes under a controller: a Deployment each, or one DaemonSet.
+/// Manifests for nodes under a controller: one Deployment each, or one DaemonSet.
 ///
 /// # Errors
-/// What would not run there, and what to change.
+/// A node's document cannot run in a pod; the error says what to change.
 pub(crate) fn nodes(
     nodes: &[Node],
     controller: &str,
@@ -104,7 +104,7 @@ pub(crate) fn nodes(
     Ok(text)
 }
 
-/// How a node that is a Deployment is taken away.
+/// The commands that delete a node's Deployment and its other objects.
 pub(crate) fn deletion(node: &Name, namespace: Option<&str>) -> String {
     let namespace = namespace.map(|name| format!(" --namespace {name}")).unwrap_or_default();
     format!(
@@ -114,7 +114,7 @@ pub(crate) fn deletion(node: &Name, namespace: Option<&str>) -> String {
     )
 }
 
-/// A controller with its store in a volume.
+/// Manifests for a controller with its store in a volume.
 pub(crate) fn controller(port: u16, namespace: Option<&str>, cluster: &Cluster) -> String {
     let shape = Shape::listens_at(port);
     let one = Workload {
@@ -129,7 +129,7 @@ pub(crate) fn controller(port: u16, namespace: Option<&str>, cluster: &Cluster) 
     one.controller(port)
 }
 
-/// Objects that belong together.
+/// The objects of one Deployment or DaemonSet.
 struct Workload<'a> {
     name: &'a str,
     namespace: Option<&'a str>,
@@ -137,7 +137,7 @@ struct Workload<'a> {
     cluster: &'a Cluster,
     shape: Shape,
     nodes: &'a [Node],
-    /// A pod on each machine that is called as one of them.
+    /// A DaemonSet: one pod on each machine that has the name of one of the nodes.
     is_on_machines: bool,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Workload<'a> {
         Ok(Self { name, namespace, component: "node", cluster, shape, nodes, is_on_machines: is_set })
     }
 
-    /// What a node consists of.
+    /// All objects of a node.
     fn node(&self, controller: &str) -> String {
         let tokens = self.called("tokens");
         let config = json!({ "HERMES_CONTROLLER": controller, "HERMES_LOG": "info" });
@@ -193,7 +193,7 @@ impl<'a> Workload<'a> {
         let node = if self.is_on_machines { "$(HERMES_MACHINE)" } else { self.nodes[0].name.as_str() };
         let token = format!("{TOKENS}/{node}");
         let args = ["proxy", "--controller", "$(HERMES_CONTROLLER)", "--state", &state, "--token-file", &token];
-        // Alive is who answers, be it that it drains; ready is who takes sessions.
+        // A draining node is still live; it is ready only while it accepts sessions.
         let ask = |more: &[&str]| {
             let command = [&[PROGRAM, "health", "--state", &state], more].concat();
             json!({ "exec": { "command": command }, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3 })
@@ -212,7 +212,7 @@ impl<'a> Workload<'a> {
         text + &self.service()
     }
 
-    /// What a controller consists of.
+    /// All objects of a controller.
     fn controller(&self, port: u16) -> String {
         let listen = format!("0.0.0.0:{port}");
         let data = format!("{HOME}/data");
@@ -242,12 +242,12 @@ impl<'a> Workload<'a> {
         format!("{} {}", if names.len() == 1 { "node" } else { "nodes" }, names.join(", "))
     }
 
-    /// An object that is of this one's.
+    /// The name of an object of this workload.
     fn called(&self, what: &str) -> String {
         format!("{}-{what}", self.name)
     }
 
-    /// By which its pods are found, and no others.
+    /// The labels that select its pods.
     fn selector(&self) -> Value {
         json!({
             "app.kubernetes.io/name": "hermes",
@@ -264,7 +264,7 @@ impl<'a> Workload<'a> {
         if let Some(namespace) = self.namespace {
             object["metadata"]["namespace"] = namespace.into();
         }
-        // A value of JSON is always one of YAML.
+        // Each JSON value can be written as YAML.
         format!("---\n{}", serde_saphyr::to_string(&object).unwrap_or_default())
     }
 
@@ -290,7 +290,7 @@ impl<'a> Workload<'a> {
             "volumeMounts": self.mounts(),
             "resources": {
                 "requests": { "cpu": "100m", "memory": "64Mi" },
-                // None of CPU: who is throttled is late with everybody's sessions.
+                // No CPU limit: a throttled node would delay all its sessions.
                 "limits": { "memory": "1Gi" },
             },
             "securityContext": {
@@ -304,7 +304,7 @@ impl<'a> Workload<'a> {
     fn mounts(&self) -> Vec<Value> {
         let mut mounts = vec![json!({ "name": "home", "mountPath": HOME })];
         if self.nodes.is_empty() {
-            // SQLite sorts there what is large.
+            // SQLite writes large sorts to temporary files.
             mounts.push(json!({ "name": "scratch", "mountPath": "/tmp" }));
         } else {
             mounts.push(json!({ "name": "tokens", "mountPath": TOKENS, "readOnly": true }));
@@ -326,7 +326,7 @@ impl<'a> Workload<'a> {
         if self.nodes.is_empty() {
             volumes.push(json!({ "name": "scratch", "emptyDir": { "sizeLimit": "256Mi" } }));
         } else {
-            // Who has enrolled needs none any more.
+            // An enrolled node needs no token any more, so the Secret is optional.
             let secret = json!({ "secretName": self.called("tokens"), "optional": true, "defaultMode": 0o440 });
             volumes.push(json!({ "name": "tokens", "secret": secret }));
         }
@@ -336,9 +336,9 @@ impl<'a> Workload<'a> {
         volumes
     }
 
-    /// The template of its pods.
+    /// The pod template.
     fn pod(&self, container: Value, config: &Value) -> Value {
-        // A capability is given to root alone: of a user who has any other number it would be none.
+        // Kubernetes grants an added capability to root only; another user would not receive it.
         let user = if self.shape.has_device { 0 } else { USER };
         let mut security = json!({
             "runAsNonRoot": user != 0,
@@ -353,7 +353,7 @@ impl<'a> Workload<'a> {
         }
         let mut spec = json!({
             "automountServiceAccountToken": false,
-            // Variables named after Services would be taken for the program's own.
+            // Variables named after Services could be mistaken for the program's own.
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": self.shape.grace.as_secs(),
             "securityContext": security,
@@ -367,12 +367,12 @@ impl<'a> Workload<'a> {
         if self.is_on_machines {
             self.on_machines(&mut spec, user);
         }
-        // Another configuration is another pod: what is in the map is read at its start.
+        // The ConfigMap is read at start, so a changed one must replace the pod.
         let digest: String = sha256(config.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
         json!({ "metadata": { "labels": self.selector(), "annotations": { "checksum/config": digest } }, "spec": spec })
     }
 
-    /// One on each of the machines that these nodes are called after.
+    /// Restricts the pods to the machines that have the names of these nodes.
     fn on_machines(&self, spec: &mut Value, user: u32) {
         let term = |node: &Node| json!({ "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [node.name] }] });
         let terms: Vec<_> = self.nodes.iter().map(term).collect();
@@ -380,7 +380,7 @@ impl<'a> Workload<'a> {
             "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } }
         });
         if user != 0 {
-            // A directory of the machine is root's, whatever a pod says of groups.
+            // A hostPath directory belongs to root; `fsGroup` does not apply to it.
             spec["initContainers"] = json!([{
                 "name": "home",
                 "image": self.cluster.image,
@@ -401,7 +401,7 @@ impl<'a> Workload<'a> {
     fn deployment(&self, pod: Value) -> String {
         let spec = json!({
             "replicas": 1,
-            // Never two of one identity, nor at one store.
+            // Two pods must never share an identity or a store.
             "strategy": { "type": "Recreate" },
             "selector": { "matchLabels": self.selector() },
             "template": pod,
@@ -448,16 +448,16 @@ impl<'a> Workload<'a> {
             spec["type"] = "LoadBalancer".into();
         }
         match self.is_on_machines {
-            // A program is served by the node of its machine.
+            // Programs use the node on their own machine.
             true => spec["internalTrafficPolicy"] = "Local".into(),
-            // Who gets sessions is the overlay's to say: one that drains is dialled where there is no other way.
+            // The overlay decides which node receives sessions: a draining one is dialled if there is no other path.
             false => spec["publishNotReadyAddresses"] = true.into(),
         }
         self.object("v1", "Service", self.name, json!({ "spec": spec }))
     }
 }
 
-/// Whether objects of all kinds may be called so.
+/// True if the name is valid for Kubernetes objects of all kinds.
 pub(crate) fn is_label(name: &str) -> bool {
     name.len() <= 63
         && name.starts_with(|first: char| first.is_ascii_lowercase())

@@ -1,32 +1,31 @@
-//! What the program says of itself, on stderr.
+//! The log of the program, on standard error.
 //!
-//! In: events of every part of the program, and a filter. Out: lines, written by a thread of its own: whoever reads
-//! them may stall, and traffic goes on. Lines beyond the queue are lost, and counted. Never: what sessions did, which
-//! is the access log's.
+//! In: events of all parts of the program, and a filter. Out: lines, written by a thread of its own, so that a stalled
+//! reader never delays traffic. Lines beyond the queue are lost and counted. Sessions are not logged here but in the
+//! access log.
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// How many lines may wait.
+/// The maximum number of lines in the queue.
 const LINES: usize = 4096;
-/// What libraries say by themselves, unless the filter asks for it: HTTP/2's warnings are about single frames of a peer,
-/// who could fill the disk with them, and QUIC's about single packets, in words for programmers. What becomes of a
-/// connection whose packets find no way we say ourselves.
+/// The default filter of libraries. h2 warns about single frames of a peer, which could fill the disk with them. QUIC
+/// warns about single packets, in terms of its implementation; Hermes itself logs connections whose packets get lost.
 const QUIET: &str = "h2=error,quinn_udp=error";
 
 /// The running log.
 pub(crate) struct Log {
     lost: ErrorCounter,
-    /// Its drop waits a moment until everything is written.
+    /// The guard's drop waits briefly until all lines are written.
     _writer: WorkerGuard,
 }
 
 impl Log {
-    /// Everything that is said from now on goes there.
+    /// Starts the log. All later events go there.
     ///
     /// # Errors
-    /// The filter is none.
+    /// The filter is invalid.
     pub(crate) fn start(filter: &str) -> anyhow::Result<Self> {
         let filter = parse(filter)?;
         let (lines, writer) =
@@ -36,19 +35,19 @@ impl Log {
         Ok(Self { lost, _writer: writer })
     }
 
-    /// Tells how many lines were lost so far.
+    /// Returns a function that counts the lines lost so far.
     pub(crate) fn lost(&self) -> impl Fn() -> usize + Send + Sync + 'static {
         let lost = self.lost.clone();
         move || lost.dropped_lines()
     }
 }
 
-/// A level, or levels of parts of the program (`info,hermes_proxy=debug`).
+/// Parses a level, or levels of parts of the program (`info,hermes_proxy=debug`).
 fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     let is_known = |part: &str| part.contains('=') || is_level(part);
     if let Some(unknown) = filter.split(',').map(str::trim).find(|part| !is_known(part)) {
-        // It would be taken for a part of the program, and all others would be quiet.
+        // The filter would treat the word as the name of a module and silence all others.
         anyhow::bail!("--log {unknown:?} is no level; write off, error, warn, info, debug or trace");
     }
     EnvFilter::try_new(format!("{QUIET},{filter}"))
@@ -60,7 +59,7 @@ fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
 mod tests {
     use super::*;
 
-    /// As the libraries name themselves.
+    /// The targets must match the names that the libraries use.
     #[test]
     fn libraries_are_quiet_until_they_are_asked() {
         let said = |filter: &str| parse(filter).unwrap().to_string();

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let command = cli::Hermes::parse();
     match command.run() {
         Ok(code) => code,
-        // A reader that went away (`hermes explain | head`) has seen enough.
+        // A closed reader (`hermes explain | head`) is not a failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("hermes: {error:#}");

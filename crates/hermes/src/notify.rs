@@ -1,18 +1,18 @@
-//! The word with the service manager that started this process (sd_notify).
+//! Notifies the service manager that started this process (sd_notify).
 //!
-//! In: `NOTIFY_SOCKET`, where systemd set it. Out: datagrams that say what this process is at.
-//! Never: an error. Who has no service manager, or one that does not listen, serves all the same.
+//! In: `NOTIFY_SOCKET`, if systemd has set it. Out: datagrams with the state of this process. A missing or silent
+//! service manager is no error: the process serves regardless.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// It serves, or does all that can be done without a document.
+/// Reports that the process serves, or waits for its first document.
 pub(crate) fn ready() {
     tell("READY=1");
 }
 
-/// It drains, and ends.
+/// Reports that the process drains and will exit.
 pub(crate) fn stopping() {
     tell("STOPPING=1");
 }

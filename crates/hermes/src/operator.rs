@@ -1,6 +1,6 @@
-//! Who changes the overlay from a shell: where the controller is, and the certificate that is shown there.
+//! Gives shell commands access to a controller: its URL and the operator's certificate.
 //!
-//! In: the operator's file, which the controller wrote. Out: requests of its REST API, and their answers.
+//! In: the operator's file, which the controller wrote. Out: requests to its REST API, and their responses.
 
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -24,31 +24,31 @@ use serde::{Deserialize, Serialize};
 
 /// The operator's file, in the controller's directory.
 pub(crate) const FILE: &str = "operator.json";
-/// The largest answer that is read.
+/// The maximum size of a response.
 const LARGEST: usize = 256 << 20;
 
-/// What the file has.
+/// The content of the operator's file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Operator {
-    /// Where the controller is.
+    /// The URL of the controller.
     controller: String,
-    /// The authorities that it is known by (PEM).
+    /// The CA certificates that authenticate the controller (PEM).
     authorities: String,
-    /// Who shows this (PEM).
+    /// The operator's certificate (PEM).
     certificate: String,
-    /// Its key (PEM).
+    /// The operator's private key (PEM).
     key: String,
-    /// Whom the overlay trusted when this was written, as the controller calls that.
+    /// The controller's mark for the CAs that the overlay trusted when this was written.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     trust: String,
 }
 
 impl Operator {
-    /// Makes one who may change everything; where the controller is, is for [`Operator::create`] to say.
+    /// Issues an operator who may change everything. [`Operator::create`] adds the controller's URL.
     ///
     /// # Errors
-    /// There is no authority, or the store cannot be written.
+    /// There is no CA, or the store cannot be written.
     pub(crate) async fn issue(controller: &Controller) -> Result<Self, ApplyError> {
         let unable = |error: rcgen::Error| ApplyError::Denied(format!("the operator's key: {error}"));
         let key = KeyPair::generate().map_err(unable)?;
@@ -61,7 +61,8 @@ impl Operator {
         Ok(Self { controller: String::new(), authorities, certificate, key: key.serialize_pem(), trust })
     }
 
-    /// Whether there is no such file, or what it has is over soon, or was taken back, or is not in the state: an older backup's.
+    /// True if the file must be written anew: it does not exist, its certificate expires soon or is revoked, or the
+    /// state lacks the operator, as after a restore from an older backup.
     pub(crate) fn is_due(path: &Path, controller: &Controller) -> bool {
         let Ok(text) = std::fs::read(path) else { return !path.exists() };
         let read: Option<Self> = serde_json::from_slice(&text).ok();
@@ -73,16 +74,16 @@ impl Operator {
         end.saturating_sub(now.as_secs().cast_signed()) < (OPERATOR_LIFE / 3).as_secs().cast_signed()
     }
 
-    /// Writes the file, in the place of one that is there.
+    /// Writes the file, and replaces an existing one.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn create(self, place: &ControllerAddr, path: &Path) -> anyhow::Result<()> {
         let this = Self { controller: place.to_string(), ..self };
         if path.exists() { this.replace(path) } else { this.write(path) }
     }
 
-    /// Gets the certificate anew, and whom to trust, over a connection that is believed by what the file has; and writes that.
+    /// Renews the certificate and the CA certificates over an authenticated connection, and writes the file.
     async fn renew(mut self, client: &Client, path: &Path, trust: &str) -> anyhow::Result<()> {
         let key = KeyPair::from_pem(&self.key)?;
         let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
@@ -95,18 +96,18 @@ impl Operator {
         self.replace(path)
     }
 
-    /// Puts the file in the place of the one before, whole or not at all: it is all that its owner has.
+    /// Replaces the file atomically, because its owner has no other access.
     fn replace(&self, path: &Path) -> anyhow::Result<()> {
-        // It may be a link to where it is kept.
+        // The path may be a symbolic link, which stays.
         let path = path.canonicalize()?;
         let before = std::fs::metadata(&path)?;
-        // Another command may do the same.
+        // The process ID keeps concurrent commands apart.
         let new = path.with_extension(format!("new{}", std::process::id()));
         let _ = std::fs::remove_file(&new);
         self.write(&new)?;
         let replaced = || {
             std::fs::set_permissions(&new, before.permissions())?;
-            // Whoever uses it with other rights than its owner's does not take it away.
+            // The file keeps its owner, even if root runs the command.
             let after = std::fs::metadata(&new)?;
             if (after.uid(), after.gid()) != (before.uid(), before.gid()) {
                 std::os::unix::fs::chown(&new, Some(before.uid()), Some(before.gid()))?;
@@ -177,13 +178,13 @@ pub(crate) struct Options {
     pub(crate) access: Access,
 }
 
-/// What a controller answered.
+/// A response of the controller.
 pub(crate) struct Answer {
     /// The status.
     pub(crate) status: http::StatusCode,
-    /// The body, where it is JSON.
+    /// The body if it is JSON.
     pub(crate) body: serde_json::Value,
-    /// Whom the overlay trusts, as the controller calls that.
+    /// The controller's mark for the CAs that the overlay trusts.
     trust: String,
 }
 
@@ -196,12 +197,12 @@ impl Access {
         serde_json::from_str(&text).with_context(|| format!("{file} is no operator's file"))
     }
 
-    /// The controller that the command line names, else the environment.
+    /// The controller of the command line, else of the environment.
     fn named(&self) -> anyhow::Result<Option<ControllerAddr>> {
         self.controller.clone().map_or_else(of_environment, |place| Ok(Some(place)))
     }
 
-    /// Where the controller is.
+    /// The URL of the controller.
     ///
     /// # Errors
     /// There is no operator's file.
@@ -212,8 +213,8 @@ impl Access {
         }
     }
 
-    /// Makes a file for somebody else, who may change all documents, or one provider's. The URL of the controller in it: the
-    /// one that was said, else the controller's public name, else that of the own file.
+    /// Writes a file for another operator, who may change all documents or those of one provider. Its controller URL
+    /// is the named one, else the controller's public name, else the one in the own file.
     ///
     /// # Errors
     /// The controller refuses, or the file cannot be written.
@@ -242,10 +243,10 @@ impl Access {
         Ok(controller)
     }
 
-    /// One request.
+    /// Sends one request.
     ///
     /// # Errors
-    /// There is no operator's file, or no controller.
+    /// There is no operator's file, or the controller is unreachable.
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
         let operator = self.operator()?;
         let of_file = || operator.controller.parse().map_err(anyhow::Error::msg);
@@ -262,7 +263,8 @@ impl Access {
         let client = Client::connect(&place, &known, Some(&own)).await?;
         let answer = exchange(&client, method, path, body).await?;
         if !answer.trust.is_empty() && answer.trust != operator.trust {
-            // What was asked for is done; the file may be somebody's who may not write it.
+            // The request itself has succeeded, and the user may lack the right to write the file. A failure is
+            // therefore only a warning.
             let renewed = operator.renew(&client, &self.file.operator, &answer.trust).await;
             if let Err(error) = renewed {
                 let file = self.file.operator.display();
@@ -272,16 +274,16 @@ impl Access {
         Ok(answer)
     }
 
-    /// The same, where anything but success is an error that says what is wrong.
+    /// Sends one request. A response other than success becomes an error with the controller's reasons.
     ///
     /// # Errors
-    /// As [`Access::ask`]; or the controller refuses.
+    /// The same as for [`Access::ask`]; or the controller refuses.
     pub(crate) async fn get(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<serde_json::Value> {
         self.ask(method, path, body).await?.or_refused()
     }
 }
 
-/// Nobody knows whether the change was made: the controller says so, or the connection broke before its answer.
+/// It is unknown whether the change was made: the controller reports so, or the connection broke before its response.
 #[derive(Debug)]
 pub(crate) struct OutcomeUnknown(String);
 
@@ -293,7 +295,7 @@ impl std::fmt::Display for OutcomeUnknown {
 
 impl std::error::Error for OutcomeUnknown {}
 
-/// One request over a connection that is there.
+/// Sends one request over an open connection.
 async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
     let may_change = method != Method::GET && !path.contains("dry-run=true");
     let broken = |error: anyhow::Error| match may_change {
@@ -326,7 +328,7 @@ async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) ->
 }
 
 impl Answer {
-    /// Anything but success is an error that says what is wrong.
+    /// Returns the body of a success. Any other response becomes an error with the controller's reasons.
     ///
     /// # Errors
     /// The controller refuses.
@@ -334,7 +336,7 @@ impl Answer {
         self.or_refused_at(|_| String::new())
     }
 
-    /// As [`or_refused`](Self::or_refused), with each problem's position in the request.
+    /// The same as [`or_refused`](Self::or_refused), with each problem's position in the request.
     ///
     /// # Errors
     /// The controller refuses.
@@ -363,7 +365,7 @@ impl Answer {
     }
 }
 
-/// Runs what asks a controller.
+/// Runs the future of a command that sends requests to a controller.
 pub(crate) fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }

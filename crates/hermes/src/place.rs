@@ -1,7 +1,7 @@
-//! Where a node runs: put there, looked at, and taken away.
+//! Deploys nodes on machines: starts them, checks them and removes them.
 //!
-//! In: a machine, as a command that runs a shell on it, and what the node is to know. Out: a process there, with its directory.
-//! Never: a token or a key in an argument or a log; they go through standard input.
+//! In: a machine, as a command that runs a shell on it, and the node's settings. Out: a process there with its own
+//! directory. Tokens and keys go through standard input, and never into an argument or a log.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -15,47 +15,48 @@ use crate::kubernetes;
 
 /// The program of this process.
 const OWN: &str = "/proc/self/exe";
-/// Sets `pid` to that of the node whose directory is `$dir`, or to nothing: a number that was given to somebody else is not it.
+/// Shell code that sets `pid` to the process of the node in `$dir`. It stays empty if another process now has that
+/// pid.
 const FIND: &str = "pid=$(cat \"$dir/pid\" 2>/dev/null) && tr '\\0' ' ' <\"/proc/$pid/cmdline\" 2>/dev/null \
                     | grep -qF -- \"--state $dir/state \" || pid=; ";
 
-/// Where a node may be put.
+/// A place where nodes can be deployed.
 pub(crate) trait Infrastructure {
-    /// Starts a node there, unless it runs. Whether it was started.
+    /// Starts a node unless it already runs. Returns true if it was started.
     ///
     /// # Errors
-    /// What stands in the way, as the machine says it.
+    /// The machine reports a failure; the error carries its message.
     fn put(&self, node: &Placement) -> anyhow::Result<bool>;
 
-    /// Whether it runs there.
+    /// Returns true if the node runs.
     ///
     /// # Errors
-    /// The machine does not say.
+    /// The machine cannot be asked.
     fn look(&self, directory: &str) -> anyhow::Result<bool>;
 
-    /// Ends it, waits for that, and deletes its directory with its key.
+    /// Stops the node, waits for its exit, and deletes its directory together with its key.
     ///
     /// # Errors
-    /// It does not end, or the machine does not say.
+    /// The node does not exit in time, or the machine cannot be asked.
     fn take(&self, directory: &str, within: std::time::Duration) -> anyhow::Result<()>;
 }
 
-/// A node that is to be put somewhere.
+/// The settings of a node that gets deployed.
 pub(crate) struct Placement {
-    /// Its directory there: absolute, or relative to where a shell begins.
+    /// The node's directory: absolute, or relative to the directory where a shell starts.
     pub(crate) directory: String,
-    /// Its controller.
+    /// The address of the node's controller.
     pub(crate) controller: String,
-    /// Leave to enrol.
+    /// The enrolment token.
     pub(crate) token: String,
 }
 
-/// Where `--on` says that a node runs.
+/// The value of `--on`: the place where a node runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     /// On a machine, where it is started.
     Machine(Machine),
-    /// `kubernetes[:NAMESPACE]`: in a cluster, to which whoever has it brings the manifests.
+    /// `kubernetes[:NAMESPACE]`: a cluster. The user applies the printed manifests.
     Kubernetes { namespace: Option<String> },
 }
 
@@ -73,7 +74,7 @@ impl FromStr for On {
     }
 }
 
-/// A machine that has a shell: this one, a network namespace of it, or one behind ssh.
+/// A machine with a shell: this one, one of its network namespaces, or a host that ssh connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Machine {
     /// `process[:NETNS]`.
@@ -91,7 +92,7 @@ impl FromStr for Machine {
                 "{text:?} is no place; write process, process:NETNS, ssh:[USER@]HOST[:PORT] or kubernetes[:NAMESPACE]"
             )
         };
-        // What begins with a hyphen would be an option of the program that is run.
+        // A leading hyphen would turn the name into an option of `ip` or `ssh`.
         let is_plain = |text: &str| {
             !text.is_empty()
                 && !text.starts_with('-')
@@ -113,7 +114,7 @@ impl FromStr for Machine {
 }
 
 impl Machine {
-    /// The same, with another configuration of ssh.
+    /// Sets the configuration file of ssh.
     pub(crate) fn with_ssh_config(self, file: Option<PathBuf>) -> Self {
         match self {
             Self::Ssh { host, port, .. } => Self::Ssh { host, port, config: file },
@@ -121,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// Runs a script there. What it prints, and an error with what it says where it fails.
+    /// Runs a script on the machine and returns its standard output. On failure the error carries its standard error.
     fn run(&self, script: &str, input: &[u8]) -> anyhow::Result<String> {
         let mut command = match self {
             Self::Process { netns: None } => Command::new("sh"),
@@ -132,7 +133,7 @@ impl Machine {
             }
             Self::Ssh { host, port, config } => {
                 let mut command = Command::new("ssh");
-                // Nobody is there to be asked, and who is not known is not believed.
+                // Nobody can answer a prompt here, and unknown host keys are rejected.
                 command.args(["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10"]);
                 command.args(config.iter().flat_map(|file| ["-F".as_ref(), file.as_os_str()]));
                 command.args(port.iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
@@ -142,12 +143,12 @@ impl Machine {
         };
         let script = match self {
             Self::Process { .. } => script.to_owned(),
-            // A shell at the other end reads it once more.
+            // The shell at the remote end parses the script once more.
             Self::Ssh { .. } => quoted(script),
         };
         command.arg("-c").arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("{:?} cannot be run", command.get_program()))?;
-        // Who fails before all of it is read says why.
+        // A script may exit before it has read all input; its exit status then gives the reason.
         let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
         let output = child.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -163,7 +164,7 @@ impl Machine {
         }
     }
 
-    /// The program there: this one, which is brought where it is not.
+    /// The path of the program there. A remote machine receives a copy of this program unless it already has one.
     fn program(&self, directory: &str) -> anyhow::Result<String> {
         if let Self::Process { .. } = self {
             return Ok(std::env::current_exe()?.to_string_lossy().into_owned());
@@ -184,7 +185,7 @@ impl Machine {
         Ok(file)
     }
 
-    /// The directory, from the root on: whoever runs there is known by it.
+    /// The absolute path of the directory: `FIND` recognises the node's process by it.
     fn whole(&self, directory: &str) -> anyhow::Result<String> {
         let begin = if directory.starts_with('/') { String::new() } else { format!("{}/", self.run("pwd -P", &[])?) };
         Ok(format!("{begin}{directory}"))
@@ -199,7 +200,7 @@ impl Infrastructure for Machine {
         }
         let program = quoted(&self.program(&directory)?);
         let controller = quoted(&node.controller);
-        // `setsid` becomes the program, so that its number is the program's.
+        // `setsid` execs the program, so `$!` is the program's pid.
         let start = format!(
             "dir={}; umask 077; mkdir -p \"$dir\" && cat >\"$dir/token\" || exit 1; \
              setsid {program} proxy --controller {controller} --state \"$dir/state\" --token-file \"$dir/token\" \
@@ -230,7 +231,7 @@ impl Infrastructure for Machine {
     }
 }
 
-/// As a shell reads it back.
+/// Quotes text as one word for a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

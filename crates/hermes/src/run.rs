@@ -1,7 +1,7 @@
-//! The life of a node's process: read, build, listen, follow changes, drain.
+//! The life cycle of a node's process: read the document, build, listen, follow changes, drain.
 //!
-//! In: the path of a document, or a controller. Out: a running node, until a signal or a successor ends it.
-//! A document that cannot be run is refused with its reasons and changes nothing.
+//! In: the path of a document, or a controller. Out: a running node, until a signal or a takeover ends it. A document
+//! that cannot be run is rejected with the reasons and changes nothing.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -27,47 +27,47 @@ use crate::log::Log;
 use crate::signals::Signals;
 use crate::watch::Watch;
 
-/// After a takeover the old process stays for its live sessions, but not for ever.
+/// After a takeover the old process keeps its live sessions for at most this long.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(3600);
-/// Nor does it end before its successor listens in its place, for as long as that takes one that runs.
+/// The longest wait for the successor to listen at our path before this process exits.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// Descriptors that a node asks for, up to the hard limit.
+/// The number of file descriptors to request, up to the hard limit.
 const DESCRIPTORS: u64 = 1 << 20;
-/// The time until all workers have let go of the generation before, whose memory is returned to the system.
+/// The time until all workers have dropped the previous generation. Its memory is then returned to the system.
 const MEMORY_RETURN_DELAY: Duration = Duration::from_secs(1);
 const ADMIN_LABEL: &str = "admin";
 /// The admin socket in the directory of a node under a controller, whether or not its document has an `admin`.
 pub(crate) const ADMIN_SOCKET: &str = "admin.sock";
 
-/// Why a node's process ends.
+/// The reason why a node's process ends.
 enum End {
     Signal(&'static str),
     TakenOver(Successor),
 }
 
-/// Where a node's document comes from.
+/// The source of a node's document.
 pub(crate) enum Source {
-    /// A file, which is followed.
+    /// A file, which is watched for changes.
     File(PathBuf),
-    /// A controller, whose last good document is kept.
+    /// A controller. The node keeps the last good document.
     Controller {
-        /// Where it is, and others that have the same.
+        /// The controllers' addresses; all serve the same overlay.
         places: Vec<ControllerAddr>,
         /// The node's directory.
         state: PathBuf,
-        /// Leave to enrol.
+        /// An enrolment token.
         ticket: Option<Ticket>,
     },
 }
 
-/// Runs a node until it is told to end.
+/// Runs a node until a signal or a takeover ends it.
 ///
 /// # Errors
-/// The document cannot be read or run; or there is no controller to be had it from.
+/// The document cannot be read or run, or no controller provides one.
 pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyhow::Result<()> {
     let log = Log::start(log)?;
-    // The allocator asks for huge pages, which would double what an idle node holds. Nothing was
-    // measured that they speed up here. A kernel that has none does not matter.
+    // Huge pages would double the memory of an idle node, and no measurement showed them to be faster here. A kernel
+    // without them fails this call, which does no harm.
     let _ = nix::sys::prctl::set_thp_disable(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -77,14 +77,14 @@ pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyho
                 let home = Home::open(&state)?;
                 let controllers = places.iter().map(ControllerAddr::host_and_port).collect();
                 let agent = Agent::start(places, &home, ticket).await?;
-                // A document comes by the agent; of files only the certificate changes.
+                // The agent delivers documents, so the certificate is the only file to watch.
                 run(&home.document(), &home.certificate(), Some((agent, controllers)), takeover, &log).await
             }
         }
     })
 }
 
-/// Waits for a document that can be read, where there is none of before; it is answered when it runs.
+/// Waits for a document that can be read, unless one is stored already. Its instruction is answered once it runs.
 async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Option<Instruction>> {
     if std::fs::metadata(config).is_ok_and(|file| file.len() > 0) {
         return Ok(None);
@@ -94,7 +94,7 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
     while let Some(instruction) = agent.next().await {
         let document = match &instruction.wanted {
             Wanted::Document(document) => document.clone(),
-            // It is read when something runs.
+            // The identity is read when the first document runs.
             Wanted::Identity => {
                 instruction.answer(Ok(()));
                 continue;
@@ -107,7 +107,8 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
         };
         match read_document(config, &document) {
             Ok(_) => {
-                // Whole or not at all: who is killed meanwhile would never start again from a part of it.
+                // Rename makes the write atomic: a node killed meanwhile could never start again from a partial
+                // document.
                 let new = config.with_extension("first");
                 let written = std::fs::write(&new, &document).and_then(|()| std::fs::rename(&new, config));
                 written.with_context(|| format!("cannot write {}", config.display()))?;
@@ -130,7 +131,7 @@ async fn run(
     log: &Log,
 ) -> anyhow::Result<()> {
     let limit = hermes_net::host::raise_descriptor_limit(DESCRIPTORS);
-    // Before the document is read: a change in between must not be missed.
+    // The watch starts before the document is read, so that no change in between is missed.
     let mut watch = Watch::new(followed)?;
     let (mut agent, controllers) = agent.unzip();
     let mut first = match &mut agent {
@@ -155,7 +156,7 @@ async fn run(
                 }
                 break begun;
             }
-            // The controller is told, and may have a better one.
+            // The controller receives the error, and may have a better document.
             (Err(error), Some(refused), Some(agent)) if takeover.is_none() => {
                 tracing::error!("the first document cannot be run: {error:#}");
                 std::fs::remove_file(config)?;
@@ -182,7 +183,7 @@ async fn run(
         tokio::select! {
             name = signals.next() => match name {
                 "SIGHUP" => {
-                    // Also if the document cannot be applied.
+                    // The log is reopened even if the document cannot be applied.
                     node.reopen_log();
                     retry.follow(&reloaded(config, &mut node, &mut watch, &mut admin).await);
                 }
@@ -198,7 +199,7 @@ async fn run(
                     break end;
                 }
             }
-            // What it did after it was refused.
+            // Undoes changes that a refused successor made after its refusal.
             Some(_) = refused.join_next() => node.take_back(),
         }
     };
@@ -206,8 +207,8 @@ async fn run(
     Ok(())
 }
 
-/// Everything that can fail comes before the node serves its first session: a successor that must
-/// give up has then taken nothing from its predecessor.
+/// Starts a node. Everything that can fail comes before it serves the first session, so that a successor that must
+/// give up has taken nothing from its predecessor.
 async fn start(
     config: &Path,
     takeover: Option<&Path>,
@@ -233,7 +234,7 @@ async fn start(
     let successors = match predecessor {
         None => successors.map(Successors::publish).transpose()?,
         Some(link) => {
-            // Who is to end takes nothing first. Once it has said that it is ready it is too late for that.
+            // A process that was told to end must not take over. After `ready` it would be too late to stop.
             let let_go = match signals.told_to_end().await {
                 Some(name) => {
                     Err(anyhow::anyhow!("{name} came before anything was taken over: the running process goes on"))
@@ -248,7 +249,7 @@ async fn start(
                     return Err(error);
                 }
             };
-            // Nobody else has what is ours by now: to end for anything would be worse.
+            // This process alone owns the sockets by now, so it continues despite any failure.
             if let Err(faults) = node.read_inherited().await {
                 tracing::error!("not all that was taken over is served yet: {:#}", refused(config, &faults));
                 restoration.is_wanted = true;
@@ -263,7 +264,7 @@ async fn start(
     Ok((node, admin, successors))
 }
 
-/// What else may be wrong where a process that was to take over finds nobody, and cannot start.
+/// A further cause to report when a process with `--takeover` finds no predecessor and cannot start.
 fn nobody_there(socket: &Path) -> String {
     let socket = socket.display();
     format!(
@@ -273,7 +274,7 @@ fn nobody_there(socket: &Path) -> String {
     )
 }
 
-/// Says where it listens, as far as it was not known, and where it does so no more.
+/// Logs the addresses that are new, and those that are closed.
 fn tell_addresses(node: &Node, known: &[Bound]) {
     let now = node.addresses();
     for Bound { listener, address, protocol } in now.iter().filter(|bound| !known.contains(bound)) {
@@ -284,7 +285,7 @@ fn tell_addresses(node: &Node, known: &[Bound]) {
     }
 }
 
-/// Gives the sockets to a successor. Signals are obeyed meanwhile; changes of the document wait.
+/// Hands the sockets to a successor. Signals are handled meanwhile; changes of the document wait.
 async fn give(
     mut successor: Successor,
     node: &Node,
@@ -314,14 +315,14 @@ async fn give(
             None
         }
         Err(name) => {
-            // It hears of it; this process does not wait until it has ended.
+            // The successor receives the refusal; this process does not wait for its exit.
             drop(successor.refuse());
             Some(End::Signal(name))
         }
     }
 }
 
-/// What the controller wants next. Without one, nothing ever.
+/// Waits for the controller's next instruction, or forever without a controller.
 async fn next(agent: &mut Option<Agent>) -> Option<Instruction> {
     match agent {
         Some(agent) => agent.next().await,
@@ -329,16 +330,17 @@ async fn next(agent: &mut Option<Agent>) -> Option<Instruction> {
     }
 }
 
-/// Runs a document that the controller gives, or says why not and goes on with the one before.
+/// Applies a document from the controller. On failure it answers with the reason, and the previous document keeps
+/// running.
 async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) {
     let document = match &instruction.wanted {
         Wanted::Identity => {
-            // What is read now is not read again for what was told of these files.
+            // This reload covers all changes up to now, so their notifications must not trigger another one.
             watch.look();
             return instruction.answer(reloaded(config, node, watch, admin).await);
         }
         Wanted::Document(document) => document.clone(),
-        // Who is no part of the overlay serves nobody, and waits.
+        // A node that no longer belongs to the overlay serves nobody, and waits.
         Wanted::Nothing => format!("{{\"node\": \"{}\"}}", node.generation().snapshot.node).into(),
     };
     let started = std::time::Instant::now();
@@ -365,16 +367,16 @@ async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &
     }
 }
 
-/// Reads a document that would stand in this file.
+/// Checks a document that is about to be stored as `config`.
 fn read_document(config: &Path, document: &[u8]) -> anyhow::Result<Arc<Snapshot>> {
-    // Whatever it has forgotten: what was revoked stays so.
+    // Revoked keys stay revoked, even if the controller has forgotten them.
     let document = history::with_revoked(config, document)?;
     settled(config, document::check_json(config, &document))
 }
 
 fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
     if !watch.is_of(config) {
-        // A controller has compiled it: hints for who writes one are no use to anybody here.
+        // A controller has compiled the document, so hints for its author would be useless here.
         let document = std::fs::read(config).with_context(|| format!("cannot read {}", config.display()))?;
         return read_document(config, &document);
     }
@@ -382,7 +384,7 @@ fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
 }
 
 fn settled<T: std::fmt::Display>(config: &Path, checked: Result<Checked, Vec<T>>) -> anyhow::Result<Arc<Snapshot>> {
-    // Reading a large document takes several times the memory that its snapshot keeps.
+    // Parsing a large document needs several times the memory of its snapshot.
     #[expect(clippy::disallowed_methods, reason = "it ends by itself after a second, and changes nothing")]
     tokio::spawn(async {
         tokio::time::sleep(MEMORY_RETURN_DELAY).await;
@@ -404,13 +406,13 @@ fn refused<T: std::fmt::Display>(config: &Path, problems: &[T]) -> anyhow::Error
     anyhow::anyhow!("{} cannot be run:{}", config.display(), lines.concat())
 }
 
-/// Applies the document as it is now, or says why not and goes on with the old one.
+/// Applies the current document. On failure the error is logged and the previous one keeps running.
 async fn reload(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) {
-    // Why not is on the log.
+    // The callee has logged the error.
     let _ = reloaded(config, node, watch, admin).await;
 }
 
-/// The same for somebody who is told why not, too.
+/// The same as `reload`, but returns the error as well.
 async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut Admin) -> Result<(), String> {
     let started = std::time::Instant::now();
     let snapshot = match load(config, watch) {
@@ -430,7 +432,7 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
             Ok(())
         }
         Err(error) => {
-            // A file that was missing, or did not fit another one yet, may still come.
+            // A file that was missing, or did not match another one yet, may still change.
             let named = document::files(&snapshot);
             let running = node.generation();
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
@@ -440,7 +442,8 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
     }
 }
 
-/// Retries a reload that failed because descriptors or memory were exhausted: no other event would trigger it again.
+/// Retries a reload that failed because descriptors or memory were exhausted, since no other event would trigger it
+/// again.
 struct ReloadRetry {
     is_wanted: bool,
     pace: Backoff,
@@ -459,7 +462,7 @@ impl ReloadRetry {
         self.pace.due().await;
     }
 
-    /// Notes the outcome of a reload.
+    /// Schedules a retry if the reload failed for want of resources.
     fn follow(&mut self, outcome: &Result<(), String>) {
         self.is_wanted = outcome.as_ref().is_err_and(|reason| hermes_net::host::tells_of_lack(reason));
         if self.is_wanted {
@@ -469,10 +472,9 @@ impl ReloadRetry {
     }
 }
 
-/// Makes devices again that somebody deleted, and serves what could not be served: at once, but not time after time
-/// without a pause.
+/// Restores devices that were deleted, and serves what could not be served before: at once, then with backoff.
 struct Restoration {
-    /// A device is gone that we have heard of, or could not make; or something that was taken over is not served yet.
+    /// A device was deleted or could not be created, or an inherited socket is not served yet.
     is_wanted: bool,
     pace: Backoff,
 }
@@ -484,11 +486,11 @@ impl Default for Restoration {
 }
 
 impl Restoration {
-    /// Waits until there is something to make. Loses nothing where it is dropped before.
+    /// Waits until a restoration is due. Cancel-safe.
     async fn due(&mut self, node: &Node) {
         if !self.is_wanted {
             node.device_lost().await;
-            // What was heard is heard once.
+            // The node reports each loss once, so it is noted here.
             self.is_wanted = true;
         }
         self.pace.due().await;
@@ -510,7 +512,7 @@ impl Restoration {
     }
 }
 
-/// Applies a document whole, the admin endpoint with it, or not at all.
+/// Applies a document and its admin endpoint, both or neither.
 async fn apply(config: &Path, snapshot: &Arc<Snapshot>, node: &mut Node, admin: &mut Admin) -> anyhow::Result<u64> {
     let prepared = admin.prepare(snapshot.admin, None).inspect_err(|_| node.refused());
     let prepared = prepared.map_err(|error| refused(config, &[format!("{error:#}")]))?;
@@ -527,8 +529,8 @@ fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
     Ok(sockets)
 }
 
-/// Lets what runs finish, and follows the document for as long: what it forbids ends. Another signal
-/// shortens the wait: after a takeover to `drain`, else to nothing.
+/// Drains the node. Changes of the document still apply: sessions that it now forbids end. A further signal shortens
+/// the wait: after a takeover first to `drain`, otherwise to zero.
 async fn finish(
     config: &Path,
     mut node: Node,
@@ -552,15 +554,15 @@ async fn finish(
     };
     admin.leave();
     if !handed {
-        // Not after a takeover: the service manager's stop timeout would cut the sessions short.
+        // After a takeover this is left out: the service manager's stop timeout would end the sessions early.
         crate::notify::stopping();
     }
     if handed {
-        // The successor answers there now.
+        // The successor now serves the admin endpoint.
         admin.stop().await;
     }
     node.close(handed).await;
-    // Where it goes without one, nobody is to wait.
+    // Without a takeover, callers must not wait for this process to exit.
     let successors = successors.filter(|_| handed);
     let mut parting = JoinSet::new();
     if let End::TakenOver(successor) = end {
@@ -595,38 +597,38 @@ async fn finish(
     tracing::info!("stopped");
 }
 
-/// The admin endpoint and where it listens.
+/// The admin endpoint and its address.
 struct Admin {
-    /// As the document has it: the port may be the system's choice.
+    /// The address in the document; its port may be 0, so that the system chooses one.
     address: Option<SocketAddr>,
     socket: Option<std::net::TcpListener>,
     ready: admin::Readiness,
-    /// It is ready no more, whatever a document says.
+    /// The process drains: it is not ready, whatever a document says.
     is_leaving: bool,
     task: JoinSet<()>,
-    /// The endpoint at a Unix socket.
+    /// Serves the endpoint on a Unix socket.
     local: JoinSet<()>,
-    /// Another process answers now, wherever a document says.
+    /// The successor serves the endpoint, whatever a document says.
     stopped: bool,
 }
 
-/// What a document makes of the admin endpoint.
+/// The change that a document makes to the admin endpoint.
 enum Move {
     Stay,
     Close,
     To(AdminSocket),
 }
 
-/// A socket that the admin endpoint can be served on: nothing of that can fail any more.
+/// A bound socket for the admin endpoint. Nothing about serving it can fail any more.
 struct AdminSocket {
     address: SocketAddr,
-    /// For a successor.
+    /// A duplicate for a successor.
     kept: std::net::TcpListener,
     listener: tokio::net::TcpListener,
 }
 
 impl AdminSocket {
-    /// The predecessor's where that fits, or a new one.
+    /// Uses the predecessor's socket if it has this address, or binds a new one.
     fn bind(address: SocketAddr, inherited: Option<Handed>) -> anyhow::Result<Self> {
         let inherited = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
         let bound = || {
@@ -656,9 +658,9 @@ impl Admin {
         Self { address: None, socket: None, ready, is_leaving: false, task, local: JoinSet::new(), stopped: false }
     }
 
-    /// Serves the endpoint at a Unix socket, and replaces a previous one.
+    /// Serves the endpoint on a Unix socket, and replaces a previous one.
     fn listen_locally(&mut self, path: &Path, node: &Node) {
-        // Nobody else can connect before the mode is set.
+        // The socket is renamed into place once its mode is set, so no other user can connect before.
         let temporary = path.with_extension(format!("sock.{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
         let bound = tokio::net::UnixListener::bind(&temporary).and_then(|listener| {
@@ -674,13 +676,13 @@ impl Admin {
         }
     }
 
-    /// The process drains.
+    /// Marks the process as draining.
     fn leave(&mut self) {
         self.is_leaving = true;
         self.ready.store(false, Ordering::Release);
     }
 
-    /// All that can fail of following a document: comes before anything of it is applied.
+    /// Does everything that can fail, before any part of the document is applied.
     fn prepare(&self, address: Option<SocketAddr>, inherited: Option<Handed>) -> anyhow::Result<Move> {
         match address {
             same if same == self.address || self.stopped => Ok(Move::Stay),
@@ -689,7 +691,7 @@ impl Admin {
         }
     }
 
-    /// Listens where the document says.
+    /// Moves the endpoint to the address in the document.
     fn follow(&mut self, to: Move, node: &Node) {
         self.ready.store(!(self.is_leaving || node.view().is_draining()), Ordering::Release);
         if matches!(to, Move::Stay) {
@@ -698,7 +700,7 @@ impl Admin {
         self.task.abort_all();
         (self.address, self.socket) = (None, None);
         if let Move::To(AdminSocket { address, kept, listener }) = to {
-            // Where the port is the system's choice, people have to be told.
+            // The system may have chosen the port, so the log names it.
             let bound = kept.local_addr().unwrap_or(address);
             tracing::info!(address = %bound, "admin endpoint");
             self.task.spawn(admin::serve(listener, node.view(), self.ready.clone()));

@@ -1,11 +1,11 @@
-//! The signals that a process of ours obeys.
+//! Receives the signals that a Hermes process obeys.
 //!
-//! In: SIGHUP, SIGUSR1, SIGTERM, SIGINT. Out: the name of each, in its turn. Never: what to do about it.
+//! In: SIGHUP, SIGUSR1, SIGTERM, SIGINT. Out: the name of each signal, one at a time. The caller decides how to react.
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Those that a process of ours obeys.
+/// Streams of the signals that a Hermes process obeys.
 pub(crate) struct Signals {
     hangup: tokio::signal::unix::Signal,
     user1: tokio::signal::unix::Signal,
@@ -14,10 +14,10 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Obeys them from now on.
+    /// Installs the signal handlers.
     ///
     /// # Errors
-    /// The runtime has no signals.
+    /// The runtime cannot receive signals.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("signals cannot be received");
         Ok(Self {
@@ -28,9 +28,9 @@ impl Signals {
         })
     }
 
-    /// The name of one that has come already and says to end. Others wait for their turn.
+    /// Returns the name of a pending SIGTERM or SIGINT without waiting. Other signals stay queued.
     pub(crate) async fn told_to_end(&mut self) -> Option<&'static str> {
-        // The runtime hears of it when nothing else is to be done.
+        // The runtime polls its signal driver only when no task is ready.
         tokio::task::yield_now().await;
         tokio::select! {
             biased;
@@ -40,7 +40,7 @@ impl Signals {
         }
     }
 
-    /// The name of the next one.
+    /// Waits for the next signal and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.hangup.recv() => "SIGHUP",

@@ -1,7 +1,7 @@
-//! The life of `hermes tun`: make the device, give up privileges, carry packets, take the device away.
+//! The life cycle of `hermes tun`: create the device, drop privileges, forward packets, remove the device.
 //!
-//! In: a device, and where its packets go. Out: packets carried until a signal, then what became of them in one line.
-//! Never: a node, a document, or more privileges than to remove its own rules.
+//! In: a device, and the destination of its packets. Out: packets, forwarded until a signal; then one line with
+//! counts. It runs no node and reads no document. It keeps only the privileges that removing its own rules needs.
 
 use std::net::IpAddr;
 
@@ -12,10 +12,10 @@ use hermes_proxy::assist::{Assist, Carried, Target};
 use crate::log::Log;
 use crate::signals::Signals;
 
-/// Carries packets until SIGTERM or SIGINT.
+/// Forwards packets until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What is missing for the device, in words that say what to do.
+/// The device cannot be created; the error says what is missing and what to do.
 pub(crate) fn run(
     device: &str,
     addresses: Vec<IpAddr>,
@@ -25,7 +25,7 @@ pub(crate) fn run(
 ) -> anyhow::Result<()> {
     let assist = Assist::open(device, addresses, targets.clone())
         .map_err(|error| anyhow::anyhow!("{error}. {}", error.remedy()))?;
-    // Before there is a second thread, the log's: each has capabilities of its own.
+    // Capabilities belong to a thread, so they are dropped before the log starts a second one.
     privilege::keep_net_admin(user).context("privileges that are not needed cannot be given up; try another --user")?;
     let _log = Log::start(log)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -1,10 +1,10 @@
 //! Notices changes of the document and of the files that it names.
 //!
-//! In: paths. Out: an event once a change has settled. Directories are watched, not files: editors
-//! and secret mounts replace files instead of writing them, and where a path leads through symbolic
-//! links each of them can be turned. What counts is the content: an event without a difference is
-//! none. A directory that is replaced is watched anew, and a slow poll finds changes without an event, such as those of
-//! a parent directory. Never: a partly written file, as far as the system reports writers.
+//! In: paths. Out: an event once a change has settled. The watch covers directories instead of files, because editors
+//! and secret mounts replace files. If a path contains symbolic links, each of them may be replaced. Only content
+//! counts: an event without a difference is ignored. A replaced directory is watched anew. A slow poll finds changes
+//! without an event, such as those of a parent directory. A file that is still being written is not read, as far as
+//! the system reports writers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
@@ -21,17 +21,17 @@ use tokio::time::Instant;
 
 use crate::document::MAX_DOCUMENT;
 
-/// Files that change together (a certificate and its key) are waited for, so long after the last.
+/// The pause after the last event, so that files that change together (a certificate and its key) are read together.
 const SETTLE: Duration = Duration::from_millis(4);
-/// A file that was written to and not closed is waited for, so long after the last write.
+/// The pause after the last write to a file that is still open for writing.
 const UNCLOSED: Duration = Duration::from_millis(50);
-/// But a file that is written all the time is looked at now and then.
+/// The longest wait for a file that is written continuously.
 const AT_LATEST: Duration = Duration::from_millis(500);
 /// The interval between two polls, which look only at attributes of files and directories.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval while a directory is missing, since no event reports its return.
 const MISSING_POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Symbolic links in one path; the kernel follows as many.
+/// The maximum number of symbolic links in one path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
 /// Watches a document and the files that it names.
@@ -47,7 +47,7 @@ pub(crate) struct Watch {
     stamps: HashMap<PathBuf, Option<Stamp>>,
     next_poll: Instant,
     document: PathBuf,
-    /// When to look. Kept here: whoever waits for a change may be interrupted, the change stays.
+    /// When to read the files. Stored here so that a cancelled wait does not lose the change.
     due: Option<Due>,
 }
 
@@ -75,7 +75,7 @@ struct Due {
     at: Instant,
 }
 
-/// What the system told since the last look.
+/// The events since the files were last read.
 #[derive(Default)]
 struct Events {
     arrived: Notify,
@@ -88,7 +88,7 @@ struct Told {
     entries: HashSet<PathBuf>,
     /// The directories of these files.
     directories: HashSet<PathBuf>,
-    /// Of those, files that were written to and not closed yet.
+    /// The files that were written to and not closed yet.
     writing: HashSet<PathBuf>,
     any: bool,
 }
@@ -108,7 +108,7 @@ impl Events {
         let overflowed = event.need_rescan();
         for path in event.paths {
             if !told.entries.contains(&path) {
-                // A directory that is moved or removed takes its watch along.
+                // A directory that is moved or removed loses its watch.
                 let goes = event.kind.is_remove() || matches!(event.kind, EventKind::Modify(ModifyKind::Name(_)));
                 told.any |= goes && told.directories.contains(&path);
                 continue;
@@ -128,7 +128,7 @@ impl Events {
 }
 
 impl Watch {
-    /// Whether it is this document that somebody writes.
+    /// True if this document is the watched file, so that a person writes it.
     pub(crate) fn is_of(&self, document: &Path) -> bool {
         std::path::absolute(document).is_ok_and(|document| document == self.document)
     }
@@ -159,14 +159,14 @@ impl Watch {
         Ok(this)
     }
 
-    /// Follows these files beside the document, as they are now.
+    /// Watches these files beside the document. Later changes are compared with their present content.
     pub(crate) fn follow<'a>(&mut self, files: impl Iterator<Item = &'a Path>) {
         let named = files.filter_map(|file| std::path::absolute(file).ok());
         let all: HashSet<PathBuf> = named.chain([self.document.clone()]).collect();
         self.seen.retain(|file, _| all.contains(file));
         self.watch_places(&all);
         for file in all {
-            // What was seen of files that are still followed stays: a change since then is one.
+            // Files that were watched before keep their earlier content, so that a change since then still counts.
             if !self.seen.contains_key(&file) {
                 self.stamps.insert(file.clone(), Stamp::of(&file));
                 let content = content(&file);
@@ -176,7 +176,7 @@ impl Watch {
         self.stamps.retain(|file, _| self.seen.contains_key(file));
     }
 
-    /// Watches the directories of all entries on the way to these files, and no others.
+    /// Watches the directories of all entries on the paths to these files, and no others.
     fn watch_places(&mut self, files: &HashSet<PathBuf>) {
         let entries: HashSet<PathBuf> = files.iter().flat_map(|file| entries_of(file)).collect();
         let wanted: HashSet<PathBuf> = entries.iter().filter_map(|entry| entry.parent()).map(Path::to_owned).collect();
@@ -186,7 +186,7 @@ impl Watch {
         }
         let is_current = |directory: &PathBuf, stamp: &Stamp| Stamp::of(directory) == Some(*stamp);
         for (gone, _) in self.directories.extract_if(|path, stamp| !wanted.contains(path) || !is_current(path, stamp)) {
-            // It may be gone from the disk as well.
+            // The directory may no longer exist.
             let _ = self.watcher.unwatch(&gone);
         }
         self.unwatched.retain(|directory, _| wanted.contains(directory));
@@ -225,7 +225,7 @@ impl Watch {
         if misses_any { MISSING_POLL_INTERVAL } else { POLL_INTERVAL }
     }
 
-    /// Waits until a followed file has another content. May be dropped and called again.
+    /// Waits until the content of a watched file changes. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         loop {
             let arrived = self.events.arrived.notified();
@@ -245,7 +245,7 @@ impl Watch {
         }
     }
 
-    /// When to look, after what was told.
+    /// Computes when to read the files, from the events so far.
     fn reckon(&mut self) {
         let mut told = self.events.told();
         if !std::mem::take(&mut told.any) {
@@ -257,10 +257,10 @@ impl Watch {
         self.due = Some(Due { first, at: (now + wait).min(first + AT_LATEST) });
     }
 
-    /// Looks now: whether a followed file has another content than was seen of it.
+    /// Reads the files now. Returns true if the content of one has changed.
     pub(crate) fn look(&mut self) -> bool {
         self.events.told().writing.clear();
-        // Before the files are read: a link that was turned leads to other directories now.
+        // Directories are updated before the files are read, since a replaced link leads to other directories.
         let files = self.seen.keys().cloned().collect();
         self.watch_places(&files);
         let mut changed = false;
@@ -277,13 +277,13 @@ impl Watch {
     }
 }
 
-/// What a file holds. `None`: it is not there, or is nothing that a node reads.
+/// The content of a file. `None`: it does not exist or is not a file that a node reads.
 fn content(file: &Path) -> Option<Vec<u8>> {
     hermes_net::file::read(file, MAX_DOCUMENT).ok()
 }
 
-/// The directory entries that a path leads through and that can be turned: symbolic links, and the
-/// file itself. Directories in them are real ones.
+/// The directory entries on a path that can be replaced: symbolic links and the file itself. Their directories are
+/// canonical.
 fn entries_of(file: &Path) -> Vec<PathBuf> {
     let mut entries = Vec::new();
     let mut at = PathBuf::from("/");

@@ -1,8 +1,8 @@
-//! Revocations and the highest revision, which a node keeps although a controller may lose them.
+//! Keeps revocations and the highest revision on the node, because a controller may lose them.
 //!
 //! In: orders. Out: a file in the node's directory, the report of its content, and documents in which revoked keys stay
-//! revoked until their certificates have expired.
-//! Never: forgets a key because a document no longer names it; only a controller's order (`readmitted`) removes one.
+//! revoked until their certificates have expired. A key that a document no longer names stays revoked; only a
+//! controller's order (`readmitted`) removes it.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 /// The file's name, beside the node's document.
 pub(crate) const FILE: &str = "history.json";
-/// The maximum number of kept keys: those whose certificates live longest. A controller names as many in an order.
+/// The maximum number of kept keys. Those whose certificates live longest stay. One order names at most as many.
 const MAX_KEPT: usize = 10_000;
 /// The maximum number of keys in one report; further reports have the rest.
 const MAX_REPORTED: usize = 300;
@@ -29,10 +29,10 @@ pub(super) struct History {
     latest: u64,
     proof: Vec<u8>,
     revoked: Vec<KeptKey>,
-    /// The file could not be read, and is not to be replaced by one that says less.
+    /// The file could not be read. It is not overwritten, because the new content would lack its keys.
     #[serde(skip)]
     is_unreadable: bool,
-    /// The first key that the controller has not been told in this conversation. `None`: it has been told all.
+    /// The first key that this conversation has not reported yet. `None`: all are reported.
     #[serde(skip)]
     rest: Option<usize>,
 }
@@ -49,10 +49,10 @@ struct KeptKey {
 }
 
 impl History {
-    /// What is in a node's directory. Nothing where there is no such file.
+    /// Loads the history from a node's directory. Empty if the file does not exist.
     ///
     /// # Errors
-    /// The file cannot be read, or is damaged: nobody knows then which keys were revoked.
+    /// The file cannot be read or is damaged, so the revoked keys are unknown.
     pub(super) fn load(directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(FILE);
         let remedy = || format!("cannot read revoked keys from {}; restore the file, or delete it", path.display());
@@ -63,7 +63,7 @@ impl History {
         }
     }
 
-    /// Of a node whose file cannot be read: it learns, and writes nothing.
+    /// The history of a node whose file cannot be read: it learns in memory and writes nothing.
     pub(super) fn unreadable() -> Self {
         Self { is_unreadable: true, ..Self::default() }
     }
@@ -125,10 +125,10 @@ impl History {
     }
 }
 
-/// A controller's document with the keys that this node keeps as revoked. `config`: where it stands, or would.
+/// Adds the keys that this node keeps as revoked to a controller's document. `config` is the path of the document.
 ///
 /// # Errors
-/// As [`History::load`].
+/// The same as for [`History::load`].
 pub(crate) fn with_revoked<'a>(config: &Path, document: &'a [u8]) -> anyhow::Result<Cow<'a, [u8]>> {
     let directory = config.parent().unwrap_or(Path::new("."));
     let kept = History::load(directory)?.revoked;

@@ -1,7 +1,7 @@
-//! What a node needs of Kubernetes, as its document says it.
+//! Derives from node documents what their pods need of Kubernetes.
 //!
-//! In: documents of nodes. Out: ports, whether there is a device, and how long it may take to end.
-//! Never: a guess. What a pod could not do is refused, with what to change.
+//! In: documents of nodes. Out: ports, whether there is a TUN device, and the termination grace period. A document
+//! that a pod could not run is refused with the change that it needs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,29 +14,29 @@ use serde_json::{Value, json};
 
 use super::{GRACE, HOME, Node};
 
-/// What a node waits for its sessions where nothing is said: as `drain` of a node document.
+/// The default of `drain` in a node document.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// A port of a pod: what it is called, its transport and its number.
+/// The transport and number of a pod's port.
 type Port = (&'static str, u16);
 
-/// What a pod has to have.
+/// The requirements of a pod.
 #[derive(PartialEq)]
 pub(super) struct Shape {
-    /// Ports that others reach, and by which number others know each.
+    /// Ports that peers connect to, each with the port number that peers know.
     ports: BTreeMap<Port, u16>,
-    /// It makes devices.
+    /// The node creates TUN devices.
     pub(super) has_device: bool,
-    /// It listens below 1024.
+    /// The node listens on a port below 1024.
     pub(super) has_low_port: bool,
-    /// Its network is the machine's.
+    /// The pod uses the network of its machine.
     pub(super) host_network: bool,
-    /// From when it is told to end until it is killed.
+    /// The time between SIGTERM and SIGKILL.
     pub(super) grace: Duration,
 }
 
 impl Shape {
-    /// Of a controller.
+    /// The shape of a controller.
     pub(super) fn listens_at(port: u16) -> Self {
         Self {
             ports: [(("TCP", port), port)].into(),
@@ -47,7 +47,7 @@ impl Shape {
         }
     }
 
-    /// Of nodes whose pods are made alike.
+    /// The common shape of nodes that share one pod template.
     pub(super) fn of(nodes: &[Node], host_network: bool) -> anyhow::Result<Self> {
         let (first, others) = nodes.split_first().context("there are no nodes")?;
         let mut shape = Self::of_one(first, host_network)?;
@@ -102,7 +102,7 @@ impl Shape {
             "node {name} listens at loopback addresses only, which nobody reaches but its own container: bind 0.0.0.0, or \
              place it with --host-network"
         );
-        // The overlay's listener comes first, and others may know it by another port.
+        // The overlay's listener is the first one. Peers may know it by another port.
         if let (Some(address), Some(bind)) = (&node.address, document.listeners.first().and_then(|first| first.bind)) {
             ports
                 .iter_mut()
@@ -119,7 +119,7 @@ impl Shape {
             has_device: document.listeners.iter().any(is_tun) || ends_at_tun,
             has_low_port: binds.any(|bind| bind.0.port() < 1024),
             host_network,
-            // In whole seconds, and never less than that.
+            // Kubernetes takes whole seconds: round up.
             grace: Duration::from_secs(drain.as_secs() + u64::from(drain.subsec_nanos() > 0)) + GRACE,
         })
     }
@@ -142,7 +142,7 @@ fn called(transport: &str, port: u16) -> String {
     format!("{}-{port}", transport.to_ascii_lowercase())
 }
 
-/// Where a listener has sockets, and of which transport.
+/// The addresses and transports of a listener's sockets.
 fn sockets(listener: &Listener) -> impl Iterator<Item = (std::net::SocketAddr, &'static str)> {
     let transports: &[&'static str] = match listener.protocol {
         Protocol::Http if listener.http3 => &["TCP", "UDP"],

@@ -1,4 +1,4 @@
-//! What counts as a change, and what is watched for it.
+//! Tests which changes a watch reports, and which directories it watches for them.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// Longer than any wait of a watch, so that "nothing" is nothing.
+/// Longer than any wait of a watch, so that silence proves that nothing was reported.
 const NOTHING: Duration = Duration::from_millis(800);
 
 async fn changes(watch: &mut Watch) -> bool {
@@ -29,7 +29,7 @@ fn every_link_on_the_way_is_an_entry() {
     symlink("v1", at.join("..data")).unwrap();
     symlink("..data/node.yaml", at.join("node.yaml")).unwrap();
     assert_eq!(entries_of(&at.join("node.yaml")), [at.join("node.yaml"), at.join("..data"), at.join("v1/node.yaml")]);
-    // A link that leads to itself has an end.
+    // A symbolic link to itself must not cause an endless loop.
     symlink("round", at.join("round")).unwrap();
     assert!(entries_of(&at.join("round")).len() <= MAX_LINKS + 1);
 }
@@ -78,7 +78,7 @@ async fn an_interrupted_wait_forgets_nothing() {
     fs::write(&document, "one").unwrap();
     let mut watch = Watch::new(&document).unwrap();
     put(&document, "two");
-    // Each wait is dropped in the middle, some with the event in hand.
+    // Each wait is cancelled, some after they received an event.
     for _ in 0..50 {
         let interrupted = tokio::time::timeout(Duration::from_micros(100), watch.changed()).await;
         assert!(interrupted.is_err(), "it settles for longer than this");
@@ -127,7 +127,7 @@ async fn files_that_are_no_longer_named_are_no_longer_watched() {
     assert!(!changes(&mut watch).await);
 }
 
-/// Waits for as long as a slow poll may take.
+/// Waits for as long as the slow poll may take.
 async fn polled(watch: &mut Watch) -> bool {
     tokio::time::timeout(4 * POLL_INTERVAL, watch.changed()).await.is_ok()
 }

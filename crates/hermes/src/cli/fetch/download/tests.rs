@@ -1,4 +1,4 @@
-//! The download's state, answer by answer.
+//! Tests the state of a download after each response.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn part(tag: &str, first: u64, last: u64, of: u64) -> Answer {
     Answer { status: 206, part, length: Some(last - first + 1), ..ok(tag, 0) }
 }
 
-/// One that holds 40 of 100 bytes of `"a"`.
+/// A download that holds 40 of 100 bytes of `"a"`.
 fn begun(is_final: bool) -> Download {
     let mut download = Download::new(Digests::default(), is_final);
     assert_eq!(download.ask(), Ask::Whole);
@@ -84,7 +84,7 @@ fn changed_content_begins_anew_however_it_shows() {
     let Meaning::Content(take) = download.read(&rest(), &ok("\"b\"", 70)) else { panic!("refused") };
     assert_eq!((take.skip, take.anew), (0, Some("it changed at the origin")));
     assert_eq!(download.held(), 0);
-    // Without a tag, by what it must come to.
+    // The digest shows the change, although the tag is the same.
     let mut download = begun(false);
     download.known.digests = digest('1');
     let other = Answer { digests: digest('2'), ..part("\"a\"", 40, 99, 100) };
@@ -159,7 +159,7 @@ fn a_range_that_is_not_there_says_that_all_is_held_or_that_it_changed() {
     assert!(matches!(unknown().read(&rest(), &beyond(30)), Meaning::Anew(_)));
     let other = Answer { etag: Some("\"b\"".into()), ..beyond(40) };
     assert!(matches!(unknown().read(&rest(), &other), Meaning::Anew(_)));
-    // To a request without a range it is an error like others.
+    // A 416 response to a request without a range is an ordinary error.
     assert!(matches!(begun(false).read(&Ask::Whole, &beyond(40)), Meaning::Never { .. }));
 }
 
@@ -214,7 +214,8 @@ fn a_part_that_nobody_asked_for_is_fine_where_it_is_all() {
     assert!(matches!(download.read(&Ask::Whole, &part("\"a\"", 0, 9, 100)), Meaning::Later { .. }));
 }
 
-/// Its end may be a cut: what is behind it is asked for, and whoever has nothing there says so.
+/// Without a length, the end of the connection may be a truncation. The download asks for the bytes after it; a 416
+/// response shows that there are none.
 #[test]
 fn a_content_that_ends_with_its_connection_is_doubted_once() {
     let endless = Answer { length: None, is_endless: true, ..ok("\"a\"", 0) };
@@ -229,14 +230,14 @@ fn a_content_that_ends_with_its_connection_is_doubted_once() {
     assert_eq!((ended, download.ask()), (Ok(End::More), rest()));
     let beyond = Answer { status: 416, part: Some(Part { bytes: None, of: Some(40) }), ..ok("\"a\"", 0) };
     assert_eq!(download.read(&rest(), &beyond), Meaning::Whole);
-    // It was cut.
+    // The content was truncated.
     let (mut download, _) = begun(&endless);
     assert!(matches!(download.read(&rest(), &part("\"a\"", 40, 99, 100)), Meaning::Content(_)));
-    // It knows no ranges, and comes to the same again.
+    // An origin without range support sends the whole content again, with the same end.
     let (mut download, _) = begun(&endless);
     assert!(matches!(download.read(&rest(), &endless), Meaning::Content(Take { skip: 40, .. })));
     assert_eq!(download.ended(200), Ok(End::Whole));
-    // Chunks say where they end; and nothing could be asked of what has no validator.
+    // Chunked content marks its own end. Without a validator the download could not be resumed at all.
     let (_, ended) = begun(&Answer { is_endless: false, ..endless.clone() });
     assert_eq!(ended, Ok(End::Whole));
     let (_, ended) = begun(&Answer { validator: None, etag: None, ..endless });
