@@ -16,6 +16,7 @@ mod h3;
 mod hostile;
 mod http;
 mod identity;
+mod messages;
 mod pace;
 mod quic;
 mod reload;
