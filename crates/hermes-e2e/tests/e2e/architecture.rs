@@ -129,12 +129,12 @@ const CIRCLES: &[(&str, usize, usize)] = &[
     ("hermes-lab/src/lib.rs", 1, 20),
     ("hermes-model/src/lib.rs", 1, 20),
     ("hermes-net/src/lib.rs", 1, 20),
-    ("hermes-proxy/src/lib.rs", 25, 128),
+    ("hermes-proxy/src/lib.rs", 23, 120),
     ("hermes-rate-limit/src/lib.rs", 1, 20),
     ("hermes-resume/src/lib.rs", 1, 20),
     ("hermes-testkit/src/lib.rs", 1, 20),
     ("hermes-bench/src/main.rs", 3, 20),
-    ("hermes-demo/src/lib.rs", 1, 24),
+    ("hermes-demo/src/lib.rs", 1, 20),
     ("hermes-pattern/src/lib.rs", 1, 20),
     ("hermes-wire/src/lib.rs", 1, 20),
 ];
@@ -186,7 +186,7 @@ fn product_lines(text: &str) -> usize {
 
 /// Words that name no bound and no unit, with the number of constants that still have them. The numbers only fall.
 const BANNED: [(&str, usize); 6] =
-    [("MOST", 104), ("PATIENCE", 32), ("LOOK", 25), ("SOON", 5), ("LONGEST", 16), ("AGAIN", 22)];
+    [("MOST", 73), ("PATIENCE", 28), ("LOOK", 23), ("SOON", 5), ("LONGEST", 9), ("AGAIN", 17)];
 
 #[test]
 fn constants_have_names_that_say_what_they_bound() {
