@@ -126,7 +126,7 @@ pub struct Lead {
     key: Arc<str>,
     /// The fetch.
     pub flight: Arc<Flight>,
-    /// The head has come: the fetch goes on without this guard.
+    /// True once the head has come; the fetch then continues without this guard.
     pub is_open: bool,
 }
 

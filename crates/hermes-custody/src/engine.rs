@@ -162,7 +162,7 @@ impl Engine {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.response.awaits_head())
     }
 
-    /// Whether the exchange goes on to another node.
+    /// True if the exchange continues to another node.
     pub(crate) fn is_led(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| matches!(exchange.to, Some(Side::Peer(_))))
     }

@@ -1,7 +1,7 @@
-//! The messages that the troubleshooting page quotes are those of the program.
+//! The troubleshooting page quotes messages that the program prints.
 //!
-//! In: the first column in backticks of each table row, and the source of all crates. Out: a message of which a part stands
-//! in no source. Placeholders (capital letters, numbers, `...`) divide a message into parts.
+//! In: the first quoted column of each table row, and the source of all crates. Out: each part of a message that no source
+//! contains. Placeholders (capital letters, numbers, `...`) divide a message into parts.
 
 use std::path::Path;
 

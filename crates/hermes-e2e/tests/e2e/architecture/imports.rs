@@ -20,7 +20,7 @@ pub(crate) struct Crate {
 struct Module {
     /// Modules within one file share it.
     file: PathBuf,
-    /// What a name in this module stands for: its `use` declarations, renamed or not.
+    /// The path that each imported name resolves to, renamed or not.
     aliases: BTreeMap<String, ModulePath>,
     /// All `use mine::*`.
     globs: Vec<ModulePath>,
