@@ -85,6 +85,16 @@ impl Snapshot {
         });
         read.chain(written)
     }
+
+    /// The listener of this name.
+    pub fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
+        self.listeners.iter().find(|listener| &*listener.name == name)
+    }
+
+    /// True if any listener can authenticate clients, by certificate or by address.
+    pub fn authenticates(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.authenticates())
+    }
 }
 
 /// `role` of the node.
@@ -192,6 +202,11 @@ impl Listener {
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => Some(Kind::Ip),
             ListenerProtocol::Http | ListenerProtocol::Socks5 | ListenerProtocol::Dns(_) => None,
         }
+    }
+
+    /// True if the listener can authenticate clients, by certificate or by address.
+    pub fn authenticates(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None) || !self.trust.is_empty()
     }
 
     /// True if a connection accepted by one listener may be served by the other: same protocol, same authentication.
@@ -423,6 +438,16 @@ impl Route {
     pub(crate) fn serves(&self, kind: Kind) -> bool {
         let kinds = &self.matcher.kinds;
         (kinds.is_empty() || kinds.contains(&kind)) && self.action.carries(kind)
+    }
+
+    /// True if sessions of this kind move to the route when it has changed. Byte streams do not, UDP flows may, and IP
+    /// tunnels always do because they last for days.
+    pub fn moves_sessions(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Ip => true,
+            Kind::Udp => self.on_change == OnChange::Move,
+            Kind::Http | Kind::Tcp => false,
+        }
     }
 
     /// True if clients choose the destination outside the overlay. Open to everybody, the route is an open proxy.

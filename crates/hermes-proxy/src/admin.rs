@@ -24,8 +24,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::log_throttle::LogThrottle;
 use crate::node::NodeView;
-use crate::seldom::Seldom;
 
 /// The limit of simultaneous connections; a scraper needs one. Beyond it, the oldest is closed.
 const CONNECTIONS: usize = 64;
@@ -64,7 +64,7 @@ async fn accept_all<L, S>(
 {
     let mut connections = JoinSet::new();
     let mut open = VecDeque::new();
-    let (unaccepted, begun) = (Seldom::every(UNACCEPTED_INTERVAL), Instant::now());
+    let (unaccepted, begun) = (LogThrottle::every(UNACCEPTED_INTERVAL), Instant::now());
     loop {
         tokio::select! {
             accepted = std::future::poll_fn(|cx| accept(&listener, cx)) => match accepted {

@@ -1,6 +1,6 @@
 //! Bodies of HTTP messages, in both directions and of every version.
 //!
-//! In: a body from hyper, h2, HTTP/3, a tunnel, a cache or custody. Out: `http_body::Body` for hyper, frames for
+//! In: a body from hyper, h2, HTTP/3, a tunnel, or a filter. Out: `http_body::Body` for hyper, frames for
 //! multiplexed streams. Never: a whole body in memory, beyond the replay limit.
 
 mod channel;
@@ -23,14 +23,10 @@ pub(crate) use self::channel::{ChannelBody, ChannelSender, channel};
 pub(crate) use self::interim::Interim;
 pub(crate) use self::request::{Attempt, RequestBody};
 pub(crate) use self::trailers::TrailerSlot;
-use crate::custody::CustodyBody;
 use crate::error::Error;
-use crate::filters::cache::body::CachedBody;
-use crate::filters::resume::RetrievedBody;
-use crate::live::{Entry, Phase, Session};
+use crate::runtime::WorkerContext;
+use crate::runtime::session::{Entry, Phase, Session};
 use crate::stream::{Receiver, StreamError};
-use crate::upstream::exchange::ExchangeBody;
-use crate::worker::Worker;
 
 /// A received or generated body.
 pub(crate) enum Body {
@@ -42,30 +38,48 @@ pub(crate) enum Body {
     H1(Incoming),
     /// The body of a multiplexed stream, from a client or an upstream.
     Stream(StreamBody),
-    /// A response that still drives its exchange.
-    Exchange(Box<ExchangeBody>),
     /// The body of a tunnel by POST; the tunnel writes it.
     Channel(ChannelBody),
-    /// Bytes that custody delivers.
-    Custody(Box<CustodyBody>),
-    /// A response from the cache.
-    Cached(Box<CachedBody>),
-    /// A response that is resumed after it broke off.
-    Retrieved(Box<RetrievedBody>),
-    /// The rest of the response passes through custody, after a received head of `theirs` bytes; no byte of it passes
-    /// this body.
-    Led { theirs: u64 },
+    /// A body that a layer above implements: the rest of an exchange with an upstream, or the body of a filter.
+    Boxed(Box<dyn BoxedBody>),
+    /// The rest of the response passes through custody, after a received head of `head_bytes` bytes; no byte of it
+    /// passes this body.
+    Led { head_bytes: u64 },
+}
+
+/// A body that a layer above implements. The functions mean what they mean on `http_body::Body`.
+pub(crate) trait BoxedBody {
+    /// Binds the body to a session, which ends if too many of its bytes remain unread.
+    fn bind(&self, _: &Rc<Entry>) {}
+    /// See `http_body::Body`.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>>;
+    /// See `http_body::Body`.
+    fn is_end_stream(&self) -> bool;
+    /// See `http_body::Body`.
+    fn size_hint(&self) -> SizeHint;
+    /// True if a response that breaks off is resumed.
+    fn is_resumed(&self) -> bool {
+        false
+    }
 }
 
 impl Body {
+    /// A body that a layer above implements.
+    pub(crate) fn boxed(body: impl BoxedBody + 'static) -> Self {
+        Body::Boxed(Box::new(body))
+    }
+
+    /// True if a response that breaks off is resumed.
+    pub(crate) fn is_resumed(&self) -> bool {
+        matches!(self, Body::Boxed(body) if body.is_resumed())
+    }
+
     /// Binds the body to a session, which ends if too many of its bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
-            Body::Retrieved(body) => body.bind(session),
             Body::Stream(body) => body.bind(session),
-            Body::Exchange(body) => body.bind(session),
-            Body::Custody(body) => body.bind(session),
-            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) | Body::Cached(_) | Body::Led { .. } => {}
+            Body::Boxed(body) => body.bind(session),
+            Body::Empty | Body::Full(_) | Body::H1(_) | Body::Channel(_) | Body::Led { .. } => {}
         }
     }
 }
@@ -77,16 +91,13 @@ impl HttpBody for Body {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self.get_mut() {
             Body::Empty | Body::Led { .. } => Poll::Ready(None),
-            Body::Custody(body) => body.poll_frame(cx),
-            Body::Cached(body) => body.poll_frame(cx),
-            Body::Retrieved(body) => body.poll_frame(cx),
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::H1(incoming) => {
                 Pin::new(incoming).poll_frame(cx).map_err(|error| Error::ClientGone(error.to_string()))
             }
             Body::Stream(body) => Pin::new(body).poll_frame(cx),
-            Body::Exchange(body) => Pin::new(&mut **body).poll_frame(cx),
+            Body::Boxed(body) => body.poll_frame(cx),
             Body::Channel(body) => body.poll_frame(cx),
         }
     }
@@ -94,13 +105,10 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Body::Empty | Body::Led { .. } => true,
-            Body::Custody(body) => body.is_done(),
-            Body::Cached(body) => body.is_end_stream(),
-            Body::Retrieved(body) => body.is_end_stream(),
             Body::Full(bytes) => bytes.is_empty(),
             Body::H1(incoming) => incoming.is_end_stream(),
             Body::Stream(body) => body.is_end_stream(),
-            Body::Exchange(body) => body.is_end_stream(),
+            Body::Boxed(body) => body.is_end_stream(),
             Body::Channel(_) => false,
         }
     }
@@ -108,13 +116,10 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Empty | Body::Led { .. } => SizeHint::with_exact(0),
-            Body::Custody(body) => body.size_hint(),
-            Body::Cached(body) => body.size_hint(),
-            Body::Retrieved(body) => body.size_hint(),
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Body::H1(incoming) => incoming.size_hint(),
             Body::Stream(body) => body.size_hint(),
-            Body::Exchange(body) => body.size_hint(),
+            Body::Boxed(body) => body.size_hint(),
             Body::Channel(_) => SizeHint::default(),
         }
     }
@@ -224,7 +229,7 @@ impl ResponseBody {
     }
 
     /// The worker of the session.
-    pub(crate) fn worker(&self) -> &Rc<Worker> {
+    pub(crate) fn worker(&self) -> &Rc<WorkerContext> {
         &self.session.worker
     }
 

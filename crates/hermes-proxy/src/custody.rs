@@ -5,19 +5,39 @@
 //! byte for byte after their heads, over paths whose links are never up together. Never: the stored bytes and their
 //! lifetime; that is `hermes-custody`.
 //!
-//! `forward` sends a session's request by custody, `arrived` serves an exchange from a neighbour, `channel` carries
-//! records between neighbours, `keeper` dials them.
+//! `forward` sends a session's request by custody, `channel` carries records between neighbours, `keeper` dials them.
+//! `session/custody_channel.rs` accepts channels, and `session/custody_exchange.rs` serves exchanges of neighbours.
 
-mod again;
-mod arrived;
 pub(crate) mod channel;
 pub(crate) mod forward;
 pub(crate) mod keeper;
-mod link;
-mod message;
-mod tunnel;
+pub(crate) mod link;
+pub(crate) mod message;
+pub(crate) mod tunnel;
 
-pub(crate) use hermes_custody::service::{Failure, Office};
-pub(crate) use hermes_custody::{NO_CHANNEL, OUTCOME_UNKNOWN};
-pub(crate) use message::CustodyBody;
-pub(crate) use tunnel::CustodyStream;
+use std::sync::Arc;
+
+use hermes_custody::NO_CHANNEL;
+pub(crate) use hermes_custody::OUTCOME_UNKNOWN;
+pub(crate) use hermes_custody::service::Failure;
+use http::StatusCode;
+
+use crate::error::Error;
+
+/// The error for a failure that a node with custody reports.
+pub(crate) fn error_of(peer: &Arc<str>, failure: &Failure) -> Error {
+    let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let public = if failure.reason.starts_with(OUTCOME_UNKNOWN) {
+        Some(
+            "outcome unknown: the request went to its origin, and the node that asked was restarted before it had the \
+             answer; see whether it was done before you send it again",
+        )
+    } else if failure.reason.starts_with(NO_CHANNEL) {
+        Some("its time in custody is over: the next node could not be reached, or refused it")
+    } else if status == StatusCode::GATEWAY_TIMEOUT {
+        Some("its time in custody is over: no path was there for long enough")
+    } else {
+        None
+    };
+    Error::Custody { peer: peer.clone(), status, reason: failure.reason.clone(), public }
+}

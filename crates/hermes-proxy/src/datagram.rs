@@ -4,7 +4,6 @@
 //! in order; several in one system call if possible. A full tunnel applies backpressure to its source. There the
 //! kernel's socket buffer or a queue drops the oldest datagrams, and counts them.
 
-mod inbox;
 mod outgoing;
 mod queue;
 mod relay;
@@ -22,16 +21,14 @@ use hermes_model::facts::Kind;
 use hermes_net::udp::UdpSocket;
 use hermes_wire::{capsule, connect_ip};
 
-pub(crate) use self::inbox::Inbox;
 pub(crate) use self::outgoing::Outgoing;
 pub(crate) use self::queue::{Flow, FlowQueue};
 pub(crate) use self::relay::{Opening, QUIET, Reopened, relay};
 use self::tunnel::Tunnel;
 use crate::early::Source;
-use crate::ip::End;
-use crate::live::Entry;
+use crate::runtime::WorkerContext;
+use crate::runtime::session::Entry;
 use crate::stream::{ByteStream, Reset};
-use crate::worker::Worker;
 
 /// A capsule other than a datagram.
 #[derive(Debug)]
@@ -93,7 +90,7 @@ impl Batch {
     }
 
     /// Removes the context IDs of datagrams that were received for another tunnel, after the flow has moved.
-    fn open(&mut self, worker: &Worker) {
+    fn open(&mut self, worker: &WorkerContext) {
         if !std::mem::replace(&mut self.opened, true) {
             let count = self.datagrams.len();
             self.datagrams =
@@ -115,7 +112,30 @@ pub(crate) enum Port {
     /// The flow from one source of a listener.
     Flow(Flow),
     /// The end of a CONNECT-IP tunnel at a device.
-    Device(Box<End>),
+    Device(Box<dyn DevicePort>),
+}
+
+/// The end of a CONNECT-IP tunnel at a device of this node. The functions mean what they mean on [`Port`].
+pub(crate) trait DevicePort {
+    /// The device, if it was deleted.
+    fn lost_device(&self) -> Option<Arc<str>>;
+    /// The longest IP packet that the device and the networks after it forward.
+    fn capacity(&self) -> usize;
+    /// Tells the sender of IP packets how long they may be.
+    fn set_mtu(&mut self, capacity: usize);
+    /// Follows changes of the device's routes, without waiting.
+    fn poll_routes(&mut self, cx: &mut Context<'_>);
+    /// Receives at least one packet into the (empty) batch. False if the tunnel ended.
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>>;
+    /// Sends the batch. Ready when it is empty.
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> Poll<io::Result<()>>;
+    /// Ends the tunnel.
+    fn close(&mut self, worker: &WorkerContext);
 }
 
 impl Source for Port {
@@ -207,7 +227,7 @@ impl Port {
     }
 
     /// Sends the capsules of this node itself, without waiting.
-    fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
+    fn poll_own(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_own(cx, worker),
             Port::Device(end) => end.poll_routes(cx),
@@ -216,7 +236,12 @@ impl Port {
     }
 
     /// Receives at least one datagram into the (empty) batch. False if the flow ended.
-    fn poll_receive(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>> {
         let Batch { datagrams, opened, .. } = batch;
         *opened = true;
         match self {
@@ -250,7 +275,7 @@ impl Port {
     }
 
     /// Sends the batch. Ready when it is empty.
-    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> Poll<io::Result<()>> {
         if let Port::Tunnel(tunnel) = self {
             return tunnel.poll_send(cx, worker, batch);
         }
@@ -304,7 +329,7 @@ impl Port {
     }
 
     /// Ends the port cleanly, and discards what the other side still sends until it ends too.
-    fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
+    fn poll_close(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<()> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
             Port::Socket { .. } => Poll::Ready(()),

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use hermes_wire::{capsule, connect_ip};
 
 use crate::error::Error;
-use crate::live::Entry;
+use crate::runtime::session::{Entry, Prefetched};
 use crate::stream::{self, ByteStream, Receiver, Sender, StreamError};
 
 /// The limit of early payload; at or above it no further chunk is read.
@@ -88,15 +88,6 @@ pub(crate) struct Early<'a> {
     held: Option<BytesMut>,
 }
 
-/// The bytes that a client sent before the reader of its capsules was ready.
-#[derive(Debug)]
-pub(crate) struct Ahead {
-    /// Already forwarded, in complete capsules.
-    pub(crate) sent: Bytes,
-    /// Received after that, and not forwarded.
-    pub(crate) held: Bytes,
-}
-
 /// The capsules of CONNECT-IP that pass every node unchanged; all others are hop-by-hop.
 const END_TO_END: [u64; 4] =
     [capsule::DATAGRAM, connect_ip::ADDRESS_ASSIGN, connect_ip::ADDRESS_REQUEST, connect_ip::ROUTE_ADVERTISEMENT];
@@ -140,9 +131,9 @@ impl<'a> Early<'a> {
     }
 
     /// Returns the state for the reader of the capsules; `None` if the bytes were sent unparsed.
-    pub(crate) fn into_ahead(self) -> Option<Ahead> {
+    pub(crate) fn into_prefetched(self) -> Option<Prefetched> {
         let held = self.held?.freeze();
-        Some(Ahead { sent: self.sent.concat().into(), held })
+        Some(Prefetched { sent: self.sent.concat().into(), held })
     }
 
     /// True if bytes were sent: another endpoint must receive them first.

@@ -12,7 +12,6 @@ use hermes_net::host;
 use hermes_net::tls::Fault;
 use http::StatusCode;
 
-use crate::custody::{Failure, NO_CHANNEL, OUTCOME_UNKNOWN};
 use crate::metrics::Metrics;
 
 /// The side at fault.
@@ -176,6 +175,8 @@ pub(crate) enum Error {
         status: StatusCode,
         /// The reason from the node where it failed.
         reason: Arc<str>,
+        /// The text of [`Error::public`].
+        public: Option<&'static str>,
     },
     /// The client closed the connection or reset its stream.
     #[error("the client ended the stream early: {0}")]
@@ -217,26 +218,11 @@ impl Error {
         Error::Connect { peer: peer.clone(), source: Arc::new(source) }
     }
 
-    /// The error for a failure that a node with custody reports.
-    pub(crate) fn custody(peer: &Arc<str>, failure: &Failure) -> Self {
-        let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
-        Error::Custody { peer: peer.clone(), status, reason: failure.reason.clone() }
-    }
-
     /// A text that any client may see beside the kind of the error: it names the remedy and reveals nothing of the
     /// network.
     pub(crate) fn public(&self) -> Option<&'static str> {
         match self {
-            Error::Custody { reason, .. } if reason.starts_with(OUTCOME_UNKNOWN) => Some(
-                "outcome unknown: the request went to its origin, and the node that asked was restarted before it had the \
-                 answer; see whether it was done before you send it again",
-            ),
-            Error::Custody { reason, .. } if reason.starts_with(NO_CHANNEL) => {
-                Some("its time in custody is over: the next node could not be reached, or refused it")
-            }
-            Error::Custody { status: StatusCode::GATEWAY_TIMEOUT, .. } => {
-                Some("its time in custody is over: no path was there for long enough")
-            }
+            Error::Custody { public, .. } => *public,
             _ => None,
         }
     }

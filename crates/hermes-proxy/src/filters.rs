@@ -17,11 +17,12 @@ use http::{Method, Response};
 use smallvec::SmallVec;
 
 use crate::body::Body;
-use crate::custody::forward::{self as custody, Arrived};
+use crate::custody::forward as custody;
 use crate::error::Error;
+use crate::outbound::connect::Destination;
+use crate::request::InboundExchange;
 use crate::service::forward::Forward;
 use crate::upstream::UpstreamState;
-use crate::upstream::connect::Destination;
 
 /// The hop at the end of the chain.
 #[derive(Clone, Copy)]
@@ -46,7 +47,7 @@ enum Filter<'a> {
     Cache(Arc<Cache>),
     Resume(Retrieve),
     RateLimit { pace: &'a Pace, upstream: &'a Arc<UpstreamState> },
-    Custody { custody: &'a Custody, upstream: &'a UpstreamState, arrived: Option<Arrived> },
+    Custody { custody: &'a Custody, upstream: &'a UpstreamState, arrived: Option<InboundExchange> },
 }
 
 /// The rest of the chain, as a filter sees it.
@@ -96,14 +97,14 @@ impl Next<'_> {
 pub(crate) async fn send(
     forward: &Forward<'_>,
     hop: NextHop<'_>,
-    arrived: Option<Arrived>,
+    arrived: Option<InboundExchange>,
 ) -> Result<Response<Body>, Error> {
     if !has_filters(forward.route) {
         return hop.send(forward).await;
     }
     Box::pin(async move {
         let mut filters = SmallVec::<[Filter<'_>; 4]>::new();
-        let cache = forward.worker.shared.caches.of(forward.route);
+        let cache = forward.worker.services.caches.of(forward.route);
         // A response that may be stored must pass through this node, so it arrives by another exchange.
         let is_stored = cache.is_some() && matches!(forward.entry.facts.method, Method::GET | Method::HEAD);
         filters.extend(cache.map(Filter::Cache));
@@ -128,7 +129,7 @@ fn has_filters(route: &Route) -> bool {
 }
 
 /// The last filter of a route. Custody waits for its next hop anyway, so it excludes rate limiting.
-fn last_filter<'a>(route: &'a Route, hop: NextHop<'a>, arrived: Option<Arrived>) -> Option<Filter<'a>> {
+fn last_filter<'a>(route: &'a Route, hop: NextHop<'a>, arrived: Option<InboundExchange>) -> Option<Filter<'a>> {
     let NextHop::Upstream(upstream) = hop else { return None };
     match (&route.custody, &route.pace) {
         (Some(custody), _) => Some(Filter::Custody { custody, upstream, arrived }),

@@ -26,10 +26,10 @@ use hermes_net::tls::{CertifiedKey, Roots, RustlsClientConfig, RustlsServerConfi
 use self::builder::Builder;
 use crate::error::Error;
 use crate::headers::Via;
-use crate::names::NameTable;
 use crate::reverse::Presence;
-use crate::shares::Shares;
+use crate::runtime::shares::Shares;
 use crate::upstream::{ClientTls, UpstreamState};
+use crate::virtual_ip::NameTable;
 
 /// A map by name in the document. Requests look names up but do not choose them, so a fast hash without DoS protection
 /// is enough.
@@ -181,12 +181,6 @@ impl Generation {
         self.listeners.values().map(|state| &state.flows)
     }
 
-    /// True if any listener can authenticate clients, by certificate or by address.
-    pub(crate) fn authenticates(&self) -> bool {
-        let asks = |listener: &Listener| listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
-        self.listeners.values().any(|state| asks(&state.listener) || !state.listener.trust.is_empty())
-    }
-
     pub(crate) fn listening(&self, name: &str) -> Option<&ListenerState> {
         self.listeners.get(name)
     }
@@ -309,9 +303,7 @@ pub(crate) fn kept_bounds(limits: &Limits, idle: Duration, keep_alive: Option<Du
 /// its connection window shrinks once it has not.
 pub(crate) fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
     let bounds = quic_bounds(limits);
-    let believes =
-        listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None) || !listener.trust.is_empty();
-    if believes {
+    if listener.authenticates() {
         return bounds;
     }
     quic::Bounds {

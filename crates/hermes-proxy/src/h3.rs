@@ -5,7 +5,9 @@
 
 pub(crate) mod datagrams;
 pub(crate) mod fields;
+mod inbox;
 pub(crate) mod link;
 
 pub(crate) use self::datagrams::{Datagrams, Given};
+pub(crate) use self::inbox::Inbox;
 pub(crate) use self::link::{Link, Windows};

@@ -13,6 +13,7 @@ pub(crate) mod http;
 mod ip;
 mod linger;
 pub(crate) mod quic;
+pub(crate) mod reverse_dialer;
 mod socks5;
 pub(crate) mod tcp;
 pub(crate) mod tun;
@@ -35,14 +36,16 @@ use hermes_wire::proxy_protocol::{self, Parsed};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
+use self::quic::Doors;
 use crate::early::{Early, Source};
 use crate::generation::ListenerState;
-use crate::live::{Connection, ConnectionGuard, Stage};
 use crate::metrics::ListenerLabels;
+use crate::oneshot::Oneshot;
+use crate::outbound::reverse_acceptor;
 use crate::request::{Rejected, Request};
-use crate::reverse::{self, Carrier, arrival};
+use crate::reverse::{self, Carrier};
+use crate::runtime::session::{Connection, ConnectionGuard, Stage};
 use crate::session::{self, Served};
-use crate::signal::Signal;
 use crate::worker::Worker;
 
 /// A bound socket for one worker.
@@ -114,13 +117,13 @@ pub(crate) enum Ending {
 
 /// A running listener.
 pub(crate) struct Acceptor {
-    ending: Rc<Signal<Ending>>,
-    ended: Rc<Signal<()>>,
+    ending: Rc<Oneshot<Ending>>,
+    ended: Rc<Oneshot<()>>,
 }
 
 impl Acceptor {
     /// Starts to accept.
-    pub(crate) fn start(worker: &Rc<Worker>, socket: ListeningSocket) -> io::Result<Self> {
+    pub(crate) fn start(worker: &Rc<Worker>, doors: &mut Doors, socket: ListeningSocket) -> io::Result<Self> {
         let this = Self { ending: Rc::default(), ended: Rc::default() };
         let (ending, ended) = (this.ending.clone(), this.ended.clone());
         let here = worker.clone();
@@ -136,7 +139,7 @@ impl Acceptor {
             }
             BoundSocket::Quic(group, slot) => {
                 let known = Known::new(worker, socket.name);
-                let door = quic::open(worker, &group, slot, &known)?;
+                let door = quic::open(worker, doors, &group, slot, &known)?;
                 worker.spawn(async move {
                     quic::accept_all(here, door, known, ending).await;
                     ended.set(());
@@ -205,7 +208,7 @@ impl Known {
 /// The longest accept queue that `hermes_net::tcp` requests from the kernel.
 const MOST_WAITING: usize = 4096;
 
-async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known, ending: Rc<Signal<Ending>>) {
+async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known, ending: Rc<Oneshot<Ending>>) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -307,7 +310,7 @@ async fn serve_connection(
     match &listener.protocol {
         ListenerProtocol::Http if ready.io.alpn() == Some(reverse::ALPN) => {
             let Ready { io, source, trust, .. } = ready;
-            arrival::take(worker, &listener, &trust, source, Carrier::Tcp(io));
+            reverse_acceptor::take(worker, &listener, &trust, source, Carrier::Tcp(io));
         }
         ListenerProtocol::Http => http::serve(worker, connection, ready).await,
         ListenerProtocol::Tcp { authority } => {

@@ -7,8 +7,10 @@ mod background;
 mod devices;
 mod leaving;
 mod orphans;
+mod redecide;
 mod sockets;
 mod view;
+mod worker_loop;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -29,12 +31,15 @@ use self::devices::{Former, HeldDevice};
 use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
+use self::worker_loop::{Command, Start};
 use crate::generation::{Generation, Unready};
 use crate::ip::{Hold, Share};
 use crate::listener::{ListeningSocket, Transport};
 use crate::metrics::ResultLabels;
-use crate::record::{self, LogWriter};
-use crate::worker::{self, Command, Shared};
+use crate::reverse::channels::{Channels, Message};
+use crate::runtime::Shared;
+use crate::runtime::access_log::{self, LogWriter};
+use crate::worker::Services;
 
 /// The capacity of a worker's command channel.
 const COMMANDS: usize = 64;
@@ -45,6 +50,8 @@ const RESTING: &str = "resting addresses";
 
 struct WorkerHandle {
     commands: mpsc::Sender<Command>,
+    /// Messages of other workers. The worker ends when it is told to, so the sender only keeps the channel open.
+    messages: mpsc::Sender<Message>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -61,6 +68,8 @@ struct Prepared {
 /// A running node.
 pub struct Node {
     shared: Arc<Shared>,
+    services: Arc<Services>,
+    channels: Arc<Channels>,
     workers: Vec<WorkerHandle>,
     /// The log writer. Dropped after the workers: it then waits for the entries that they still write.
     log: LogWriter,
@@ -118,12 +127,23 @@ impl Node {
         let lost = shared.metrics.records_lost.clone();
         let log = LogWriter::start(snapshot.access_log.clone(), lost).map_err(|error| fault("access-log", error))?;
         let generation = Arc::new(Generation::build(snapshot, None)?);
+        let (services, channels) = (Arc::<Services>::default(), Arc::<Channels>::default());
         let count = shared.workers;
         let mut workers = Vec::with_capacity(count);
         for number in 0..count {
-            workers.push(start_worker(number, &shared, &generation, &log).map_err(|error| fault("workers", error))?);
+            let start = |commands, messages| Start {
+                number,
+                shared: shared.clone(),
+                services: services.clone(),
+                channels: channels.clone(),
+                generation: generation.clone(),
+                log: log.sender(),
+                commands,
+                messages,
+            };
+            workers.push(start_worker(start).map_err(|error| fault("workers", error))?);
         }
-        shared.meet(workers.iter().map(|worker| worker.commands.downgrade()).collect());
+        introduce(&workers, &shared, &channels);
         let mut by_label: HashMap<String, Vec<OwnedFd>> = HashMap::new();
         for handed in inherited {
             by_label.entry(handed.label).or_default().push(handed.fd);
@@ -131,6 +151,8 @@ impl Node {
         let resting_before = by_label.remove(RESTING).and_then(|mut fds| fds.pop());
         let mut node = Self {
             shared,
+            services,
+            channels,
             log,
             workers,
             current: Arc::new(ArcSwap::new(generation.clone())),
@@ -181,7 +203,7 @@ impl Node {
     pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
         self.read_orphans();
         if let Some(resting) = self.resting_before.take().and_then(|fd| read_text(&fd).ok()) {
-            self.shared.given.go_on_resting(&resting);
+            self.services.given.go_on_resting(&resting);
         }
         let held_back = std::mem::take(&mut self.held_back);
         let has_devices = self.read_devices();
@@ -231,7 +253,7 @@ impl Node {
 
     async fn apply_or_refuse(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
         let previous = self.current.load_full();
-        record::probe(&snapshot.access_log)
+        access_log::probe(&snapshot.access_log)
             .map_err(|error| vec![Unready { path: "access-log".to_owned(), reason: error.to_string() }])?;
         let workers = snapshot.workers.unwrap_or_else(cores);
         if workers != self.workers.len() {
@@ -256,8 +278,8 @@ impl Node {
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // No step after this can fail.
-        self.shared.custody.follow(&generation.snapshot);
-        self.shared.caches.follow(&generation.snapshot, &|route| self.shared.metrics.cache(route));
+        self.services.custody.follow(&generation.snapshot);
+        self.services.caches.follow(&generation.snapshot, &|route| self.shared.metrics.cache(route));
         let former = self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
         self.part_with_orphans();
@@ -342,6 +364,7 @@ impl Node {
     pub fn view(&self) -> NodeView {
         NodeView {
             shared: self.shared.clone(),
+            services: self.services.clone(),
             current: self.current.clone(),
             workers: self.workers.iter().map(|worker| worker.commands.clone()).collect(),
         }
@@ -358,20 +381,30 @@ fn cores() -> usize {
 }
 
 fn start_worker(
-    number: usize,
-    shared: &Arc<Shared>,
-    generation: &Arc<Generation>,
-    log: &LogWriter,
+    start: impl FnOnce(mpsc::Receiver<Command>, mpsc::Receiver<Message>) -> Start,
 ) -> std::io::Result<WorkerHandle> {
-    let (commands, receiver) = mpsc::channel(COMMANDS);
-    let (shared, generation, log) = (shared.clone(), generation.clone(), log.sender());
-    let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-        if generation.snapshot.identity.is_some() {
+    let (commands, command_receiver) = mpsc::channel(COMMANDS);
+    let (messages, message_receiver) = mpsc::channel(COMMANDS);
+    let start = start(command_receiver, message_receiver);
+    let thread = std::thread::Builder::new().name(format!("worker-{}", start.number)).spawn(move || {
+        if start.generation.snapshot.identity.is_some() {
             hermes_net::tls::warm_up();
         }
-        if let Err(error) = worker::run(number, shared, generation, log, receiver) {
+        if let Err(error) = worker_loop::run(start) {
             tracing::error!(%error, "a worker could not start");
         }
     })?;
-    Ok(WorkerHandle { commands, thread: Some(thread) })
+    Ok(WorkerHandle { commands, messages, thread: Some(thread) })
+}
+
+/// Tells each worker how to reach the others.
+fn introduce(workers: &[WorkerHandle], shared: &Shared, channels: &Channels) {
+    channels.set(workers.iter().map(|worker| worker.messages.downgrade()).collect());
+    let others: Vec<_> = workers.iter().map(|worker| worker.commands.downgrade()).collect();
+    shared.displace_by(move |asking| {
+        let others = others.iter().enumerate().filter(|(number, _)| *number != asking);
+        for other in others.filter_map(|(_, other)| other.upgrade()) {
+            let _ = other.try_send(Command::Displace);
+        }
+    });
 }

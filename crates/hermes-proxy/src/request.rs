@@ -16,6 +16,7 @@ use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::snapshot::Listener;
 use hermes_model::trust::settle;
 use hermes_wire::connect_udp;
+use hermes_wire::custody::ExchangeId;
 use hermes_wire::traceparent::Traceparent;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
@@ -26,11 +27,10 @@ use ipnet::IpNet;
 pub(crate) use self::capture::from_capture;
 use self::target::{count_lines, excerpt, target, udp_target};
 use crate::body::{Interim, RequestBody};
-use crate::custody::forward::Arrived;
 use crate::early::Early;
 use crate::error::Error;
 use crate::headers;
-use crate::live::{Connection, Entry};
+use crate::runtime::session::{Connection, Entry};
 use crate::worker::Worker;
 
 /// The kind of exchange that the client requested.
@@ -44,6 +44,14 @@ pub(crate) enum Ask {
     Post,
     /// HTTP/1.1 Upgrade or extended CONNECT to this protocol.
     Upgrade(Arc<str>),
+}
+
+/// An exchange from a neighbour in custody, as its session refers to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InboundExchange {
+    pub(crate) id: ExchangeId,
+    /// The length of its received head.
+    pub(crate) head_bytes: u64,
 }
 
 /// A flow, represented as a request.
@@ -64,7 +72,7 @@ pub(crate) struct Request<'a> {
     /// Data that the client sends before its tunnel is open, if it can be read.
     pub(crate) early: Option<Early<'a>>,
     /// Set if the request arrived in custody.
-    pub(crate) arrived: Option<Arrived>,
+    pub(crate) arrived: Option<InboundExchange>,
     /// A hash of what an untrusted client claimed in `X-Forwarded-For` and the like; 0 if nothing.
     pub(crate) claimed: u64,
 }

@@ -1,15 +1,14 @@
 //! Reverse connections: connections that a node behind NAT dials, and on which its neighbour then sends requests.
 //!
-//! In: a node that dials (`uplink`), and its neighbour that accepts (`arrival`). Both have shown certificates. From
+//! In: a node that dials (`listener/reverse_dialer`), and its neighbour that accepts (`outbound/reverse_acceptor`). Both have shown certificates. From
 //! then on the roles are reversed: the node that dialled serves HTTP as its listeners do, and the node that accepted
 //! sends requests, from a pool under the node's name. Its first request on each connection is a call. It gives the
 //! number of connections that its workers need, and later announces that it leaves. The answer lists earlier
 //! connections that are dead. Never: a name that a certificate does not prove.
 
-pub(crate) mod arrival;
-mod dealt;
-mod pulse;
-pub(crate) mod uplink;
+mod assignment;
+pub(crate) mod channels;
+pub(crate) mod keepalive;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,10 +26,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use self::dealt::Dealt;
-pub(crate) use self::pulse::{Beat, FAR_END, Probe, Pulse};
-use self::pulse::{UNUSED, USED};
-use crate::signal::Signal;
+use self::assignment::Dealt;
+pub(crate) use self::keepalive::{Beat, FAR_END, Probe, Pulse};
+use self::keepalive::{UNUSED, USED};
+use crate::oneshot::Oneshot;
 
 /// The ALPN of a reverse connection over TCP.
 pub(crate) const ALPN: &[u8] = b"hermes-reverse";
@@ -62,21 +61,21 @@ pub(crate) struct Presence {
     /// The number of its newest connection, and the address of its peer.
     newest: watch::Sender<(u64, Option<IpAddr>)>,
     /// Connections that the node has given up.
-    gone: Told,
+    pub(crate) gone: Told,
     /// Connections that should leave their worker, because another worker has none.
-    leaving: Told,
+    pub(crate) leaving: Told,
 }
 
 /// Numbers of connections that receive a signal. Bounded to the latest ones; the owner of each one checks the list at
 /// once.
 #[derive(Default)]
-struct Told(watch::Sender<VecDeque<u64>>);
+pub(crate) struct Told(watch::Sender<VecDeque<u64>>);
 
 /// The limit of remembered numbers.
 const MOST_TOLD: usize = 64;
 
 impl Told {
-    fn tell(&self, numbers: impl Iterator<Item = u64>) {
+    pub(crate) fn tell(&self, numbers: impl Iterator<Item = u64>) {
         self.0.send_modify(|told| {
             told.extend(numbers.take(MOST_TOLD));
             told.drain(..told.len().saturating_sub(MOST_TOLD));
@@ -84,7 +83,7 @@ impl Told {
     }
 
     /// Waits until this number is signalled.
-    async fn has_told(&self, number: u64) {
+    pub(crate) async fn has_told(&self, number: u64) {
         // The sender lives as long as `self`.
         let _ = self.0.subscribe().wait_for(|told| told.contains(&number)).await;
     }
@@ -93,9 +92,9 @@ impl Told {
 /// A connection's assignment to a worker; dropping it releases the assignment.
 pub(crate) struct Place {
     pub(crate) presence: Arc<Presence>,
-    worker: usize,
+    pub(crate) worker: usize,
     /// The connection's number among all that the node has dialled.
-    number: u64,
+    pub(crate) number: u64,
 }
 
 impl Place {
@@ -164,7 +163,7 @@ impl Presence {
     }
 
     /// Assigns a connection that worker `here` accepted, among `workers` workers.
-    fn deal(self: &Arc<Self>, here: usize, workers: usize) -> Place {
+    pub(crate) fn deal(self: &Arc<Self>, here: usize, workers: usize) -> Place {
         let (worker, number) = self.dealt().deal(here, workers);
         Place { presence: self.clone(), worker, number }
     }
@@ -231,31 +230,31 @@ impl Default for Bundle {
 const IN_USE: Duration = Duration::from_secs(60);
 
 impl Bundle {
-    fn want(&self, wanted: usize) {
+    pub(crate) fn want(&self, wanted: usize) {
         let wanted = wanted.clamp(1, MOST_WANTED);
         self.0.wanted.send_if_modified(|current| std::mem::replace(current, wanted) != wanted);
     }
 
-    fn wanted(&self) -> watch::Receiver<usize> {
+    pub(crate) fn wanted(&self) -> watch::Receiver<usize> {
         self.0.wanted.subscribe()
     }
 
-    fn use_it(&self) -> Use {
+    pub(crate) fn use_it(&self) -> Use {
         self.0.sessions.fetch_add(1, Ordering::Relaxed);
         Use(self.clone())
     }
 
     /// True if there is a session or was one lately. The start counts as a use.
-    fn is_in_use(&self) -> bool {
+    pub(crate) fn is_in_use(&self) -> bool {
         let used_at = || Duration::from_millis(self.0.used_at.load(Ordering::Relaxed));
         self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + IN_USE
     }
 
-    fn doubt(&self) {
+    pub(crate) fn doubt(&self) {
         self.0.doubts.send_replace(());
     }
 
-    fn doubts(&self) -> watch::Receiver<()> {
+    pub(crate) fn doubts(&self) -> watch::Receiver<()> {
         self.0.doubts.subscribe()
     }
 }
@@ -292,30 +291,30 @@ pub(crate) struct Line {
     bundle: Bundle,
     /// True for the connection that probes on behalf of the whole bundle.
     is_first: bool,
-    moves_on: Signal<MovesOn>,
+    pub(crate) moves_on: Oneshot<MovesOn>,
     is_over: Cell<bool>,
     /// The connection suspects its path, and the others were told.
     doubts: Cell<bool>,
     /// The number of PATH_CHALLENGE frames from the peer.
     challenges: Cell<u64>,
     /// The connection's number at the peer. Set once the peer has accepted it.
-    number: Signal<u64>,
+    pub(crate) number: Oneshot<u64>,
     /// Numbers of earlier connections that are dead.
     given_up: Vec<u64>,
 }
 
 impl Line {
-    fn new(bundle: Bundle, is_first: bool, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
+    pub(crate) fn new(bundle: Bundle, is_first: bool, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
         Self {
             pulse: RefCell::new(Pulse::new(None, None, UNUSED)),
             acks: Cell::new(acks),
             bundle,
             is_first,
-            moves_on: Signal::default(),
+            moves_on: Oneshot::default(),
             is_over: Cell::new(false),
             doubts: Cell::new(false),
             challenges: Cell::new(0),
-            number: Signal::default(),
+            number: Oneshot::default(),
             given_up,
         }
     }
@@ -334,7 +333,7 @@ impl Line {
     }
 
     /// Marks the connection as closed, with all streams on it.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.acks.take();
         self.pulse.borrow_mut().end();
         self.is_over.set(true);
@@ -343,7 +342,7 @@ impl Line {
     }
 
     /// Probes the peer.
-    fn ask(&self) {
+    pub(crate) fn ask(&self) {
         self.pulse.borrow_mut().ask();
     }
 
@@ -367,7 +366,7 @@ impl Line {
     }
 
     /// True if no byte can arrive on it.
-    fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.is_over.get() || self.pulse.borrow().is_silent()
     }
 
@@ -405,7 +404,7 @@ impl Line {
 
 /// The content of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
+pub(crate) enum Call {
     /// `id=17, connections=4`: the connection's number, and the number of connections that are wanted.
     Begins { number: Option<u64>, wanted: Option<usize> },
     /// `leaving`: no further session on this connection.
@@ -414,7 +413,7 @@ enum Call {
 
 impl Call {
     /// The request that carries the call.
-    fn request(self, node: &str) -> Option<Request<()>> {
+    pub(crate) fn request(self, node: &str) -> Option<Request<()>> {
         let words = match self {
             Call::Leaving => "leaving".to_owned(),
             Call::Begins { number, wanted } => {
@@ -441,7 +440,7 @@ fn parse(words: &str) -> Call {
 }
 
 /// The numbers of connections that an answer gives up.
-fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
+pub(crate) fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
     let words = answer.get(CALL).and_then(|value| value.to_str().ok()).unwrap_or_default();
     words.split(',').filter_map(|word| word.trim().strip_prefix("gone=")?.parse().ok())
 }

@@ -3,6 +3,10 @@
 //! In: a `Request` of any protocol. Out: a response, or an open tunnel with its far end. The listener sends the
 //! response or relays the tunnel. The decision is a value first; only then does the node act on it.
 
+mod custody_channel;
+mod custody_exchange;
+mod origin_replay;
+
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,21 +19,22 @@ use http::header::ALT_SVC;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 
+use self::custody_channel::InboundChannel;
 use crate::body::{Body, Interim, RequestBody, ResponseBody};
 use crate::datagram::{self, Opening, Port, Reopened};
 use crate::early::{Early, Source, Words};
 use crate::error::{Error, LOOP};
 use crate::filters::NextHop;
 use crate::generation::Generation;
-use crate::live::{Entry, Session};
 use crate::request::{Ask, Rejected, Request};
+use crate::runtime::session::{Entry, Session};
 use crate::service::forward::Forward;
-use crate::service::forward::head::{Dress, clean_response};
+use crate::service::forward::head::clean_response;
 use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{copy, custody, filters, headers, upgrade};
+use crate::{custody, filters, headers, tunnel_copy, upgrade};
 
 /// The outcome of a request.
 pub(crate) enum Served {
@@ -43,6 +48,7 @@ pub(crate) enum Served {
 pub(crate) struct Tunnel {
     /// The head for the client: 200 or 101.
     pub(crate) head: Response<()>,
+    pub(crate) worker: Rc<Worker>,
     pub(crate) far: Far,
     pub(crate) session: Session,
     /// The request's body, if the tunnel is carried in bodies.
@@ -63,7 +69,7 @@ pub(crate) enum Far {
     /// Datagrams or packets, unpacked at this node.
     Datagrams(Port),
     /// The custody channel of a neighbour.
-    Custody(Rc<custody::channel::Way>),
+    Custody(Rc<InboundChannel>),
 }
 
 /// The client's side of a tunnel, from the listener.
@@ -74,8 +80,8 @@ pub(crate) enum Near {
 
 /// Serves a request.
 pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Served {
-    if custody::channel::is_asked_for(&request) {
-        return custody::channel::accept(worker, &request);
+    if custody_channel::is_asked_for(&request) {
+        return custody_channel::accept(worker, &request);
     }
     let generation = worker.generation();
     let decision = decide_request(&generation, &mut request);
@@ -125,7 +131,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         }
         Ok(Acted::Tunnel { head, far, body }) => {
             session.entry.status.set(head.status().as_u16());
-            Served::Tunnel(Box::new(Tunnel { head, far, session, body }))
+            Served::Tunnel(Box::new(Tunnel { head, worker: worker.clone(), far, session, body }))
         }
         Err(Error::NoProgress(limit)) if body.waits_for_client() => fail(session, &Error::ClientStalled(limit)),
         Err(error) => fail(session, &error),
@@ -245,7 +251,7 @@ async fn to_upstream(
     if let (None, Some(arrived)) = (&route.custody, request.arrived) {
         Box::pin(custody::forward::intend(worker, &session.entry, route, &request, arrived)).await?;
     }
-    let forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let forward = Forward::new(worker, generation, &session.entry, route, &request, interim);
     if request.ask == Ask::Response {
         let mut response = filters::send(&forward, NextHop::Upstream(state), request.arrived).await?;
         // For its clients, this node is the origin (RFC 9110, 3.7). An upstream's `Alt-Svc` would send clients to ports
@@ -263,7 +269,7 @@ async fn to_upstream(
         // Data that the client sent early is read from its stream, which is in custody from here on.
         let stream = custody::forward::tunnel(&forward, state, custody)?;
         drop(forward);
-        return Ok(tunnel(&mut request, Far::Stream(ByteStream::Custody(Box::new(stream)))));
+        return Ok(tunnel(&mut request, Far::Stream(ByteStream::Boxed(Box::new(stream)))));
     }
     let opened = Box::pin(forward.tunnel(state, &request.ask, early)).await?;
     drop(forward);
@@ -309,7 +315,7 @@ async fn to_origin(
         custody::forward::intend(worker, &session.entry, route, &request, arrived).await?;
     }
     let interim = interim(&mut request);
-    let forward = forward(worker, generation, &session.entry, route, &request, interim);
+    let forward = Forward::new(worker, generation, &session.entry, route, &request, interim);
     let destination = place.destination(terminate, None);
     if request.ask != Ask::Response {
         let owner = generation.route_owner(route);
@@ -325,39 +331,6 @@ async fn to_origin(
 /// The receiver of interim responses, for clients that can receive them or wait for `100 Continue`.
 fn interim(request: &mut Request<'_>) -> Option<Arc<Interim>> {
     request.interim.take().or_else(|| request.expects_continue().then(Arc::default))
-}
-
-/// Builds the forwarded form of a request.
-pub(crate) fn forward<'a>(
-    worker: &'a Rc<Worker>,
-    generation: &'a Generation,
-    entry: &'a Rc<Entry>,
-    route: &'a Route,
-    request: &'a Request<'_>,
-    interim: Option<Arc<Interim>>,
-) -> Forward<'a> {
-    // An upgrade may have a body before the tunnel. In a tunnel by POST, the body is the tunnel.
-    let has_body = match request.ask {
-        Ask::Response => true,
-        Ask::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,
-        Ask::Connect | Ask::Post => false,
-    };
-    let body = if has_body { request.body.clone() } else { RequestBody::Empty };
-    let may_be_sent_again = route.retry.is_some() || route.pace.is_some() || route.retrieve.is_some();
-    let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
-    body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
-    let dress = Dress {
-        node: &generation.snapshot.node,
-        via: &generation.via,
-        rewrite: route.rewrite.as_ref(),
-        version: request.version,
-        scheme: &request.scheme,
-        host: &request.host,
-        trace: request.trace,
-        to_proxy: matches!(&route.action, Action::Upstream(upstream) if upstream.forward_proxy),
-        amend: None,
-    };
-    Forward { worker, entry, route, dress, body, interim }
 }
 
 fn respond_with(
@@ -394,8 +367,8 @@ fn say_unsent(entry: &Entry, headers: &mut HeaderMap) {
 
 pub(crate) fn fail(session: Session, error: &Error) -> Served {
     session.entry.fail(error);
-    let generation = session.worker.generation();
-    let mut response = respond::failure(error, &generation.snapshot.node, session.entry.facts.trust.is_believed());
+    let node = session.worker.snapshot().node.clone();
+    let mut response = respond::failure(error, &node, session.entry.facts.trust.is_believed());
     if error.is_unsent() && !session.entry.was_sent.get() {
         say_unsent(&session.entry, response.headers_mut());
     }
@@ -404,8 +377,7 @@ pub(crate) fn fail(session: Session, error: &Error) -> Served {
 
 /// Relays a tunnel whose head was sent, until it ends.
 pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
-    let Tunnel { far, session, .. } = tunnel;
-    let worker = &session.worker;
+    let Tunnel { worker, far, session, .. } = tunnel;
     let entry = &session.entry;
     let reopening = |route: Arc<Route>, said: Bytes| -> Opening {
         let (worker, entry) = (worker.clone(), entry.clone());
@@ -423,7 +395,7 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
         (Near::Stream(near), Far::Stream(far)) if passes_datagrams(entry, &near, &far) => {
             datagram::relay(near_tunnel(near), Port::far_tunnel(far, kind), &session, &reopening).await;
         }
-        (Near::Stream(near), Far::Stream(far)) => copy::relay(near, far, &session).await,
+        (Near::Stream(near), Far::Stream(far)) => tunnel_copy::relay(near, far, &session).await,
         (Near::Stream(near), Far::Datagrams(far)) => {
             datagram::relay(near_tunnel(near), far, &session, &reopening).await;
         }
@@ -431,7 +403,7 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
             datagram::relay(near, Port::far_tunnel(far, kind), &session, &reopening).await;
         }
         (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
-        (Near::Stream(near), Far::Custody(way)) => custody::channel::carry_accepted(&session, near, &way).await,
+        (Near::Stream(near), Far::Custody(way)) => custody_channel::carry_accepted(&worker, &session, near, &way).await,
         // Custody channels are requested by name, so a flow of datagrams never has one.
         (Near::Datagrams(_), Far::Custody(_)) => {}
     }
@@ -470,7 +442,7 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said
         Action::Upstream(upstream) => {
             let state = generation.state_of(upstream)?;
             let request = Request::again(entry);
-            let forward = forward(worker, &generation, entry, route, &request, None);
+            let forward = Forward::new(worker, &generation, entry, route, &request, None);
             let has_words = !said.is_empty();
             let mut words = Words(has_words.then_some(said));
             let early = has_words.then(|| Early::new(&mut words));

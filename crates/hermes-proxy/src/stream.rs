@@ -4,11 +4,9 @@
 //! In: one of those. Out: chunks in and out; each direction ends on its own (half-close). Chunks are passed on without
 //! a copy if the transport allows it. Never: the meaning of the bytes.
 
-pub(crate) mod asked;
 pub(crate) mod h2;
 pub(crate) mod h3;
 mod halves;
-pub(crate) mod unread;
 
 use std::io;
 use std::pin::Pin;
@@ -19,16 +17,12 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use hermes_net::quic::path_monitor::PathMonitor;
 use hermes_net::{Io, quic};
-use http_body::Body as HttpBody;
 use tokio::io::AsyncWrite;
 
-pub(crate) use self::halves::{Receiver, Reset, Sender, StreamError};
-use crate::body::{Body, ChannelSender};
-use crate::custody::CustodyStream;
+pub(crate) use self::halves::{Receiver, Sender};
 use crate::h3::Datagrams;
-use crate::live::Entry;
-use crate::upstream::pool::{H1Connection, Lease};
-use crate::upstream::{InFlight, Seat};
+use crate::runtime::session::Entry;
+pub(crate) use crate::stream_error::{Reset, StreamError};
 
 /// The first read from a socket: most tunnels carry little.
 const FIRST_CHUNK: usize = 4 << 10;
@@ -39,8 +33,8 @@ const TLS_CHUNK: usize = 16 << 10;
 
 /// A byte stream.
 pub(crate) enum ByteStream {
-    /// A socket; `ahead` was already read from it. `_seat` is its share of an endpoint's limit, if it has one.
-    Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _seat: Option<Seat> },
+    /// A socket; `ahead` was already read from it. `_lease` is its share of an endpoint's limit, if it has one.
+    Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _lease: Option<Box<dyn StreamLease>> },
     /// A multiplexed stream of HTTP/2 or HTTP/3. `datagrams` are the HTTP datagrams of its request, until they are
     /// taken.
     Multiplexed {
@@ -48,27 +42,48 @@ pub(crate) enum ByteStream {
         send: Sender,
         sent_end: bool,
         datagrams: Option<Datagrams>,
-        lease: Option<Lease>,
-        _in_flight: Option<InFlight>,
+        lease: Option<Box<dyn StreamLease>>,
     },
-    /// The bodies of a request and its response. `carrier` is the connection of both, if no other task drives it.
-    Bodies { recv: Box<Body>, send: Option<ChannelSender>, carrier: Option<Box<H1Connection>> },
-    /// Bytes in custody.
-    Custody(Box<CustodyStream>),
+    /// A rare stream: the two bodies of a POST, or bytes in custody.
+    Boxed(Box<dyn BoxedStream>),
+}
+
+/// The lease of a stream on a connection to an endpoint, held for the lifetime of the stream.
+pub(crate) trait StreamLease {
+    /// True if the connection takes no further streams, because the peer drains it or a better one exists.
+    fn is_leaving(&self) -> bool {
+        false
+    }
+}
+
+/// A byte stream that a layer above implements. The functions mean what they mean on [`ByteStream`].
+pub(crate) trait BoxedStream {
+    /// See [`ByteStream::bind`].
+    fn bind(&self, session: &Rc<Entry>);
+    /// See [`ByteStream::poll_carrier`].
+    fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    /// See [`ByteStream::poll_read`].
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>>;
+    /// See [`ByteStream::poll_write`].
+    fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>>;
+    /// See [`ByteStream::poll_finish`].
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    /// See [`ByteStream::abort`].
+    fn abort(&mut self);
 }
 
 impl ByteStream {
     /// A socket to an endpoint, with its share of the endpoint's limit.
-    pub(crate) fn seated(io: Io, ahead: Bytes, seat: Seat) -> Self {
-        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: Some(seat) }
+    pub(crate) fn leased_io(io: Io, ahead: Bytes, lease: Box<dyn StreamLease>) -> Self {
+        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _lease: Some(lease) }
     }
 
     pub(crate) fn io(io: Io, ahead: Bytes) -> Self {
-        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _seat: None }
+        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _lease: None }
     }
 
-    pub(crate) fn multiplexed(recv: Receiver, send: Sender, lease: Option<Lease>, in_flight: Option<InFlight>) -> Self {
-        ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, lease, _in_flight: in_flight }
+    pub(crate) fn multiplexed(recv: Receiver, send: Sender, lease: Option<Box<dyn StreamLease>>) -> Self {
+        ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, lease }
     }
 
     /// Attaches the HTTP datagrams of its request.
@@ -99,7 +114,7 @@ impl ByteStream {
 
     /// True if its connection takes no further streams, because the peer drains it or a better one exists.
     pub(crate) fn is_leaving(&self) -> bool {
-        matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.connection.is_going())
+        matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.is_leaving())
     }
 
     /// Takes the HTTP datagrams of its request.
@@ -110,29 +125,22 @@ impl ByteStream {
         }
     }
 
-    pub(crate) fn bodies(recv: Body, send: ChannelSender, carrier: Option<Box<H1Connection>>) -> Self {
-        ByteStream::Bodies { recv: Box::new(recv), send: Some(send), carrier }
-    }
-
     /// Binds the stream to a session, which ends if too many of its bytes remain unread.
     pub(crate) fn bind(&self, session: &Rc<Entry>) {
         match self {
             ByteStream::Multiplexed { recv, .. } => recv.bind(session),
-            ByteStream::Bodies { recv, .. } => recv.bind(session),
-            ByteStream::Custody(stream) => stream.bind(session),
+            ByteStream::Boxed(stream) => stream.bind(session),
             ByteStream::Io { .. } => {}
         }
     }
 
-    /// Drives the connection of the bodies, if no other task does. Ready when all bytes that were given to it are sent.
+    /// Drives the connection below the stream, if no other task does. Ready when all bytes that were given to it are
+    /// sent.
     pub(crate) fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let ByteStream::Custody(stream) = self {
-            return stream.poll_pending(cx);
+        match self {
+            ByteStream::Boxed(stream) => stream.poll_carrier(cx),
+            ByteStream::Io { .. } | ByteStream::Multiplexed { .. } => Poll::Ready(Ok(())),
         }
-        let ByteStream::Bodies { carrier: Some(carrier), .. } = self else { return Poll::Ready(Ok(())) };
-        carrier.poll(cx).map_err(io::Error::other)?;
-        // Both messages are complete: the connection has ended, or takes another request.
-        if carrier.finished || carrier.is_reusable() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     /// The next chunk; `None` is the clean end of this direction.
@@ -145,19 +153,7 @@ impl ByteStream {
                 poll_read_io(io, buffer, most, cx)
             }
             ByteStream::Multiplexed { recv, .. } => poll_read_half(recv, cx, usize::MAX),
-            ByteStream::Custody(stream) => stream.poll_read(cx),
-            ByteStream::Bodies { recv, .. } => loop {
-                match ready!(Pin::new(&mut **recv).poll_frame(cx)) {
-                    Some(Ok(frame)) => {
-                        // Trailers of a tunnel have no meaning.
-                        if let Ok(chunk) = frame.into_data() {
-                            return Poll::Ready(Ok(Some(chunk)));
-                        }
-                    }
-                    Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error.to_string()))),
-                    None => return Poll::Ready(Ok(None)),
-                }
-            },
+            ByteStream::Boxed(stream) => stream.poll_read(cx),
         }
     }
 
@@ -175,13 +171,7 @@ impl ByteStream {
                 Poll::Ready(Ok(()))
             }
             ByteStream::Multiplexed { send, .. } => send.poll_send(cx, chunk, false).map_err(io::Error::from),
-            ByteStream::Custody(stream) => stream.poll_write(cx, chunk),
-            ByteStream::Bodies { send, .. } => {
-                let send = send.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-                ready!(send.poll_ready(cx))?;
-                send.send(std::mem::take(chunk));
-                Poll::Ready(Ok(()))
-            }
+            ByteStream::Boxed(stream) => stream.poll_write(cx, chunk),
         }
     }
 
@@ -207,13 +197,7 @@ impl ByteStream {
                 }
                 send.poll_settled(cx).map_err(io::Error::from)
             }
-            ByteStream::Custody(stream) => stream.poll_finish(cx),
-            ByteStream::Bodies { send, .. } => {
-                if let Some(send) = send.take() {
-                    send.finish();
-                }
-                Poll::Ready(Ok(()))
-            }
+            ByteStream::Boxed(stream) => stream.poll_finish(cx),
         }
     }
 
@@ -259,8 +243,7 @@ impl ByteStream {
         match self {
             ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
             ByteStream::Multiplexed { send, .. } => send.reset(reset),
-            ByteStream::Bodies { send, .. } => drop(send.take()),
-            ByteStream::Custody(stream) => stream.abort(),
+            ByteStream::Boxed(stream) => stream.abort(),
         }
     }
 }

@@ -3,25 +3,16 @@
 //! In: the upstreams of a snapshot. Out: an endpoint for a session, and a record of its outcome. An unchanged upstream
 //! keeps its state when the snapshot is replaced. Never: connections, which belong to a worker (`pool`).
 
-pub(crate) mod connect;
-pub(crate) mod exchange;
-pub(crate) mod health;
-pub(crate) mod metered;
-pub(crate) mod outlier;
-pub(crate) mod pool;
+mod outlier;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Balance, Endpoint as Place, Upstream};
 use hermes_net::tls::RustlsClientConfig;
 
-use self::connect::Destination;
-use self::pool::{PoolKey, Wish};
 use crate::reverse::{Bundle, Presence};
 
 /// Maximum number of endpoints that a session tries on its own while it gets no connection.
@@ -39,7 +30,7 @@ pub(crate) struct Endpoint {
     pub(crate) in_flight: AtomicUsize,
     /// The result of active health checks; true without checks.
     pub(crate) healthy: AtomicBool,
-    passive: outlier::Passive,
+    pub(crate) passive: outlier::Passive,
 }
 
 /// The location of an endpoint.
@@ -141,51 +132,6 @@ impl UpstreamState {
             turn: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             retrying: AtomicUsize::new(0),
-        }
-    }
-
-    /// The dial target of an endpoint. `source` is the session's source, for a PROXY header.
-    pub(crate) fn destination(&self, index: usize, source: SocketAddr) -> Destination<'_> {
-        let endpoint = &self.endpoints[index];
-        let (host, port) = match &endpoint.target {
-            Target::Address { host, port, .. } => (&**host, *port),
-            // A node target is never dialled.
-            Target::Node(presence) => (&*presence.node, 0),
-        };
-        Destination {
-            host,
-            port,
-            label: &endpoint.label,
-            reach: None,
-            guarded: false,
-            tls: self.tls.as_ref(),
-            proxy_source: self.config.proxy_protocol.then_some(source),
-            urgent: false,
-        }
-    }
-
-    /// The connection spec of a session for an endpoint's pool.
-    pub(crate) fn wish(&self, index: usize, source: SocketAddr, connect_within: Duration, fresh: bool) -> Wish<'_> {
-        Wish {
-            destination: self.destination(index, source),
-            protocol: self.config.protocol,
-            connect_within,
-            fresh,
-            node: match &self.endpoints[index].target {
-                Target::Address { .. } => None,
-                Target::Node(presence) => Some(presence),
-            },
-            client: None,
-            session: None,
-        }
-    }
-
-    /// The pool key of an endpoint. All upstreams share the pool of a node's reverse connections.
-    pub(crate) fn pool_key(&self, index: usize) -> PoolKey {
-        let endpoint = &self.endpoints[index];
-        match &endpoint.target {
-            Target::Address { .. } => PoolKey { owner: self.id, endpoint: endpoint.name.clone() },
-            Target::Node(presence) => PoolKey::of_node(&presence.node),
         }
     }
 
@@ -305,18 +251,6 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.state.endpoints[self.endpoint].in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The resources of a tunnel with a dedicated connection, held for its lifetime.
-pub(crate) struct Seat {
-    _in_flight: Option<InFlight>,
-    _permit: pool::Permit,
-}
-
-impl Seat {
-    pub(crate) fn new(in_flight: Option<InFlight>, permit: pool::Permit) -> Self {
-        Self { _in_flight: in_flight, _permit: permit }
     }
 }
 

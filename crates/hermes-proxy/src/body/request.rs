@@ -17,8 +17,8 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::{Body, Interim, TrailerSlot};
 use crate::error::Error;
-use crate::live::Entry;
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
+use crate::runtime::session::Entry;
 
 /// A body is sent after this time even if the upstream sent no 100.
 const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ pub(crate) enum RequestBody {
 
 pub(crate) struct Source {
     body: Body,
-    worker: Rc<Worker>,
+    worker: Rc<WorkerContext>,
     entry: Option<Rc<Entry>>,
     /// Bytes that were read, for another attempt.
     kept: Vec<Bytes>,
@@ -66,7 +66,7 @@ pub(crate) struct Source {
 }
 
 impl RequestBody {
-    pub(crate) fn new(worker: &Rc<Worker>, body: Body) -> Self {
+    pub(crate) fn new(worker: &Rc<WorkerContext>, body: Body) -> Self {
         if body.is_end_stream() || matches!(body, Body::Empty) {
             return RequestBody::Empty;
         }

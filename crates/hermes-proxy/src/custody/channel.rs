@@ -4,38 +4,22 @@
 //! service's records for it go out. Exchanges that a neighbour begins are sessions of the channel's worker; they
 //! outlive the channel.
 
-use std::future::poll_fn;
-use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hermes_model::facts::Trust;
-use hermes_model::snapshot::Contact as Plan;
 use hermes_wire::capsule::{Capsule, CapsuleDecoder};
 use hermes_wire::custody::{self as wire, ExchangeId, Record};
-use http::{HeaderName, StatusCode};
+use http::HeaderName;
 use tokio::time::Instant;
 
-use super::arrived;
 use super::link::Link;
-use crate::error::Error;
-use crate::live::{Phase, Session, Watched};
-use crate::request::{Ask, Request};
-use crate::session::{self, Far, Served, Tunnel};
 use crate::stream::ByteStream;
-use crate::upgrade;
-use crate::worker::Worker;
-use hermes_custody::BY;
-use hermes_custody::contact_plan;
 use hermes_custody::service::Office;
 
 /// The header that names the path of a neighbour, which may have several.
-pub(super) const LINE: HeaderName = HeaderName::from_static("hermes-line");
-/// The longest value of that header.
-const MOST_LINE: usize = 256;
+pub(crate) const LINE: HeaderName = HeaderName::from_static("hermes-line");
 /// Records are coalesced up to this size.
 const GATHER: usize = 32 << 10;
 /// A silence after which the path may have had an outage.
@@ -43,91 +27,8 @@ const SILENCE: Duration = Duration::from_millis(60);
 /// The limit of turns before other tasks of the worker run.
 const TURNS: usize = 16;
 
-/// True if a request opens a channel.
-pub(crate) fn is_asked_for(request: &Request<'_>) -> bool {
-    matches!(&request.ask, Ask::Upgrade(protocol) if **protocol == *wire::PROTOCOL)
-        && request.facts.path.as_str() == wire::PATH
-}
-
-/// Accepts a channel from an authenticated node or a trusted address.
-pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
-    let generation = worker.generation();
-    let facts = &request.facts;
-    let session = Session::begin(worker, facts.clone(), request.connection.clone(), request.trace);
-    let Some(peer) = name_of(request) else {
-        if worker.shared.custody.refuses(facts.source.ip()) {
-            tracing::warn!(
-                neighbour = %facts.source.ip(), listener = %facts.listener,
-                "a neighbour was refused custody, since it has not proven who it is: give that node an `identity` and have this \
-                 listener ask for it (tls: {{client: required}}), or list its address in the listener's `trust`"
-            );
-        }
-        let reason = "only nodes of the overlay give exchanges into custody".to_owned();
-        let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
-        return session::fail(session, &Error::Denied { status, reason, label });
-    };
-    if !worker.shared.custody.is_ready() {
-        return session::fail(session, &Error::Limit("another process of this node still has its journal of custody"));
-    }
-    if !session.take_tunnel(generation.snapshot.limits.tunnels) {
-        return session::fail(session, &Error::Limit("tunnels of this node"));
-    }
-    *session.entry.peer.borrow_mut() = Some(peer.clone());
-    let head = upgrade::accepted(&request.ask, request.version, facts, None);
-    session.entry.status.set(head.status().as_u16());
-    let way = Way {
-        listener: facts.listener.clone(),
-        source: facts.source,
-        trust: facts.trust.clone(),
-        peer,
-        plan: contact_plan::told(&facts.headers),
-    };
-    Served::Tunnel(Box::new(Tunnel { head, far: Far::Custody(Rc::new(way)), session, body: None }))
-}
-
-/// The name of a dialling neighbour in the engine: its identity and its path.
-fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
-    let facts = &request.facts;
-    if !facts.trust.is_believed() {
-        return None;
-    }
-    let line = facts.headers.get(LINE).and_then(|line| line.to_str().ok()).filter(|line| line.len() <= MOST_LINE)?;
-    let node = facts.trust.peer().and_then(|peer| peer.node.clone());
-    let who = node.unwrap_or_else(|| Arc::from(facts.source.ip().to_string()));
-    Some(Arc::from(format!("{who}{BY}{line}")))
-}
-
-/// The properties of a channel that apply to its exchanges.
-pub(crate) struct Way {
-    pub(super) listener: Arc<str>,
-    pub(super) source: SocketAddr,
-    pub(super) trust: Trust,
-    pub(super) peer: Arc<str>,
-    /// The neighbour's contact plan for the link.
-    plan: Option<Plan>,
-}
-
-/// Runs an accepted channel until it closes or a newer one replaces it.
-pub(crate) async fn carry_accepted(session: &Session, mut stream: ByteStream, way: &Rc<Way>) {
-    let worker = &session.worker;
-    session.entry.set_phase(worker, Phase::Open);
-    let _watched = Watched::begin(&session.entry);
-    let link = Link::accepted(&mut stream, way.plan);
-    let (mut channel, resumed) = Channel::begin(worker.shared.custody.clone(), way.peer.clone(), link);
-    resumed.into_iter().for_each(|id| begin(worker, way, id, true));
-    let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
-    tokio::select! {
-        over = carried => tracing::debug!(peer = %way.peer, why = over, "a channel of custody is over"),
-        _ = session.entry.end.wait() => {}
-    }
-    drop(channel);
-    stream.abort();
-    // The connection carried nothing else, and unsent records are useless.
-    session.entry.close_connection("its channel of custody is over");
-}
-
 /// A channel to a neighbour.
-pub(super) struct Channel {
+pub(crate) struct Channel {
     office: Arc<Office>,
     peer: Arc<str>,
     number: u64,
@@ -136,10 +37,10 @@ pub(super) struct Channel {
     /// The link, if it is QUIC.
     link: Option<Link>,
     /// A counter of reads, and the time of the last one.
-    pub(super) heard: u64,
+    pub(crate) heard: u64,
     heard_at: Instant,
     /// A ping must be sent even if there is no record.
-    pub(super) owes_ping: bool,
+    pub(crate) owes_ping: bool,
 }
 
 impl Drop for Channel {
@@ -150,7 +51,7 @@ impl Drop for Channel {
 
 impl Channel {
     /// Opens a channel. Also returns the neighbour's exchanges from before this process started.
-    pub(super) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Link>) -> (Self, Vec<ExchangeId>) {
+    pub(crate) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Link>) -> (Self, Vec<ExchangeId>) {
         let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
         (
@@ -170,7 +71,7 @@ impl Channel {
     }
 
     /// Reads and writes as much as possible. Ready with a reason when the channel ends.
-    pub(super) fn poll(
+    pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
         stream: &mut ByteStream,
@@ -277,10 +178,4 @@ impl Channel {
         self.out = out.freeze();
         false
     }
-}
-
-/// Starts a session for an exchange of a neighbour.
-fn begin(worker: &Rc<Worker>, way: &Rc<Way>, id: ExchangeId, is_resumed: bool) {
-    let (here, way) = (worker.clone(), way.clone());
-    worker.spawn(async move { arrived::serve(&here, &way, id, is_resumed).await });
 }

@@ -19,25 +19,17 @@ use http_body::Body as _;
 
 use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
 use super::tunnel::CustodyStream;
-use crate::body::{Body, settle_length};
+use crate::body::{Body, BoxedBody, settle_length};
 use crate::error::Error;
 use crate::headers;
-use crate::live::Entry;
-use crate::request::{Ask, Request};
+use crate::request::{Ask, InboundExchange, Request};
+use crate::runtime::session::Entry;
+use crate::runtime::shares::Owner;
 use crate::service::forward::head::Outgoing;
 use crate::service::forward::{Forward, is_idempotent};
-use crate::shares::Owner;
 use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 use hermes_custody::service::{Failure, Office};
-
-/// An exchange from a neighbour, as its session refers to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrived {
-    pub(super) id: ExchangeId,
-    /// The length of its received head.
-    pub(super) theirs: u64,
-}
 
 /// An exchange whose client waits at this node. If the client leaves, the exchange fails, or waits for a client that
 /// sends the same request.
@@ -91,17 +83,17 @@ fn asked(forward: &Forward<'_>) -> Option<Bytes> {
 pub(crate) async fn handle(
     custody: &Custody,
     upstream: &UpstreamState,
-    arrived: Option<Arrived>,
+    arrived: Option<InboundExchange>,
     forward: &Forward<'_>,
 ) -> Result<Response<Body>, Error> {
     let (worker, entry) = (forward.worker, forward.entry);
-    let office = &worker.shared.custody;
+    let office = &worker.services.custody;
     let (peer, head) = towards(forward, upstream)?;
-    if let Some(Arrived { id, theirs }) = arrived {
+    if let Some(InboundExchange { id, head_bytes: theirs }) = arrived {
         let is_tunnel = entry.facts.kind == Kind::Tcp;
         let account = &forward.route.name;
         let led = poll_fn(|cx| office.poll_lead(cx, id, (&peer, is_tunnel), account, theirs, &head)).await;
-        led.map_err(|failure| Error::custody(&peer, &failure))?;
+        led.map_err(|failure| super::error_of(&peer, &failure))?;
         return onward(forward, id, &peer).await;
     }
     let asked = asked(forward);
@@ -118,7 +110,7 @@ pub(crate) async fn handle(
     } else if body.is_end_stream() {
         let whole = with_end(&head);
         let brought = poll_fn(|cx| office.poll_append(cx, id, Part::Request, &whole, true)).await;
-        brought.map_err(|failure| Error::custody(&peer, &failure))?;
+        brought.map_err(|failure| super::error_of(&peer, &failure))?;
         None
     } else {
         let mut writing = Writing::new(office.clone(), id, Part::Request, head, body);
@@ -168,7 +160,7 @@ pub(crate) async fn handle(
         return Ok(response.map(|()| Body::Empty));
     }
     body.expect(length);
-    Ok(response.map(|()| Body::Custody(Box::new(body))))
+    Ok(response.map(|()| Body::boxed(body)))
 }
 
 /// Opens a stream whose bytes go by custody to one endpoint of the upstream. It is open at once.
@@ -182,7 +174,7 @@ pub(crate) fn tunnel(
 ) -> Result<CustodyStream, Error> {
     let (peer, head) = towards(forward, upstream)?;
     let id = begin(forward, &peer, custody, true, None)?;
-    let office = &forward.worker.shared.custody;
+    let office = &forward.worker.services.custody;
     let reads = CustodyBody::new(office.clone(), id, Part::Response, Reading::new(forward.worker), peer);
     Ok(CustodyStream::new(office.clone(), id, Part::Request, head, reads))
 }
@@ -219,11 +211,12 @@ fn begin(
 ) -> Result<ExchangeId, Error> {
     let (random, _) = forward.worker.random();
     let id = ExchangeId(random.to_be_bytes());
-    let shared = &forward.worker.shared;
+    let worker = forward.worker;
     let owner: Arc<str> = Arc::from(Owner::of_session(&forward.entry.facts).to_string());
-    let begun = shared.custody.begin(id, peer, custody.deadline, (&forward.route.name, &owner), is_tunnel, asked);
+    let begun =
+        worker.services.custody.begin(id, peer, custody.deadline, (&forward.route.name, &owner), is_tunnel, asked);
     begun.map_err(|_| {
-        shared.metrics.limit("custody-exchanges");
+        worker.shared.metrics.limit("custody-exchanges");
         Error::Limit("exchanges in custody")
     })?;
     Ok(id)
@@ -239,12 +232,12 @@ pub(crate) async fn intend(
     entry: &Rc<Entry>,
     route: &Route,
     request: &Request<'_>,
-    Arrived { id, .. }: Arrived,
+    InboundExchange { id, .. }: InboundExchange,
 ) -> Result<(), Error> {
     if request.ask != Ask::Response || is_idempotent(entry, route) {
         return Ok(());
     }
-    let office = &worker.shared.custody;
+    let office = &worker.services.custody;
     entry.set_held(true);
     office.take_in(id, false);
     let intended = poll_fn(|cx| office.poll_intent(cx, id)).await;
@@ -256,15 +249,15 @@ pub(crate) async fn intend(
 async fn onward(forward: &Forward<'_>, id: ExchangeId, peer: &Arc<str>) -> Result<Response<Body>, Error> {
     let known = await_head(forward.worker, id, peer).await;
     let (response, theirs) = known.map_err(|error| forward.body.failure().unwrap_or(error))?;
-    Ok(response.map(|()| Body::Led { theirs }))
+    Ok(response.map(|()| Body::Led { head_bytes: theirs }))
 }
 
 /// The head of a response that this node must rewrite, and its length.
 ///
 /// # Errors
 /// The exchange failed.
-pub(super) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>) -> Result<(Response<()>, u64), Error> {
-    let office = &worker.shared.custody;
+pub(crate) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>) -> Result<(Response<()>, u64), Error> {
+    let office = &worker.services.custody;
     let mut reading = Reading::new(worker);
     loop {
         let piece = reading.next().map_err(|error| broken(office, id, peer, &error.to_string()))?;
@@ -275,18 +268,18 @@ pub(super) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>)
         }
         if is_more_wanted {
             let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Response)).await;
-            reading.push(bytes.map_err(|failure| Error::custody(peer, &failure))?);
+            reading.push(bytes.map_err(|failure| super::error_of(peer, &failure))?);
         }
     }
 }
 
 /// The error for the client. If the client itself broke the request, that error is reported.
 fn failed(forward: &Forward<'_>, peer: &Arc<str>, failure: &Failure) -> Error {
-    forward.body.failure().unwrap_or_else(|| Error::custody(peer, failure))
+    forward.body.failure().unwrap_or_else(|| super::error_of(peer, failure))
 }
 
 fn broken(office: &Arc<Office>, id: ExchangeId, peer: &Arc<str>, why: &str) -> Error {
     let reason = format!("{peer} holds no response: {why}");
     office.fail(id, 502, &reason);
-    Error::custody(peer, &Failure { status: 502, reason: Arc::from(reason) })
+    super::error_of(peer, &Failure { status: 502, reason: Arc::from(reason) })
 }

@@ -36,11 +36,11 @@ use super::channel::{Channel, LINE};
 use super::link::Link;
 use crate::error::Error;
 use crate::generation::kept_bounds;
+use crate::outbound::connect::{Destination, addresses, count};
+use crate::outbound::exchange::{self, Place};
+use crate::outbound::pool::{Lease, Pool, TunnelLease, Wish};
 use crate::stream::ByteStream;
 use crate::upstream::UpstreamState;
-use crate::upstream::connect::{Destination, addresses, count};
-use crate::upstream::exchange::{self, Place};
-use crate::upstream::pool::{Lease, Pool, Wish};
 use crate::worker::Worker;
 use hermes_custody::contact_plan::{self, Contact, since_1970};
 use hermes_custody::service::Office;
@@ -72,7 +72,7 @@ const NAME_AGAIN: Duration = Duration::from_secs(1);
 
 /// The diallers of a worker, by the endpoint's label.
 #[derive(Default)]
-pub(crate) struct Keepers(RefCell<HashMap<Arc<str>, Kept>>);
+pub(crate) struct Keepers(HashMap<Arc<str>, Kept>);
 
 struct Kept {
     upstream: u64,
@@ -82,44 +82,46 @@ struct Kept {
 
 impl Keepers {
     /// Stops dialling, and closes the channels.
-    pub(crate) fn stop_all(&self) {
-        self.0.borrow_mut().clear();
+    pub(crate) fn stop_all(&mut self) {
+        self.0.clear();
     }
-}
 
-/// Follows the running document. Endpoints are distributed over the workers.
-pub(crate) fn follow(worker: &Rc<Worker>) {
-    if worker.is_draining() {
-        return;
-    }
-    let generation = worker.generation();
-    let names: HashSet<&Arc<str>> = generation.snapshot.routes.iter().filter_map(|route| route.custody_of()).collect();
-    let mut wanted: Vec<_> = names.into_iter().filter_map(|name| generation.upstream(name)).collect();
-    wanted.sort_by(|one, other| one.config.name.cmp(&other.config.name));
-    let endpoints = wanted.into_iter().flat_map(|state| (0..state.endpoints.len()).map(move |index| (state, index)));
-    let by_label: HashMap<_, _> = endpoints
-        .enumerate()
-        .map(|(number, (state, index))| (&state.endpoints[index].label, (number, state, index)))
-        .collect();
-    let mut running = worker.keepers.0.borrow_mut();
-    // Bytes in custody for an endpoint that the document no longer names are still delivered.
-    running.retain(|label, kept| match by_label.get(label) {
-        Some((_, state, _)) => state.id == kept.upstream,
-        None => worker.shared.custody.is_wanted(label),
-    });
-    for (label, (number, state, index)) in by_label {
-        if number % worker.shared.workers.max(1) != worker.number || running.contains_key(label) {
-            continue;
+    /// Follows the running document. Endpoints are distributed over the workers.
+    pub(crate) fn follow(&mut self, worker: &Rc<Worker>) {
+        if worker.is_draining() {
+            return;
         }
-        let stop = watch::Sender::new(());
-        let (keeper, mut stopped) = (Keeper::new(worker, state, index), stop.subscribe());
-        worker.spawn(async move {
-            tokio::select! {
-                () = keeper.keep() => {}
-                _ = stopped.changed() => {}
-            }
+        let generation = worker.generation();
+        let names: HashSet<&Arc<str>> =
+            generation.snapshot.routes.iter().filter_map(|route| route.custody_of()).collect();
+        let mut wanted: Vec<_> = names.into_iter().filter_map(|name| generation.upstream(name)).collect();
+        wanted.sort_by(|one, other| one.config.name.cmp(&other.config.name));
+        let endpoints =
+            wanted.into_iter().flat_map(|state| (0..state.endpoints.len()).map(move |index| (state, index)));
+        let by_label: HashMap<_, _> = endpoints
+            .enumerate()
+            .map(|(number, (state, index))| (&state.endpoints[index].label, (number, state, index)))
+            .collect();
+        let running = &mut self.0;
+        // Bytes in custody for an endpoint that the document no longer names are still delivered.
+        running.retain(|label, kept| match by_label.get(label) {
+            Some((_, state, _)) => state.id == kept.upstream,
+            None => worker.services.custody.is_wanted(label),
         });
-        running.insert(label.clone(), Kept { upstream: state.id, _stop: stop });
+        for (label, (number, state, index)) in by_label {
+            if number % worker.shared.workers.max(1) != worker.number || running.contains_key(label) {
+                continue;
+            }
+            let stop = watch::Sender::new(());
+            let (keeper, mut stopped) = (Keeper::new(worker, state, index), stop.subscribe());
+            worker.spawn(async move {
+                tokio::select! {
+                    () = keeper.keep() => {}
+                    _ = stopped.changed() => {}
+                }
+            });
+            running.insert(label.clone(), Kept { upstream: state.id, _stop: stop });
+        }
     }
 }
 
@@ -149,7 +151,7 @@ enum Found {
 
 impl Keeper {
     fn new(worker: &Rc<Worker>, upstream: &Arc<UpstreamState>, index: usize) -> Self {
-        let (office, label) = (worker.shared.custody.clone(), upstream.endpoints[index].label.clone());
+        let (office, label) = (worker.services.custody.clone(), upstream.endpoints[index].label.clone());
         let quic = quic_config(worker, upstream);
         let (worker, upstream) = (worker.clone(), upstream.clone());
         let (contact, wait, is_fallback) = Default::default();
@@ -371,7 +373,7 @@ impl Keeper {
         pool: &Rc<Pool>,
         destination: &Destination<'_>,
         lease: Lease,
-    ) -> Result<(ByteStream, Rc<crate::upstream::pool::SharedConnection>), Error> {
+    ) -> Result<(ByteStream, Rc<crate::outbound::pool::SharedConnection>), Error> {
         let connection = lease.connection.clone();
         if !connection.takes_extended_connect() {
             return Err(Error::Incapable {
@@ -380,7 +382,7 @@ impl Keeper {
             });
         }
         let place = Place {
-            worker: self.worker.clone(),
+            worker: self.worker.outbound.clone(),
             pool: pool.clone(),
             peer: self.label.clone(),
             shareable: false,
@@ -401,7 +403,7 @@ impl Keeper {
         if !response.status().is_success() {
             return Err(Error::Refused { peer: self.label.clone(), status: response.status() });
         }
-        let stream = ByteStream::multiplexed(response.into_body(), send, Some(lease), None);
+        let stream = ByteStream::multiplexed(response.into_body(), send, Some(Box::new(TunnelLease::new(lease, None))));
         Ok((stream.with_datagrams(datagrams), connection))
     }
 

@@ -34,8 +34,8 @@ const FAR: Duration = Duration::from_millis(10);
 const TAIL_SHARE: u32 = 8;
 
 /// The link of a channel.
-pub(super) struct Link {
-    pub(super) known: Arc<PathMonitor>,
+pub(crate) struct Link {
+    pub(crate) known: Arc<PathMonitor>,
     words: Option<Datagrams>,
     /// The peer sends pings unasked.
     is_spoken_to: bool,
@@ -52,12 +52,12 @@ pub(super) struct Link {
 
 impl Link {
     /// The link of a channel that this node dialled, which continues `contact`; `None` without QUIC.
-    pub(super) fn dialled(stream: &mut ByteStream, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Option<Self> {
+    pub(crate) fn dialled(stream: &mut ByteStream, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Option<Self> {
         Self::new(stream, false, plan, contact)
     }
 
     /// The link of an accepted channel.
-    pub(super) fn accepted(stream: &mut ByteStream, plan: Option<Plan>) -> Option<Self> {
+    pub(crate) fn accepted(stream: &mut ByteStream, plan: Option<Plan>) -> Option<Self> {
         Self::new(stream, true, plan, Rc::default())
     }
 
@@ -73,14 +73,14 @@ impl Link {
     }
 
     /// True if pings of the peer have come.
-    pub(super) fn poll_words(&mut self, cx: &Context<'_>) -> bool {
+    pub(crate) fn poll_words(&mut self, cx: &Context<'_>) -> bool {
         let mut batch = VecDeque::new();
         self.words.as_ref().is_some_and(|words| words.poll_take(cx, &mut batch).is_ready())
     }
 
     /// Sends a ping: an empty datagram. In the stream, a lost ping would delay everything after it. False if the peer
     /// accepts no datagrams.
-    pub(super) fn say_word(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn say_word(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(words) = &mut self.words else { return false };
         if words.holds_unsent() && words.poll_flush(cx).is_pending() {
             return true;
@@ -95,7 +95,7 @@ impl Link {
     }
 
     /// Notes that bytes came.
-    pub(super) fn heard(&mut self, now: Instant) {
+    pub(crate) fn heard(&mut self, now: Instant) {
         self.known.heard(now.into_std());
         if self.is_spoken_to {
             // The next ping of the peer is due by then.
@@ -112,7 +112,7 @@ impl Link {
     }
 
     /// The limit of bytes in flight; `None` without a limit.
-    pub(super) fn window(&mut self, cx: &mut Context<'_>) -> Option<u64> {
+    pub(crate) fn window(&mut self, cx: &mut Context<'_>) -> Option<u64> {
         let now = Instant::now();
         if self.known.is_dark(now.into_std()) && !self.is_believed(cx, now) {
             return Some(0);
@@ -140,7 +140,7 @@ impl Link {
     }
 
     /// Notes that data is sent.
-    pub(super) fn sends(&mut self) {
+    pub(crate) fn sends(&mut self) {
         if self.known.trip() >= FAR {
             self.tail = TAIL;
             self.due.as_mut().reset(Instant::now() + self.known.trip() / TAIL_SHARE);
@@ -148,7 +148,7 @@ impl Link {
     }
 
     /// True if a ping is due after the last data.
-    pub(super) fn poll_tail(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn poll_tail(&mut self, cx: &mut Context<'_>) -> bool {
         if self.tail == 0 || self.due.as_mut().poll(cx).is_pending() {
             return false;
         }

@@ -14,14 +14,14 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 
 pub(crate) use self::body::CustodyBody;
-pub(super) use self::body::Uploading;
-pub(super) use self::writing::{Unwritten, Writing};
+pub(crate) use self::body::Uploading;
+pub(crate) use self::writing::{Unwritten, Writing};
+use crate::outbound::pool::ADDED_BYTES;
 use crate::service::forward::head::Outgoing;
-use crate::upstream::pool::ADDED_BYTES;
 use crate::worker::Worker;
 
 /// Encodes the head of a request.
-pub(super) fn request_head(outgoing: Outgoing) -> Bytes {
+pub(crate) fn request_head(outgoing: Outgoing) -> Bytes {
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
     // CONNECT has neither scheme nor path (RFC 9292, section 3.4).
     let is_connect = outgoing.method == Method::CONNECT;
@@ -36,7 +36,7 @@ pub(super) fn request_head(outgoing: Outgoing) -> Bytes {
 }
 
 /// Encodes the head of a response.
-pub(super) fn response_head(status: StatusCode, fields: &HeaderMap) -> Bytes {
+pub(crate) fn response_head(status: StatusCode, fields: &HeaderMap) -> Bytes {
     put(&Control::Response { status: status.as_u16() }, fields)
 }
 
@@ -54,7 +54,7 @@ fn lines(fields: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
 ///
 /// # Errors
 /// The reason why the head is invalid.
-pub(super) fn request(control: Control, fields: Vec<Field>) -> Result<http::request::Parts, String> {
+pub(crate) fn request(control: Control, fields: Vec<Field>) -> Result<http::request::Parts, String> {
     let Control::Request { method, scheme, authority, path } = control else {
         return Err("it is a response".to_owned());
     };
@@ -102,41 +102,41 @@ fn headers(fields: Vec<Field>) -> Result<HeaderMap, String> {
 }
 
 /// A decoder of a byte stream.
-pub(super) struct Reading {
+pub(crate) struct Reading {
     decoder: Decoder,
     /// The number of bytes given to the decoder.
     taken: u64,
 }
 
 impl Reading {
-    pub(super) fn new(worker: &Worker) -> Self {
+    pub(crate) fn new(worker: &Worker) -> Self {
         let most = worker.generation().snapshot.limits.header_bytes + ADDED_BYTES as usize;
         Self { decoder: Decoder::new(most), taken: 0 }
     }
 
-    pub(super) fn push(&mut self, bytes: Bytes) {
+    pub(crate) fn push(&mut self, bytes: Bytes) {
         self.taken += bytes.len() as u64;
         self.decoder.push(bytes);
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Piece>, BinaryHttpError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Piece>, BinaryHttpError> {
         self.decoder.next()
     }
 
     /// The number of bytes that were decoded.
-    pub(super) fn read(&self) -> u64 {
+    pub(crate) fn read(&self) -> u64 {
         self.taken - self.decoder.unread() as u64
     }
 }
 
 /// The head of a response, and the offset of its end in the stream.
-pub(super) struct ResponseHead {
-    pub(super) response: Response<()>,
-    pub(super) length: u64,
+pub(crate) struct ResponseHead {
+    pub(crate) response: Response<()>,
+    pub(crate) length: u64,
 }
 
 /// Decodes the head of a response; `None`: another piece must be read first.
-pub(super) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option<ResponseHead>, String> {
+pub(crate) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option<ResponseHead>, String> {
     match piece {
         Some(Piece::Head(Control::Response { status }, fields)) if status >= 200 => {
             let mut response = Response::new(());
@@ -151,14 +151,14 @@ pub(super) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option
 }
 
 /// Frames a chunk of content.
-pub(super) fn chunk(data: &[u8]) -> Bytes {
+pub(crate) fn chunk(data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(data.len() + 8);
     put_chunk_head(data.len(), &mut out);
     out.put_slice(data);
     out.freeze()
 }
 
-pub(super) fn end(trailers: Option<&HeaderMap>) -> Bytes {
+pub(crate) fn end(trailers: Option<&HeaderMap>) -> Bytes {
     let mut out = BytesMut::new();
     match trailers {
         Some(trailers) => put_end(lines(trailers), &mut out),
@@ -168,6 +168,6 @@ pub(super) fn end(trailers: Option<&HeaderMap>) -> Bytes {
 }
 
 /// Encodes a message without content.
-pub(super) fn with_end(head: &Bytes) -> Bytes {
+pub(crate) fn with_end(head: &Bytes) -> Bytes {
     [&head[..], &end(None)].concat().into()
 }

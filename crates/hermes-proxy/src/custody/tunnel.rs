@@ -15,7 +15,9 @@ use hermes_wire::binary_http::{Control, Part as Piece};
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::message::{CustodyBody, chunk, end};
-use crate::live::Entry;
+use crate::body::BoxedBody;
+use crate::runtime::session::Entry;
+use crate::stream::BoxedStream;
 use hermes_custody::service::Office;
 
 /// An end of such a stream.
@@ -33,18 +35,20 @@ pub(crate) struct CustodyStream {
 
 impl CustodyStream {
     /// `head` is the first thing it writes.
-    pub(super) fn new(office: Arc<Office>, id: ExchangeId, writes: Part, head: Bytes, reads: CustodyBody) -> Self {
+    pub(crate) fn new(office: Arc<Office>, id: ExchangeId, writes: Part, head: Bytes, reads: CustodyBody) -> Self {
         let pending = Some((head, false));
         Self { office, id, writes, reads, pending, has_read_end: false, has_written_end: false }
     }
+}
 
+impl BoxedStream for CustodyStream {
     /// Binds it to its session.
-    pub(crate) fn bind(&self, session: &Rc<Entry>) {
+    fn bind(&self, session: &Rc<Entry>) {
         self.reads.bind(session);
     }
 
     /// Writes the pending bytes.
-    pub(crate) fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some((bytes, is_last)) = &self.pending else { return Poll::Ready(Ok(())) };
         let taken = self.office.poll_append(cx, self.id, self.writes, bytes, *is_last);
         ready!(taken).map_err(|failure| broken(&failure.reason))?;
@@ -53,7 +57,7 @@ impl CustodyStream {
         Poll::Ready(Ok(()))
     }
 
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         while !self.has_read_end {
             match ready!(self.reads.poll_piece(cx)) {
                 Some(Ok(Piece::Content(bytes))) => return Poll::Ready(Ok(Some(bytes))),
@@ -75,25 +79,25 @@ impl CustodyStream {
         Poll::Ready(Ok(None))
     }
 
-    pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         // Earlier bytes come first; they may be the head.
-        ready!(self.poll_pending(cx))?;
+        ready!(self.poll_carrier(cx))?;
         if !bytes.is_empty() {
             self.pending = Some((chunk(bytes), false));
             bytes.clear();
         }
-        self.poll_pending(cx)
+        self.poll_carrier(cx)
     }
 
-    pub(crate) fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_pending(cx))?;
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_carrier(cx))?;
         if !self.has_written_end {
             self.pending = Some((end(None), true));
         }
-        self.poll_pending(cx)
+        self.poll_carrier(cx)
     }
 
-    pub(crate) fn abort(&mut self) {
+    fn abort(&mut self) {
         if !(self.has_read_end && self.has_written_end) {
             let who = if self.writes == Part::Request { "client" } else { "server" };
             self.office.fail(self.id, 502, &format!("the {who} broke it off"));

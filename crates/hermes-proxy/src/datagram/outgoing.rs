@@ -14,7 +14,7 @@ use hermes_net::udp::{MAX_PAYLOAD, UdpSocket};
 use hermes_wire::capsule;
 
 use super::is_icmp;
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 
 /// The dependencies of sending.
 pub(crate) struct Outgoing<'a> {
@@ -76,7 +76,7 @@ impl Outgoing<'_> {
 
 /// Sends for a worker's session.
 pub(super) fn poll_send_for(
-    worker: &Worker,
+    worker: &WorkerContext,
     socket: &UdpSocket,
     peer: SocketAddr,
     cx: &mut Context<'_>,

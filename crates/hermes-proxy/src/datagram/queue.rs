@@ -13,10 +13,10 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use hermes_net::udp::UdpSocket;
 
-use super::inbox::Inbox;
 use super::outgoing::poll_send_for;
-use crate::signal::Signal;
-use crate::worker::Worker;
+use crate::h3::Inbox;
+use crate::oneshot::Oneshot;
+use crate::runtime::WorkerContext;
 
 /// A flow of a listener; datagrams of its client wait in the queue.
 pub(crate) struct Flow {
@@ -42,7 +42,7 @@ impl Flow {
     pub(crate) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         batch: &mut VecDeque<Bytes>,
     ) -> Poll<io::Result<()>> {
         let (socket, peer) = (self.queue.socket.borrow().clone(), self.peer);
@@ -80,10 +80,10 @@ pub(crate) struct FlowQueue {
     /// The socket for replies: the listener's, or the flow's own after the listener was removed.
     pub(super) socket: RefCell<Rc<UdpSocket>>,
     pub(crate) inbox: Inbox,
-    ended: Signal<()>,
+    ended: Oneshot<()>,
     finished: Cell<bool>,
     in_order: Cell<bool>,
-    displaced: Signal<()>,
+    displaced: Oneshot<()>,
     /// The time of the client's last datagram, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
     /// A datagram was sent to the client.
@@ -97,10 +97,10 @@ impl FlowQueue {
         Self {
             socket: RefCell::new(socket),
             inbox: Inbox::default(),
-            ended: Signal::default(),
+            ended: Oneshot::default(),
             finished: Cell::new(false),
             in_order: Cell::new(false),
-            displaced: Signal::default(),
+            displaced: Oneshot::default(),
             heard_at: Cell::new(0),
             answered: Cell::new(false),
             confirmed: Cell::new(false),

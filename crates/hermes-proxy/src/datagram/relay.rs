@@ -20,11 +20,10 @@ pub(crate) use self::moving::{Opening, Reopen, Reopened};
 use self::said::Said;
 use super::tunnel::of_ip;
 use super::{Batch, MOST_WORK, Other, Port};
-use crate::early::Ahead;
 use crate::error::Error;
-use crate::live::{Phase, Session};
+use crate::runtime::session::{Phase, Prefetched, Session};
+use crate::runtime::yield_to_network;
 use crate::stream::Reset;
-use crate::worker::{go_on_later, moves};
 
 /// The limit of rounds before other tasks of the worker run.
 const TURNS: usize = 16;
@@ -111,7 +110,7 @@ pub(crate) async fn relay(near: Port, far: Port, session: &Session, reopen: Reop
         resets: [Reset::Connect; 2],
     };
     relay.join();
-    if let Some(Ahead { sent, held }) = session.entry.ahead.take() {
+    if let Some(Prefetched { sent, held }) = session.entry.prefetched.take() {
         for (kind, payload) in of_ip(sent) {
             relay.said.add(kind, &payload);
         }
@@ -186,7 +185,7 @@ impl Relay<'_> {
                 (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
             }
         }
-        go_on_later(cx);
+        yield_to_network(cx);
         Poll::Pending
     }
 
@@ -313,7 +312,7 @@ impl Relay<'_> {
         }
         let entry = &self.session.entry;
         let moved = entry.moved.borrow().clone();
-        let again = || entry.route.borrow().clone().filter(|route| moves(entry.facts.kind, route));
+        let again = || entry.route.borrow().clone().filter(|route| route.moves_sessions(entry.facts.kind));
         moved.or_else(|| if self.far.is_leaving() { again() } else { None })
     }
 

@@ -16,10 +16,10 @@ use hermes_wire::{connect_ip, ip};
 
 use super::{Batch, Other, work_of};
 use crate::h3::{Datagrams, Given};
-use crate::live::Entry;
+use crate::runtime::session::Entry;
+use crate::runtime::{WorkerContext, yield_to_network};
 use crate::stream::h2::GATHER;
 use crate::stream::{ByteStream, Reset};
-use crate::worker::{Worker, go_on_later};
 use hermes_ip::mailbox::BATCH;
 
 /// The limit of bytes that one turn reads from the stream before it forwards them; one chunk may exceed it.
@@ -166,7 +166,7 @@ impl Tunnel {
     }
 
     /// Sends this node's own capsules, as far as possible. A later send reports an error.
-    pub(super) fn poll_own(&mut self, cx: &mut Context<'_>, worker: &Worker) {
+    pub(super) fn poll_own(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) {
         if !self.own.is_empty() {
             let _ = self.poll_send(cx, worker, &mut Batch::default());
         }
@@ -204,7 +204,7 @@ impl Tunnel {
         self.stream.poll_finish(cx)
     }
 
-    pub(super) fn poll_close(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<()> {
+    pub(super) fn poll_close(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<()> {
         match ready!(self.poll_send(cx, worker, &mut Batch::default())) {
             Ok(()) => self.stream.poll_close(cx),
             Err(_) => Poll::Ready(()),
@@ -219,7 +219,7 @@ impl Tunnel {
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         batch: &mut Batch,
     ) -> Poll<io::Result<bool>> {
         batch.opened = self.opens;
@@ -235,7 +235,7 @@ impl Tunnel {
                 }
                 if batch.is_empty() {
                     // All of them were dropped: no wake would come for the next ones.
-                    go_on_later(cx);
+                    yield_to_network(cx);
                 }
             }
             self.came = came;
@@ -254,7 +254,12 @@ impl Tunnel {
     }
 
     /// Receives from the stream. Data before the end, or before a malformed capsule, is forwarded first.
-    fn poll_stream(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<bool>> {
+    fn poll_stream(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>> {
         if self.ended.is_none() {
             let read = self.poll_capsules(cx, worker, batch);
             if batch.is_empty() {
@@ -272,7 +277,12 @@ impl Tunnel {
 
     /// Reads all available frames, because forwarding them together costs less. Ready at the end of the stream. Pending
     /// with an empty batch: nothing to forward has come yet.
-    fn poll_capsules(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> Poll<io::Result<()>> {
+    fn poll_capsules(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<()>> {
         let (mut read, mut taken) = (0, 0);
         batch.capsules.extend(self.behind.take());
         loop {
@@ -292,7 +302,7 @@ impl Tunnel {
             if self.behind.is_some() || batch.len() >= BATCH || taken >= MOST_TAKEN || read >= MOST_READ {
                 if batch.is_empty() {
                     // All of it was consumed here, and more may follow.
-                    go_on_later(cx);
+                    yield_to_network(cx);
                 }
                 return Poll::Pending;
             }
@@ -306,7 +316,7 @@ impl Tunnel {
         }
     }
 
-    fn take_capsule(&mut self, worker: &Worker, capsule: Capsule, batch: &mut Batch) -> io::Result<()> {
+    fn take_capsule(&mut self, worker: &WorkerContext, capsule: Capsule, batch: &mut Batch) -> io::Result<()> {
         match capsule {
             Capsule::Datagram(datagram) => self.open(worker, datagram, batch)?,
             Capsule::Piece(bytes) => {
@@ -335,7 +345,7 @@ impl Tunnel {
         }
     }
 
-    fn open(&self, worker: &Worker, datagram: Bytes, batch: &mut Batch) -> io::Result<()> {
+    fn open(&self, worker: &WorkerContext, datagram: Bytes, batch: &mut Batch) -> io::Result<()> {
         if !self.opens {
             batch.datagrams.push_back(datagram);
             return Ok(());
@@ -352,7 +362,7 @@ impl Tunnel {
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         batch: &mut Batch,
     ) -> Poll<io::Result<()>> {
         loop {
@@ -392,7 +402,7 @@ impl Tunnel {
     }
 
     /// Encodes the rest for the stream: one chunk, one DATA frame, one write. False if nothing is left.
-    fn fill(&mut self, worker: &Worker, batch: &mut Batch) -> bool {
+    fn fill(&mut self, worker: &WorkerContext, batch: &mut Batch) -> bool {
         let room = &mut self.room;
         if !self.is_within {
             room.extend_from_slice(&self.own.split());

@@ -1,245 +1,88 @@
-//! Rate limits of services, shared by all clients of the node.
+//! Runs a request through the rate limit of its route.
 //!
-//! In: requests of routes with `pace`, and the responses of their services. Out: the same requests, as soon as the
-//! service has capacity. A rejected request queues and is sent again. Until a service rejects a request for the first
-//! time, a request only records the time.
-//!
-//! `hermes-rate-limit` decides which request is released. This file keeps one budget for each route and upstream. All
-//! workers share it, behind a lock that is never held while waiting. A task on one of the workers releases the
-//! requests. If its worker ends the task while other requests wait, the first of these starts a new one.
+//! In: a decided request. Out: its response. If the service rejects the request for its rate, the request queues and is
+//! sent again, provided that it may be repeated. After the route's `deadline`, the client receives the last response.
+//! Only a small part of that response is buffered.
 
-mod forward;
+use std::time::SystemTime;
 
-pub(crate) use self::forward::handle;
-
-use std::collections::HashMap;
-use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use hermes_rate_limit::estimator::{Budget, Entered};
-use hermes_rate_limit::fair_queue::{Client, Ticket};
-use hermes_rate_limit::headers::Hint;
-use tokio::sync::{Notify, oneshot};
+use hermes_model::snapshot::Pace;
+use http::Response;
 use tokio::time::Instant;
 
-use crate::worker::Worker;
+use crate::body::Body;
+use crate::error::Error;
+use crate::filters::Next;
+use crate::metrics::RouteLabels;
+use crate::rate_limit::{Admitted, Denied};
+use crate::runtime::session::Held;
+use crate::service::forward::Forward;
+use crate::upstream::UpstreamState;
+use hermes_rate_limit::fair_queue::Client;
+use hermes_rate_limit::headers::{self as rate_headers, Hint};
 
-/// The budgets of a node, by route and upstream: a rate measured at one service says nothing about another.
-#[derive(Default)]
-pub(crate) struct Paces(Mutex<HashMap<Service, Arc<Pacer>>>);
-
-/// A route and its upstream.
-type Service = (Arc<str>, Arc<str>);
-
-/// The budget of a service, shared by all workers.
-pub(crate) struct Pacer {
-    epoch: Instant,
-    state: Mutex<State>,
-    /// Notified when the releasing task ended while requests wait.
-    left_alone: Notify,
-}
-
-struct State {
-    budget: Budget,
-    /// The receivers of releases, by ticket.
-    waiting: HashMap<Ticket, oneshot::Sender<Duration>>,
-    last: Ticket,
-    /// True while some worker runs the releasing task.
-    is_driven: bool,
-}
-
-/// The reason why a request may not be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Denied {
-    /// The queue is full.
-    Full,
-    /// The deadline has passed.
-    Late,
-}
-
-impl Paces {
-    /// The budget of a route and upstream. It survives while the document does not name the route.
-    fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<Pacer> {
-        let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (route.clone(), upstream.clone());
-        paces.entry(key).or_insert_with(|| Arc::new(Pacer::new(most))).clone()
-    }
-}
-
-impl Pacer {
-    fn new(most: usize) -> Self {
-        let state = State { budget: Budget::new(most), waiting: HashMap::new(), last: 0, is_driven: false };
-        Self { epoch: Instant::now(), state: Mutex::new(state), left_alone: Notify::new() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The time since the epoch. It must be read under the lock, so that recorded times increase.
-    fn now(&self) -> Duration {
-        self.epoch.elapsed()
-    }
-
-    /// Waits until the request may be sent: immediately, unless the service has rejected others.
-    async fn admit(
-        self: &Arc<Self>,
-        worker: &Rc<Worker>,
-        client: &Client,
-        again: bool,
-        most: usize,
-        until: Instant,
-    ) -> Result<Admitted, Denied> {
-        let (ticket, mut released) = {
-            let mut state = self.lock();
-            state.budget.bound(most);
-            state.last += 1;
-            let (now, ticket) = (self.now(), state.last);
-            match state.budget.enter(now, client, ticket, again) {
-                Entered::Goes => return Ok(Admitted { went_at: now, has_waited: false }),
-                Entered::Full => return Err(Denied::Full),
-                // The removed sender tells the displaced request that it has lost its slot.
-                Entered::InPlaceOf(other) => drop(state.waiting.remove(&other)),
-                Entered::Waits => {}
-            }
-            let (sender, released) = oneshot::channel();
-            state.waiting.insert(ticket, sender);
-            (ticket, released)
-        };
-        let _place = Place { pacer: self, client, ticket };
-        loop {
-            let left_alone = self.left_alone.notified();
-            if let Some(driver) = self.driver() {
-                worker.spawn(driver);
-            }
-            tokio::select! {
-                biased;
-                released = &mut released => {
-                    return released.map(|went_at| Admitted { went_at, has_waited: true }).map_err(|_| Denied::Full);
+/// Forwards the request as soon as the service has capacity.
+///
+/// # Errors
+/// The error of the last attempt; or the request was never sent, since the queue is full or the deadline passed.
+pub(crate) async fn handle(
+    pace: &Pace,
+    upstream: &UpstreamState,
+    forward: &Forward<'_>,
+    next: Next<'_>,
+) -> Result<Response<Body>, Error> {
+    let (worker, entry, route) = (forward.worker, forward.entry, &forward.route.name);
+    let metrics = &worker.shared.metrics;
+    let pacer = worker.services.paces.of(route, &upstream.config.name, pace.queue);
+    let client = Client::of(entry.facts.user.as_ref(), entry.facts.source.ip());
+    let arrived = Instant::now();
+    let until = arrived + pace.deadline;
+    let mut last: Option<Response<Body>> = None;
+    loop {
+        let began = Instant::now();
+        // The wait counts as held: the route sets its limit.
+        let held = Held::begin(entry);
+        let admitted = pacer.admit(worker, &client, last.is_some(), pace.queue, until).await;
+        drop(held);
+        entry.add_sent(worker, 0);
+        let went_at = match admitted {
+            Ok(Admitted { went_at, has_waited }) => {
+                if has_waited {
+                    metrics.paced(route, "released");
+                    let labels = RouteLabels { route: route.clone() };
+                    metrics.pace_waits.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
+                    let rate = metrics.pace_rate.get_or_create(&labels);
+                    if let Some(found) = pacer.rate() {
+                        rate.set(found);
+                    }
                 }
-                () = tokio::time::sleep_until(until) => return Err(Denied::Late),
-                () = left_alone => {}
+                went_at
             }
+            Err(denied) => {
+                let (event, why) = match denied {
+                    Denied::Full => {
+                        metrics.limit("pace-queue");
+                        ("turned-away", "as many requests wait for it as may (`pace.queue`)")
+                    }
+                    Denied::Late => ("expired", "it was not its turn in time (`pace.deadline`)"),
+                };
+                metrics.paced(route, event);
+                return last.ok_or_else(|| Error::Paced { route: route.clone(), why });
+            }
+        };
+        let response = next.run(forward).await?;
+        let (status, headers) = (response.status(), response.headers());
+        if !rate_headers::is_refusal(status, headers) {
+            pacer.passed(went_at, || Hint::read(headers, SystemTime::now()));
+            return Ok(response);
         }
-    }
-
-    fn passed(&self, went_at: Duration, hint: impl FnOnce() -> Hint) {
-        self.lock().budget.passed(went_at, hint);
-    }
-
-    fn refused(&self, went_at: Duration, hint: &Hint) {
-        let mut state = self.lock();
-        let now = self.now();
-        state.budget.refused(now, went_at, hint);
-    }
-
-    /// The requests per second that the service allows, if known.
-    fn rate(&self) -> Option<f64> {
-        self.lock().budget.rate()
-    }
-
-    /// Creates the releasing task. `None` if one exists already.
-    fn driver(self: &Arc<Self>) -> Option<impl Future<Output = ()> + use<>> {
-        if std::mem::replace(&mut self.lock().is_driven, true) {
-            return None;
+        metrics.paced(route, "refused");
+        pacer.refused(went_at, &Hint::read(headers, SystemTime::now()));
+        let may_repeat = rate_headers::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
+        if !may_repeat || Instant::now() >= until {
+            return Ok(response);
         }
-        Some(Driving { pacer: self.clone(), is_done: false }.run())
-    }
-
-    /// Releases all due requests. Returns the time of the next release; `None` if no request waits, which ends the
-    /// task.
-    fn release(&self) -> Option<Duration> {
-        let mut state = self.lock();
-        loop {
-            let now = self.now();
-            let Some(ticket) = state.budget.release(now) else { break };
-            // If a client left meanwhile, its slot stays unused, which is within the allowed rate.
-            let waiting = state.waiting.remove(&ticket);
-            let _ = waiting.map(|waiting| waiting.send(now));
-        }
-        let next = state.budget.next_at();
-        state.is_driven = next.is_some();
-        next
-    }
-}
-
-/// A request that may be sent.
-struct Admitted {
-    went_at: Duration,
-    has_waited: bool,
-}
-
-/// A queue slot, released however the wait ends.
-struct Place<'p> {
-    pacer: &'p Pacer,
-    client: &'p Client,
-    ticket: Ticket,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut state = self.pacer.lock();
-        if state.waiting.remove(&self.ticket).is_some() {
-            state.budget.leave(self.client, self.ticket);
-        }
-    }
-}
-
-/// The releasing task. If its worker ends it while other requests wait, one of those starts a new task.
-struct Driving {
-    pacer: Arc<Pacer>,
-    is_done: bool,
-}
-
-impl Driving {
-    async fn run(mut self) {
-        while let Some(at) = self.pacer.release() {
-            tokio::time::sleep_until(self.pacer.epoch + at).await;
-        }
-        // Another task may have started since the last release.
-        self.is_done = true;
-    }
-}
-
-impl Drop for Driving {
-    fn drop(&mut self) {
-        if !self.is_done {
-            self.pacer.lock().is_driven = false;
-            // All waiting requests are notified: a single one might be leaving at that moment.
-            self.pacer.left_alone.notify_waiters();
-        }
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn another_upstream_has_a_budget_of_its_own() {
-        let (paces, route) = (Paces::default(), Arc::from("route"));
-        let of = |upstream: &str| paces.of(&route, &Arc::from(upstream), 1);
-        assert!(Arc::ptr_eq(&of("a"), &of("a")));
-        assert!(!Arc::ptr_eq(&of("a"), &of("b")));
-    }
-
-    #[tokio::test]
-    async fn who_waits_takes_the_place_of_a_driver_that_is_gone() {
-        let pacer = Arc::new(Pacer::new(10));
-        let client = Client::of(None, "192.0.2.1".parse().unwrap());
-        {
-            let mut state = pacer.lock();
-            state.budget.refused(pacer.now(), Duration::ZERO, &Hint::default());
-            assert_eq!(state.budget.enter(pacer.now(), &client, 1, false), Entered::Waits);
-        }
-        let driver = pacer.driver().unwrap();
-        assert!(pacer.driver().is_none());
-        let mut left_alone = Box::pin(pacer.left_alone.notified());
-        assert!(!left_alone.as_mut().enable());
-        drop(driver);
-        left_alone.await;
-        assert!(pacer.driver().is_some());
+        metrics.paced(route, "queued");
+        last = Some(Body::small(response).await);
     }
 }

@@ -11,11 +11,10 @@ mod retry;
 use std::rc::Rc;
 use std::time::Duration;
 
-pub(crate) use self::body::RetrievedBody;
 pub(crate) use self::forward::handle;
 use crate::error::Error;
-use crate::live::Entry;
-use crate::shares::{Bound, Owner, Share};
+use crate::runtime::session::Entry;
+use crate::runtime::shares::{Bound, Owner, Share};
 use crate::worker::Worker;
 
 /// The maximum back-off if nothing reached the origin: it is not overloaded, and a path may exist only for a second.

@@ -15,7 +15,7 @@ use hermes_net::quic;
 use hermes_wire::{capsule, h3, varint};
 
 use super::Link;
-use crate::datagram::Inbox;
+use crate::h3::Inbox;
 
 /// A datagram that waits for room in the send buffer.
 type Waiting = Pin<Box<dyn Future<Output = Result<(), quic::SendDatagramError>>>>;

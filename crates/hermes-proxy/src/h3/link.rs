@@ -21,10 +21,10 @@ use tokio::sync::Notify;
 
 use self::control::Fault;
 pub(crate) use self::control::greet;
-use crate::datagram::Inbox;
-use crate::signal::Signal;
-use crate::stream::StreamError;
-use crate::worker::Worker;
+use crate::h3::Inbox;
+use crate::oneshot::Oneshot;
+use crate::runtime::WorkerContext;
+use crate::stream_error::StreamError;
 
 /// Received bytes of datagrams up to which chunks are kept without a copy.
 const FEW: usize = 64 << 10;
@@ -52,14 +52,14 @@ pub(crate) struct Link {
     unfinished: Cell<usize>,
     /// The peer's SETTINGS.
     settings: Cell<Option<Settings>>,
-    settled: Signal<()>,
+    settled: Oneshot<()>,
     /// At a server: the client's handshake is confirmed. Earlier requests may be replays.
     is_confirmed: Cell<bool>,
     confirming: Notify,
     /// The first request ID that the peer will not process.
     goaway: Cell<Option<u64>>,
     /// The first request ID that this node will not process.
-    farewell: Signal<u64>,
+    farewell: Oneshot<u64>,
     /// The peer's last MAX_PUSH_ID; this node pushes nothing.
     most_pushes: Cell<u64>,
     /// Types of the critical streams that the peer has opened.
@@ -87,11 +87,11 @@ impl Link {
             stalled: Cell::new(0),
             unfinished: Cell::new(0),
             settings: Cell::new(None),
-            settled: Signal::default(),
+            settled: Oneshot::default(),
             is_confirmed: Cell::new(false),
             confirming: Notify::new(),
             goaway: Cell::new(None),
-            farewell: Signal::default(),
+            farewell: Oneshot::default(),
             most_pushes: Cell::new(0),
             critical: RefCell::default(),
             datagrams: RefCell::default(),
@@ -246,7 +246,7 @@ impl Link {
 
     /// Drives the connection's own streams and datagrams until it closes. `control` is this node's control stream, if
     /// it was opened before (see [`greet`]).
-    pub(crate) async fn drive(&self, worker: &Worker, ours: Settings, control: Option<quic::SendStream>) {
+    pub(crate) async fn drive(&self, worker: &WorkerContext, ours: Settings, control: Option<quic::SendStream>) {
         let mut streams = FuturesUnordered::new();
         let mut speaking = pin!(self.speak(ours, control));
         let mut has_spoken = false;
@@ -284,10 +284,10 @@ impl Link {
     fn poll_datagrams(
         &self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<Bytes, quic::ConnectionError>>,
     ) {
-        let most = worker.generation().snapshot.limits.datagram_queue;
+        let most = worker.snapshot().limits.datagram_queue;
         // Datagrams have no flow control: all streams together may queue what one may, or the connection's window if
         // that is larger.
         let most_of_all = most.max(self.windows.connection as usize);

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use self::local::Elsewhere;
 pub(crate) use self::local::{Devices, LocalDevice, Share};
-use crate::worker::{Shared, Worker};
+use crate::runtime::{Shared, WorkerContext};
 use hermes_ip::claims::{Claim, Claims, Refused, Scope};
 use hermes_ip::leases::{Given, Wish};
 use hermes_ip::mailbox::Mailbox;
@@ -371,8 +371,14 @@ impl Device {
 
     /// Delivers packets to the sessions that own their destinations. `elsewhere` leads to another process, which may
     /// have sessions for the rest.
-    fn deliver(&self, worker: &Worker, elsewhere: &Elsewhere, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
-        let most = worker.generation().snapshot.limits.datagram_queue;
+    fn deliver(
+        &self,
+        worker: &WorkerContext,
+        elsewhere: &Elsewhere,
+        packets: &mut VecDeque<Bytes>,
+        run: &mut Vec<Bytes>,
+    ) {
+        let most = worker.snapshot().limits.datagram_queue;
         let metrics = &worker.shared.metrics;
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = packets.front() {

@@ -26,11 +26,11 @@ use tokio::time::Sleep;
 
 use super::device::{Lead, LocalDevice};
 use super::link::Link;
-use crate::budget::Budget;
-use crate::datagram::{Batch, MOST_WORK, Other};
-use crate::live::Entry;
-use crate::seldom::Seldom;
-use crate::worker::{Worker, go_on_later};
+use crate::datagram::{Batch, DevicePort, MOST_WORK, Other};
+use crate::log_throttle::LogThrottle;
+use crate::runtime::session::Entry;
+use crate::runtime::{WorkerContext, yield_to_network};
+use crate::token_bucket::TokenBucket;
 use hermes_ip::address_translation::Inner;
 use hermes_ip::claims::{Refused, Scope};
 use hermes_ip::owner::Owner;
@@ -90,14 +90,14 @@ pub(crate) struct End {
     /// The session whose peer assigns them.
     session: Option<Rc<Entry>>,
     /// The log throttle for refusals, which a peer may repeat without end.
-    unassigned: Seldom,
+    unassigned: LogThrottle,
     /// The timer of the next request after a refusal, and the pause after it. The address may become free.
     asks_again: Option<(Duration, Pin<Box<Sleep>>)>,
     /// Capsules for the tunnel, sent before anything else.
     capsules: VecDeque<Other>,
     answers: VecDeque<Bytes>,
     /// The rate limit of ICMP errors.
-    told: Budget,
+    told: TokenBucket,
     came: VecDeque<Bytes>,
     /// Packets of the tunnel that came before the addresses.
     ahead: VecDeque<Bytes>,
@@ -172,11 +172,11 @@ impl End {
             pause: None,
             patience: None,
             session: None,
-            unassigned: Seldom::default(),
+            unassigned: LogThrottle::default(),
             asks_again: None,
             capsules: VecDeque::new(),
             answers: VecDeque::new(),
-            told: Budget::default(),
+            told: TokenBucket::default(),
             came: VecDeque::new(),
             ahead: VecDeque::new(),
         }
@@ -191,19 +191,10 @@ impl End {
     }
 
     /// Rejects the queued packets because there is no tunnel.
-    pub(crate) fn refuse_all(&mut self, worker: &Worker) {
+    pub(crate) fn refuse_all(&mut self, worker: &WorkerContext) {
         self.release();
         if let Link::Device { local, mailbox, .. } = &self.link {
             mailbox.close().iter().for_each(|packet| local.refuse(worker, packet, "no-session"));
-        }
-    }
-
-    /// Ends the session cleanly. Queued packets go to the current owner of its addresses.
-    pub(crate) fn close(&mut self, worker: &Worker) {
-        self.release();
-        match &self.link {
-            Link::Device { local, mailbox, .. } => local.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
-            Link::Peer { flow, .. } => flow.queue.close_in_order(),
         }
     }
 
@@ -235,40 +226,6 @@ impl End {
         let number = local.device.claim(prefix, owner, mailbox, scope, may_cross)?;
         self.claims.push(Claimed { prefix, number });
         Ok(())
-    }
-
-    /// The name of its device, if that was deleted.
-    pub(crate) fn lost_device(&self) -> Option<Arc<str>> {
-        match &self.link {
-            Link::Device { local, .. } if !local.device.net().is_there() => Some(local.device.name.clone()),
-            _ => None,
-        }
-    }
-
-    /// The longest packet that the link carries well.
-    pub(crate) fn capacity(&self) -> usize {
-        self.link.capacity()
-    }
-
-    /// Sets the MTU of the tunnel.
-    pub(crate) fn set_mtu(&mut self, mtu: usize) {
-        self.mtu = mtu;
-    }
-
-    /// Updates the MTU in the device's routes. A peer may change it at any rate, so changes of the routes are
-    /// rate-limited.
-    pub(crate) fn poll_routes(&mut self, cx: &mut Context<'_>) {
-        if self.mtu == self.led_mtu || self.claims.is_empty() {
-            return;
-        }
-        if self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_pending()) {
-            return;
-        }
-        self.led_mtu = self.mtu;
-        for claim in &self.claims {
-            self.lead(claim.prefix);
-        }
-        self.pause = Some(Box::pin(tokio::time::sleep(CHANGES_APART)));
     }
 
     /// Routes a prefix into the device; false if that fails.
@@ -316,12 +273,57 @@ impl End {
         connect_ip::put_addresses(wanted, &mut payload);
         self.say(connect_ip::ADDRESS_REQUEST, payload);
     }
+}
+
+impl DevicePort for End {
+    /// Ends the session cleanly. Queued packets go to the current owner of its addresses.
+    fn close(&mut self, worker: &WorkerContext) {
+        self.release();
+        match &self.link {
+            Link::Device { local, mailbox, .. } => local.deliver(worker, &mut mailbox.close(), &mut Vec::new()),
+            Link::Peer { flow, .. } => flow.queue.close_in_order(),
+        }
+    }
+
+    /// The name of its device, if that was deleted.
+    fn lost_device(&self) -> Option<Arc<str>> {
+        match &self.link {
+            Link::Device { local, .. } if !local.device.net().is_there() => Some(local.device.name.clone()),
+            _ => None,
+        }
+    }
+
+    /// The longest packet that the link carries well.
+    fn capacity(&self) -> usize {
+        self.link.capacity()
+    }
+
+    /// Sets the MTU of the tunnel.
+    fn set_mtu(&mut self, mtu: usize) {
+        self.mtu = mtu;
+    }
+
+    /// Updates the MTU in the device's routes. A peer may change it at any rate, so changes of the routes are
+    /// rate-limited.
+    fn poll_routes(&mut self, cx: &mut Context<'_>) {
+        if self.mtu == self.led_mtu || self.claims.is_empty() {
+            return;
+        }
+        if self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_pending()) {
+            return;
+        }
+        self.led_mtu = self.mtu;
+        for claim in &self.claims {
+            self.lead(claim.prefix);
+        }
+        self.pause = Some(Box::pin(tokio::time::sleep(CHANGES_APART)));
+    }
 
     /// Receives packets and capsules for the tunnel. False after the last one.
-    pub(crate) fn poll_receive(
+    fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         batch: &mut Batch,
     ) -> Poll<io::Result<bool>> {
         if self.asks_again.as_mut().is_some_and(|(_, timer)| timer.as_mut().poll(cx).is_ready()) {
@@ -341,7 +343,7 @@ impl End {
             }
             if batch.is_empty() {
                 // All of them were dropped: no wake would come for the rest.
-                go_on_later(cx);
+                yield_to_network(cx);
             }
         }
         self.came = came;
@@ -353,12 +355,7 @@ impl End {
     }
 
     /// Accepts packets and capsules of the tunnel. Ready when the batch is empty.
-    pub(crate) fn poll_send(
-        &mut self,
-        cx: &mut Context<'_>,
-        worker: &Worker,
-        batch: &mut Batch,
-    ) -> Poll<io::Result<()>> {
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> Poll<io::Result<()>> {
         let mut work = 0;
         while let Some(other) = batch.capsules.pop_front() {
             work += other.work();
@@ -368,7 +365,7 @@ impl End {
             }
             // After a move, another port may take the rest, but not half a capsule.
             if work >= MOST_WORK && is_whole && !batch.is_empty() {
-                go_on_later(cx);
+                yield_to_network(cx);
                 return Poll::Pending;
             }
         }

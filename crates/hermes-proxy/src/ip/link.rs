@@ -15,7 +15,7 @@ use hermes_wire::capsule;
 
 use super::device::{Hold, LocalDevice};
 use crate::datagram::Flow;
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 use hermes_ip::mailbox::Mailbox;
 
 /// The packet source of an end.
@@ -90,7 +90,7 @@ impl Link {
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         packets: &mut VecDeque<Bytes>,
     ) -> Poll<io::Result<()>> {
         match self {

@@ -25,10 +25,11 @@ use self::forward::Carrier;
 use super::{Ending, Known};
 use crate::generation::ListenerState;
 use crate::metrics::QuestionLabels;
-use crate::names::{NameTable, TTL};
-use crate::shares::{Bound, Holder, Owner, Share};
-use crate::signal::Signal;
-use crate::worker::{Worker, go_on_later};
+use crate::oneshot::Oneshot;
+use crate::runtime::shares::{Bound, Holder, Owner, Share};
+use crate::runtime::yield_to_network;
+use crate::virtual_ip::{NameTable, TTL};
+use crate::worker::Worker;
 
 /// Receive calls before other tasks run.
 const ROUNDS: usize = 16;
@@ -57,7 +58,7 @@ struct Forwarded {
 /// A query that waits for another server's answer.
 struct Pending {
     asked_at: u64,
-    displaced: Signal<()>,
+    displaced: Oneshot<()>,
 }
 
 impl Holder for Pending {
@@ -131,7 +132,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
     match Share::take(worker, &state.flows, Owner::stranger(source), bound) {
         Some(share) => {
             let servers = servers(worker, dns);
-            let pending = Rc::new(Pending { asked_at: worker.now(), displaced: Signal::default() });
+            let pending = Rc::new(Pending { asked_at: worker.now(), displaced: Oneshot::default() });
             share.is_held_by(&pending);
             Fate::Forwarded(Box::new(Forwarded {
                 question,
@@ -216,7 +217,7 @@ fn servers(worker: &Worker, dns: &Dns) -> Vec<SocketAddr> {
 }
 
 /// Answers questions by UDP, until the listener closes.
-pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Known, ending: Rc<Signal<Ending>>) {
+pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Known, ending: Rc<Oneshot<Ending>>) {
     let mut server = Server { worker, socket: Rc::new(socket), known, under_way: FuturesUnordered::new() };
     std::future::poll_fn(|cx| {
         if ending.poll(cx).is_ready() {
@@ -261,7 +262,7 @@ impl Server {
                 return Poll::Pending;
             }
         }
-        go_on_later(cx);
+        yield_to_network(cx);
         Poll::Pending
     }
 

@@ -16,7 +16,7 @@ use hermes_model::facts::Trust;
 use hermes_net::udp::UdpSocket;
 
 use crate::datagram::FlowQueue;
-use crate::shares::{Bound, Holder, Owner, Share, Shares};
+use crate::runtime::shares::{Bound, Holder, Owner, Share, Shares};
 use crate::worker::Worker;
 
 /// Datagrams of a failed flow are dropped for this time (milliseconds).

@@ -23,8 +23,9 @@ use super::http::{Client, Watched};
 use crate::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
 use crate::error::{Error, Side};
 use crate::headers::{self, HYPER_HEADERS};
-use crate::live::{Connection, Drain};
+use crate::outbound::post_tunnel::PostTunnel;
 use crate::request::{Origin, from_head};
+use crate::runtime::session::{Connection, Drain};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::ByteStream;
 use crate::worker::Worker;
@@ -195,7 +196,7 @@ fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
     let head = open.head_parts();
     let (send, body) = channel();
     let received = open.body.take().and_then(RequestBody::into_body).unwrap_or(Body::Empty);
-    worker.spawn(session::relay(Near::Stream(ByteStream::bodies(received, send, None)), *open));
+    worker.spawn(session::relay(Near::Stream(PostTunnel::stream(received, send, None)), *open));
     head.map(|()| H1Body::new(Inner::Tunnel(Body::Channel(body))))
 }
 

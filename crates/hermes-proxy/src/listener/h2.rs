@@ -21,16 +21,16 @@ use super::calm::{Bounds, Cancels, Fate};
 use super::http::{Client, Watched};
 use super::wait::{Answers, Wait, sent_by_client};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
+use crate::body_writer;
 use crate::early::Early;
 use crate::error::Error;
-use crate::live::{Connection, Stage};
-use crate::pipe;
+use crate::outbound::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::request::{Origin, from_head};
 use crate::reverse::Probe;
+use crate::runtime::session::{Connection, Stage};
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h2::{self as halves, Backlog, Window};
 use crate::stream::{ByteStream, Receiver, Sender};
-use crate::upstream::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::worker::Worker;
 
 /// The number of bytes that a connection may read before other tasks of the worker run. The quota adapts to the work
@@ -274,7 +274,7 @@ async fn send(response: Response<ResponseBody>, to: &mut Respond) {
     if ends {
         return;
     }
-    pipe::pass(body, Sender::H2(halves::Sender::new(stream, &to.backlog))).await;
+    body_writer::pass(body, Sender::H2(halves::Sender::new(stream, &to.backlog))).await;
 }
 
 async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>) {
@@ -287,12 +287,7 @@ async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>)
     match respond.send_response(open.head_parts(), false) {
         Ok(send) => {
             session::relay(
-                Near::Stream(ByteStream::multiplexed(
-                    recv,
-                    Sender::H2(halves::Sender::new(send, &backlog)),
-                    None,
-                    None,
-                )),
+                Near::Stream(ByteStream::multiplexed(recv, Sender::H2(halves::Sender::new(send, &backlog)), None)),
                 *open,
             )
             .await

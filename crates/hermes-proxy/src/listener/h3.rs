@@ -26,6 +26,7 @@ use super::quic::Begun;
 use super::trust_by_address;
 use super::wait::{Answers, Wait, sent_by_client};
 use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
+use crate::body_writer;
 use crate::early::Early;
 use crate::error::Error;
 use crate::error::Oversize;
@@ -33,10 +34,10 @@ use crate::generation;
 use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link, Windows, link::number};
 use crate::headers::EARLY_DATA;
-use crate::live::{Connection, Entry, Stage};
-use crate::pipe;
 use crate::request::{Origin, from_head};
 use crate::reverse::{Line, Probe};
+use crate::runtime::WorkerContext;
+use crate::runtime::session::{Connection, Entry, Stage};
 use crate::service::respond;
 use crate::session::{self, Near, Served, Tunnel};
 use crate::stream::h3::{self as halves, Fault};
@@ -446,14 +447,14 @@ async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
         }
         return;
     }
-    pipe::pass(body, Sender::H3(Box::new(send))).await;
+    body_writer::pass(body, Sender::H3(Box::new(send))).await;
 }
 
 /// Answers a client whose limit is smaller than the response head, with a head that fits.
-async fn excuse(worker: &Worker, entry: &Entry, mut send: halves::Sender, oversize: Oversize) {
+async fn excuse(worker: &WorkerContext, entry: &Entry, mut send: halves::Sender, oversize: Oversize) {
     let error = Error::AnswerTooLarge(oversize);
     entry.fail(&error);
-    let failure = respond::failure(&error, &worker.generation().snapshot.node, entry.facts.trust.is_believed());
+    let failure = respond::failure(&error, &worker.snapshot().node, entry.facts.trust.is_believed());
     let (mut parts, _) = failure.into_parts();
     parts.headers.remove(CONTENT_TYPE);
     entry.status.set(parts.status.as_u16());
@@ -483,7 +484,7 @@ async fn tunnel(
     }
     match std::future::poll_fn(|cx| send.poll_room(cx)).await {
         Ok(()) => {
-            let stream = ByteStream::multiplexed(recv, Sender::H3(Box::new(send)), None, None);
+            let stream = ByteStream::multiplexed(recv, Sender::H3(Box::new(send)), None);
             let stream = stream.with_datagrams(datagrams);
             session::relay(Near::Stream(stream), *open).await;
         }

@@ -18,8 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::linger::Linger;
 use super::{Ready, h1, h2};
 use crate::body::TrailerSlot;
-use crate::live::{Connection, Stage};
 use crate::reverse::Line;
+use crate::runtime::session::{Connection, Stage};
 use crate::worker::Worker;
 use hermes_wire::request_target::RequestTargetEscaper;
 

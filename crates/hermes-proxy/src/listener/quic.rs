@@ -19,10 +19,11 @@ use hermes_wire::h3::Code;
 use super::http::Client;
 use super::{Ending, Known, h3, note_failed_handshake, trust_of};
 use crate::h3::link;
-use crate::live::{Connection, ConnectionGuard, Path};
 use crate::metrics::ListenerLabels;
-use crate::reverse::{self, Carrier, arrival};
-use crate::signal::Signal;
+use crate::oneshot::Oneshot;
+use crate::outbound::reverse_acceptor;
+use crate::reverse::{self, Carrier};
+use crate::runtime::session::{Connection, ConnectionGuard, QuicPath};
 use crate::worker::Worker;
 
 /// A QUIC endpoint of this worker. `reign` counts the acceptors that used it: while one listener replaces another, only
@@ -32,12 +33,12 @@ pub(crate) struct Door {
     group: Arc<Group>,
     slot: u8,
     reign: Cell<u64>,
-    changed: Signal<()>,
+    changed: Oneshot<()>,
 }
 
 impl Door {
     /// Adds the events since the last call to the metrics.
-    pub(crate) fn tell(&self, worker: &Worker) {
+    fn tell(&self, worker: &Worker) {
         let (passed_on, lost) = self.server.passed_on();
         worker.shared.metrics.quic_passed_on.inc_by(passed_on);
         if lost > 0 {
@@ -47,7 +48,15 @@ impl Door {
 }
 
 /// The QUIC endpoints of a worker. An endpoint of a closed listener stays as long as it has connections.
-pub(crate) type Doors = Vec<Weak<Door>>;
+#[derive(Default)]
+pub(crate) struct Doors(Vec<Weak<Door>>);
+
+impl Doors {
+    /// Adds the events of all endpoints to the metrics.
+    pub(crate) fn tell(&self, worker: &Worker) {
+        self.0.iter().filter_map(Weak::upgrade).for_each(|door| door.tell(worker));
+    }
+}
 
 /// The right of one acceptor to accept at an endpoint, until the next acceptor takes over.
 pub(super) struct Turn {
@@ -56,10 +65,16 @@ pub(super) struct Turn {
 }
 
 /// Opens the endpoint of a listener, or reuses the endpoint that already serves this socket.
-pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known) -> io::Result<Turn> {
+pub(super) fn open(
+    worker: &Worker,
+    doors: &mut Doors,
+    group: &Arc<Group>,
+    slot: u8,
+    known: &Known,
+) -> io::Result<Turn> {
     let quic = known.state.as_ref().and_then(|state| state.quic.clone());
     let (config, reset) = quic.map(|quic| (quic.config, quic.reset)).unzip();
-    let mut doors = worker.quic_doors.borrow_mut();
+    let doors = &mut doors.0;
     doors.retain(|door| door.strong_count() > 0);
     let there = doors.iter().filter_map(Weak::upgrade);
     let door = match there.into_iter().find(|door| Arc::ptr_eq(&door.group, group) && door.slot == slot) {
@@ -71,7 +86,7 @@ pub(super) fn open(worker: &Worker, group: &Arc<Group>, slot: u8, known: &Known)
             let largest = worker.generation().snapshot.limits.quic_largest_mtu;
             let server = Server::open(group, slot, config, reset.as_ref(), largest, &worker.quic)?;
             let door =
-                Rc::new(Door { server, group: group.clone(), slot, reign: Cell::new(0), changed: Signal::default() });
+                Rc::new(Door { server, group: group.clone(), slot, reign: Cell::new(0), changed: Oneshot::default() });
             doors.push(Rc::downgrade(&door));
             door
         }
@@ -92,7 +107,7 @@ fn expect_strangers(server: &Server, known: &Known) {
 }
 
 /// Accepts until the listener ends; afterwards its connections continue.
-pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known, ending: Rc<Signal<Ending>>) {
+pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known, ending: Rc<Oneshot<Ending>>) {
     let Turn { door, reign } = turn;
     let endpoint = door.server.endpoint();
     let how = loop {
@@ -290,10 +305,10 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, hand
     };
     match ready.await {
         Ok((begun, trust, true)) => {
-            arrival::take(worker, &connection.listener, &trust, source, Carrier::Quic(begun.quic));
+            reverse_acceptor::take(worker, &connection.listener, &trust, source, Carrier::Quic(begun.quic));
         }
         Ok((begun, trust, false)) => {
-            let _ = connection.path.set(Path::new(begun.quic.clone()));
+            let _ = connection.path.set(QuicPath::new(begun.quic.clone()));
             if !connection.is_of(worker, &trust, source) {
                 let reason = b"limits.connections of this node is reached";
                 return begun.quic.close(link::number(Code::ExcessiveLoad), reason);

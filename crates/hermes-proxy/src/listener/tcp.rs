@@ -10,8 +10,8 @@ use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 
 use super::{Ready, open};
-use crate::live::Connection;
 use crate::request::{Origin, from_flow};
+use crate::runtime::session::Connection;
 use crate::session::{self, Near, Served};
 use crate::stream::ByteStream;
 use crate::worker::Worker;

@@ -24,9 +24,9 @@ use self::outage::{Lost, Outage, SETTLED};
 use super::Ending;
 use crate::datagram::{Port, QUIET};
 use crate::ip::{End, Link, Owner};
+use crate::oneshot::Oneshot;
 use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
-use crate::signal::Signal;
 use crate::worker::Worker;
 
 /// The first back-off before a tunnel reopens; it doubles.
@@ -49,7 +49,7 @@ struct Taken {
 struct Running {
     taken: Taken,
     listener: Arc<Listener>,
-    ending: Rc<Signal<Ending>>,
+    ending: Rc<Oneshot<Ending>>,
 }
 
 impl Captures {
@@ -87,7 +87,7 @@ impl Captures {
                 continue;
             }
             // The old capture continues until the new one is open and takes over its packets.
-            let ending: Rc<Signal<Ending>> = Rc::default();
+            let ending: Rc<Oneshot<Ending>> = Rc::default();
             let running = Running { taken, listener: listener.clone(), ending: ending.clone() };
             let before = self.0.insert(place, running).map(|running| running.ending);
             if taken.is_names && carries_flows(&listener) {
@@ -193,8 +193,8 @@ async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     network: IpNet,
-    ending: Rc<Signal<Ending>>,
-    before: Option<Rc<Signal<Ending>>>,
+    ending: Rc<Oneshot<Ending>>,
+    before: Option<Rc<Oneshot<Ending>>>,
 ) {
     let (mut pause, outage) = (FIRST_PAUSE, Outage::default());
     loop {
@@ -228,7 +228,7 @@ async fn serve(
     worker: &Rc<Worker>,
     listener: &Arc<Listener>,
     network: IpNet,
-    before: &Option<Rc<Signal<Ending>>>,
+    before: &Option<Rc<Oneshot<Ending>>>,
     outage: &Outage,
 ) -> Option<Lost> {
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return None };

@@ -20,11 +20,12 @@ use super::flows::{FlowTable, Known, push, unless_displaced};
 use super::{Ending, ip, open};
 use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::ip::{Translation, Transport};
+use crate::oneshot::Oneshot;
 use crate::request::{Origin, from_flow};
+use crate::runtime::shares::Share;
+use crate::runtime::yield_to_network;
 use crate::session::{self, Near, Served};
-use crate::shares::Share;
-use crate::signal::Signal;
-use crate::worker::{Worker, go_on_later};
+use crate::worker::Worker;
 
 /// Rounds of detaching flows when a listener ends. Each round handles flows that began in the round before.
 const PARTINGS: usize = 16;
@@ -73,7 +74,7 @@ pub(super) async fn receive_all(
     worker: Rc<Worker>,
     socket: UdpSocket,
     name: Arc<str>,
-    ending: Rc<Signal<Ending>>,
+    ending: Rc<Oneshot<Ending>>,
     targets: Targets,
 ) {
     let shares = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
@@ -90,7 +91,7 @@ pub(super) async fn receive_all(
                 Poll::Pending => return Poll::Pending,
             }
         }
-        go_on_later(cx);
+        yield_to_network(cx);
         Poll::Pending
     })
     .await;
@@ -226,7 +227,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
                 Poll::Pending => return Poll::Pending,
             }
         }
-        go_on_later(cx);
+        yield_to_network(cx);
         Poll::Pending
     })
     .await;

@@ -15,7 +15,8 @@ use tokio::task::AbortHandle;
 use super::{LOOK_AGAIN, Node};
 use crate::generation::Generation;
 use crate::metrics::PathLabels;
-use crate::upstream::{UpstreamState, health};
+use crate::outbound::health;
+use crate::upstream::UpstreamState;
 
 /// The pause that collects a burst of network changes into one.
 const CHANGES_APART: Duration = Duration::from_millis(20);
@@ -32,7 +33,7 @@ impl Node {
     /// Resumes stored custody. A predecessor may hold the journal until it stops listening.
     pub(super) fn begin_custody(&mut self, snapshot: &Snapshot) -> std::io::Result<()> {
         let Some(state) = &snapshot.state else { return Ok(()) };
-        let (custody, directory) = (self.shared.custody.clone(), state.join("custody"));
+        let (custody, directory) = (self.services.custody.clone(), state.join("custody"));
         custody.will_store();
         custody.follow(snapshot);
         match custody.store_in(&directory) {
@@ -89,7 +90,9 @@ impl Node {
             let Some(check) = state.config.health.as_ref().filter(|_| !self.probers.contains_key(&state.id)) else {
                 continue;
             };
-            let probe = |index| health::probe_forever(state.clone(), index, check.clone(), self.shared.clone());
+            let probe = |index| {
+                health::probe_forever(state.clone(), index, check.clone(), self.shared.clone(), self.channels.clone())
+            };
             let tasks = (0..state.endpoints.len()).map(|index| self.background.spawn(probe(index))).collect();
             self.probers.insert(state.id, Probers { state: state.clone(), tasks });
         }

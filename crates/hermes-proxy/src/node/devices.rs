@@ -190,10 +190,10 @@ impl Node {
                 None => {}
             }
             let held = if let Some(queues) = self.inherited.remove(&label(name)) {
-                adopt(name, queues, &mut self.inherited, &self.shared.given, &mut shares)
+                adopt(name, queues, &mut self.inherited, &self.services.given, &mut shares)
             } else {
                 let former = self.former.get(name).and_then(Former::revive);
-                former.map_or_else(|| create(name, &self.shared.given, &mut shares), Ok)
+                former.map_or_else(|| create(name, &self.services.given, &mut shares), Ok)
             };
             made.insert(name.clone(), held.map_err(|error| fault(wanted, error))?);
         }
@@ -234,7 +234,7 @@ impl Node {
         let left: Vec<Arc<str>> = self.inherited.keys().filter_map(named).collect();
         for name in left {
             let queues = self.inherited.remove(&label(&name)).unwrap_or_default();
-            match adopt(&name, queues, &mut self.inherited, &self.shared.given, shares) {
+            match adopt(&name, queues, &mut self.inherited, &self.services.given, shares) {
                 Ok(held) => drop(made.insert(name, held)),
                 Err(error) => tracing::warn!(%error, "{}", error.remedy()),
             }

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use hermes_net::handover::{Handed, rewrite_text};
 
 use super::sockets::Socket;
+use super::worker_loop::Command;
 use super::{LOOK_AGAIN, Node, RESTING};
-use crate::worker::Command;
 
 impl Node {
     /// The listening sockets with their labels, for another process.
@@ -54,13 +54,14 @@ impl Node {
         }
         let mut passages = if handed { self.part_with_devices() } else { Vec::new() };
         let resting = self.resting_here.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Err(error)) = resting.filter(|_| handed).map(|fd| rewrite_text(&fd, &self.shared.given.resting())) {
+        if let Some(Err(error)) = resting.filter(|_| handed).map(|fd| rewrite_text(&fd, &self.services.given.resting()))
+        {
             tracing::warn!(%error, "the successor does not hear which addresses wait for their owners");
         }
         self.all_do(|done| Command::Close { handed, passages: passages.pop().unwrap_or_default(), done }).await;
         if handed {
-            self.shared.caches.hand_over();
-            let custody = self.shared.custody.clone();
+            self.services.caches.hand_over();
+            let custody = self.services.custody.clone();
             // Waits for pending writes.
             let _ = tokio::task::spawn_blocking(move || custody.stop()).await;
         }

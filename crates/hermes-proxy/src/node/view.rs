@@ -8,9 +8,11 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
+use super::worker_loop::Command;
 use crate::generation::Generation;
-use crate::live::SessionView;
-use crate::worker::{Command, Shared};
+use crate::runtime::Shared;
+use crate::runtime::session::SessionView;
+use crate::worker::Services;
 
 /// The limit of sessions of one worker in `/sessions`.
 const MOST_SESSIONS: usize = 10_000;
@@ -19,6 +21,7 @@ const MOST_SESSIONS: usize = 10_000;
 #[derive(Clone)]
 pub struct NodeView {
     pub(super) shared: Arc<Shared>,
+    pub(super) services: Arc<Services>,
     pub(super) current: Arc<ArcSwap<Generation>>,
     pub(super) workers: Vec<mpsc::Sender<Command>>,
 }
@@ -29,8 +32,8 @@ impl NodeView {
         let lines = &self.shared.metrics.lines_lost;
         let lost = self.shared.lost_lines.get().map_or(0, |lost| lost() as u64);
         lines.inc_by(lost.saturating_sub(lines.get()));
-        self.shared.metrics.set_custody(self.shared.custody.held());
-        self.shared.metrics.limit_by("custody-exchanges", self.shared.custody.take_refused());
+        self.shared.metrics.set_custody(self.services.custody.held());
+        self.shared.metrics.limit_by("custody-exchanges", self.services.custody.take_refused());
         self.shared.metrics.render()
     }
 

@@ -12,19 +12,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hermes_model::facts::Facts;
-use hermes_model::snapshot::{Retry as RetryPolicy, Route, UpstreamProtocol};
-use http::{HeaderMap, Method, Response, StatusCode};
+use hermes_model::facts::{Facts, Kind};
+use hermes_model::snapshot::{Action, Retry as RetryPolicy, Route, UpstreamProtocol};
+use http::{HeaderMap, Method, Response, StatusCode, Version};
 
 use self::head::{Amend, Dress, Outgoing};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::{Error, Retry};
+use crate::generation::Generation;
 use crate::headers::{IDEMPOTENCY_KEY, UNSENT};
-use crate::live::Entry;
 use crate::metrics::UpstreamLabels;
-use crate::upstream::connect::Destination;
-use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
+use crate::outbound::connect::Destination;
+use crate::outbound::exchange::{self, ExchangeBody, Place};
+use crate::outbound::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
+use crate::request::{Ask, Request};
+use crate::runtime::session::Entry;
 use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
 use hermes_rate_limit::headers as rate_headers;
@@ -44,6 +46,41 @@ pub(crate) struct Forward<'a> {
     pub(crate) dress: Dress<'a>,
     pub(crate) body: RequestBody,
     pub(crate) interim: Option<Arc<Interim>>,
+}
+
+impl<'a> Forward<'a> {
+    /// Builds the forwarded form of a request.
+    pub(crate) fn new(
+        worker: &'a Rc<Worker>,
+        generation: &'a Generation,
+        entry: &'a Rc<Entry>,
+        route: &'a Route,
+        request: &'a Request<'_>,
+        interim: Option<Arc<Interim>>,
+    ) -> Self {
+        // An upgrade may have a body before the tunnel. In a tunnel by POST, the body is the tunnel.
+        let has_body = match request.ask {
+            Ask::Response => true,
+            Ask::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,
+            Ask::Connect | Ask::Post => false,
+        };
+        let body = if has_body { request.body.clone() } else { RequestBody::Empty };
+        let may_be_sent_again = route.retry.is_some() || route.pace.is_some() || route.retrieve.is_some();
+        let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
+        body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
+        let dress = Dress {
+            node: &generation.snapshot.node,
+            via: &generation.via,
+            rewrite: route.rewrite.as_ref(),
+            version: request.version,
+            scheme: &request.scheme,
+            host: &request.host,
+            trace: request.trace,
+            to_proxy: matches!(&route.action, Action::Upstream(upstream) if upstream.forward_proxy),
+            amend: None,
+        };
+        Self { worker, entry, route, dress, body, interim }
+    }
 }
 
 /// The outcome of one attempt.
@@ -287,7 +324,7 @@ impl Forward<'_> {
         in_flight: Option<InFlight>,
     ) -> Attempted {
         let session = Some(self.entry.clone());
-        let place = Place { worker: self.worker.clone(), pool, peer, shareable, session, in_flight };
+        let place = Place { worker: self.worker.outbound.clone(), pool, peer, shareable, session, in_flight };
         let outgoing = match Outgoing::new(self.entry, &self.dress, is_node) {
             Ok(outgoing) => outgoing,
             Err(error) => return Attempted::failed(error),

@@ -24,10 +24,10 @@ use crate::datagram::Port;
 use crate::error::Error;
 use crate::generation::Generation;
 use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
-use crate::live::Entry;
+use crate::outbound::connect::{Destination, addresses, connect, guard};
+use crate::runtime::session::Entry;
 use crate::stream::ByteStream;
 use crate::upstream::ClientTls;
-use crate::upstream::connect::{Destination, addresses, connect, guard};
 use crate::worker::Worker;
 
 /// The target of a terminating route for this session.

@@ -20,11 +20,11 @@ use http::HeaderMap;
 use self::inbox::Source;
 pub(crate) use self::sender::Sender;
 use super::h2::{GATHER, SMALL, Whole};
-use super::halves::StreamError;
 use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link};
-use crate::live::Entry;
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
+use crate::runtime::session::Entry;
+use crate::stream_error::StreamError;
 
 /// The fault of the peer on its half, if the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// `parting` is the code for the peer if this is dropped before the end.
     pub(crate) fn new(
-        worker: &Rc<Worker>,
+        worker: &Rc<WorkerContext>,
         recv: quic::RecvStream,
         link: Rc<Link>,
         bounds: Bounds,

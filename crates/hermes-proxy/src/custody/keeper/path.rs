@@ -8,19 +8,19 @@ use tokio::time::Instant;
 use super::{BEACON, DARK, TRIPS};
 
 /// A watched connection.
-pub(super) struct Path {
+pub(crate) struct Path {
     acks: Acks,
     /// The time since which bytes are unacknowledged, and the acknowledged offset at that time.
     owed: Option<(Instant, u64)>,
 }
 
 impl Path {
-    pub(super) fn new(acks: Acks) -> Self {
+    pub(crate) fn new(acks: Acks) -> Self {
         Self { acks, owed: None }
     }
 
     /// Returns whether unacknowledged bytes were lost in an outage, and whether there are any.
-    pub(super) fn look(&mut self) -> (bool, bool) {
+    pub(crate) fn look(&mut self) -> (bool, bool) {
         let Ok(seen) = self.acks.look() else { return (true, true) };
         if seen.owed_for.is_none() {
             self.owed = None;
@@ -38,7 +38,7 @@ impl Path {
     }
 
     /// Ready when the path is down.
-    pub(super) async fn darkness(&mut self) {
+    pub(crate) async fn darkness(&mut self) {
         let mut look = tokio::time::interval(BEACON);
         while !self.look().0 {
             look.tick().await;

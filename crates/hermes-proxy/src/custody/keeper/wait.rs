@@ -19,7 +19,7 @@ const MOST: usize = 16;
 
 /// The log state of one neighbour.
 #[derive(Debug, Default)]
-pub(super) struct Wait {
+pub(crate) struct Wait {
     /// The time since which exchanges wait without a channel.
     since: Option<Instant>,
     reasons: Vec<Reason>,
@@ -44,7 +44,7 @@ struct Told {
 
 /// A log line that is due.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(crate) enum Line {
     /// Attempts fail for this reason.
     No(Box<str>),
     /// Attempts get no answer.
@@ -63,7 +63,7 @@ impl Told {
 
 impl Wait {
     /// Notes a failed attempt. True if it is the first one for this reason since the last channel.
-    pub(super) fn failed(&mut self, why: &str) -> bool {
+    pub(crate) fn failed(&mut self, why: &str) -> bool {
         if let Some(reason) = self.reasons.iter_mut().find(|reason| *reason.why == *why) {
             return !std::mem::replace(&mut reason.is_current, true);
         }
@@ -75,7 +75,7 @@ impl Wait {
     }
 
     /// Notes a refusal by a neighbour that answered, which may be temporary. True if a line is due.
-    pub(super) fn refused(&mut self, why: &str, now: Instant) -> bool {
+    pub(crate) fn refused(&mut self, why: &str, now: Instant) -> bool {
         self.failed(why);
         let reason = self.reasons.iter_mut().find(|reason| *reason.why == *why);
         let due = reason.filter(|reason| reason.told.may_be(now));
@@ -83,7 +83,7 @@ impl Wait {
     }
 
     /// The line that is due now, for this number of waiting exchanges.
-    pub(super) fn look(&mut self, now: Instant, exchanges: usize) -> Option<Line> {
+    pub(crate) fn look(&mut self, now: Instant, exchanges: usize) -> Option<Line> {
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
         if exchanges == 0 || waited < SOME {
             return None;
@@ -101,12 +101,12 @@ impl Wait {
     }
 
     /// Notes that no exchange waits.
-    pub(super) fn unwanted(&mut self) {
+    pub(crate) fn unwanted(&mut self) {
         self.since = None;
     }
 
     /// Notes that there is a channel. True if its absence was logged.
-    pub(super) fn up(&mut self) -> bool {
+    pub(crate) fn up(&mut self) -> bool {
         self.since = None;
         let mut was_told = std::mem::take(&mut self.silence.is_told);
         for reason in &mut self.reasons {

@@ -14,8 +14,9 @@ use hermes_wire::custody::{ExchangeId, Part};
 use http_body::{Frame, SizeHint};
 
 use super::{Reading, headers};
+use crate::body::BoxedBody;
 use crate::error::Error;
-use crate::live::Entry;
+use crate::runtime::session::Entry;
 use hermes_custody::service::{Failure, Office};
 
 /// The read size.
@@ -45,7 +46,7 @@ pub(crate) struct CustodyBody {
 }
 
 /// A task that uploads the rest of a request; dropping this aborts it.
-pub(in crate::custody) struct Uploading(pub(in crate::custody) tokio::task::AbortHandle);
+pub(crate) struct Uploading(pub(crate) tokio::task::AbortHandle);
 
 impl Drop for Uploading {
     fn drop(&mut self) {
@@ -55,13 +56,7 @@ impl Drop for Uploading {
 
 impl CustodyBody {
     /// The rest of a stream whose head was read.
-    pub(in crate::custody) fn new(
-        office: Arc<Office>,
-        id: ExchangeId,
-        part: Part,
-        reading: Reading,
-        peer: Arc<str>,
-    ) -> Self {
+    pub(crate) fn new(office: Arc<Office>, id: ExchangeId, part: Part, reading: Reading, peer: Arc<str>) -> Self {
         Self {
             office,
             id,
@@ -80,48 +75,37 @@ impl CustodyBody {
     }
 
     /// Sets whether the whole stream was read before.
-    pub(in crate::custody) fn having_read_all(mut self, is_read: bool) -> Self {
+    pub(crate) fn having_read_all(mut self, is_read: bool) -> Self {
         self.is_read = is_read;
         self
     }
 
     /// The engine already knows that the exchange ends at this node.
-    pub(in crate::custody) fn taken_in(mut self) -> Self {
+    pub(crate) fn taken_in(mut self) -> Self {
         self.is_taken_in = true;
         self
     }
 
     /// Returns this piece first, which was read before.
-    pub(in crate::custody) fn behind(mut self, ahead: Option<Piece>) -> Self {
+    pub(crate) fn behind(mut self, ahead: Option<Piece>) -> Self {
         self.ahead = ahead;
         self
     }
 
     /// Ties the exchange to a client. If the client leaves, the exchange fails, or is kept for a client that sends the
     /// same request.
-    pub(in crate::custody) fn owed(mut self, asked: Option<Bytes>, with: Option<Uploading>) -> Self {
+    pub(crate) fn owed(mut self, asked: Option<Bytes>, with: Option<Uploading>) -> Self {
         (self.owed, self._with) = (Some(asked), with);
         self
     }
 
-    /// Binds it to a session, which is not subject to timeouts while custody waits.
-    pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        // Only the first binding counts.
-        let _ = self.entry.set(session.clone());
-    }
-
     /// Sets the declared length.
-    pub(in crate::custody) fn expect(&mut self, length: Option<u64>) {
+    pub(crate) fn expect(&mut self, length: Option<u64>) {
         self.length = length;
     }
 
-    /// The declared length, if any.
-    pub(crate) fn size_hint(&self) -> SizeHint {
-        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
-    }
-
     /// The next piece of the message; `None` after its end.
-    pub(in crate::custody) fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
+    pub(crate) fn poll_piece(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
         if let Some(piece) = self.ahead.take() {
             return Poll::Ready(Some(Ok(piece)));
         }
@@ -159,11 +143,38 @@ impl CustodyBody {
         self.is_done = true;
         match self.part {
             Part::Request => Error::ClientGone(failure.reason.to_string()),
-            Part::Response => Error::custody(&self.peer, failure),
+            Part::Response => crate::custody::error_of(&self.peer, failure),
         }
     }
 
-    pub(crate) fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    /// Reads the end along with the last content, if it has come: the reader may not poll again.
+    fn read_end(&mut self, cx: &Context<'_>) {
+        if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
+            match piece {
+                // The content has ended; reading past the end makes custody acknowledge it to the previous node.
+                Piece::End(fields) if fields.is_empty() => {
+                    while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}
+                    self.is_done = true;
+                }
+                other => self.ahead = Some(other),
+            }
+        }
+    }
+}
+
+impl BoxedBody for CustodyBody {
+    /// Binds it to a session, which is not subject to timeouts while custody waits.
+    fn bind(&self, session: &Rc<Entry>) {
+        // Only the first binding counts.
+        let _ = self.entry.set(session.clone());
+    }
+
+    /// The declared length, if any.
+    fn size_hint(&self) -> SizeHint {
+        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         while !self.is_done {
             match ready!(self.poll_piece(cx)) {
                 Some(Ok(Piece::Content(bytes))) => {
@@ -203,22 +214,8 @@ impl CustodyBody {
         Poll::Ready(None)
     }
 
-    /// Reads the end along with the last content, if it has come: the reader may not poll again.
-    fn read_end(&mut self, cx: &Context<'_>) {
-        if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
-            match piece {
-                // The content has ended; reading past the end makes custody acknowledge it to the previous node.
-                Piece::End(fields) if fields.is_empty() => {
-                    while let Poll::Ready(Some(Ok(_))) = self.poll_piece(cx) {}
-                    self.is_done = true;
-                }
-                other => self.ahead = Some(other),
-            }
-        }
-    }
-
     /// True if it was read to its end.
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_end_stream(&self) -> bool {
         self.is_done
     }
 }

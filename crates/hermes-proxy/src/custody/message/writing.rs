@@ -13,11 +13,11 @@ use http_body::{Body as HttpBody, Frame};
 
 use super::{chunk, end};
 use crate::error::Error;
-use crate::live::Entry;
+use crate::runtime::session::Entry;
 use hermes_custody::service::Office;
 
 /// A body that is written after a head, until custody has accepted all of it.
-pub(in crate::custody) struct Writing<B> {
+pub(crate) struct Writing<B> {
     office: Arc<Office>,
     id: ExchangeId,
     part: Part,
@@ -31,7 +31,7 @@ pub(in crate::custody) struct Writing<B> {
 }
 
 /// The reason why a body was not written.
-pub(in crate::custody) enum Unwritten {
+pub(crate) enum Unwritten {
     /// The body failed.
     Body(Error),
     /// The exchange has ended.
@@ -40,17 +40,17 @@ pub(in crate::custody) enum Unwritten {
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
     /// Writes this head first.
-    pub(in crate::custody) fn new(office: Arc<Office>, id: ExchangeId, part: Part, head: Bytes, body: B) -> Self {
+    pub(crate) fn new(office: Arc<Office>, id: ExchangeId, part: Part, head: Bytes, body: B) -> Self {
         Self { office, id, part, body, head: Some(head), next: None, is_over: false, entry: None }
     }
 
     /// Binds it to a session, which is not subject to timeouts while custody waits.
-    pub(in crate::custody) fn bound(mut self, entry: &Rc<Entry>) -> Self {
+    pub(crate) fn bound(mut self, entry: &Rc<Entry>) -> Self {
         self.entry = Some(entry.clone());
         self
     }
 
-    pub(in crate::custody) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwritten>> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwritten>> {
         loop {
             if let Some((bytes, is_last)) = &self.next {
                 let taken = self.office.poll_append(cx, self.id, self.part, bytes, *is_last);

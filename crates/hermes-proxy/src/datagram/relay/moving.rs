@@ -18,7 +18,7 @@ use super::super::{Batch, Other, Port};
 use super::QUIET;
 use super::said::{Said, Words, assigned};
 use crate::error::{Error, Side};
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 use hermes_ip::mailbox::{BATCH, weight};
 
 /// The first pause before a move is retried; it doubles.
@@ -109,7 +109,7 @@ impl Moving {
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         near: &Port,
         said: &Said,
         reopen: Reopen<'_>,
@@ -162,7 +162,7 @@ impl Moving {
     }
 
     /// Retries after a pause. True after the first failure.
-    pub(super) fn rest(&mut self, worker: &Worker) -> bool {
+    pub(super) fn rest(&mut self, worker: &WorkerContext) -> bool {
         let is_first = self.pause == FIRST_PAUSE;
         self.wait(worker, self.pause);
         self.pause = (2 * self.pause).min(LAST_PAUSE);
@@ -170,7 +170,7 @@ impl Moving {
     }
 
     /// Begins after a pause.
-    pub(super) fn wait(&mut self, worker: &Worker, pause: Duration) {
+    pub(super) fn wait(&mut self, worker: &WorkerContext, pause: Duration) {
         let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
         self.stage = Stage::Resting(Box::pin(tokio::time::sleep(pause + jitter)));
     }
@@ -204,7 +204,7 @@ pub(super) struct Next {
 }
 
 impl Next {
-    fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<Result<(), Failure>> {
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<Result<(), Failure>> {
         if self.is_assigned && !self.is_open && self.timer.as_mut().poll(cx).is_ready() {
             // Some addresses were assigned, and the other requests remain unanswered.
             self.unanswered.clear();
@@ -256,12 +256,12 @@ impl Next {
 
     /// Buffers what the new port sends. If both ports lead to the same peer, packets take the new path as soon as it
     /// has assigned the address. False if the capsules exceed the limit.
-    fn keep(&mut self, worker: &Worker, mut batch: Batch) -> bool {
+    fn keep(&mut self, worker: &WorkerContext, mut batch: Batch) -> bool {
         let heard = &mut self.heard;
         heard.opened = batch.opened;
         heard.capsules.append(&mut batch.capsules);
         heard.datagrams.append(&mut batch.datagrams);
-        let most = worker.generation().snapshot.limits.datagram_queue;
+        let most = worker.snapshot().limits.datagram_queue;
         let mut bytes: usize = heard.datagrams.iter().map(weight).sum();
         while bytes > most
             && let Some(oldest) = heard.datagrams.pop_front()
@@ -288,7 +288,7 @@ impl Old {
     }
 
     /// Receives what still comes. False once nothing more will.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, worker: &Worker, batch: &mut Batch) -> bool {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> bool {
         let _ = self.port.poll_send(cx, worker, &mut Batch::default());
         self.port.poll_carrier(cx);
         let received = self.port.poll_receive(cx, worker, batch);

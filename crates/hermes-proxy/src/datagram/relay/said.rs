@@ -8,7 +8,7 @@ use hermes_wire::capsule;
 use hermes_wire::connect_ip::{self, Address, Prefix};
 
 use super::super::{Batch, Other};
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 
 /// The limit of remembered address requests, equal to the limit of addresses in a session.
 const MOST_ASKED: usize = 64;
@@ -70,7 +70,7 @@ pub(super) struct Words {
 }
 
 impl Said {
-    pub(super) fn note(&mut self, batch: &Batch, worker: &Worker) {
+    pub(super) fn note(&mut self, batch: &Batch, worker: &WorkerContext) {
         for other in &batch.capsules {
             if let Other::Whole { kind, payload } = other
                 && !self.add(*kind, payload)

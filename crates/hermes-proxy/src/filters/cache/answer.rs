@@ -84,8 +84,8 @@ fn body(supply: Supply, range: Option<Range<u64>>) -> Body {
     let left = range.as_ref().map(|range| range.end - range.start);
     match (supply, range) {
         (_, Some(range)) if range.is_empty() => Body::Empty,
-        (Supply::Kept(content), Some(rest)) => Body::Cached(Box::new(CachedBody::Kept { content, rest })),
-        (Supply::Coming(reader), _) => Body::Cached(Box::new(CachedBody::Coming { reader, left })),
+        (Supply::Kept(content), Some(rest)) => Body::boxed(CachedBody::Kept { content, rest }),
+        (Supply::Coming(reader), _) => Body::boxed(CachedBody::Coming { reader, left }),
         (Supply::Kept(_) | Supply::Nothing, _) => Body::Empty,
     }
 }

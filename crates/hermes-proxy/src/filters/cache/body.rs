@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
+use crate::body::BoxedBody;
 use crate::error::Error;
 use hermes_cache::content::Content;
 use hermes_cache::error::FetchError;
@@ -35,8 +36,8 @@ pub(crate) enum CachedBody {
     Coming { reader: FlightReader, left: Option<u64> },
 }
 
-impl CachedBody {
-    pub(crate) fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+impl BoxedBody for CachedBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self {
             Self::Kept { rest, .. } if rest.is_empty() => Poll::Ready(None),
             Self::Kept { content, rest } => {
@@ -59,14 +60,14 @@ impl CachedBody {
         }
     }
 
-    pub(crate) fn is_end_stream(&self) -> bool {
+    fn is_end_stream(&self) -> bool {
         match self {
             Self::Kept { rest, .. } => rest.is_empty(),
             Self::Coming { left, .. } => *left == Some(0),
         }
     }
 
-    pub(crate) fn size_hint(&self) -> SizeHint {
+    fn size_hint(&self) -> SizeHint {
         match self {
             Self::Kept { rest, .. } => SizeHint::with_exact(rest.end.saturating_sub(rest.start)),
             Self::Coming { left, .. } => left.map_or_else(SizeHint::default, SizeHint::with_exact),

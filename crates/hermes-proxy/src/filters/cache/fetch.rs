@@ -16,7 +16,7 @@ use http_body::Body as _;
 
 use crate::body::Body;
 use crate::error::Error;
-use crate::live::Entry;
+use crate::runtime::session::Entry;
 use hermes_cache::content::{CHUNK_COST, Content, Paid};
 use hermes_cache::error::FetchError;
 use hermes_cache::flight::Flight;

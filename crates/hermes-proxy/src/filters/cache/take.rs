@@ -78,7 +78,7 @@ impl Visit<'_> {
         // The requesting session may end before the other readers.
         let entry = forward.entry.apart(forward.worker);
         body.bind(&entry);
-        let retrieve = forward.route.retrieve.filter(|_| matches!(body, Body::Retrieved(_)));
+        let retrieve = forward.route.retrieve.filter(|_| body.is_resumed());
         if forward.route.custody.is_some() || retrieve.is_some() {
             // Readers that share the response wait as long as the requesting session, since the path may be unavailable
             // to all of them.
@@ -194,7 +194,7 @@ impl Visit<'_> {
         let body = std::mem::replace(response.body_mut(), Body::Empty);
         self.spawn(forward, &lead, head.clone(), body, owed);
         let coming = CachedBody::Coming { reader, left: owed };
-        *response.body_mut() = Body::Cached(Box::new(coming));
+        *response.body_mut() = Body::boxed(coming);
         // The cache requested the complete response, but the client needs only a part or has it already.
         if range.is_none() && forward.dress.amend.is_some() && (ask.asked != Asked::Whole || ask.is_met(&head)) {
             let part = total.map(|total| ask.wanted(&head, total));

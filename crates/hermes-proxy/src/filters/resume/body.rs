@@ -20,9 +20,9 @@ use tokio::time::{Instant, Sleep};
 use super::forward::FAIR;
 use super::retry::{Manner, Question, ask};
 use super::{REFUSED, Waiting, rests};
-use crate::body::Body;
+use crate::body::{Body, BoxedBody};
 use crate::error::Error;
-use crate::live::Entry;
+use crate::runtime::session::Entry;
 use crate::worker::Worker;
 use hermes_resume::backoff;
 use hermes_resume::digest::{Digests, Hashes};
@@ -77,6 +77,45 @@ pub(crate) struct RetrievedBody {
     is_given: bool,
 }
 
+impl BoxedBody for RetrievedBody {
+    /// Binds the body to this session.
+    fn bind(&self, session: &Rc<Entry>) {
+        if let State::Reading(body) = &self.state {
+            body.bind(session);
+        }
+        *self.session.borrow_mut() = Some(session.clone());
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.rest.missing().map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if std::mem::take(&mut self.is_given) {
+            // Time that the client spends on reading does not count.
+            self.came = Instant::now();
+            if let State::Reading(_) = self.state {
+                self.wait(self.patience(false));
+            }
+        }
+        let polled = self.poll(cx);
+        self.is_given = polled.is_ready();
+        self.entry.set_held(polled.is_pending());
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+            self.state = State::Done;
+        }
+        polled
+    }
+
+    fn is_resumed(&self) -> bool {
+        true
+    }
+}
+
 impl RetrievedBody {
     pub(super) fn new(
         worker: Rc<Worker>,
@@ -110,39 +149,6 @@ impl RetrievedBody {
             waiting: None,
             is_given: true,
         }
-    }
-
-    /// Binds the body to this session.
-    pub(crate) fn bind(&self, session: &Rc<Entry>) {
-        if let State::Reading(body) = &self.state {
-            body.bind(session);
-        }
-        *self.session.borrow_mut() = Some(session.clone());
-    }
-
-    pub(crate) fn is_end_stream(&self) -> bool {
-        matches!(self.state, State::Done)
-    }
-
-    pub(crate) fn size_hint(&self) -> SizeHint {
-        self.rest.missing().map_or_else(SizeHint::default, SizeHint::with_exact)
-    }
-
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        if std::mem::take(&mut self.is_given) {
-            // Time that the client spends on reading does not count.
-            self.came = Instant::now();
-            if let State::Reading(_) = self.state {
-                self.wait(self.patience(false));
-            }
-        }
-        let polled = self.poll(cx);
-        self.is_given = polled.is_ready();
-        self.entry.set_held(polled.is_pending());
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
-            self.state = State::Done;
-        }
-        polled
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {

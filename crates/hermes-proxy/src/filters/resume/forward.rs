@@ -16,7 +16,7 @@ use super::{REFUSED, Waiting, is_sent, rests};
 use crate::body::{Body, RequestBody};
 use crate::error::Error;
 use crate::filters::Next;
-use crate::live::Watched;
+use crate::runtime::session::Watched;
 use crate::service::forward::{Forward, is_idempotent};
 use hermes_resume::backoff;
 use hermes_resume::response::Answer;
@@ -154,12 +154,12 @@ fn resumable(
     // A request with a body may mean something else on each send, and its body is no longer available.
     let is_bare = forward.entry.facts.method == Method::GET && matches!(forward.body, RequestBody::Empty);
     let body = match Resumable::of(answer).filter(|_| is_bare) {
-        Some(rest) if !body.is_end_stream() => Body::Retrieved(Box::new(RetrievedBody::new(
+        Some(rest) if !body.is_end_stream() => Body::boxed(RetrievedBody::new(
             forward.worker.clone(),
             forward.entry.clone(),
             (Manner::of(&forward.dress), retrieve),
             (body, rest, answer),
-        ))),
+        )),
         _ => body,
     };
     Response::from_parts(parts, body)

@@ -15,12 +15,11 @@ use http::{HeaderValue, Response, Version};
 use crate::body::{Body, Interim, RequestBody};
 use crate::error::Error;
 use crate::filters::{self, NextHop};
-use crate::live::Entry;
 use crate::request::Request;
+use crate::runtime::session::Entry;
 use crate::service::forward::head::{Amend, Dress};
 use crate::service::forward::{Forward, is_idempotent};
 use crate::service::{respond, terminate};
-use crate::session;
 use crate::worker::Worker;
 
 /// Properties of the client's request that the facts do not contain.
@@ -106,7 +105,7 @@ pub(super) async fn ask(
     }
     *entry.route.borrow_mut() = Some(route.clone());
     let request = Request { version, scheme, host, ..Request::again(entry) };
-    let mut forward = session::forward(worker, &generation, entry, &route, &request, interim);
+    let mut forward = Forward::new(worker, &generation, entry, &route, &request, interim);
     (forward.body, forward.dress.amend) = (body, amend);
     match &route.action {
         Action::Upstream(upstream) => {

@@ -21,8 +21,8 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Device;
-use crate::signal::Signal;
-use crate::worker::{Shared, Worker, go_on_later};
+use crate::oneshot::Oneshot;
+use crate::runtime::{Shared, WorkerContext, yield_to_network};
 
 /// The limit of reads before other tasks of the worker run.
 const ROUNDS: usize = 4;
@@ -38,7 +38,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    fn start(self, worker: &Worker) -> std::io::Result<LocalDevice> {
+    fn start(self, worker: &WorkerContext) -> std::io::Result<LocalDevice> {
         Ok(LocalDevice {
             device: self.device,
             queue: self.queue.start()?,
@@ -46,7 +46,7 @@ impl Share {
             shared: worker.shared.clone(),
             before: RefCell::new(self.before.map(IdleQueue::start).transpose()?.map(Rc::new)),
             after: RefCell::default(),
-            alone: Signal::default(),
+            alone: Oneshot::default(),
             reading: OnceCell::new(),
         })
     }
@@ -62,7 +62,7 @@ pub(crate) struct Devices {
 
 impl Devices {
     /// Starts to read queues.
-    pub(crate) fn begin(&self, worker: &Rc<Worker>, shares: Vec<Share>) {
+    pub(crate) fn begin(self: &Rc<Self>, worker: &Rc<WorkerContext>, shares: Vec<Share>) {
         for share in shares {
             let device = share.device.clone();
             match share.start(worker).map(Rc::new) {
@@ -72,15 +72,16 @@ impl Devices {
                         device.awaits();
                         worker.spawn(local.clone().outlive(worker.clone(), elder));
                     }
-                    let reading = worker.spawn(read(device.clone(), Rc::downgrade(&local), worker.clone()));
+                    let reading =
+                        worker.spawn(read(self.clone(), device.clone(), Rc::downgrade(&local), worker.clone()));
                     // The cell was empty.
                     let _ = local.reading.set(reading);
                     self.here.borrow_mut().insert(device.name.clone(), local);
                     self.came.notify_waiters();
-                    let here = worker.clone();
+                    let devices = self.clone();
                     worker.spawn(async move {
                         device.unheld().await;
-                        here.devices.forget(&device);
+                        devices.forget(&device);
                     });
                 }
                 Err(error) => tracing::error!(device = %device.name, %error, "a device cannot be read here"),
@@ -90,7 +91,7 @@ impl Devices {
 
     /// Stops reading, because the successor process reads from now on. It forwards packets without a session there
     /// through these queues, and gets those without a session here back.
-    pub(crate) fn part(&self, worker: &Rc<Worker>, passages: Vec<(Arc<str>, IdleQueue)>) {
+    pub(crate) fn part(&self, worker: &Rc<WorkerContext>, passages: Vec<(Arc<str>, IdleQueue)>) {
         // Devices that no document names are not handed over, and remain read for their last sessions.
         for local in self.here.borrow().values().filter(|local| !local.device.net.is_ours()) {
             local.end_reading();
@@ -198,7 +199,7 @@ pub(crate) struct LocalDevice {
     /// The queue to sessions of the successor, on the worker that reads packets from there.
     after: RefCell<Option<Rc<Queue>>>,
     /// Set when the successor has exited, to tell the predecessor.
-    alone: Signal<()>,
+    alone: Oneshot<()>,
     /// The task that reads the queues, while the device has references.
     reading: OnceCell<AbortHandle>,
 }
@@ -211,7 +212,7 @@ impl Drop for LocalDevice {
 
 /// Reads this worker's queue once the process owns it, until the device is deleted or its last reference dropped.
 /// Sessions of a deleted device end; when they return they find its replacement.
-async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>) {
+async fn read(devices: Rc<Devices>, device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<WorkerContext>) {
     let mut reads = device.reads.subscribe();
     // The sender lives as long as the device.
     drop(reads.wait_for(|reads| *reads).await);
@@ -236,7 +237,7 @@ async fn read(device: Arc<Device>, local: Weak<LocalDevice>, worker: Rc<Worker>)
         },
         () = device.deleted(&worker.shared) => {}
     }
-    worker.devices.forget(&device);
+    devices.forget(&device);
     device.finish_sessions();
     // The readers on all workers see this.
     if device.reads.send_replace(false) {
@@ -260,7 +261,7 @@ impl LocalDevice {
 
     /// Waits for the end of the predecessor. Packets that it sends back were for a session that ended there meanwhile,
     /// and now belong to a session of this process or of the successor.
-    async fn outlive(self: Rc<Self>, worker: Rc<Worker>, _elder: Elder) {
+    async fn outlive(self: Rc<Self>, worker: Rc<WorkerContext>, _elder: Elder) {
         let Some(before) = self.before.borrow().clone() else { return };
         // The reference keeps the queues open, so that a document can name the device again.
         let _hold = self.device.hold();
@@ -300,7 +301,7 @@ impl LocalDevice {
     }
 
     /// Delivers packets to the sessions that own their destinations, here or in another process.
-    pub(in crate::ip) fn deliver(&self, worker: &Worker, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
+    pub(in crate::ip) fn deliver(&self, worker: &WorkerContext, packets: &mut VecDeque<Bytes>, run: &mut Vec<Bytes>) {
         self.device.deliver(worker, &self.elsewhere(), packets, run);
     }
 
@@ -308,7 +309,7 @@ impl LocalDevice {
     fn poll_deliver(
         &self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         queue: &Queue,
         elsewhere: &Elsewhere,
         Delivery { buffer, packets, run }: &mut Delivery,
@@ -323,17 +324,17 @@ impl LocalDevice {
             }
             self.device.deliver(worker, elsewhere, packets, run);
         }
-        go_on_later(cx);
+        yield_to_network(cx);
         Poll::Pending
     }
 
     /// Drops a packet of the device that no session carries, and reports "no route" to its sender.
-    pub(crate) fn refuse(&self, worker: &Worker, packet: &[u8], reason: &'static str) {
+    pub(crate) fn refuse(&self, worker: &WorkerContext, packet: &[u8], reason: &'static str) {
         worker.shared.metrics.dropped(reason, 1);
         let error = ip::parse(packet)
             .ok()
             .and_then(|header| ip::icmp_error(packet, &header, IcmpError::NoRoute, header.destination));
-        if let Some(error) = error.filter(|_| worker.takes_answer()) {
+        if let Some(error) = error.filter(|_| worker.may_send_icmp_error()) {
             // The report may be lost, like any ICMP error.
             let _ = self.queue.try_send(&[error.into()]);
         }

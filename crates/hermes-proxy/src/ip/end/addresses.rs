@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::{End, FIRST_ASK, Side, prefix_of};
 use crate::ip::link::Link;
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 use hermes_ip::address_translation::Inner;
 use hermes_ip::claims::Refused;
 use hermes_ip::leases::withheld;
@@ -28,7 +28,7 @@ const MOST_LOOKS: usize = 8;
 
 impl End {
     /// Handles a capsule of the peer.
-    pub(super) fn hear(&mut self, worker: &Worker, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
+    pub(super) fn hear(&mut self, worker: &WorkerContext, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
         match kind {
             connect_ip::ADDRESS_REQUEST => {
                 let wanted = connect_ip::parse_address_request(payload)?;
@@ -50,7 +50,7 @@ impl End {
     }
 
     /// Sets the source addresses that the peer assigned. They may differ from those of the link.
-    fn take_assigned(&mut self, worker: &Worker, assigned: &[Address]) {
+    fn take_assigned(&mut self, worker: &WorkerContext, assigned: &[Address]) {
         let Side::Asks { network, wanted, answered, .. } = &mut self.side else { return };
         let is_first = !std::mem::replace(answered, true);
         if let Link::Device { local, .. } = &self.link

@@ -12,7 +12,7 @@ use hermes_wire::{capsule, ip};
 
 use super::{End, Side};
 use crate::datagram::Batch;
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 use hermes_ip::packet_filter::{Verdict, Way};
 
 /// The limit of packets that came before their addresses.
@@ -23,7 +23,7 @@ const MOST_ANSWERS: usize = 64;
 const MOST_TOLD: u32 = 50;
 
 impl End {
-    pub(super) fn send_out(&self, worker: &Worker, packet: Bytes, batch: &mut Batch) {
+    pub(super) fn send_out(&self, worker: &WorkerContext, packet: Bytes, batch: &mut Batch) {
         let Ok(header) = ip::parse(&packet) else {
             return worker.shared.metrics.dropped("malformed-packet", 1);
         };
@@ -62,11 +62,17 @@ impl End {
     }
 
     /// An ICMP error for the sender of a packet, at a bounded rate.
-    fn answer(&self, worker: &Worker, packet: &[u8], header: &ip::Header, trouble: ip::IcmpError) -> Option<Bytes> {
+    fn answer(
+        &self,
+        worker: &WorkerContext,
+        packet: &[u8],
+        header: &ip::Header,
+        trouble: ip::IcmpError,
+    ) -> Option<Bytes> {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
         // Each session has its own budget: a flood gets few answers, and takes none from others.
-        (self.told.takes(worker.now(), MOST_TOLD) && worker.takes_answer()).then(|| error.into())
+        (self.told.takes(worker.now(), MOST_TOLD) && worker.may_send_icmp_error()).then(|| error.into())
     }
 
     /// The source of an ICMP error: an address of the device, else the destination of the packet.
@@ -80,7 +86,7 @@ impl End {
     }
 
     /// Holds back packets until the addresses are known: a QUIC datagram may overtake the capsule that assigns them.
-    pub(super) fn order_ahead(&mut self, worker: &Worker, packets: &mut VecDeque<Bytes>) {
+    pub(super) fn order_ahead(&mut self, worker: &WorkerContext, packets: &mut VecDeque<Bytes>) {
         if !matches!(self.side, Side::Asks { answered: false, .. }) {
             if !self.ahead.is_empty() {
                 self.ahead.append(packets);
@@ -96,7 +102,7 @@ impl End {
         }
     }
 
-    pub(super) fn let_in(&mut self, worker: &Worker, packet: &Bytes) -> bool {
+    pub(super) fn let_in(&mut self, worker: &WorkerContext, packet: &Bytes) -> bool {
         let Ok(header) = ip::parse(packet) else {
             worker.shared.metrics.dropped("malformed-packet", 1);
             return false;

@@ -15,7 +15,7 @@ use super::forward::Carrier;
 use super::{Fate, consider};
 use crate::listener::Ready;
 use crate::listener::http::read_first;
-use crate::live::{Connection, Stage};
+use crate::runtime::session::{Connection, Stage};
 use crate::worker::Worker;
 
 /// Maximum number of pending messages on one connection. Further messages wait in the socket.

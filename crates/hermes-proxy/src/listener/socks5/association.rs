@@ -22,12 +22,13 @@ use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::listener::flows::{self, FlowTable};
 use crate::listener::http::Client;
 use crate::listener::open;
-use crate::live::{Connection, Stage};
 use crate::request::{Origin, from_target};
+use crate::runtime::session::{Connection, Stage};
+use crate::runtime::shares::{Holder, Share};
+use crate::runtime::yield_to_network;
 use crate::session::{self, Near, Served};
-use crate::shares::{Holder, Share};
 use crate::stream::ByteStream;
-use crate::worker::{Worker, go_on_later};
+use crate::worker::Worker;
 
 /// Iterations before other tasks run.
 const ROUNDS: usize = 16;
@@ -159,7 +160,7 @@ impl Association {
                 return Poll::Pending;
             }
         }
-        go_on_later(cx);
+        yield_to_network(cx);
         Poll::Pending
     }
 

@@ -35,10 +35,10 @@ use crate::ip::{FlowKey, LocalDevice, Newcomers, Outcome, Owner, Translation, Tr
 use crate::listener::socks5::reply_to;
 use crate::listener::udp::{Targets, receive_all};
 use crate::listener::{Ending, Ready, http as http_listener};
-use crate::live::{Connection, ConnectionGuard, Stage};
+use crate::oneshot::Oneshot;
 use crate::request::{Origin, Request, from_flow};
+use crate::runtime::session::{Connection, ConnectionGuard, Stage};
 use crate::session::{self, Near, Served};
-use crate::signal::Signal;
 use crate::stream::ByteStream;
 use crate::worker::Worker;
 
@@ -68,8 +68,8 @@ pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     prefix: IpNet,
-    ending: Rc<Signal<Ending>>,
-    before: Option<Rc<Signal<Ending>>>,
+    ending: Rc<Oneshot<Ending>>,
+    before: Option<Rc<Oneshot<Ending>>>,
 ) {
     let owner = Owner::Listener(listener.name.clone());
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
@@ -100,7 +100,7 @@ pub(super) async fn capture(
         closed: Notify::new(),
         ended: watch::Sender::new(false),
     });
-    let udp_ending: Rc<Signal<Ending>> = Rc::default();
+    let udp_ending: Rc<Oneshot<Ending>> = Rc::default();
     let targets = Targets::Translated(translation);
     worker.spawn(receive_all(worker.clone(), receiving, listener.name.clone(), udp_ending.clone(), targets));
     tracing::info!(listener = %listener.name, %prefix, "connections to names are served");
@@ -334,7 +334,7 @@ impl Flows {
     }
 
     fn answer(&self, packet: Option<Vec<u8>>) {
-        if let Some(packet) = packet.filter(|_| self.worker.takes_answer()) {
+        if let Some(packet) = packet.filter(|_| self.worker.may_send_icmp_error()) {
             // The queue may drop the answer, like any packet.
             let _ = self.local.queue.try_send(&[packet.into()]);
         }

@@ -27,12 +27,12 @@ use super::{FIRST_PAUSE, LAST_PAUSE, of, source_for};
 use crate::datagram::Port;
 use crate::error::Error;
 use crate::ip::{End, Link, Mailbox, Newcomers, Owner};
-use crate::live::Entry;
-use crate::names::GRACE;
+use crate::oneshot::Oneshot;
 use crate::request::{Origin, from_capture};
+use crate::runtime::session::Entry;
+use crate::runtime::shares::{self, Bound, Holder, Share, Shares};
 use crate::session::{self, Near, Served};
-use crate::shares::{self, Bound, Holder, Share, Shares};
-use crate::signal::Signal;
+use crate::virtual_ip::GRACE;
 use crate::worker::Worker;
 
 /// Default idle timeout, if the route sets none. The value suits TCP, which the session may carry.
@@ -59,7 +59,7 @@ struct NameSession {
     /// The time when the session began, or failed.
     since: Cell<u64>,
     is_resting: Cell<bool>,
-    displaced: Signal<()>,
+    displaced: Oneshot<()>,
 }
 
 impl NameSession {
@@ -130,8 +130,8 @@ pub(super) async fn capture(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     prefix: IpNet,
-    ending: Rc<Signal<Ending>>,
-    before: Option<Rc<Signal<Ending>>>,
+    ending: Rc<Oneshot<Ending>>,
+    before: Option<Rc<Oneshot<Ending>>>,
 ) {
     let owner = Owner::Listener(listener.name.clone());
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return };

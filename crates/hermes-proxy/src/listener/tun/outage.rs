@@ -15,8 +15,8 @@ use http::Response;
 use crate::body::ResponseBody;
 use crate::error::Error;
 use crate::headers::PROXY_STATUS;
-use crate::live::Entry;
-use crate::seldom::Seldom;
+use crate::log_throttle::LogThrottle;
+use crate::runtime::session::Entry;
 use crate::worker::Worker;
 
 /// Minimum interval between two warnings about one outage.
@@ -122,7 +122,7 @@ fn unconnected(source: &io::Error) -> &'static str {
 pub(super) struct Outage {
     /// The reported reasons while the outage lasts. A new reason is reported at once: after fixing one problem, the
     /// operator sees the next.
-    told: RefCell<Vec<(String, Seldom)>>,
+    told: RefCell<Vec<(String, LogThrottle)>>,
 }
 
 /// Maximum number of reasons that are logged separately. Names can have many reasons; all further ones share an entry.
@@ -140,7 +140,7 @@ impl Outage {
         let mut told = self.told.borrow_mut();
         let known = told.iter().position(|(known, _)| known == reason);
         if known.is_none() && told.len() < MOST_REASONS {
-            told.push((reason.clone(), Seldom::every(APART)));
+            told.push((reason.clone(), LogThrottle::every(APART)));
         }
         let at = known.unwrap_or(told.len() - 1);
         if let Some(untold) = told[at].1.happened(worker.now()) {

@@ -17,11 +17,11 @@ use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 use crate::body::Attempt;
 use crate::error::Error;
 use crate::headers::{self, Via};
-use crate::live::Entry;
+use crate::outbound::pool::{H1Connection, Leased};
 use crate::reverse;
+use crate::runtime::session::Entry;
 use crate::service::max_forwards;
 use crate::upstream::UpstreamState;
-use crate::upstream::pool::{H1Connection, Leased};
 
 /// Inputs for the heads of a session, beside its facts.
 #[derive(Clone)]

@@ -23,13 +23,15 @@ use crate::body::{Body, RequestBody, channel};
 use crate::early::Early;
 use crate::error::{Error, NO_CONNECTION};
 use crate::headers::{self, CAPSULE_PROTOCOL, UNSENT};
+use crate::outbound::connect::{Destination, connect};
+use crate::outbound::exchange::{self, ExchangeBody, Place};
+use crate::outbound::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
+use crate::outbound::pool::{TunnelLease, TunnelPermit};
+use crate::outbound::post_tunnel::PostTunnel;
 use crate::request::Ask;
 use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
-use crate::upstream::connect::{Destination, connect};
-use crate::upstream::exchange::{self, ExchangeBody, Place};
-use crate::upstream::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
-use crate::upstream::{Endpoint, InFlight, Seat, UpstreamState};
+use crate::upstream::{Endpoint, InFlight, UpstreamState};
 
 /// The outcome of a tunnel request.
 pub(crate) enum Opened {
@@ -133,7 +135,7 @@ impl Forward<'_> {
                 }
                 Ok(opened) => {
                     upstream.succeeded(index);
-                    self.entry.ahead.set(early.and_then(Early::into_ahead));
+                    self.entry.prefetched.set(early.and_then(Early::into_prefetched));
                     return Ok(opened);
                 }
                 // This repeat does not count as a retry: the peer closed the connection, or accepted it just before it
@@ -175,7 +177,7 @@ impl Forward<'_> {
         let Leased::H1(connection) = pool.lease(self.worker, &wish).await? else {
             return Err(Error::Internal("an origin was not asked by HTTP/1.1".to_owned()));
         };
-        let (worker, peer) = (self.worker.clone(), to.label.clone());
+        let (worker, peer) = (self.worker.outbound.clone(), to.label.clone());
         let place = Place { worker, pool, peer, shareable: false, session: None, in_flight: None };
         self.over_h1(connection, place, ask, Outgoing::new(self.entry, &self.dress, false)?, false).await
     }
@@ -196,9 +198,12 @@ impl Forward<'_> {
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
             unsent(early.as_deref(), &endpoint.label)?;
-            let seat = Seat::new(Some(in_flight), pool.permit(self.worker, wish.session).await?);
+            let permit = TunnelPermit::new(Some(in_flight), pool.permit(self.worker, wish.session).await?);
             let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
-            return Ok(Opened::Tunnel { stream: ByteStream::seated(io, Bytes::new(), seat), head: None });
+            return Ok(Opened::Tunnel {
+                stream: ByteStream::leased_io(io, Bytes::new(), Box::new(permit)),
+                head: None,
+            });
         }
         let kind = self.entry.facts.kind;
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
@@ -234,7 +239,7 @@ impl Forward<'_> {
             unsent(early.as_deref(), &endpoint.label)?;
         }
         let place = Place {
-            worker: self.worker.clone(),
+            worker: self.worker.outbound.clone(),
             pool,
             peer: endpoint.label.clone(),
             shareable: false,
@@ -435,7 +440,8 @@ impl Forward<'_> {
             return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
         }
         let (parts, recv) = response.into_parts();
-        let stream = ByteStream::multiplexed(recv, send, Some(lease), place.in_flight).with_datagrams(datagrams);
+        let stream = ByteStream::multiplexed(recv, send, Some(Box::new(TunnelLease::new(lease, place.in_flight))));
+        let stream = stream.with_datagrams(datagrams);
         Ok(Opened::Tunnel { stream, head: Some(parts) })
     }
 
@@ -487,8 +493,8 @@ impl Forward<'_> {
         let (parts, mut body) = response.into_parts();
         let connection = body.take_h1_connection().ok_or(Error::Refused { peer, status })?;
         let (io, ahead, permit) = connection.into_io().await;
-        let seat = Seat::new(body.take_in_flight(), permit);
-        Ok(Opened::Tunnel { stream: ByteStream::seated(io, ahead, seat), head: Some(parts) })
+        let permit = TunnelPermit::new(body.take_in_flight(), permit);
+        Ok(Opened::Tunnel { stream: ByteStream::leased_io(io, ahead, Box::new(permit)), head: Some(parts) })
     }
 
     async fn post_over_h1(
@@ -511,7 +517,7 @@ impl Forward<'_> {
         }
         let (parts, mut body) = response.into_parts();
         let carrier = body.take_h1_connection();
-        let stream = ByteStream::bodies(Body::Exchange(Box::new(body)), send, carrier);
+        let stream = PostTunnel::stream(Body::boxed(body), send, carrier);
         Ok(Opened::Tunnel { stream, head: Some(parts) })
     }
 

@@ -3,7 +3,7 @@
 //! In: the half of h2. Out: chunks. Small frames are coalesced. Unread bytes are taken out of h2, because h2 counts
 //! unread frames and closes the whole shared connection if they are many. The window of a stream opens only as its
 //! reader reads. The window of the connection grows by the bytes that remain unread for longer than a tick, so that its
-//! other streams keep flowing. `limits.unread` bounds these bytes (see [`unread`](crate::stream::unread)).
+//! other streams keep flowing. `limits.unread` bounds these bytes (see [`unread`](crate::runtime::receive_budget)).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,10 +15,10 @@ use http::HeaderMap;
 
 use super::ends::Ends;
 use super::{GATHER, SMALL, Whole};
-use crate::live::Entry;
-use crate::signal::Signal;
-use crate::stream::unread::{Account, Swept, Unread};
-use crate::worker::Worker;
+use crate::oneshot::Oneshot;
+use crate::runtime::WorkerContext;
+use crate::runtime::receive_budget::{Account, Swept, Unread};
+use crate::runtime::session::Entry;
 
 /// The largest window (RFC 9113, section 6.9.1).
 const WIDEST: u64 = (1 << 31) - 1;
@@ -27,7 +27,7 @@ const WIDEST: u64 = (1 << 31) - 1;
 pub(crate) struct Window {
     base: u32,
     stalled: Cell<u64>,
-    changed: Signal<()>,
+    changed: Oneshot<()>,
     /// The streams that were ended before they were reset. Empty for a connection that this node accepted.
     ends: Rc<Ends>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Window {
 impl Window {
     /// A window of `base` bytes (RFC 9113, section 6.9.1).
     pub(crate) fn new(base: u32) -> Rc<Self> {
-        Rc::new(Self { base, stalled: Cell::new(0), changed: Signal::default(), ends: Rc::default() })
+        Rc::new(Self { base, stalled: Cell::new(0), changed: Oneshot::default(), ends: Rc::default() })
     }
 
     /// The state of the streams, as the connection's frames show it.
@@ -120,10 +120,10 @@ impl Inbox {
 
     /// Takes trailers that follow unread bytes. Trailers with too many lines are dropped, since their reader would
     /// refuse them.
-    fn take_trailers(&mut self, worker: &Worker) {
+    fn take_trailers(&mut self, worker: &WorkerContext) {
         let mut cx = Context::from_waker(&self.account.waker);
         if let Poll::Ready(Ok(Some(trailers))) = self.recv.poll_trailers(&mut cx) {
-            if trailers.len() > worker.generation().snapshot.limits.header_count {
+            if trailers.len() > worker.snapshot().limits.header_count {
                 self.failed = Some(h2::Reason::ENHANCE_YOUR_CALM.into());
                 return;
             }
@@ -152,7 +152,7 @@ impl Inbox {
 }
 
 impl Unread for Inbox {
-    fn sweep(&mut self, worker: &Worker) {
+    fn sweep(&mut self, worker: &WorkerContext) {
         if self.account.is_quiet() {
             return;
         }
@@ -207,7 +207,7 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// `window` is that of the stream's connection.
-    pub(crate) fn new(worker: &Rc<Worker>, recv: RecvStream, window: &Rc<Window>) -> Self {
+    pub(crate) fn new(worker: &Rc<WorkerContext>, recv: RecvStream, window: &Rc<Window>) -> Self {
         let inbox = Inbox { recv, account: Account::new(worker), failed: None, trailers: None, window: window.clone() };
         Self { inbox: Swept::new(worker, inbox) }
     }
@@ -237,7 +237,7 @@ impl Receiver {
 
     /// The limit of lines in trailers.
     pub(crate) fn most_lines(&self) -> usize {
-        self.inbox.worker.generation().snapshot.limits.header_count
+        self.inbox.worker.snapshot().limits.header_count
     }
 
     /// The trailers, after the last chunk.

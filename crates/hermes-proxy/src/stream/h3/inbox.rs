@@ -15,10 +15,10 @@ use hermes_net::quic::{ReadError, RecvStream, StreamId};
 use hermes_wire::h3::Code;
 
 use crate::h3::{Link, link::number};
-use crate::live::Entry;
+use crate::runtime::WorkerContext;
+use crate::runtime::receive_budget::{Account, Swept, Unread};
+use crate::runtime::session::Entry;
 use crate::stream::h2::GATHER;
-use crate::stream::unread::{Account, Swept, Unread};
-use crate::worker::Worker;
 
 /// The size of one read from quinn.
 const READ: usize = 64 << 10;
@@ -87,7 +87,7 @@ impl Inbox {
 }
 
 impl Unread for Inbox {
-    fn sweep(&mut self, _: &Worker) {
+    fn sweep(&mut self, _: &WorkerContext) {
         if self.account.is_quiet() {
             return;
         }
@@ -131,7 +131,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(worker: &Rc<Worker>, recv: RecvStream, link: &Rc<Link>) -> Self {
+    pub(super) fn new(worker: &Rc<WorkerContext>, recv: RecvStream, link: &Rc<Link>) -> Self {
         let inbox = Inbox { recv, account: Account::new(worker), over: None, widened: 0, link: link.clone() };
         Self { inbox: Swept::new(worker, inbox) }
     }

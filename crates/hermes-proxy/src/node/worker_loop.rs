@@ -1,0 +1,232 @@
+//! The loop of a worker: a thread with a runtime, listeners, sessions and connections of its own.
+//!
+//! In: commands of the node (apply, drain, list), and messages of other workers. Out: served sessions. The loop owns
+//! what accepts or dials on its own: acceptors, captures, dialers. Never: a session; tasks of the worker serve those.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_net::tun::IdleQueue;
+use tokio::runtime::LocalOptions;
+use tokio::sync::{mpsc, oneshot};
+
+use super::redecide;
+use crate::custody::keeper::Keepers;
+use crate::generation::Generation;
+use crate::ip::Share;
+use crate::listener::quic::Doors;
+use crate::listener::reverse_dialer::Uplinks;
+use crate::listener::tun::Captures;
+use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
+use crate::outbound::{Outbound, reverse_acceptor};
+use crate::reverse::channels::{Channels, Message};
+use crate::runtime::access_log::LogSender;
+use crate::runtime::session::SessionView;
+use crate::runtime::{Shared, WorkerContext};
+use crate::worker::{Services, Worker};
+
+/// The interval of the sweep and of the coarse clock.
+const TICK: Duration = Duration::from_millis(100);
+/// The number of tasks polled before network events are read. A turn of a busy tunnel takes a millisecond.
+const TASKS_PER_TURN: u32 = 16;
+
+/// A command of the node to a worker.
+pub(super) enum Command {
+    /// Runs this generation, with these sockets for its new listeners.
+    Apply { generation: Arc<Generation>, sockets: Vec<ListeningSocket>, devices: Vec<Share>, done: oneshot::Sender<()> },
+    /// Displaces entries that clients of this worker owe to those of others.
+    Displace,
+    /// Lists sessions, up to `most`.
+    Sessions { most: usize, reply: oneshot::Sender<Vec<SessionView>> },
+    /// Stops accepting. With `handed`, listeners and devices continue in a successor process, and packets for sessions
+    /// here come through `passages`.
+    Close { handed: bool, passages: Vec<(Arc<str>, IdleQueue)>, done: oneshot::Sender<()> },
+    /// Drains: clients are told to go elsewhere.
+    Drain { done: oneshot::Sender<()> },
+    /// Ends now.
+    Stop,
+}
+
+/// What a worker starts with.
+pub(super) struct Start {
+    pub(super) number: usize,
+    pub(super) shared: Arc<Shared>,
+    pub(super) services: Arc<Services>,
+    pub(super) channels: Arc<Channels>,
+    pub(super) generation: Arc<Generation>,
+    pub(super) log: LogSender,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) messages: mpsc::Receiver<Message>,
+}
+
+/// Runs a worker until it is told to stop. Called on a thread of its own.
+pub(super) fn run(start: Start) -> std::io::Result<()> {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().event_interval(TASKS_PER_TURN).build_local(LocalOptions::default())?;
+    runtime.block_on(async {
+        let Start { number, shared, services, channels, generation, log, commands, messages } = start;
+        let context = Rc::new(WorkerContext::new(number, shared, generation.snapshot.clone(), log));
+        let outbound = Rc::new(Outbound::new(context, generation, channels));
+        let worker = Rc::new(Worker::new(outbound, services));
+        WorkerLoop::new(&worker).serve(commands, messages).await;
+        // Tasks first: sessions may still use connections.
+        WorkerContext::end(&worker).await;
+        Outbound::end(&worker).await;
+    });
+    Ok(())
+}
+
+/// What accepts or dials on a worker.
+struct WorkerLoop<'w> {
+    worker: &'w Rc<Worker>,
+    /// The acceptors of each listener.
+    acceptors: HashMap<(Arc<str>, Transport), Vec<Acceptor>>,
+    captures: Captures,
+    quic_doors: Doors,
+    /// Reverse connections that this node dials.
+    uplinks: Uplinks,
+    /// Custody channels that this node dials.
+    keepers: Keepers,
+}
+
+impl<'w> WorkerLoop<'w> {
+    fn new(worker: &'w Rc<Worker>) -> Self {
+        Self {
+            worker,
+            acceptors: HashMap::new(),
+            captures: Captures::default(),
+            quic_doors: Doors::default(),
+            uplinks: Uplinks::default(),
+            keepers: Keepers::default(),
+        }
+    }
+
+    async fn serve(&mut self, mut commands: mpsc::Receiver<Command>, mut messages: mpsc::Receiver<Message>) {
+        let worker = self.worker;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        loop {
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Stop) | None => return,
+                    Some(command) => self.act(command).await,
+                },
+                Some(message) = messages.recv() => match message {
+                    Message::Adopt(accepted) => reverse_acceptor::adopt(worker, *accepted),
+                    Message::Query(query) => reverse_acceptor::query(worker, *query),
+                },
+                _ = tick.tick() => self.tick(),
+                () = worker.reap(), if worker.has_tasks() => {}
+            }
+        }
+    }
+
+    async fn act(&mut self, command: Command) {
+        let worker = self.worker;
+        match command {
+            Command::Apply { generation, sockets, devices, done } => {
+                let made = devices.iter().map(|share| share.device.name.clone()).collect();
+                worker.devices.begin(worker, devices);
+                self.apply(generation, sockets);
+                self.captures.follow(worker, &made);
+                let _ = done.send(());
+            }
+            Command::Displace => worker.entries.displace_for_others(worker),
+            Command::Sessions { most, reply } => drop(reply.send(worker.live.list(most))),
+            Command::Close { handed, passages, done } => {
+                self.close(handed, passages).await;
+                let _ = done.send(());
+            }
+            Command::Drain { done } => {
+                worker.live.drain(worker);
+                let _ = done.send(());
+            }
+            Command::Stop => {}
+        }
+    }
+
+    fn tick(&self) {
+        let worker = self.worker;
+        WorkerContext::tick(worker);
+        self.quic_doors.tell(worker);
+        if worker.number == 0 {
+            worker.services.custody.expire();
+        }
+        worker.sweep_pools();
+    }
+
+    async fn close(&mut self, handed: bool, passages: Vec<(Arc<str>, IdleQueue)>) {
+        let worker = self.worker;
+        worker.begin_draining();
+        self.uplinks.stop_all();
+        if handed {
+            self.keepers.stop_all();
+        }
+        let how = if handed { Ending::HandOver } else { Ending::Close };
+        for acceptor in self.acceptors.drain().flat_map(|(_, list)| list) {
+            acceptor.end(how).await;
+        }
+        if handed {
+            worker.devices.part(worker, passages);
+            self.captures.leave(worker);
+        } else {
+            self.captures.end();
+        }
+    }
+
+    fn apply(&mut self, generation: Arc<Generation>, sockets: Vec<ListeningSocket>) {
+        let worker = self.worker;
+        let previous = worker.set_generation(&generation);
+        for listener in &generation.snapshot.listeners {
+            // The trust of a connection at its acceptance may be outdated.
+            let differs = |old: &Arc<Listener>| {
+                !old.admits_like(listener) || previous.client_roots(old) != generation.client_roots(listener)
+            };
+            if previous.listener(&listener.name).is_some_and(differs) {
+                worker.live.drain_listener(worker, &listener.name);
+            }
+            // A peer's session is opened by the listener itself, and would be opened differently now.
+            let is_other =
+                |old: &Arc<Listener>| old.protocol != listener.protocol || old.set_headers != listener.set_headers;
+            let carries = |old: &Arc<Listener>| matches!(old.protocol, ListenerProtocol::Ip(_));
+            if previous.listener(&listener.name).is_some_and(|old| carries(old) && is_other(old)) {
+                worker.live.end_sessions_of(&listener.name);
+            }
+        }
+        self.replace_acceptors(&generation, sockets);
+        worker.retire_pools();
+        self.uplinks.follow(worker);
+        self.keepers.follow(worker);
+        worker.spawn(redecide::all(worker.clone()));
+    }
+
+    /// Starts acceptors on new sockets, and closes those of removed or moved listeners.
+    fn replace_acceptors(&mut self, generation: &Generation, sockets: Vec<ListeningSocket>) {
+        // New acceptors first: a listener that moves serves both addresses for a moment, never none.
+        let (worker, acceptors) = (self.worker, &mut self.acceptors);
+        let mut replaced = Vec::new();
+        let named: HashSet<_> = sockets.iter().map(ListeningSocket::place).collect();
+        for place in named {
+            replaced.extend(acceptors.remove(&place).into_iter().flatten());
+        }
+        for socket in sockets {
+            let place = socket.place();
+            match Acceptor::start(worker, &mut self.quic_doors, socket) {
+                Ok(acceptor) => acceptors.entry(place).or_default().push(acceptor),
+                Err(error) => tracing::error!(listener = %place.0, %error, "a listener could not start on this worker"),
+            }
+        }
+        let is_gone = |(name, transport): &(Arc<str>, Transport)| {
+            generation.listener(name).is_none_or(|listener| !Transport::all_of(listener).contains(transport))
+        };
+        let gone: Vec<_> = acceptors.keys().filter(|place| is_gone(place)).cloned().collect();
+        for place in gone {
+            replaced.extend(acceptors.remove(&place).into_iter().flatten());
+            worker.live.drain_listener(worker, &place.0);
+        }
+        replaced.into_iter().for_each(Acceptor::close);
+    }
+}
