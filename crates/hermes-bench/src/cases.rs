@@ -9,12 +9,12 @@ use anyhow::Result;
 use hermes_testkit::load::Load;
 
 use crate::{
-    bed::{Bed, Measured},
     chain::{Chain, Security, Shape},
     contender::Contender,
     record::{Key, Sample},
-    row::{Programs, Way},
+    row::{PacketPath, Programs},
     settings::Settings,
+    testbed::{Measured, Testbed},
 };
 
 pub(crate) mod delayed;
@@ -44,19 +44,19 @@ pub(crate) struct Session<'a> {
 impl Session<'_> {
     /// The selected ways of layer 3. `hermes` stands for all of its versions; the bare path is always included as the
     /// reference.
-    fn ways(&self, ways: &[Way]) -> Vec<Way> {
-        let wanted = |way: &Way| {
-            let name = way.name();
-            self.only.is_empty() || *way == Way::Bare || self.only.iter().any(|o| name.starts_with(o.as_str()))
+    fn paths(&self, paths: &[PacketPath]) -> Vec<PacketPath> {
+        let wanted = |path: &PacketPath| {
+            let name = path.name();
+            self.only.is_empty() || *path == PacketPath::Bare || self.only.iter().any(|o| name.starts_with(o.as_str()))
         };
-        ways.iter().copied().filter(wanted).collect()
+        paths.iter().copied().filter(wanted).collect()
     }
 
     /// Starts every contender's path; contenders without a path of this kind are skipped.
-    fn start_all(&self, bed: &Bed, shape: Shape, security: Security) -> Result<Vec<Chain>> {
+    fn start_all(&self, testbed: &Testbed, shape: Shape, security: Security) -> Result<Vec<Chain>> {
         let mut chains = Vec::new();
         for contender in &self.contenders {
-            chains.extend(bed.start(*contender, shape, security)?);
+            chains.extend(testbed.start(*contender, shape, security)?);
         }
         Ok(chains)
     }
@@ -64,13 +64,13 @@ impl Session<'_> {
     /// Measures and records the result.
     fn record(
         &mut self,
-        (bed, chain): (&Bed, &Chain),
+        (testbed, chain): (&Testbed, &Chain),
         key: &Key,
         round: usize,
         load: Load,
         figures: impl FnOnce(&Measured) -> crate::record::Figures,
     ) -> Result<()> {
-        let measured = bed.measure(chain, load)?;
+        let measured = testbed.measure(chain, load)?;
         let figures = figures(&measured);
         self.samples.push(Sample::new(key.clone(), chain.contender, round, &measured, figures));
         Ok(())

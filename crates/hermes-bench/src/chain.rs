@@ -70,7 +70,7 @@ pub(crate) enum Security {
 
 /// The location of a proxy or an origin.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Location<'a> {
     /// The namespace; `None` is the one in which the benchmark was started.
     pub(crate) namespace: Option<&'a Namespace>,
     /// The address towards the other end.
@@ -106,9 +106,9 @@ pub(crate) struct Plan<'a> {
     /// The protocol between the proxies.
     pub(crate) security: Security,
     /// The client's side.
-    pub(crate) near: Place<'a>,
+    pub(crate) near: Location<'a>,
     /// The origin's side.
-    pub(crate) far: Place<'a>,
+    pub(crate) far: Location<'a>,
     /// The addresses of the origins.
     pub(crate) origins: &'a Origins,
     /// Identities of the near and the far proxy.

@@ -17,7 +17,7 @@ use hermes_testkit::{
 };
 
 use crate::{
-    chain::{Chain, Place, Plan},
+    chain::{Chain, Location, Plan},
     row::Programs,
 };
 
@@ -118,7 +118,7 @@ fn version_of(binary: &Path, argument: &str) -> String {
 /// Writes a configuration and starts a program with it in the namespace of `place`.
 fn launch(
     plan: &Plan<'_>,
-    place: Place<'_>,
+    location: Location<'_>,
     name: &str,
     binary: &Path,
     config: (&str, &str),
@@ -126,7 +126,8 @@ fn launch(
 ) -> Result<Running> {
     let path = plan.dir.join(config.0);
     fs::write(&path, config.1).with_context(|| format!("writing {}", path.display()))?;
-    let program = Program::new(name, binary, plan.dir).args(args(&path)).within(place.namespace).on_cpus(place.cpus);
+    let program =
+        Program::new(name, binary, plan.dir).args(args(&path)).within(location.namespace).on_cpus(location.cpus);
     Ok(program.start()?)
 }
 

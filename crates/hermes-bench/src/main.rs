@@ -10,7 +10,6 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 use hermes_testkit::load;
 
-mod bed;
 mod cases;
 mod chain;
 mod contender;
@@ -22,6 +21,7 @@ mod row;
 mod run;
 mod settings;
 mod table;
+mod testbed;
 mod unstable;
 
 #[cfg(test)]

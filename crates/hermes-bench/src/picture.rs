@@ -140,9 +140,12 @@ fn axes(
         );
     }
     for count in (200..=clients as u32).step_by(200) {
-        let place = at(f64::from(count), 0.0).0;
-        let _ =
-            writeln!(svg, "<text x=\"{place:.1}\" y=\"{}\" text-anchor=\"middle\">{count}</text>", y + height + 16.0);
+        let location = at(f64::from(count), 0.0).0;
+        let _ = writeln!(
+            svg,
+            "<text x=\"{location:.1}\" y=\"{}\" text-anchor=\"middle\">{count}</text>",
+            y + height + 16.0
+        );
     }
     let _ = writeln!(
         svg,
@@ -190,10 +193,10 @@ fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
     for name in ["envoy", "hermes"] {
         let Some(proxied) = last(name) else { continue };
         below += 14.0;
-        let said = compared(direct, proxied);
+        let output = compared(direct, proxied);
         let _ = writeln!(
             svg,
-            "<text x=\"{x}\" y=\"{below}\" fill=\"#666\" font-size=\"11\">here: direct {said} than {name}</text>"
+            "<text x=\"{x}\" y=\"{below}\" fill=\"#666\" font-size=\"11\">here: direct {output} than {name}</text>"
         );
     }
 }

@@ -15,9 +15,9 @@ use hermes_testkit::load::{Failures, Outcome};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    bed::Measured,
     chain::{Case, Security},
     machine::Machine,
+    testbed::Measured,
 };
 
 /// The contender that the others of a benchmark are compared with.

@@ -1,4 +1,4 @@
-//! The bed of layer 3: machines in a row, each a namespace, and paths for packets from the first to a later one.
+//! The fixture of layer 3: machines in a row, each a namespace, and paths for packets from the first to a later one.
 //!
 //! In: the number of machines, or the delay between the first and the others. Out: [`Row`], which starts tunnels and
 //! measures traffic through them. All tunnels of a row are up at the same time; each has its own devices, addresses and
@@ -23,7 +23,7 @@ use hermes_testkit::{
     process::{Program, Running},
 };
 
-use crate::bed::{Measured, load_program, made, namespace, under};
+use crate::testbed::{Measured, load_program, made, namespace, under};
 
 /// The time until the first echo must return through a tunnel.
 const UP: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ const SINK: u16 = 2000;
 
 /// A path of packets between two machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum PacketPath {
     /// The kernels forward them.
     Bare,
     /// wireguard-go from end to end: a user-space tunnel without HTTP.
@@ -73,7 +73,7 @@ pub(crate) struct Tunnel {
     programs: Vec<Running>,
 }
 
-impl Way {
+impl PacketPath {
     /// The name in result files.
     pub(crate) fn name(self) -> String {
         match self {
@@ -105,12 +105,12 @@ impl Row {
 
     fn around(dir: &Path, places: Vec<Namespace>, links: Vec<Link>) -> Result<Self> {
         let dir = made(dir)?;
-        for (place, namespace) in places.iter().enumerate() {
+        for (location, namespace) in places.iter().enumerate() {
             namespace.sysctl("net/ipv4/ip_forward", "1")?;
             for link in 0..places.len() - 1 {
                 let gateway = match link {
-                    link if link > place => end(place, 2),
-                    link if link + 1 < place => end(place - 1, 1),
+                    link if link > location => end(location, 2),
+                    link if link + 1 < location => end(location - 1, 1),
                     _ => continue,
                 };
                 let network = format!("{}/24", end(link, 0));
@@ -118,8 +118,8 @@ impl Row {
             }
         }
         let ca = Authority::new("bench")?;
-        let issue = |place: usize| {
-            let name = format!("place-{place}");
+        let issue = |location: usize| {
+            let name = format!("place-{location}");
             let subject = Subject::node(&name).standalone().with_dns(&name);
             Ok::<_, anyhow::Error>(ca.issue(&subject)?.write(&dir, &name)?)
         };
@@ -128,21 +128,23 @@ impl Row {
     }
 
     /// Starts a tunnel over `hops` links, and waits until an echo returns. `None` if its program is not installed.
-    pub(crate) fn start(&self, way: Way, programs: &Programs, hops: usize) -> Result<Option<Tunnel>> {
+    pub(crate) fn start(&self, path: PacketPath, programs: &Programs, hops: usize) -> Result<Option<Tunnel>> {
         let number = self.next.replace(self.next.get() + 1);
-        let dir = made(&self.dir.join(format!("{number:03}-{}-{hops}", way.name())))?;
+        let dir = made(&self.dir.join(format!("{number:03}-{}-{hops}", path.name())))?;
         let mut tunnel =
-            Tunnel { contender: way.name(), hops, far: Ipv4Addr::new(10, 30, number, 1), programs: Vec::new() };
-        match way {
-            Way::Bare => tunnel.far = end(hops - 1, 2),
-            Way::WireGuard => match &programs.wireguard {
+            Tunnel { contender: path.name(), hops, far: Ipv4Addr::new(10, 30, number, 1), programs: Vec::new() };
+        match path {
+            PacketPath::Bare => tunnel.far = end(hops - 1, 2),
+            PacketPath::WireGuard => match &programs.wireguard {
                 Some(binary) => tunnel.programs = self.wireguard(binary, number, hops, &dir)?,
                 None => return Ok(None),
             },
-            Way::Udp => tunnel.programs = self.udp(&programs.hermes, number, hops, &dir)?,
-            Way::Hermes(version) => tunnel.programs = self.hermes(&programs.hermes, version, number, hops, &dir)?,
+            PacketPath::Udp => tunnel.programs = self.udp(&programs.hermes, number, hops, &dir)?,
+            PacketPath::Hermes(version) => {
+                tunnel.programs = self.hermes(&programs.hermes, version, number, hops, &dir)?
+            }
         }
-        self.answers(&tunnel).with_context(|| format!("{}; see {}", way.name(), dir.display()))?;
+        self.answers(&tunnel).with_context(|| format!("{}; see {}", path.name(), dir.display()))?;
         Ok(Some(tunnel))
     }
 
@@ -160,28 +162,28 @@ impl Row {
     /// Starts a node on each machine, the far one first.
     fn hermes(&self, binary: &Path, version: &str, number: u8, hops: usize, dir: &Path) -> Result<Vec<Running>> {
         let mut programs = Vec::new();
-        for place in (0..=hops).rev() {
-            let text = self.document(place, hops, version, number, dir);
-            let path = dir.join(format!("place-{place}.yaml"));
+        for location in (0..=hops).rev() {
+            let text = self.document(location, hops, version, number, dir);
+            let path = dir.join(format!("place-{location}.yaml"));
             fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-            let program = Program::new(&format!("place-{place}"), binary, dir).args(["proxy", "--config"]);
-            programs.push(program.args([&path]).within(Some(&self.places[place])).start()?);
+            let program = Program::new(&format!("place-{location}"), binary, dir).args(["proxy", "--config"]);
+            programs.push(program.args([&path]).within(Some(&self.places[location])).start()?);
         }
         Ok(programs)
     }
 
-    fn document(&self, place: usize, hops: usize, version: &str, number: u8, dir: &Path) -> String {
-        let files = &self.identities[place];
+    fn document(&self, location: usize, hops: usize, version: &str, number: u8, dir: &Path) -> String {
+        let files = &self.identities[location];
         let [cert, key, ca] = [&files.cert, &files.key, &files.ca].map(|p| p.display().to_string());
         let port = 9000 + u16::from(number);
-        let log = dir.join(format!("place-{place}.access.json"));
+        let log = dir.join(format!("place-{location}.access.json"));
         let mut text = format!(
-            "node: place-{place}\nrole: standalone\nadmin: 127.0.0.1:{}\naccess-log: {}\n\
+            "node: place-{location}\nrole: standalone\nadmin: 127.0.0.1:{}\naccess-log: {}\n\
              identity: {{cert: {cert}, key: {key}, ca: {ca}}}\nlisteners:\n",
             port + 500,
             log.display()
         );
-        let _ = if place == 0 {
+        let _ = if location == 0 {
             writeln!(
                 text,
                 "- {{name: device, protocol: tun, device: near{number}, address: [10.20.{number}.2], \
@@ -193,19 +195,19 @@ impl Row {
                 "- {{name: overlay, bind: \"0.0.0.0:{port}\", protocol: http, http3: true, tls: {{client: required}}}}"
             )
         };
-        let _ = if place == hops {
+        let _ = if location == hops {
             writeln!(
                 text,
                 "routes:\n- {{name: gateway, match: {{kind: ip}}, \
                  terminate: {{tun: far{number}, address: [10.30.{number}.1], assign: [10.20.{number}.0/24]}}}}"
             )
         } else {
-            let next = SocketAddr::from((end(place, 2), port));
+            let next = SocketAddr::from((end(location, 2), port));
             writeln!(
                 text,
                 "routes:\n- {{name: on, match: {{kind: ip}}, upstream: next}}\nupstreams:\n\
                  - {{name: next, protocol: {version}, endpoints: [\"{next}\"], tls: {{node: place-{}}}}}",
-                place + 1
+                location + 1
             )
         };
         text
@@ -242,35 +244,35 @@ impl Row {
         let mut public = Vec::new();
         // The device names must be unique, since the control sockets of all namespaces share one directory.
         let device = |name: &str| format!("wg-{name}{number}");
-        for (place, name, _) in &sides {
+        for (location, name, _) in &sides {
             let device = device(name);
             let program = Program::new(name, binary, dir).args(["--foreground", &device]);
-            programs.push(program.env("LOG_LEVEL", "error").within(Some(&self.places[*place])).start()?);
+            programs.push(program.env("LOG_LEVEL", "error").within(Some(&self.places[*location])).start()?);
             let key = dir.join(format!("{name}.key"));
             let script = format!("umask 77; wg genkey > {0}; wg pubkey < {0}", key.display());
-            public.push(self.run(*place, &["sh", "-c", &script])?.trim().to_owned());
+            public.push(self.run(*location, &["sh", "-c", &script])?.trim().to_owned());
         }
         let port = (9000 + u16::from(number)).to_string();
         let ends = [end(hops - 1, 2), end(0, 1)];
-        for (side, (place, name, address)) in sides.iter().enumerate() {
+        for (side, (location, name, address)) in sides.iter().enumerate() {
             let (other, device) = (&sides[1 - side], device(name));
-            self.until_there(*place, &device)?;
+            self.until_there(*location, &device)?;
             let key = dir.join(format!("{name}.key")).display().to_string();
             let peer = SocketAddr::from((ends[side], 9000 + u16::from(number))).to_string();
             let allowed = format!("{}/32", other.2);
             let words = ["wg", "set", &device, "listen-port", &port, "private-key", &key, "peer", &public[1 - side]];
-            self.run(*place, &[&words[..], &["allowed-ips", &allowed, "endpoint", &peer]].concat())?;
-            self.places[*place].ip(&["addr", "add", &format!("{address}/32"), "dev", &device])?;
-            self.places[*place].ip(&["link", "set", &device, "up"])?;
-            self.places[*place].ip(&["route", "add", &allowed, "dev", &device, "congctl", "cubic"])?;
+            self.run(*location, &[&words[..], &["allowed-ips", &allowed, "endpoint", &peer]].concat())?;
+            self.places[*location].ip(&["addr", "add", &format!("{address}/32"), "dev", &device])?;
+            self.places[*location].ip(&["link", "set", &device, "up"])?;
+            self.places[*location].ip(&["route", "add", &allowed, "dev", &device, "congctl", "cubic"])?;
         }
         Ok(programs)
     }
 
     /// Waits for the device and its control socket, which wireguard-go creates after its start.
-    fn until_there(&self, place: usize, device: &str) -> Result<()> {
+    fn until_there(&self, location: usize, device: &str) -> Result<()> {
         let deadline = Instant::now() + UP;
-        while self.run(place, &["wg", "show", device]).is_err() {
+        while self.run(location, &["wg", "show", device]).is_err() {
             if Instant::now() > deadline {
                 bail!("{device} did not come up");
             }
@@ -279,8 +281,8 @@ impl Row {
         Ok(())
     }
 
-    fn run(&self, place: usize, words: &[&str]) -> Result<String> {
-        let output = Command::new("ip").args(["netns", "exec", self.places[place].name()]).args(words).output();
+    fn run(&self, location: usize, words: &[&str]) -> Result<String> {
+        let output = Command::new("ip").args(["netns", "exec", self.places[location].name()]).args(words).output();
         let output = output.with_context(|| format!("running {}", words.join(" ")))?;
         if !output.status.success() {
             bail!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());

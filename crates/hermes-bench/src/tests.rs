@@ -9,12 +9,12 @@ use hermes_testkit::{
 };
 
 use crate::{
-    bed::Measured,
-    chain::{Case, Origins, Place, Plan, Ports, Security, Shape},
+    chain::{Case, Location, Origins, Plan, Ports, Security, Shape},
     contender::hermes,
     picture,
     record::{Figures, Key, Results, Sample, Spread, latencies},
     table,
+    testbed::Measured,
 };
 
 fn sample(key: &Key, contender: &str, round: usize, mean: f64, failed: u64) -> Sample {
@@ -121,13 +121,13 @@ fn with_plans(look: impl Fn(&Plan<'_>)) {
         .into_iter()
         .chain([(Shape::OneHop, Security::Plain)])
     {
-        let place = Place { namespace: None, address: Ipv4Addr::LOCALHOST, cpus: &[] };
+        let location = Location { namespace: None, address: Ipv4Addr::LOCALHOST, cpus: &[] };
         let dir = dir.path();
         look(&Plan {
             shape,
             security,
-            near: place,
-            far: place,
+            near: location,
+            far: location,
             origins: &origins,
             identities: &identities,
             ports,

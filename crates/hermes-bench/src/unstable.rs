@@ -12,7 +12,7 @@ use hermes_lab::turns;
 use hermes_testkit::{
     limits::raise_open_files,
     link::Conditions,
-    unstable::{self, Between, Chain, SECOND, in_turns, seldom},
+    unstable::{self, Chain, HopSettings, SECOND, in_turns, seldom},
 };
 use serde::Serialize;
 
@@ -180,15 +180,15 @@ async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
             }
             let mut chains = Vec::new();
             for has_custody in [false, true] {
-                let between = if has_custody { Between::custody(protocol) } else { Between::nothing(protocol) };
+                let between = if has_custody { HopSettings::custody(protocol) } else { HopSettings::nothing(protocol) };
                 chains.push(Chain::start(&options.hermes, 1, between, |_| conditions.clone()).await?);
             }
             for _ in 0..options.phases {
                 for (chain, has_custody) in chains.iter().zip([false, true]) {
                     let path = format!("{}/bytes/128?[1-2000]", chain.apps());
                     let words = ["curl", "-sS", "-o", "/dev/null", "-w", "%{time_total} ", &path];
-                    let said = chain.namespaces[0].output(&words).await?;
-                    let mut times: Vec<f64> = said.split_whitespace().filter_map(|time| time.parse().ok()).collect();
+                    let text = chain.namespaces[0].output(&words).await?;
+                    let mut times: Vec<f64> = text.split_whitespace().filter_map(|time| time.parse().ok()).collect();
                     times.sort_by(f64::total_cmp);
                     ensure!(times.len() == 2000, "{} answers", times.len());
                     let before = chain.cpu()?;
@@ -258,7 +258,7 @@ fn measure(options: &UnstableOptions, case: Case) -> Result<Measured> {
     let links = links(&case);
     let mut runs = Vec::new();
     runtime.block_on(async {
-        let between = Between::custody(case.protocol);
+        let between = HopSettings::custody(case.protocol);
         let chain = Chain::start(&options.hermes, links.len(), between, |link| links[link].clone()).await?;
         for number in 0..options.phases {
             let phase = begin(&chain, &case, number, options.phases).await;
@@ -308,9 +308,9 @@ async fn download(chain: &Chain, case: &Case) -> (f64, bool) {
             let form = "%{http_code}:%{size_download} ";
             let words = ["curl", "-sS", "-Z", "--parallel-immediate", "--parallel-max", "100", "-w", form];
             let words = [&words[..], &["-o", "/dev/null", "--max-time", "300", &url]].concat();
-            let said = chain.namespaces[0].output(&words).await.unwrap_or_default();
+            let text = chain.namespaces[0].output(&words).await.unwrap_or_default();
             let right = format!("200:{}", case.size);
-            let whole = said.split_whitespace().filter(|one| **one == *right).count();
+            let whole = text.split_whitespace().filter(|one| **one == *right).count();
             return (began.elapsed().as_secs_f64(), whole == MANY);
         }
     };

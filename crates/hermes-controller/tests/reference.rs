@@ -146,7 +146,7 @@ fn of_proto(text: &str) -> Messages {
 }
 
 fn of_source(text: &str) -> Messages {
-    let (mut found, mut message, mut told) = (Messages::new(), String::new(), None);
+    let (mut found, mut message, mut report) = (Messages::new(), String::new(), None);
     for line in text.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix("pub struct ") {
             message = name.trim_end_matches(" {").to_owned();
@@ -154,8 +154,8 @@ fn of_source(text: &str) -> Messages {
             let repeated = if inner.contains(", repeated") { "repeated " } else { "" };
             let kind = format!("{repeated}{}", inner.split([' ', ',']).next().unwrap());
             let number: u32 = inner.split("tag = \"").nth(1).unwrap().trim_end_matches('"').parse().unwrap();
-            told = Some((kind, number));
-        } else if let Some((kind, number)) = told.take() {
+            report = Some((kind, number));
+        } else if let Some((kind, number)) = report.take() {
             let (field, of) = line.strip_prefix("pub ").unwrap().split_once(':').unwrap();
             // A field with a message type: `Vec<TYPE>`.
             let of = of.split(['<', '>']).nth(1).unwrap_or(of).trim();

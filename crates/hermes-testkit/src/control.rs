@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure of the fixture is a failure of the test")]
 #![allow(clippy::missing_panics_doc, reason = "all of them panic when the process does")]
 
-mod desk;
-mod steady;
+mod operator_client;
+mod persistent_client;
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,13 +18,13 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-pub use desk::Desk;
-pub use steady::Steady;
+pub use operator_client::OperatorClient;
+pub use persistent_client::PersistentClient;
 
 use crate::{
     binary::hermes,
     netns::Namespace,
-    patience,
+    poll,
     process::{Program, Running},
 };
 
@@ -32,7 +32,7 @@ use crate::{
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A controller, and the nodes that follow it. Dropping it ends the controller.
-pub struct Bed {
+pub struct ControllerFixture {
     /// The directory of the state and logs of all processes.
     pub directory: tempfile::TempDir,
     /// The loopback address of this test.
@@ -49,10 +49,10 @@ pub struct Bed {
 
 /// Waits until the condition holds.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    patience::until(what, || std::future::ready(holds())).await;
+    poll::until(what, || std::future::ready(holds())).await;
 }
 
-impl Bed {
+impl ControllerFixture {
     /// Starts two controllers with one etcd.
     pub async fn with_etcd() -> Self {
         let mut this = Self::nothing();
@@ -211,7 +211,7 @@ impl Bed {
     }
 
     /// Runs an operator command that must succeed. Returns its standard output.
-    pub fn told(&self, args: &[&str], input: &str) -> String {
+    pub fn hermes_ok(&self, args: &[&str], input: &str) -> String {
         let output = self.hermes(args, input);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{args:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
@@ -227,7 +227,7 @@ impl Bed {
 
     /// Creates a token for a node.
     pub fn token(&self, node: &str) -> String {
-        self.told(&["token", "create", "--node", node], "").trim().to_owned()
+        self.hermes_ok(&["token", "create", "--node", node], "").trim().to_owned()
     }
 
     /// Starts a node, with a token if it is not enrolled yet.
@@ -236,10 +236,10 @@ impl Bed {
     }
 
     /// Starts a node in a namespace.
-    pub fn node_within(&self, place: Option<&Namespace>, name: &str, token: Option<&str>) -> Running {
+    pub fn node_within(&self, namespace: Option<&Namespace>, name: &str, token: Option<&str>) -> Running {
         let second = self.second.as_ref().map(|_| format!(",https://{}", self.socket(9401))).unwrap_or_default();
         let url = format!("https://{}{second}", self.socket(9400));
-        let program = Program::new(name, hermes(), self.directory.path()).within(place);
+        let program = Program::new(name, hermes(), self.directory.path()).within(namespace);
         let program = program.args(["proxy", "--controller", &url, "--state"]).args([self.state(name)]);
         match token {
             Some(token) => program.env("HERMES_TOKEN", token).start().unwrap(),

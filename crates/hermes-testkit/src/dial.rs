@@ -1,6 +1,6 @@
 //! Addresses that clients of a test connect to, with the TLS settings and the header fields for them.
 //!
-//! In: an address, perhaps a CA and an identity. Out: a value that [`crate::door`] and [`crate::h3`] connect to.
+//! In: an address, perhaps a CA and an identity. Out: a value that [`crate::listener_client`] and [`crate::h3`] connect to.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ pub const NODE_NAME: &str = "node.test";
 
 /// A listener of a node.
 #[derive(Debug, Clone)]
-pub struct Door {
+pub struct ListenerClient {
     /// The listener's address.
     pub address: SocketAddr,
     /// The settings of TLS: the trusted CA (PEM), and the client's identity.
@@ -22,7 +22,7 @@ pub struct Door {
     pub from: Option<IpAddr>,
 }
 
-impl Door {
+impl ListenerClient {
     /// Sets the source address of QUIC clients.
     #[must_use]
     pub fn from(mut self, address: impl Into<IpAddr>) -> Self {

@@ -55,7 +55,7 @@ pub enum Data {
 /// A running server.
 #[derive(Debug)]
 pub struct Dns {
-    asked: Asked,
+    requests: Asked,
     _task: JoinSet<()>,
 }
 
@@ -82,8 +82,8 @@ impl Dns {
         let socket = UdpSocket::bind(bind).await.map_err(Error::io(format!("binding a DNS server to {bind}")))?;
         let at = socket.local_addr().map_err(Error::io("address of a DNS server"))?;
         let listener = listen(at)?;
-        let asked = Asked::default();
-        let log = Arc::clone(&asked);
+        let requests = Asked::default();
+        let log = Arc::clone(&requests);
         let mut task = JoinSet::new();
         task.spawn(async move {
             let answer = |message: &[u8], by_tcp| {
@@ -118,22 +118,22 @@ impl Dns {
                 }
             }
         });
-        Ok(Self { asked, _task: task })
+        Ok(Self { requests, _task: task })
     }
 
     /// The number of queries for a name, of any family and transport.
-    pub fn asked(&self, name: &str) -> usize {
-        self.count(|asked, _| asked == name)
+    pub fn requests(&self, name: &str) -> usize {
+        self.count(|requests, _| requests == name)
     }
 
     /// The number of queries for a name over TCP.
     pub fn asked_by_tcp(&self, name: &str) -> usize {
-        self.count(|asked, by_tcp| asked == name && by_tcp)
+        self.count(|requests, by_tcp| requests == name && by_tcp)
     }
 
     fn count(&self, fits: impl Fn(&str, bool) -> bool) -> usize {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.iter().filter(|(name, by_tcp)| fits(name, *by_tcp)).count()
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.iter().filter(|(name, by_tcp)| fits(name, *by_tcp)).count()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A UDP flow into a node, raw or as CONNECT-UDP (RFC 9298) with handwritten capsules (RFC 9297).
 //!
-//! In: a door, a mode, and datagrams. Out: the returned datagrams. Capsules are encoded and decoded here byte by byte,
+//! In: a listener client, a mode, and datagrams. Out: the returned datagrams. Capsules are encoded and decoded here byte by byte,
 //! so that the product's codec does not check itself.
 
 use std::io;
@@ -11,14 +11,14 @@ use http::{Method, Request};
 use tokio::net::UdpSocket;
 
 pub use crate::varint::{put_varint, varint};
-use crate::{dialog::in_time, door::Door, origin::connect_udp, tunnel::Tunnel};
+use crate::{listener_client::ListenerClient, origin::connect_udp, raw_http1::in_time, tunnel::Tunnel};
 
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
 
 /// The mode of a flow through the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlowWay {
+pub enum FlowMode {
     /// A plain socket to a `udp` listener.
     Raw,
     /// Upgrade over HTTP/1.1.
@@ -35,7 +35,7 @@ pub enum FlowWay {
     PostH3,
 }
 
-impl FlowWay {
+impl FlowMode {
     /// The modes over HTTP/3, which is never plaintext.
     pub const H3: [Self; 2] = [Self::ConnectH3, Self::PostH3];
     /// All plaintext modes.
@@ -73,23 +73,23 @@ impl Flow {
     ///
     /// # Errors
     /// The flow was refused (with the response), or the connection failed.
-    pub async fn open(door: &Door, way: FlowWay, host: &str, port: u16) -> io::Result<Self> {
-        match way {
-            FlowWay::Raw => {
-                let socket = connect_udp(door.address).map_err(io::Error::other)?;
+    pub async fn open(client: &ListenerClient, mode: FlowMode, host: &str, port: u16) -> io::Result<Self> {
+        match mode {
+            FlowMode::Raw => {
+                let socket = connect_udp(client.address).map_err(io::Error::other)?;
                 Ok(Flow::Socket(UdpSocket::from_std(socket)?))
             }
-            FlowWay::UpgradeH1 => Ok(Self::capsules(door.upgrade("connect-udp", &path(host, port)).await?)),
-            FlowWay::ConnectH2 => Ok(Self::capsules(door.over_h2(extended_connect(host, port)).await?)),
-            FlowWay::PostH1 => Ok(Self::capsules(door.post_h1(&path(host, port), "proxy.test").await?)),
-            FlowWay::PostH2 => {
+            FlowMode::UpgradeH1 => Ok(Self::capsules(client.upgrade("connect-udp", &path(host, port)).await?)),
+            FlowMode::ConnectH2 => Ok(Self::capsules(client.over_h2(extended_connect(host, port)).await?)),
+            FlowMode::PostH1 => Ok(Self::capsules(client.post_h1(&path(host, port), "proxy.test").await?)),
+            FlowMode::PostH2 => {
                 let uri = format!("http://proxy.test{}", path(host, port));
-                Ok(Self::capsules(door.over_h2(Request::builder().method(Method::POST).uri(uri)).await?))
+                Ok(Self::capsules(client.over_h2(Request::builder().method(Method::POST).uri(uri)).await?))
             }
-            FlowWay::ConnectH3 => Ok(Self::capsules(door.over_h3(extended_connect(host, port)).await?)),
-            FlowWay::PostH3 => {
+            FlowMode::ConnectH3 => Ok(Self::capsules(client.over_h3(extended_connect(host, port)).await?)),
+            FlowMode::PostH3 => {
                 let uri = format!("https://proxy.test{}", path(host, port));
-                Ok(Self::capsules(door.over_h3(Request::builder().method(Method::POST).uri(uri)).await?))
+                Ok(Self::capsules(client.over_h3(Request::builder().method(Method::POST).uri(uri)).await?))
             }
         }
     }
@@ -166,8 +166,8 @@ impl Capsules {
             if let Some(capsule) = parse(&mut self.unread) {
                 return Ok(Some(capsule));
             }
-            match self.tunnel.reader.piece().await? {
-                Some(piece) => self.unread.extend_from_slice(&piece),
+            match self.tunnel.reader.chunk().await? {
+                Some(chunk) => self.unread.extend_from_slice(&chunk),
                 None if self.unread.is_empty() => return Ok(None),
                 None => return Err(io::Error::other("the tunnel ended within a capsule")),
             }

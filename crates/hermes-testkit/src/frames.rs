@@ -12,7 +12,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::dialog::Dialog;
+use crate::raw_http1::RawHttp1;
 
 /// The connection preface of a client (RFC 9113, section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -148,7 +148,7 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
 /// A connection with access to each frame.
 #[derive(Debug)]
 pub struct Frames<S> {
-    dialog: Dialog<S>,
+    http1: RawHttp1<S>,
 }
 
 impl Frames<TcpStream> {
@@ -169,8 +169,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// # Errors
     /// The peer does not speak HTTP/2.
     pub async fn begin(stream: S, settings: &[(u16, u32)]) -> io::Result<Self> {
-        let mut this = Self { dialog: Dialog::new(stream) };
-        this.dialog.send([PREFACE, &Frame::settings(settings).bytes()].concat()).await?;
+        let mut this = Self { http1: RawHttp1::new(stream) };
+        this.http1.send([PREFACE, &Frame::settings(settings).bytes()].concat()).await?;
         this.settle().await?;
         Ok(this)
     }
@@ -179,12 +179,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     ///
     /// # Errors
     /// The peer does not speak HTTP/2.
-    pub async fn accept(mut dialog: Dialog<S>, settings: &[(u16, u32)]) -> io::Result<Self> {
-        if dialog.exactly(PREFACE.len()).await? != PREFACE {
+    pub async fn accept(mut http1: RawHttp1<S>, settings: &[(u16, u32)]) -> io::Result<Self> {
+        if http1.exactly(PREFACE.len()).await? != PREFACE {
             return Err(io::Error::other("no preface"));
         }
-        dialog.send(Frame::settings(settings).bytes()).await?;
-        let mut this = Self { dialog };
+        http1.send(Frame::settings(settings).bytes()).await?;
+        let mut this = Self { http1 };
         this.settle().await?;
         Ok(this)
     }
@@ -200,7 +200,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// # Errors
     /// The peer closed the connection, or accepts nothing.
     pub async fn send(&mut self, frames: &[Frame]) -> io::Result<()> {
-        self.dialog.send(frames.iter().map(Frame::bytes).collect::<Vec<_>>().concat()).await
+        self.http1.send(frames.iter().map(Frame::bytes).collect::<Vec<_>>().concat()).await
     }
 
     /// Sends bytes that need not be frames.
@@ -208,7 +208,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// # Errors
     /// The errors of [`Self::send`].
     pub async fn send_bytes(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
-        self.dialog.send(bytes).await
+        self.http1.send(bytes).await
     }
 
     /// Closes our direction of the connection.
@@ -216,7 +216,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// # Errors
     /// The peer closed the connection.
     pub async fn finish(&mut self) -> io::Result<()> {
-        self.dialog.finish().await
+        self.http1.finish().await
     }
 
     /// Reads the next frame.
@@ -224,9 +224,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// # Errors
     /// No frame arrives, or the connection ended or failed.
     pub async fn next(&mut self) -> io::Result<Frame> {
-        let head = self.dialog.exactly(9).await?;
+        let head = self.http1.exactly(9).await?;
         let number = |bytes: &[u8]| bytes.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
-        let payload = self.dialog.exactly(number(&head[..3]) as usize).await?;
+        let payload = self.http1.exactly(number(&head[..3]) as usize).await?;
         Ok(Frame::new(head[3], head[4], number(&head[5..]) & (u32::MAX >> 1), payload))
     }
 
@@ -259,20 +259,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     /// # Errors
     /// The connection stays open.
     pub async fn goodbye(&mut self) -> io::Result<Option<u32>> {
-        let mut said = None;
+        let mut output = None;
         loop {
             match self.next().await {
-                Ok(frame) if frame.kind == kind::GOAWAY => said = frame.reason(),
+                Ok(frame) if frame.kind == kind::GOAWAY => output = frame.reason(),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
-                Err(_) => return Ok(said),
+                Err(_) => return Ok(output),
             }
         }
     }
 
     /// The connection, and the unused received bytes.
     pub fn into_parts(self) -> (S, Bytes) {
-        self.dialog.into_parts()
+        self.http1.into_parts()
     }
 }
 

@@ -1,12 +1,12 @@
 //! HTTP/3 peers of a test: a client with access to each stream, and an origin scripted for each stream.
 //!
-//! In: a door, requests, bodies, or any bytes on any stream. Out: responses with interim responses and trailers, or the
+//! In: a listener client, requests, bodies, or any bytes on any stream. Out: responses with interim responses and trailers, or the
 //! error code of a reset stream or closed connection. QUIC is that of quinn; the layers above are written here by hand
 //! (see [`wire`]), so that the product's codec does not check itself. Every wait is bounded.
 
 mod origin;
 pub mod relay;
-pub mod visitor;
+pub mod returning_client;
 pub mod wire;
 
 use std::{io, net::IpAddr, sync::Arc};
@@ -22,9 +22,9 @@ use quinn::{
 pub use self::origin::{Exchange, Origin};
 use self::wire::kind;
 use crate::{
-    dial::{Door, NODE_NAME},
-    dialog::in_time,
+    dial::{ListenerClient, NODE_NAME},
     multiplex::Answer,
+    raw_http1::in_time,
     tls, varint,
 };
 
@@ -33,7 +33,7 @@ const WINDOW: u32 = 4 << 20;
 
 /// The way in which a stream or a connection was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
+pub enum Abort {
     /// RESET_STREAM or STOP_SENDING, with this code.
     Stream(u64),
     /// The application closed the connection, with this code.
@@ -41,19 +41,19 @@ pub enum Broken {
 }
 
 /// The error code in an error of this module; `None` if the peer sent none.
-pub fn broken(error: &io::Error) -> Option<Broken> {
+pub fn abort_of(error: &io::Error) -> Option<Abort> {
     let inner = error.get_ref()?;
     let connection = |error: &ConnectionError| match error {
-        ConnectionError::ApplicationClosed(close) => Some(Broken::Connection(close.error_code.into_inner())),
+        ConnectionError::ApplicationClosed(close) => Some(Abort::Connection(close.error_code.into_inner())),
         _ => None,
     };
     match inner.downcast_ref::<ReadError>() {
-        Some(ReadError::Reset(code)) => return Some(Broken::Stream(code.into_inner())),
+        Some(ReadError::Reset(code)) => return Some(Abort::Stream(code.into_inner())),
         Some(ReadError::ConnectionLost(error)) => return connection(error),
         _ => {}
     }
     match inner.downcast_ref::<WriteError>() {
-        Some(WriteError::Stopped(code)) => Some(Broken::Stream(code.into_inner())),
+        Some(WriteError::Stopped(code)) => Some(Abort::Stream(code.into_inner())),
         Some(WriteError::ConnectionLost(error)) => connection(error),
         _ => inner.downcast_ref::<ConnectionError>().and_then(connection),
     }
@@ -71,7 +71,7 @@ pub struct Connection {
     /// The identifier of the peer's GOAWAY.
     goaway: Option<u64>,
     /// The peer's control stream.
-    heard: Option<Receiving>,
+    received: Option<Receiving>,
     /// The peer's other streams, kept to avoid STOP_SENDING.
     _others: Vec<quinn::RecvStream>,
     endpoint: Endpoint,
@@ -88,32 +88,32 @@ fn refused(error: impl std::fmt::Display) -> io::Error {
 }
 
 impl Connection {
-    /// A QUIC connection to a door, without any HTTP/3 streams yet.
+    /// A QUIC connection to a listener client, without any HTTP/3 streams yet.
     ///
     /// # Errors
     /// The connection failed.
-    pub async fn bare(door: &Door) -> io::Result<Self> {
-        Self::dial(door, transport()).await
+    pub async fn bare(client: &ListenerClient) -> io::Result<Self> {
+        Self::dial(client, transport()).await
     }
 
     /// A QUIC connection of a client without support for QUIC datagrams.
     ///
     /// # Errors
     /// The connection failed.
-    pub async fn without_datagrams(door: &Door) -> io::Result<Self> {
+    pub async fn without_datagrams(client: &ListenerClient) -> io::Result<Self> {
         let mut config = TransportConfig::default();
         config.datagram_receive_buffer_size(None);
-        Self::dial(door, Arc::new(config)).await
+        Self::dial(client, Arc::new(config)).await
     }
 
-    async fn dial(door: &Door, transport: Arc<TransportConfig>) -> io::Result<Self> {
-        let (ca, identity) = door.tls.as_ref().ok_or_else(|| refused("HTTP/3 is never in the clear"))?;
+    async fn dial(listener: &ListenerClient, transport: Arc<TransportConfig>) -> io::Result<Self> {
+        let (ca, identity) = listener.tls.as_ref().ok_or_else(|| refused("HTTP/3 is never in the clear"))?;
         let config = tls::client(ca, identity.as_ref(), &["h3"]).map_err(refused)?;
-        let any = if door.address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
-        let endpoint = Endpoint::client((door.from.unwrap_or(any), 0).into())?;
+        let any = if listener.address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+        let endpoint = Endpoint::client((listener.from.unwrap_or(any), 0).into())?;
         let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(config).map_err(refused)?));
         config.transport_config(transport);
-        let connecting = endpoint.connect_with(config, door.address, NODE_NAME).map_err(refused)?;
+        let connecting = endpoint.connect_with(config, listener.address, NODE_NAME).map_err(refused)?;
         let quic = in_time("the QUIC handshake", async { connecting.await.map_err(io::Error::other) }).await?;
         Ok(Self::over(quic, endpoint))
     }
@@ -121,15 +121,15 @@ impl Connection {
     /// Wraps a connection without any HTTP/3 streams yet.
     fn over(quic: quinn::Connection, endpoint: Endpoint) -> Self {
         let (settings, _others) = Default::default();
-        Self { quic, control: None, settings, goaway: None, heard: None, _others, endpoint }
+        Self { quic, control: None, settings, goaway: None, received: None, _others, endpoint }
     }
 
     /// Connects as a normal client: sends our SETTINGS, and waits for those of the peer.
     ///
     /// # Errors
     /// The connection failed, or the peer does not speak HTTP/3.
-    pub async fn connect(door: &Door, settings: &[(u64, u64)]) -> io::Result<Self> {
-        let mut this = Self::bare(door).await?;
+    pub async fn connect(client: &ListenerClient, settings: &[(u64, u64)]) -> io::Result<Self> {
+        let mut this = Self::bare(client).await?;
         this.begin(&wire::settings(settings)).await?;
         Ok(this)
     }
@@ -164,7 +164,7 @@ impl Connection {
             while let (Some(id), Some(value)) = (take_varint(&mut payload), take_varint(&mut payload)) {
                 self.settings.push((id, value));
             }
-            self.heard = Some(stream);
+            self.received = Some(stream);
             return Ok(());
         }
     }
@@ -179,7 +179,7 @@ impl Connection {
 
     /// Whether the peer accepts no further requests: it sent GOAWAY, or closed the connection.
     pub fn is_going(&mut self) -> bool {
-        while let Some(Some(Ok(Some((kind, mut payload))))) = self.heard.as_mut().map(|s| s.frame().now_or_never()) {
+        while let Some(Some(Ok(Some((kind, mut payload))))) = self.received.as_mut().map(|s| s.frame().now_or_never()) {
             if kind == kind::GOAWAY {
                 self.goaway = take_varint(&mut payload).or(self.goaway);
             }
@@ -398,7 +398,7 @@ impl Receiving {
     ///
     /// # Errors
     /// The stream was aborted.
-    pub async fn piece(&mut self) -> io::Result<Option<Bytes>> {
+    pub async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         match self.frame().await? {
             Some((kind::DATA, data)) => Ok(Some(data)),
             None => Ok(None),

@@ -1,6 +1,6 @@
 //! Handwritten CONNECT-IP (RFC 9484) over HTTP/1.1, HTTP/2 and HTTP/3, and IP packets built byte by byte.
 //!
-//! In: a door, a scope, valid or invalid packets, any capsule. Out: the received capsules and packets, unchanged. Does
+//! In: a listener client, a scope, valid or invalid packets, any capsule. Out: the received capsules and packets, unchanged. Does
 //! not use the product's codec, which is under test.
 
 use std::{
@@ -13,10 +13,10 @@ use h2::ext::Protocol;
 use http::{Method, Request};
 
 use crate::{
-    dialog::in_time,
-    door::{self, Door},
     flow::{Capsule, Capsules, capsule, put_varint, varint},
     h3::{self, wire},
+    listener_client::{self, ListenerClient},
+    raw_http1::in_time,
     tunnel::Tunnel,
 };
 
@@ -29,7 +29,7 @@ pub const ROUTE_ADVERTISEMENT: u64 = 3;
 
 /// The HTTP version and encoding of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IpWay {
+pub enum IpMode {
     /// Upgrade over HTTP/1.1.
     H1,
     /// Extended CONNECT over HTTP/2.
@@ -40,7 +40,7 @@ pub enum IpWay {
     H3Capsules,
 }
 
-impl IpWay {
+impl IpMode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::H1, Self::H2, Self::H3, Self::H3Capsules];
 }
@@ -54,20 +54,20 @@ pub struct IpTunnel {
 
 /// A received message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Came {
+pub enum IpMessage {
     /// A capsule, also DATAGRAM.
     Capsule(Capsule),
     /// An HTTP Datagram in a QUIC datagram, with its context identifier.
     Datagram(Bytes),
 }
 
-impl Came {
+impl IpMessage {
     /// The IP packet in the message, if it contains one.
     pub fn packet(&self) -> Option<Bytes> {
         let datagram = match self {
-            Came::Capsule(Capsule { kind: 0, value }) => value,
-            Came::Datagram(datagram) => datagram,
-            Came::Capsule(_) => return None,
+            IpMessage::Capsule(Capsule { kind: 0, value }) => value,
+            IpMessage::Datagram(datagram) => datagram,
+            IpMessage::Capsule(_) => return None,
         };
         (datagram.first() == Some(&0)).then(|| datagram.slice(1..))
     }
@@ -83,21 +83,21 @@ impl IpTunnel {
     ///
     /// # Errors
     /// The tunnel was refused (with the response), or the connection failed.
-    pub async fn open(door: &Door, way: IpWay, path: &str) -> io::Result<Self> {
+    pub async fn open(client: &ListenerClient, mode: IpMode, path: &str) -> io::Result<Self> {
         let request = Request::builder()
             .method(Method::CONNECT)
             .uri(format!("https://proxy.test{path}"))
             .header("capsule-protocol", "?1")
             .extension(Protocol::from_static("connect-ip"));
-        let (tunnel, quic) = match way {
-            IpWay::H1 => (door.upgrade("connect-ip", path).await?, None),
-            IpWay::H2 => (door.over_h2(request).await?, None),
-            IpWay::H3Capsules => (door.over_h3(request).await?, None),
-            IpWay::H3 => {
+        let (tunnel, quic) = match mode {
+            IpMode::H1 => (client.upgrade("connect-ip", path).await?, None),
+            IpMode::H2 => (client.over_h2(request).await?, None),
+            IpMode::H3Capsules => (client.over_h3(request).await?, None),
+            IpMode::H3 => {
                 let settings = [(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)];
-                let connection = h3::Connection::connect(door, &settings).await?;
-                let request = door.dressed(request).body(()).map_err(io::Error::other)?;
-                let (recv, send) = door::open_h3(&connection, &request).await?;
+                let connection = h3::Connection::connect(client, &settings).await?;
+                let request = client.dressed(request).body(()).map_err(io::Error::other)?;
+                let (recv, send) = listener_client::open_h3(&connection, &request).await?;
                 let quic = (connection.quic.clone(), u64::from(send.send.id()) / 4);
                 (Tunnel::h3(connection, recv, send), Some(quic))
             }
@@ -145,8 +145,8 @@ impl IpTunnel {
     ///
     /// # Errors
     /// The tunnel failed, or nothing arrives.
-    pub async fn next(&mut self) -> io::Result<Option<Came>> {
-        let Some((quic, quarter)) = &self.quic else { return Ok(self.capsules.next().await?.map(Came::Capsule)) };
+    pub async fn next(&mut self) -> io::Result<Option<IpMessage>> {
+        let Some((quic, quarter)) = &self.quic else { return Ok(self.capsules.next().await?.map(IpMessage::Capsule)) };
         let (quic, quarter) = (quic.clone(), *quarter);
         let datagram = async {
             loop {
@@ -158,8 +158,8 @@ impl IpTunnel {
             }
         };
         tokio::select! {
-            capsule = self.capsules.next() => Ok(capsule?.map(Came::Capsule)),
-            datagram = in_time("waiting for a datagram", datagram) => datagram.map(|datagram| Some(Came::Datagram(datagram))),
+            capsule = self.capsules.next() => Ok(capsule?.map(IpMessage::Capsule)),
+            datagram = in_time("waiting for a datagram", datagram) => datagram.map(|datagram| Some(IpMessage::Datagram(datagram))),
         }
     }
 
@@ -170,8 +170,8 @@ impl IpTunnel {
     pub async fn next_packet(&mut self) -> io::Result<Bytes> {
         loop {
             match self.next().await? {
-                Some(came) => {
-                    if let Some(packet) = came.packet() {
+                Some(received) => {
+                    if let Some(packet) = received.packet() {
                         return Ok(packet);
                     }
                 }
@@ -187,7 +187,7 @@ impl IpTunnel {
     pub async fn next_capsule(&mut self, kind: u64) -> io::Result<Bytes> {
         loop {
             match self.next().await? {
-                Some(Came::Capsule(capsule)) if capsule.kind == kind => return Ok(capsule.value),
+                Some(IpMessage::Capsule(capsule)) if capsule.kind == kind => return Ok(capsule.value),
                 Some(_) => {}
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }

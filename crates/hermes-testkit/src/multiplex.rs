@@ -14,7 +14,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::dialog::in_time;
+use crate::raw_http1::in_time;
 
 /// Windows and frames large enough to move 64 MiB without waiting at every step.
 const WINDOW: u32 = 4 << 20;

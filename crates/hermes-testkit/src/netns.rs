@@ -100,11 +100,11 @@ impl Namespace {
         // The async block matters: `output` alone would start the program outside the namespace.
         let output = self.run(async { command.output().await }).await?;
         let output = output.map_err(Error::io(format!("running `{line}`")))?;
-        let [said, complained] = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        let [text, complained] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         if output.status.success() {
-            return Ok(said);
+            return Ok(text);
         }
-        Err(Error::Command { command: line, output: format!("{}{}", said.trim(), complained.trim()) })
+        Err(Error::Command { command: line, output: format!("{}{}", text.trim(), complained.trim()) })
     }
 
     /// Runs `ip ARGS` on this namespace.

@@ -37,7 +37,7 @@ const BACKLOG: i32 = 4096;
 /// Receive buffer of a UDP origin: a thousand datagrams at one instant.
 const UDP_BUFFER: usize = 4 << 20;
 /// Maximum number of ports to try for one that is free over TCP and UDP.
-const MOST_TRIED: usize = 100;
+const MAX_BIND_ATTEMPTS: usize = 100;
 
 impl Origin {
     /// The address of the server.
@@ -123,7 +123,7 @@ pub fn twins(bind: SocketAddr) -> Result<(TcpListener, std::net::UdpSocket)> {
         let address = listener.local_addr().map_err(Error::io("a listener's address"))?;
         tried += 1;
         match bind_udp(address) {
-            Err(_) if bind.port() == 0 && tried < MOST_TRIED => {}
+            Err(_) if bind.port() == 0 && tried < MAX_BIND_ATTEMPTS => {}
             bound => return Ok((listener, bound?)),
         }
     }

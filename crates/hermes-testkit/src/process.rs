@@ -29,7 +29,7 @@ pub use usage::{Memory, Usage, machine_busy};
 mod usage;
 
 /// Poll interval of waits: short compared with every wait, long compared with a poll.
-const LOOK_AGAIN: Duration = Duration::from_millis(4);
+const POLL_INTERVAL: Duration = Duration::from_millis(4);
 /// Time between SIGTERM and SIGKILL when a program is dropped.
 const GRACE: Duration = Duration::from_secs(2);
 /// A program of util-linux; without it a killed owner leaves its programs behind.
@@ -216,7 +216,7 @@ impl Running {
             if Instant::now() > deadline {
                 return Err(self.not_ready("its end", timeout));
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -261,7 +261,7 @@ impl Running {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
         // Children first: a killed parent could not end them.
         for member in family.into_iter().rev() {
@@ -287,7 +287,7 @@ impl Running {
             if Instant::now() > deadline {
                 return Err(self.not_ready(what, timeout));
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 

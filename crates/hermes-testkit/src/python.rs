@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     Error, Result,
     ca::{Identity, IdentityFiles},
-    dialog::in_time,
+    raw_http1::in_time,
 };
 
 /// A script.
@@ -77,8 +77,8 @@ pub async fn run(script: Script, tools: &Path, task: &Value) -> Result<Value> {
     }
     let output = tokio::time::timeout(WITHIN, child.wait_with_output()).await;
     let output = output.map_err(|_| failed(format!("no answer within {WITHIN:?}")))?.map_err(Error::io(script.name))?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    serde_json::from_slice(&output.stdout).map_err(|_| failed(said))
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_slice(&output.stdout).map_err(|_| failed(text))
 }
 
 /// A script that serves until it is dropped.

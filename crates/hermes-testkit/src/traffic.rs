@@ -24,11 +24,11 @@ use tokio::{
 };
 
 use crate::{
-    dialog::{Content, Dialog, Head, SILENCE, in_time},
-    door::Door,
     h3,
+    listener_client::ListenerClient,
     origin::connect_udp,
     pattern::{Digest, Pattern},
+    raw_http1::{Content, Head, RawHttp1, SILENCE, in_time},
 };
 
 /// Pause between two rounds of one client: this is traffic, not a benchmark.
@@ -39,7 +39,7 @@ const DATAGRAM_PATIENCE: Duration = Duration::from_secs(2);
 const KEPT: usize = 12;
 /// Bytes of one upload, sent in pieces.
 const UPLOAD: usize = 192 << 10;
-const PIECE: usize = 16 << 10;
+const CHUNK_SIZE: usize = 16 << 10;
 
 /// Active clients.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct Traffic {
 
 /// The way to open a byte tunnel.
 #[derive(Debug, Clone)]
-pub enum Way {
+pub enum TunnelTarget {
     /// A bare connection to a `tcp` listener.
     Bare(SocketAddr),
     /// CONNECT over HTTP/1.1 for this authority.
@@ -166,11 +166,11 @@ impl Traffic {
     }
 
     /// Sends requests on one HTTP/3 connection, for as long as the server keeps it open.
-    pub fn h3(&mut self, door: &Door, host: &str, path: &str) {
-        let (tally, door, uri) = (self.tally.clone(), door.clone(), format!("https://{host}{path}"));
+    pub fn h3(&mut self, client: &ListenerClient, host: &str, path: &str) {
+        let (tally, client, uri) = (self.tally.clone(), client.clone(), format!("https://{host}{path}"));
         self.clients.spawn(async move {
             while tally.goes_on() {
-                if let Err(error) = h3_connection(&tally, &door, &uri).await {
+                if let Err(error) = h3_connection(&tally, &client, &uri).await {
                     tally.failed("h3", &error);
                 }
             }
@@ -195,10 +195,10 @@ impl Traffic {
     }
 
     /// Keeps one tunnel to an echo server open to the end.
-    pub fn tunnel(&mut self, way: Way, seed: u64) {
-        let (tally, kind) = (self.tally.clone(), way.kind());
+    pub fn tunnel(&mut self, target: TunnelTarget, seed: u64) {
+        let (tally, kind) = (self.tally.clone(), target.kind());
         self.clients.spawn(async move {
-            if let Err(error) = tunnel(&tally, &way, Pattern::new(seed)).await {
+            if let Err(error) = tunnel(&tally, &target, Pattern::new(seed)).await {
                 tally.failed(kind, &error);
             }
         });
@@ -246,7 +246,7 @@ impl Traffic {
     }
 }
 
-impl Way {
+impl TunnelTarget {
     fn kind(&self) -> &'static str {
         match self {
             Self::Bare(_) => "tcp tunnel",
@@ -256,15 +256,15 @@ impl Way {
 
     async fn open(&self) -> io::Result<(TcpStream, Bytes)> {
         match self {
-            Self::Bare(to) => Ok(Dialog::connect(*to).await?.into_parts()),
+            Self::Bare(to) => Ok(RawHttp1::connect(*to).await?.into_parts()),
             Self::Connect(to, authority) => {
-                let mut dialog = Dialog::connect(*to).await?;
-                dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await?;
-                let head = dialog.head().await?;
+                let mut http1 = RawHttp1::connect(*to).await?;
+                http1.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await?;
+                let head = http1.head().await?;
                 if head.status() != 200 {
                     return Err(io::Error::other(format!("CONNECT answered {}", head.first)));
                 }
-                Ok(dialog.into_parts())
+                Ok(http1.into_parts())
             }
         }
     }
@@ -295,15 +295,15 @@ impl fmt::Display for Report {
 }
 
 async fn one_shot(to: SocketAddr, request: &str) -> io::Result<usize> {
-    let mut dialog = Dialog::connect(to).await?;
-    dialog.send(request).await?;
-    let (_, content) = response(&mut dialog).await?;
+    let mut http1 = RawHttp1::connect(to).await?;
+    http1.send(request).await?;
+    let (_, content) = response(&mut http1).await?;
     Ok(content.data.len())
 }
 
-async fn response(dialog: &mut Dialog<TcpStream>) -> io::Result<(Head, Content)> {
-    let head = dialog.head().await?;
-    let content = dialog.body(&head).await?;
+async fn response(http1: &mut RawHttp1<TcpStream>) -> io::Result<(Head, Content)> {
+    let head = http1.head().await?;
+    let content = http1.body(&head).await?;
     if head.status() != 200 {
         let status = head.header("proxy-status").unwrap_or_default();
         return Err(io::Error::other(format!("{} ({status}): {}", head.first, content.text())));
@@ -311,7 +311,7 @@ async fn response(dialog: &mut Dialog<TcpStream>) -> io::Result<(Head, Content)>
     Ok((head, content))
 }
 
-async fn keep_alive(tally: &Tally, to: SocketAddr, request: &str, connection: &mut Option<Dialog<TcpStream>>) {
+async fn keep_alive(tally: &Tally, to: SocketAddr, request: &str, connection: &mut Option<RawHttp1<TcpStream>>) {
     let reused = connection.is_some();
     match exchange(to, request, connection).await {
         Ok(bytes) => tally.round("keep-alive", bytes),
@@ -321,15 +321,15 @@ async fn keep_alive(tally: &Tally, to: SocketAddr, request: &str, connection: &m
 }
 
 /// Sends one request on the connection, which is kept if the server keeps it open.
-async fn exchange(to: SocketAddr, request: &str, connection: &mut Option<Dialog<TcpStream>>) -> io::Result<usize> {
-    let mut dialog = match connection.take() {
-        Some(dialog) => dialog,
-        None => Dialog::connect(to).await?,
+async fn exchange(to: SocketAddr, request: &str, connection: &mut Option<RawHttp1<TcpStream>>) -> io::Result<usize> {
+    let mut http1 = match connection.take() {
+        Some(http1) => http1,
+        None => RawHttp1::connect(to).await?,
     };
-    dialog.send(request).await?;
-    let (head, content) = response(&mut dialog).await?;
+    http1.send(request).await?;
+    let (head, content) = response(&mut http1).await?;
     if head.header("connection").is_none_or(|value| !value.eq_ignore_ascii_case("close")) {
-        *connection = Some(dialog);
+        *connection = Some(http1);
     }
     Ok(content.data.len())
 }
@@ -356,8 +356,8 @@ async fn h2_connection(tally: &Tally, to: SocketAddr, uri: &str) -> io::Result<(
             tally.note("h2", |done| done.repeated += 1);
             return Ok(());
         };
-        let asked = in_time("an HTTP/2 response", async { Ok(h2_request(&mut free, uri).await) }).await?;
-        match asked {
+        let requests = in_time("an HTTP/2 response", async { Ok(h2_request(&mut free, uri).await) }).await?;
+        match requests {
             Ok(bytes) => tally.round("h2", bytes),
             Err(error) if was_not_processed(&error) => {
                 tally.note("h2", |done| done.repeated += 1);
@@ -394,8 +394,8 @@ async fn h2_request(sender: &mut h2::client::SendRequest<Bytes>, uri: &str) -> R
 }
 
 /// Works like `h2_connection`. Only a rejected request was not processed (RFC 9114, section 4.1.1).
-async fn h3_connection(tally: &Tally, door: &Door, uri: &str) -> io::Result<()> {
-    let mut connection = door.h3().await?;
+async fn h3_connection(tally: &Tally, client: &ListenerClient, uri: &str) -> io::Result<()> {
+    let mut connection = client.h3().await?;
     while tally.goes_on() {
         if connection.is_going() {
             tally.note("h3", |done| done.repeated += 1);
@@ -404,7 +404,7 @@ async fn h3_connection(tally: &Tally, door: &Door, uri: &str) -> io::Result<()> 
         match connection.get(uri).await {
             Ok(answer) if answer.status == 200 => tally.round("h3", answer.data.len()),
             Ok(answer) => return Err(io::Error::other(format!("{}: {}", answer.status, answer.text()))),
-            Err(error) if h3::broken(&error) == Some(h3::Broken::Stream(h3::wire::code::REQUEST_REJECTED)) => {
+            Err(error) if h3::abort_of(&error) == Some(h3::Abort::Stream(h3::wire::code::REQUEST_REJECTED)) => {
                 tally.note("h3", |done| done.repeated += 1);
                 return Ok(());
             }
@@ -416,25 +416,25 @@ async fn h3_connection(tally: &Tally, door: &Door, uri: &str) -> io::Result<()> 
 }
 
 async fn upload(to: SocketAddr, head: &str, pattern: Pattern) -> io::Result<()> {
-    let mut dialog = Dialog::connect(to).await?;
-    dialog.send(head).await?;
-    let (mut digest, mut piece) = (Digest::default(), vec![0; PIECE]);
-    for offset in (0..UPLOAD).step_by(PIECE) {
-        pattern.fill(offset as u64, &mut piece);
-        digest.update(&piece);
-        dialog.send_chunk(&piece).await?;
+    let mut http1 = RawHttp1::connect(to).await?;
+    http1.send(head).await?;
+    let (mut digest, mut chunk) = (Digest::default(), vec![0; CHUNK_SIZE]);
+    for offset in (0..UPLOAD).step_by(CHUNK_SIZE) {
+        pattern.fill(offset as u64, &mut chunk);
+        digest.update(&chunk);
+        http1.send_chunk(&chunk).await?;
         tokio::time::sleep(PAUSE).await;
     }
-    dialog.send("0\r\n\r\n").await?;
-    let (_, content) = response(&mut dialog).await?;
+    http1.send("0\r\n\r\n").await?;
+    let (_, content) = response(&mut http1).await?;
     if content.text().contains(&digest.hex()) {
         return Ok(());
     }
     Err(io::Error::other(format!("the origin got something else than {}: {}", digest.hex(), content.text())))
 }
 
-async fn tunnel(tally: &Tally, way: &Way, pattern: Pattern) -> io::Result<()> {
-    let (mut stream, early) = way.open().await?;
+async fn tunnel(tally: &Tally, target: &TunnelTarget, pattern: Pattern) -> io::Result<()> {
+    let (mut stream, early) = target.open().await?;
     if !early.is_empty() {
         return Err(io::Error::other("bytes that nobody sent"));
     }
@@ -444,15 +444,15 @@ async fn tunnel(tally: &Tally, way: &Way, pattern: Pattern) -> io::Result<()> {
         let length = 1 + (offset.wrapping_mul(0x9e37_79b9) >> 7) as usize % 24_000;
         let mut sent = vec![0; length];
         pattern.fill(offset, &mut sent);
-        let told = |error: io::Error| io::Error::new(error.kind(), format!("broke at byte {offset}: {error}"));
-        in_time("writing into a tunnel", stream.write_all(&sent)).await.map_err(told)?;
+        let report = |error: io::Error| io::Error::new(error.kind(), format!("broke at byte {offset}: {error}"));
+        in_time("writing into a tunnel", stream.write_all(&sent)).await.map_err(report)?;
         let mut received = vec![0; length];
-        in_time("reading from a tunnel", stream.read_exact(&mut received)).await.map_err(told)?;
+        in_time("reading from a tunnel", stream.read_exact(&mut received)).await.map_err(report)?;
         if let Some(at) = pattern.mismatch(offset, &received) {
             return Err(io::Error::other(format!("byte {at} of the tunnel is wrong")));
         }
         offset += length as u64;
-        tally.round(way.kind(), length);
+        tally.round(target.kind(), length);
         tokio::time::sleep(PAUSE).await;
     }
     stream.shutdown().await?;

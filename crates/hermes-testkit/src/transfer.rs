@@ -1,18 +1,18 @@
 //! A verified transfer.
 //!
-//! In: a door, a tunnel mode, a size. Out: success if every byte arrived unchanged; otherwise an error with its
+//! In: a listener client, a tunnel mode, a size. Out: success if every byte arrived unchanged; otherwise an error with its
 //! position. Pieces have random lengths, so that our boundaries do not match those of the product.
 
 use std::{collections::VecDeque, io};
 
 use crate::{
-    dialog::Dialog,
-    door::{Door, Way},
-    flow::{Flow, FlowWay, MAX_PAYLOAD},
+    flow::{Flow, FlowMode, MAX_PAYLOAD},
     h3,
+    listener_client::{ListenerClient, TunnelMode},
     multiplex::{self, Multiplex},
     origin::http::BYTES_SEED,
     pattern::{Digest, Pattern},
+    raw_http1::RawHttp1,
     tunnel::{BoxedStream, Reader, Writer},
 };
 use bytes::Bytes;
@@ -31,7 +31,7 @@ pub enum Version {
 }
 
 /// The longest piece of one send.
-const PIECE: usize = 200 << 10;
+const CHUNK_SIZE: usize = 200 << 10;
 /// Datagrams in flight at once: a modest rate on any machine.
 const OUTSTANDING: usize = 4;
 /// Bytes in flight at once: a socket with the system's default buffer (Envoy's) has no room for three of the largest
@@ -46,10 +46,16 @@ fn wrong(what: impl Into<String>) -> io::Error {
 ///
 /// # Errors
 /// The tunnel failed, or the echo differs; the error contains the position.
-pub async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
-    let tunnel = door.tunnel(way, authority).await?;
+pub async fn echo(
+    client: &ListenerClient,
+    mode: TunnelMode,
+    authority: &str,
+    size: usize,
+    rng: &mut SmallRng,
+) -> io::Result<()> {
+    let tunnel = client.tunnel(mode, authority).await?;
     let pattern = Pattern::new(rng.random());
-    let lengths = pieces(size, rng);
+    let lengths = chunks(size, rng);
     let sending = async {
         let mut writer = send(tunnel.writer, pattern, lengths).await?;
         writer.finish().await?;
@@ -64,18 +70,24 @@ pub async fn echo(door: &Door, way: Way, authority: &str, size: usize, rng: &mut
 ///
 /// # Errors
 /// The errors of [`echo`].
-pub async fn echo_whole(door: &Door, way: Way, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
-    let mut tunnel = door.tunnel(way, authority).await?;
+pub async fn echo_whole(
+    client: &ListenerClient,
+    mode: TunnelMode,
+    authority: &str,
+    size: usize,
+    rng: &mut SmallRng,
+) -> io::Result<()> {
+    let mut tunnel = client.tunnel(mode, authority).await?;
     let pattern = Pattern::new(rng.random());
-    let lengths = pieces(size, rng);
+    let lengths = chunks(size, rng);
     let sending = send(tunnel.writer, pattern, lengths);
     let receiving = async {
         let mut offset = 0;
         while offset < size {
-            let piece =
-                tunnel.reader.piece().await?.ok_or_else(|| wrong(format!("{offset} of {size} bytes came back")))?;
-            check(pattern, offset, &piece, size)?;
-            offset += piece.len();
+            let chunk =
+                tunnel.reader.chunk().await?.ok_or_else(|| wrong(format!("{offset} of {size} bytes came back")))?;
+            check(pattern, offset, &chunk, size)?;
+            offset += chunk.len();
         }
         Ok(())
     };
@@ -83,19 +95,19 @@ pub async fn echo_whole(door: &Door, way: Way, authority: &str, size: usize, rng
     writer.finish().await
 }
 
-fn check(pattern: Pattern, offset: usize, piece: &[u8], size: usize) -> io::Result<()> {
-    match pattern.mismatch(offset as u64, piece) {
+fn check(pattern: Pattern, offset: usize, chunk: &[u8], size: usize) -> io::Result<()> {
+    match pattern.mismatch(offset as u64, chunk) {
         Some(at) => Err(wrong(format!("byte {at} of {size} came back changed"))),
-        None if offset + piece.len() > size => Err(wrong(format!("more than {size} bytes came back"))),
+        None if offset + chunk.len() > size => Err(wrong(format!("more than {size} bytes came back"))),
         None => Ok(()),
     }
 }
 
-fn pieces(size: usize, rng: &mut SmallRng) -> Vec<usize> {
+fn chunks(size: usize, rng: &mut SmallRng) -> Vec<usize> {
     let mut lengths = Vec::new();
     let mut left = size;
     while left > 0 {
-        let length = rng.random_range(1..=PIECE).min(left);
+        let length = rng.random_range(1..=CHUNK_SIZE).min(left);
         lengths.push(length);
         left -= length;
     }
@@ -105,23 +117,23 @@ fn pieces(size: usize, rng: &mut SmallRng) -> Vec<usize> {
 async fn send(mut writer: Writer, pattern: Pattern, lengths: Vec<usize>) -> io::Result<Writer> {
     let mut offset = 0;
     for length in lengths {
-        writer.send(piece(pattern, offset, length)).await?;
+        writer.send(chunk(pattern, offset, length)).await?;
         offset += length;
     }
     Ok(writer)
 }
 
-fn piece(pattern: Pattern, offset: usize, length: usize) -> Bytes {
-    let mut piece = vec![0; length];
-    pattern.fill(offset as u64, &mut piece);
-    Bytes::from(piece)
+fn chunk(pattern: Pattern, offset: usize, length: usize) -> Bytes {
+    let mut chunk = vec![0; length];
+    pattern.fill(offset as u64, &mut chunk);
+    Bytes::from(chunk)
 }
 
 async fn receive(mut reader: Reader, pattern: Pattern, size: usize) -> io::Result<Reader> {
     let mut offset = 0;
-    while let Some(piece) = reader.piece().await? {
-        check(pattern, offset, &piece, size)?;
-        offset += piece.len();
+    while let Some(chunk) = reader.chunk().await? {
+        check(pattern, offset, &chunk, size)?;
+        offset += chunk.len();
     }
     if offset == size { Ok(reader) } else { Err(wrong(format!("{offset} of {size} bytes came back"))) }
 }
@@ -130,18 +142,24 @@ async fn receive(mut reader: Reader, pattern: Pattern, size: usize) -> io::Resul
 ///
 /// # Errors
 /// The exchange failed, or the bytes differ; the error contains the position.
-pub async fn upload(door: &Door, version: Version, authority: &str, size: usize, rng: &mut SmallRng) -> io::Result<()> {
+pub async fn upload(
+    client: &ListenerClient,
+    version: Version,
+    authority: &str,
+    size: usize,
+    rng: &mut SmallRng,
+) -> io::Result<()> {
     let pattern = Pattern::new(rng.random());
-    let lengths = pieces(size, rng);
+    let lengths = chunks(size, rng);
     let answer = match version {
-        Version::H1 => upload_h1(door.h1().await?, authority, pattern, &lengths, rng.random()).await?,
-        Version::H2 => upload_h2(door.h2().await?, authority, pattern, &lengths).await?,
-        Version::H3 => upload_h3(&door.h3().await?, authority, pattern, &lengths, rng.random()).await?,
+        Version::H1 => upload_h1(client.h1().await?, authority, pattern, &lengths, rng.random()).await?,
+        Version::H2 => upload_h2(client.h2().await?, authority, pattern, &lengths).await?,
+        Version::H3 => upload_h3(&client.h3().await?, authority, pattern, &lengths, rng.random()).await?,
     };
     let mut digest = Digest::default();
     let mut offset = 0;
     for length in lengths {
-        digest.update(&piece(pattern, offset, length));
+        digest.update(&chunk(pattern, offset, length));
         offset += length;
     }
     let wanted = serde_json::json!({"bytes": size, "digest": digest.hex()});
@@ -150,7 +168,7 @@ pub async fn upload(door: &Door, version: Version, authority: &str, size: usize,
 }
 
 async fn upload_h1(
-    mut dialog: Dialog<BoxedStream>,
+    mut http1: RawHttp1<BoxedStream>,
     authority: &str,
     pattern: Pattern,
     lengths: &[usize],
@@ -158,22 +176,22 @@ async fn upload_h1(
 ) -> io::Result<String> {
     let size: usize = lengths.iter().sum();
     let framing = if chunked { "transfer-encoding: chunked".to_owned() } else { format!("content-length: {size}") };
-    dialog.send(format!("POST /upload HTTP/1.1\r\nhost: {authority}\r\n{framing}\r\n\r\n")).await?;
+    http1.send(format!("POST /upload HTTP/1.1\r\nhost: {authority}\r\n{framing}\r\n\r\n")).await?;
     let mut offset = 0;
     for length in lengths {
-        let piece = piece(pattern, offset, *length);
+        let chunk = chunk(pattern, offset, *length);
         if chunked {
-            dialog.send_chunk(&piece).await?
+            http1.send_chunk(&chunk).await?
         } else {
-            dialog.send(&piece).await?
+            http1.send(&chunk).await?
         }
         offset += length;
     }
     if chunked {
-        dialog.send("0\r\n\r\n").await?;
+        http1.send("0\r\n\r\n").await?;
     }
-    let head = dialog.head().await?;
-    dialog.body(&head).await.map(|content| content.text())
+    let head = http1.head().await?;
+    http1.body(&head).await.map(|content| content.text())
 }
 
 async fn upload_h2(
@@ -188,7 +206,7 @@ async fn upload_h2(
         let mut offset = 0;
         for (index, length) in lengths.iter().enumerate() {
             let ends = index + 1 == lengths.len();
-            multiplex::send_all(&mut stream, piece(pattern, offset, *length), ends).await?;
+            multiplex::send_all(&mut stream, chunk(pattern, offset, *length), ends).await?;
             offset += length;
         }
         Ok(())
@@ -211,7 +229,7 @@ async fn upload_h3(
     let sending = async {
         let mut offset = 0;
         for length in lengths {
-            send.data(piece(pattern, offset, *length)).await?;
+            send.data(chunk(pattern, offset, *length)).await?;
             offset += length;
         }
         send.finish()
@@ -224,19 +242,19 @@ async fn upload_h3(
 ///
 /// # Errors
 /// The exchange failed, or the bytes differ; the error contains the position.
-pub async fn download(door: &Door, version: Version, authority: &str, size: usize) -> io::Result<()> {
+pub async fn download(client: &ListenerClient, version: Version, authority: &str, size: usize) -> io::Result<()> {
     let data = match version {
         Version::H1 => {
-            let mut dialog = door.h1().await?;
-            dialog.send(format!("GET /bytes/{size} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await?;
-            let head = dialog.head().await?;
-            dialog.body(&head).await?.data
+            let mut http1 = client.h1().await?;
+            http1.send(format!("GET /bytes/{size} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await?;
+            let head = http1.head().await?;
+            http1.body(&head).await?.data
         }
         Version::H2 => {
-            let mut connection = door.h2().await?;
+            let mut connection = client.h2().await?;
             connection.get(&format!("http://{authority}/bytes/{size}")).await?.data
         }
-        Version::H3 => door.h3().await?.get(&format!("https://{authority}/bytes/{size}")).await?.data,
+        Version::H3 => client.h3().await?.get(&format!("https://{authority}/bytes/{size}")).await?.data,
     };
     match Pattern::new(BYTES_SEED).mismatch(0, &data) {
         _ if data.len() != size => Err(wrong(format!("{} of {size} bytes came", data.len()))),
@@ -249,8 +267,14 @@ pub async fn download(door: &Door, version: Version, authority: &str, size: usiz
 ///
 /// # Errors
 /// The exchange failed, or the bytes differ; the error contains the position.
-pub async fn datagrams(door: &Door, way: FlowWay, name: &str, count: usize, rng: &mut SmallRng) -> io::Result<()> {
-    datagrams_between((0, MAX_PAYLOAD), door, way, name, count, rng).await
+pub async fn datagrams(
+    client: &ListenerClient,
+    mode: FlowMode,
+    name: &str,
+    count: usize,
+    rng: &mut SmallRng,
+) -> io::Result<()> {
+    datagrams_between((0, MAX_PAYLOAD), client, mode, name, count, rng).await
 }
 
 /// Works like [`datagrams`], with lengths between two limits, for proxies that do not carry all lengths.
@@ -259,13 +283,13 @@ pub async fn datagrams(door: &Door, way: FlowWay, name: &str, count: usize, rng:
 /// The errors of [`datagrams`].
 pub async fn datagrams_between(
     (least, most): (usize, usize),
-    door: &Door,
-    way: FlowWay,
+    client: &ListenerClient,
+    mode: FlowMode,
     name: &str,
     count: usize,
     rng: &mut SmallRng,
 ) -> io::Result<()> {
-    let mut flow = Flow::open(door, way, name, 7).await?;
+    let mut flow = Flow::open(client, mode, name, 7).await?;
     let seed: u64 = rng.random();
     let mut outstanding: VecDeque<Vec<u8>> = VecDeque::new();
     for number in 0..count {

@@ -11,9 +11,9 @@ use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Join, ReadHalf, Sink, WriteHalf};
 
 use crate::{
-    dialog::{Dialog, in_time},
     h3,
     multiplex::{self, Multiplex},
+    raw_http1::{RawHttp1, in_time},
 };
 
 /// Any connection.
@@ -24,7 +24,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 pub type BoxedStream = Box<dyn Stream>;
 
 /// Maximum number of bytes of one read.
-const PIECE: usize = 64 << 10;
+const CHUNK_SIZE: usize = 64 << 10;
 
 /// An open tunnel.
 pub struct Tunnel {
@@ -43,7 +43,7 @@ pub enum Reader {
     /// An HTTP/3 stream; its connection lives as long as the stream.
     H3(h3::Receiving, Box<h3::Connection>),
     /// A chunked body.
-    Chunked(Box<Dialog<Join<ReadHalf<BoxedStream>, Sink>>>),
+    Chunked(Box<RawHttp1<Join<ReadHalf<BoxedStream>, Sink>>>),
 }
 
 /// The other direction.
@@ -68,8 +68,8 @@ impl Tunnel {
     /// The bodies of a POST whose response head was read.
     pub fn chunked(stream: BoxedStream, ahead: Bytes) -> Self {
         let (reader, writer) = tokio::io::split(stream);
-        let dialog = Dialog::with_unread(tokio::io::join(reader, tokio::io::sink()), ahead);
-        Self { reader: Reader::Chunked(Box::new(dialog)), writer: Writer::Chunked(writer) }
+        let http1 = RawHttp1::with_unread(tokio::io::join(reader, tokio::io::sink()), ahead);
+        Self { reader: Reader::Chunked(Box::new(http1)), writer: Writer::Chunked(writer) }
     }
 
     /// A stream of HTTP/2.
@@ -88,19 +88,19 @@ impl Reader {
     ///
     /// # Errors
     /// The tunnel failed.
-    pub async fn piece(&mut self) -> io::Result<Option<Bytes>> {
+    pub async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         match self {
             Reader::Io(_, ahead) if !ahead.is_empty() => Ok(Some(std::mem::take(ahead))),
             Reader::Io(stream, _) => {
-                let mut piece = BytesMut::with_capacity(PIECE);
-                let read = in_time("reading a tunnel", stream.read_buf(&mut piece)).await?;
-                Ok((read > 0).then(|| piece.freeze()))
+                let mut part = BytesMut::with_capacity(CHUNK_SIZE);
+                let read = in_time("reading a tunnel", stream.read_buf(&mut part)).await?;
+                Ok((read > 0).then(|| part.freeze()))
             }
             Reader::H2(stream, _) => multiplex::receive(stream).await,
-            Reader::H3(stream, _) => stream.piece().await,
-            Reader::Chunked(dialog) => match dialog.chunk().await? {
-                Some(piece) => Ok(Some(piece)),
-                None => dialog.trailers().await.map(|_| None),
+            Reader::H3(stream, _) => stream.chunk().await,
+            Reader::Chunked(http1) => match http1.chunk().await? {
+                Some(part) => Ok(Some(part)),
+                None => http1.trailers().await.map(|_| None),
             },
         }
     }
@@ -111,8 +111,8 @@ impl Reader {
     /// The tunnel failed.
     pub async fn to_end(&mut self) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
-        while let Some(piece) = self.piece().await? {
-            all.extend_from_slice(&piece);
+        while let Some(chunk) = self.chunk().await? {
+            all.extend_from_slice(&chunk);
         }
         Ok(all)
     }
@@ -124,8 +124,8 @@ impl Reader {
     pub async fn at_least(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         while all.len() < length {
-            match self.piece().await? {
-                Some(piece) => all.extend_from_slice(&piece),
+            match self.chunk().await? {
+                Some(chunk) => all.extend_from_slice(&chunk),
                 None => {
                     return Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,

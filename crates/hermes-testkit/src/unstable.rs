@@ -15,8 +15,8 @@ use std::{
 use crate::{
     Error, Result,
     ca::Subject,
-    door::NODE_NAME,
     link::{self, Conditions, Link},
+    listener_client::NODE_NAME,
     netns::Namespace,
     origin::{self, Origin, http::Version},
     overlay::{Draft, Node, Overlay},
@@ -29,7 +29,7 @@ pub use hermes_lab::turns::{RATE, SLOT as SECOND, in_turns};
 use nix::sys::signal::Signal;
 use tokio::net::TcpListener;
 
-/// The custody deadline of requests under `/soon/` (see [`Between::custody_or_soon`]).
+/// The custody deadline of requests under `/soon/` (see [`HopSettings::custody_or_soon`]).
 pub const SOON: Duration = Duration::from_secs(12);
 
 const PORT: u16 = 9443;
@@ -64,7 +64,7 @@ upstreams:
 
 /// The protocol and the routes between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Between {
+pub struct HopSettings {
     /// `h2` or `h3`.
     pub protocol: &'static str,
     /// Settings of a route besides its upstream, with a comma before them.
@@ -73,7 +73,7 @@ pub struct Between {
     pub last: &'static str,
 }
 
-impl Between {
+impl HopSettings {
     /// Custody over this protocol.
     pub fn custody(protocol: &'static str) -> Self {
         Self { protocol, treatment: ", custody: {deadline: 5m}", last: "" }
@@ -109,7 +109,7 @@ pub struct Chain {
     pub nodes: Vec<Node>,
     origin: Origin,
     secure: Origin,
-    between: Between,
+    between: HopSettings,
     killed: usize,
     /// Number of exchanges that a node resumed from its journal after it was killed.
     pub resumed: usize,
@@ -144,7 +144,7 @@ impl Chain {
     pub async fn start(
         hermes: &Path,
         links: usize,
-        between: Between,
+        between: HopSettings,
         conditions: impl Fn(usize) -> Conditions,
     ) -> Result<Self> {
         let serve = |listener| origin::http::serve(listener, Version::H1, Bytes::from_static(b"origin"));
@@ -158,7 +158,7 @@ impl Chain {
     pub async fn before(
         hermes: &Path,
         links: usize,
-        between: Between,
+        between: HopSettings,
         conditions: impl Fn(usize) -> Conditions,
         serve: impl FnOnce(TcpListener) -> Result<Origin>,
     ) -> Result<Self> {
@@ -256,13 +256,13 @@ impl Chain {
     async fn timed(&self, words: &[&str]) -> Result<Download> {
         let form = "%{http_code} %{size_download} %{time_total}";
         let words = [&["curl", "-sS", "-o", "/dev/null", "-w", form, "--max-time", "400"], words].concat();
-        let said = self.namespaces[0].output(&words).await?;
-        let all: Vec<_> = said.split(' ').collect();
+        let text = self.namespaces[0].output(&words).await?;
+        let all: Vec<_> = text.split(' ').collect();
         let parsed = match all[..] {
             [status, bytes, seconds] => (status.parse().ok()).zip(bytes.parse().ok()).zip(seconds.parse().ok()),
             _ => None,
         };
-        let unreadable = || Error::Command { command: "curl".to_owned(), output: said.clone() };
+        let unreadable = || Error::Command { command: "curl".to_owned(), output: text.clone() };
         let ((status, bytes), seconds) = parsed.ok_or_else(unreadable)?;
         Ok(Download { status, bytes, seconds })
     }

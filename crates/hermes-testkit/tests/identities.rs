@@ -27,8 +27,8 @@ async fn greet(server: &Identity, server_trusts: &str, client: Option<&Identity>
         assert_eq!(text, b"hello");
         std::io::Result::Ok(())
     };
-    let (served, asked) = tokio::join!(serving, asking);
-    served.is_ok() && asked.is_ok()
+    let (served, requests) = tokio::join!(serving, asking);
+    served.is_ok() && requests.is_ok()
 }
 
 #[tokio::test]

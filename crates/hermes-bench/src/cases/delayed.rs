@@ -6,22 +6,22 @@
 use anyhow::Result;
 
 use super::{Session, figure10, progress};
-use crate::{bed::Bed, chain::Security, settings::Settings};
+use crate::{chain::Security, settings::Settings, testbed::Testbed};
 
 /// The contenders of this case. HAProxy and nginx serve as a reference for throughput only.
 const CONTENDERS: [&str; 3] = ["direct", "envoy", "hermes"];
 
 /// Runs the case, in the clear as in the paper.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
-    let bed = Bed::delayed(session.dir)?;
+    let testbed = Testbed::delayed(session.dir)?;
     let settings = Settings { singles: session.settings.delayed_singles, ..session.settings.clone() };
     let contenders = session.contenders.iter().copied().filter(|c| CONTENDERS.contains(&c.name())).collect();
     let mut inner = Session { contenders, settings: &settings, samples: Vec::new(), ..*session };
     for round in 0..settings.delayed_rounds {
         progress(&format!("delayed: round {} of {}", round + 1, settings.delayed_rounds));
-        figure10::one_round(&mut inner, &bed, Security::Plain, round)?;
+        figure10::one_round(&mut inner, &testbed, Security::Plain, round)?;
     }
-    if let Some((delivered, dropped)) = bed.frames() {
+    if let Some((delivered, dropped)) = testbed.frames() {
         progress(&format!("delayed: the link delivered {delivered} frames and dropped {dropped}"));
     }
     session.samples.extend(inner.samples.into_iter().map(|mut sample| {

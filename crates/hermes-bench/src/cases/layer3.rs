@@ -13,10 +13,10 @@ use super::{
     tunnels::{bulk_figures, datagram_figures},
 };
 use crate::{
-    bed::Measured,
     machine,
     record::{Figures, Key, Sample, latencies},
-    row::{Row, Tunnel, Way, target},
+    row::{PacketPath, Row, Tunnel, target},
+    testbed::Measured,
 };
 
 /// Numbers of TCP connections.
@@ -32,16 +32,22 @@ const ECHOES: (usize, u64) = (400, 3);
 /// The same if each echo is sent when the previous one is answered.
 const NEXT: (usize, u64) = (4000, 0);
 /// The ways measured with bulk and datagrams, in the order of their turns.
-const WAYS: [Way; 5] = [Way::Bare, Way::WireGuard, Way::Hermes("h1"), Way::Hermes("h2"), Way::Hermes("h3")];
+const PATHS: [PacketPath; 5] = [
+    PacketPath::Bare,
+    PacketPath::WireGuard,
+    PacketPath::Hermes("h1"),
+    PacketPath::Hermes("h2"),
+    PacketPath::Hermes("h3"),
+];
 /// The ways measured with echoes. They include the devices alone, without TLS and HTTP.
-const ECHO_WAYS: [Way; 6] = [WAYS[0], WAYS[1], Way::Udp, WAYS[2], WAYS[3], WAYS[4]];
+const ECHO_MODES: [PacketPath; 6] = [PATHS[0], PATHS[1], PacketPath::Udp, PATHS[2], PATHS[3], PATHS[4]];
 
 /// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let row = Row::new(&session.dir.join("layer3"), HOPS[HOPS.len() - 1] + 1)?;
     let mut one_hop = Vec::new();
-    for way in session.ways(&WAYS) {
-        one_hop.extend(row.start(way, session.programs, 1)?);
+    for path in session.paths(&PATHS) {
+        one_hop.extend(row.start(path, session.programs, 1)?);
     }
     let (warmup, window) = (session.settings.warmup_ms, session.settings.window_ms);
     for connections in CONNECTIONS {
@@ -60,8 +66,8 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     }
     for hops in HOPS {
         let mut tunnels: Vec<Tunnel> = Vec::new();
-        for way in session.ways(&ECHO_WAYS) {
-            tunnels.extend(row.start(way, session.programs, hops)?);
+        for path in session.paths(&ECHO_MODES) {
+            tunnels.extend(row.start(path, session.programs, hops)?);
         }
         for (measure, pace) in [("ip-echo", ECHOES), ("ip-echo-awake", ECHOES), ("ip-echo-next", NEXT)] {
             let awake = if measure == "ip-echo-awake" { machine::awake(session.dir)? } else { Vec::new() };
@@ -108,7 +114,7 @@ fn rounds(
 /// Computes the delay that a hop adds to the median, relative to the bare path of the same round.
 fn added(samples: &mut [Sample], hops: usize) {
     let bare = |round: usize, samples: &[Sample]| {
-        let found = samples.iter().find(|s| s.round == round && s.contender == Way::Bare.name());
+        let found = samples.iter().find(|s| s.round == round && s.contender == PacketPath::Bare.name());
         found.and_then(|s| s.figures.get("p50_us").copied())
     };
     let bases: Vec<Option<f64>> = samples.iter().map(|s| bare(s.round, samples)).collect();

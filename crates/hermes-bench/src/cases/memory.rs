@@ -8,10 +8,10 @@ use hermes_testkit::{load::Load, process::Memory};
 
 use super::{Session, progress};
 use crate::{
-    bed::Bed,
     chain::{Case, Chain, Security, Shape},
     record::{Figures, Key, Sample},
     settings::IDLE_CLIENTS,
+    testbed::Testbed,
 };
 
 /// The number of rounds: memory varies little.
@@ -20,29 +20,34 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 /// Runs the case, in the clear and over mutual TLS.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
-    let bed = Bed::loopback(session.dir, false)?;
+    let testbed = Testbed::loopback(session.dir, false)?;
     for round in 0..session.settings.rounds.min(ROUNDS) {
         progress(&format!("memory: round {}", round + 1));
         for security in [Security::Plain, Security::Mtls] {
             for case in [Case::Http, Case::Tcp] {
-                one_round(session, &bed, (case, security), round)?;
+                one_round(session, &testbed, (case, security), round)?;
             }
         }
     }
     Ok(())
 }
 
-fn one_round(session: &mut Session<'_>, bed: &Bed, (case, security): (Case, Security), round: usize) -> Result<()> {
+fn one_round(
+    session: &mut Session<'_>,
+    testbed: &Testbed,
+    (case, security): (Case, Security),
+    round: usize,
+) -> Result<()> {
     let key = Key { case: Some(case), security: Some(security), clients: Some(IDLE_CLIENTS), ..Key::new("idle") };
     let contenders = session.contenders.clone();
     for contender in contenders.into_iter().filter(|c| c.name() != "direct") {
-        let Some(chain) = bed.start(contender, Shape::TwoHops, security)? else { continue };
-        let Some(exchange) = chain.entrances.exchange(case, bed.ca()) else { continue };
+        let Some(chain) = testbed.start(contender, Shape::TwoHops, security)? else { continue };
+        let Some(exchange) = chain.entrances.exchange(case, testbed.ca()) else { continue };
         // One request comes first: memory allocated on first use does not count for a connection.
-        bed.measure(&chain, Load::Single { exchange: exchange.clone(), count: 1, warmup: 0 })?;
+        testbed.measure(&chain, Load::Single { exchange: exchange.clone(), count: 1, warmup: 0 })?;
         let before = weigh(&chain)?;
         let load = Load::Idle { exchange, clients: IDLE_CLIENTS };
-        let (with, measured) = bed.while_idle(&chain, &load, || weigh(&chain))?;
+        let (with, measured) = testbed.while_idle(&chain, &load, || weigh(&chain))?;
         let figures = Figures::from([
             ("empty_rss_mib".to_owned(), before.rss as f64 / MIB),
             ("rss_mib".to_owned(), with.rss as f64 / MIB),

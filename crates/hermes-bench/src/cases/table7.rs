@@ -12,7 +12,7 @@ use hermes_testkit::load::Load;
 use super::{Session, progress};
 use crate::{
     record::{Key, Sample, latencies},
-    row::{Row, Tunnel, Way, target},
+    row::{PacketPath, Row, Tunnel, target},
 };
 
 /// The sites, and their bare round-trip time in microseconds.
@@ -21,15 +21,16 @@ pub(crate) const SITES: [(&str, u64); 2] = [("poland", 129_730), ("us", 21_710)]
 const ECHOES: (usize, u64) = (30, 100);
 /// The hops: user to ingress, ingress to server.
 const HOPS: usize = 2;
-const WAYS: [Way; 5] = [Way::Bare, Way::Udp, Way::WireGuard, Way::Hermes("h2"), Way::Hermes("h3")];
+const PATHS: [PacketPath; 5] =
+    [PacketPath::Bare, PacketPath::Udp, PacketPath::WireGuard, PacketPath::Hermes("h2"), PacketPath::Hermes("h3")];
 
 /// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     for (site, rtt) in SITES {
         let row = Row::far(&session.dir.join(site), Duration::from_micros(rtt / 2))?;
         let mut tunnels: Vec<Tunnel> = Vec::new();
-        for way in session.ways(&WAYS) {
-            tunnels.extend(row.start(way, session.programs, HOPS)?);
+        for path in session.paths(&PATHS) {
+            tunnels.extend(row.start(path, session.programs, HOPS)?);
         }
         let key = Key::new(&format!("table7-{site}"));
         progress(&format!("table7: {site}"));

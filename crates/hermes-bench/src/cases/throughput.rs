@@ -9,10 +9,10 @@ use hermes_testkit::load::Load;
 
 use super::{Session, in_turn, progress};
 use crate::{
-    bed::{Bed, Measured},
     chain::{Chain, Entrances, Security, Shape, WEB},
     record::{Figures, Key, latencies, rates},
     settings::PAYLOAD,
+    testbed::{Measured, Testbed},
 };
 
 /// The number of HTTP/1.1 keep-alive connections.
@@ -22,28 +22,28 @@ const MULTIPLEXED: (usize, usize) = (4, 16);
 
 /// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
-    let bed = Bed::loopback(session.dir, true)?;
-    let one_hop = session.start_all(&bed, Shape::OneHop, Security::Plain)?;
-    rounds(session, &bed, &one_hop, &Key { clients: Some(CONNECTIONS), ..Key::new("one-hop-h1") }, h1)?;
-    rounds(session, &bed, &one_hop, &Key { clients: Some(CONNECTIONS), ..Key::new("one-hop-h2") }, h2)?;
+    let testbed = Testbed::loopback(session.dir, true)?;
+    let one_hop = session.start_all(&testbed, Shape::OneHop, Security::Plain)?;
+    rounds(session, &testbed, &one_hop, &Key { clients: Some(CONNECTIONS), ..Key::new("one-hop-h1") }, h1)?;
+    rounds(session, &testbed, &one_hop, &Key { clients: Some(CONNECTIONS), ..Key::new("one-hop-h2") }, h2)?;
     drop(one_hop);
     for security in [Security::Plain, Security::Mtls] {
-        let chains = session.start_all(&bed, Shape::TwoHops, security)?;
+        let chains = session.start_all(&testbed, Shape::TwoHops, security)?;
         let key = Key { security: Some(security), clients: Some(CONNECTIONS), ..Key::new("two-hops") };
-        rounds(session, &bed, &chains, &key, h1)?;
+        rounds(session, &testbed, &chains, &key, h1)?;
     }
     Ok(())
 }
 
 type MakeLoad = fn(&Entrances, (u64, u64)) -> Option<Load>;
 
-fn rounds(session: &mut Session<'_>, bed: &Bed, chains: &[Chain], key: &Key, load: MakeLoad) -> Result<()> {
+fn rounds(session: &mut Session<'_>, testbed: &Testbed, chains: &[Chain], key: &Key, load: MakeLoad) -> Result<()> {
     progress(&format!("throughput: {key}"));
     let times = (session.settings.warmup_ms, session.settings.window_ms);
     for round in 0..session.settings.window_rounds {
         for chain in in_turn(chains, round) {
             if let Some(load) = load(&chain.entrances, times) {
-                session.record((bed, chain), key, round, load, figures)?;
+                session.record((testbed, chain), key, round, load, figures)?;
             }
         }
     }

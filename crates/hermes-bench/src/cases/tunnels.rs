@@ -9,10 +9,10 @@ use hermes_testkit::load::Load;
 
 use super::{Session, in_turn, progress};
 use crate::{
-    bed::{Bed, Measured},
     chain::{Chain, Entrances, Security, Shape},
     record::{Figures, Key, rates},
     settings::DATAGRAM,
+    testbed::{Measured, Testbed},
 };
 
 /// Numbers of TCP connections.
@@ -25,19 +25,19 @@ const FLOWS: (usize, usize) = (8, 32);
 /// sender's speed. On its own core a proxy is fully loaded.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     for apart in [false, true] {
-        let bed = Bed::loopback(session.dir, apart)?;
+        let testbed = Testbed::loopback(session.dir, apart)?;
         for security in [Security::Plain, Security::Mtls, Security::Quic] {
-            let chains = session.start_all(&bed, Shape::TwoHops, security)?;
+            let chains = session.start_all(&testbed, Shape::TwoHops, security)?;
             for connections in CONNECTIONS.into_iter().filter(|_| !apart) {
                 let key = Key { security: Some(security), clients: Some(connections), ..Key::new("bulk") };
-                rounds(session, &bed, &chains, &key, bulk_figures, |entrances, times| {
-                    bulk(&bed, entrances, connections, times)
+                rounds(session, &testbed, &chains, &key, bulk_figures, |entrances, times| {
+                    bulk(&testbed, entrances, connections, times)
                 })?;
             }
             let measure = if apart { "datagrams-apart" } else { "datagrams" };
             let key = Key { security: Some(security), clients: Some(FLOWS.0), ..Key::new(measure) };
-            rounds(session, &bed, &chains, &key, datagram_figures, |entrances, times| {
-                datagrams(&bed, entrances, times)
+            rounds(session, &testbed, &chains, &key, datagram_figures, |entrances, times| {
+                datagrams(&testbed, entrances, times)
             })?;
         }
     }
@@ -46,7 +46,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
 
 fn rounds(
     session: &mut Session<'_>,
-    bed: &Bed,
+    testbed: &Testbed,
     chains: &[Chain],
     key: &Key,
     figures: fn(&Measured) -> Figures,
@@ -57,21 +57,21 @@ fn rounds(
     for round in 0..session.settings.window_rounds {
         for chain in in_turn(chains, round) {
             if let Some(load) = load(&chain.entrances, times) {
-                session.record((bed, chain), key, round, load, figures)?;
+                session.record((testbed, chain), key, round, load, figures)?;
             }
         }
     }
     Ok(())
 }
 
-fn bulk(bed: &Bed, entrances: &Entrances, connections: usize, (warmup, window): (u64, u64)) -> Option<Load> {
-    Some(Load::Bulk { address: entrances.sink?, sink: bed.sinks().0, sink_in: None, connections, warmup, window })
+fn bulk(testbed: &Testbed, entrances: &Entrances, connections: usize, (warmup, window): (u64, u64)) -> Option<Load> {
+    Some(Load::Bulk { address: entrances.sink?, sink: testbed.sinks().0, sink_in: None, connections, warmup, window })
 }
 
-fn datagrams(bed: &Bed, entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+fn datagrams(testbed: &Testbed, entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
     let (flows, in_flight) = FLOWS;
     let address = entrances.flood?;
-    let sink = bed.sinks().1;
+    let sink = testbed.sinks().1;
     Some(Load::Datagrams { address, sink, sink_in: None, length: DATAGRAM, flows, in_flight, warmup, window })
 }
 

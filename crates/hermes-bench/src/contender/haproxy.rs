@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use hermes_testkit::process::{Port, Running};
 
 use super::{Contender, launch, on_path, ready, version_of};
-use crate::chain::{Chain, Entrances, Place, Plan, Security, Shape};
+use crate::chain::{Chain, Entrances, Location, Plan, Security, Shape};
 
 /// Debian's HAProxy.
 pub(crate) struct HaProxy;
@@ -77,10 +77,10 @@ fn bundles(plan: &Plan<'_>) -> Result<[String; 2]> {
     Ok(names)
 }
 
-fn start(plan: &Plan<'_>, place: Place<'_>, name: &str, config: &str, ports: &[Port]) -> Result<Running> {
+fn start(plan: &Plan<'_>, location: Location<'_>, name: &str, config: &str, ports: &[Port]) -> Result<Running> {
     let binary = on_path("haproxy").context("HAProxy is gone")?;
     let args = |path: &std::path::Path| vec!["-db".to_owned(), "-f".to_owned(), path.to_string_lossy().into_owned()];
-    let mut running = launch(plan, place, name, &binary, (&format!("{name}.cfg"), config), args)?;
+    let mut running = launch(plan, location, name, &binary, (&format!("{name}.cfg"), config), args)?;
     ready(&mut [(&mut running, ports)])?;
     Ok(running)
 }

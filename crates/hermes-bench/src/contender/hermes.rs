@@ -115,7 +115,7 @@ pub(crate) fn near_document(plan: &Plan<'_>) -> String {
             "- {{name: {name}, bind: \"127.0.0.1:{port}\", protocol: {protocol}, authority: \"{authority}\"}}"
         );
     }
-    let way = match plan.security {
+    let path = match plan.security {
         Security::Plain => "protocol: h2",
         Security::Mtls => "protocol: h2, tls: {node: far}",
         Security::Quic => "protocol: h3, tls: {node: far}",
@@ -123,7 +123,7 @@ pub(crate) fn near_document(plan: &Plan<'_>) -> String {
     let _ = write!(
         text,
         "routes:\n- {{name: all, upstream: far}}\n\
-         upstreams:\n- {{name: far, {way}, endpoints: [\"{}:{}\"]}}\n",
+         upstreams:\n- {{name: far, {path}, endpoints: [\"{}:{}\"]}}\n",
         plan.far.address, ports.link
     );
     text

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use hermes_testkit::process::{Port, Running};
 
 use super::{Contender, launch, on_path, ready, version_of};
-use crate::chain::{Chain, Entrances, Place, Plan, Security, Shape};
+use crate::chain::{Chain, Entrances, Location, Plan, Security, Shape};
 
 /// Debian's nginx.
 pub(crate) struct Nginx;
@@ -59,14 +59,14 @@ impl Contender for Nginx {
     }
 }
 
-fn start(plan: &Plan<'_>, place: Place<'_>, name: &str, config: &str, ports: &[Port]) -> Result<Running> {
+fn start(plan: &Plan<'_>, location: Location<'_>, name: &str, config: &str, ports: &[Port]) -> Result<Running> {
     let binary = on_path("nginx").context("nginx is gone")?;
     let prefix = plan.dir.to_string_lossy().into_owned();
     let args = |path: &std::path::Path| {
         let path = path.to_string_lossy().into_owned();
         ["-p", &prefix, "-e", "stderr", "-c", &path].map(str::to_owned).to_vec()
     };
-    let mut running = launch(plan, place, name, &binary, (&format!("{name}.conf"), config), args)?;
+    let mut running = launch(plan, location, name, &binary, (&format!("{name}.conf"), config), args)?;
     ready(&mut [(&mut running, ports)])?;
     Ok(running)
 }

@@ -22,9 +22,9 @@ use tokio::task::JoinSet;
 
 use self::model::Half;
 use self::writer::{Told, Writer};
-use hermes_testkit::control::Desk;
-use hermes_testkit::control::Steady;
-use hermes_testkit::control::{Bed, sigkill, until};
+use hermes_testkit::control::OperatorClient;
+use hermes_testkit::control::PersistentClient;
+use hermes_testkit::control::{ControllerFixture, sigkill, until};
 
 /// Between two requests of a client, and two looks at what nodes keep.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -49,7 +49,7 @@ struct Client {
 }
 
 impl Client {
-    async fn run(self: Arc<Self>, half: Arc<Half>, mut steady: Steady, stop: Arc<AtomicBool>) {
+    async fn run(self: Arc<Self>, half: Arc<Half>, mut steady: PersistentClient, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::Acquire) {
             let before = self.down.load(Ordering::Acquire);
             match steady.ask().await {
@@ -85,7 +85,7 @@ async fn watch(halves: [Arc<Half>; 2], directory: std::path::PathBuf, stop: Arc<
 
 /// All that runs, and what is done to it.
 struct Scene {
-    bed: Bed,
+    fixture: ControllerFixture,
     halves: [Arc<Half>; 2],
     clients: [Arc<Client>; 2],
     nodes: BTreeMap<String, Running>,
@@ -98,8 +98,8 @@ const APPS: [&str; 2] = ["a-app", "b-app"];
 
 impl Scene {
     /// Two halves, one by way of a router, that run their first documents.
-    async fn new(bed: Bed, seed: u64, has_second: bool) -> (Self, origin::Origin) {
-        let at = |port: u16| bed.socket(port);
+    async fn new(fixture: ControllerFixture, seed: u64, has_second: bool) -> (Self, origin::Origin) {
+        let at = |port: u16| fixture.socket(port);
         let served =
             origin::http::serve(origin::listen(at(7001)).unwrap(), origin::http::Version::H1, "one".into()).unwrap();
         let (a, b) = (at(8080), at(8081));
@@ -121,31 +121,31 @@ impl Scene {
         let halves = [half('a', &["device", "router", "server"]), half('b', &["device", "server"])];
         halves.iter().for_each(|half| half.attempt(1));
         let first = halves.iter().map(|half| format!("---\n{}", half.documents(1))).collect::<String>();
-        bed.told(&["apply", "-f", "-"], &(base + &first));
+        fixture.hermes_ok(&["apply", "-f", "-"], &(base + &first));
         halves.iter().for_each(|half| half.acknowledged(1));
         let mut nodes = BTreeMap::new();
         for name in halves.iter().flat_map(|half| &half.nodes) {
-            nodes.insert(name.clone(), bed.node(name, Some(&bed.token(name))));
+            nodes.insert(name.clone(), fixture.node(name, Some(&fixture.token(name))));
         }
         let random = SmallRng::seed_from_u64(seed);
         let clients = [Arc::default(), Arc::default()];
-        let mut this = Self { bed, halves, clients, nodes, random, killed: BTreeMap::new(), has_second };
+        let mut this = Self { fixture, halves, clients, nodes, random, killed: BTreeMap::new(), has_second };
         this.until_served(0).await;
         this.until_served(1).await;
         (this, served)
     }
 
     fn apps(&self, half: usize) -> std::net::SocketAddr {
-        self.bed.socket([8080, 8081][half])
+        self.fixture.socket([8080, 8081][half])
     }
 
     async fn until_served(&mut self, half: usize) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            match Steady::new(self.apps(half), APPS[half]).ask().await {
+            match PersistentClient::new(self.apps(half), APPS[half]).ask().await {
                 Ok(_) => return,
                 Err(error) => {
-                    let logs: String = self.halves[half].nodes.iter().map(|node| self.bed.log(node)).collect();
+                    let logs: String = self.halves[half].nodes.iter().map(|node| self.fixture.log(node)).collect();
                     assert!(Instant::now() < deadline, "half {half} does not come back: {error}\n{logs}");
                 }
             }
@@ -179,9 +179,9 @@ impl Scene {
 
     fn kill(&mut self, victim: &Victim) {
         match victim {
-            Victim::Controller => self.bed.kill_controller(),
-            Victim::Second => self.bed.kill_second(),
-            Victim::Etcd => self.bed.kill_etcd(),
+            Victim::Controller => self.fixture.kill_controller(),
+            Victim::Second => self.fixture.kill_second(),
+            Victim::Etcd => self.fixture.kill_etcd(),
             Victim::Node(name) => sigkill(self.nodes.remove(name).unwrap()),
         }
         *self.killed.entry(victim.clone()).or_default() += 1;
@@ -189,10 +189,10 @@ impl Scene {
 
     async fn restart(&mut self, victim: &Victim) {
         match victim {
-            Victim::Controller => self.bed.start_controller().await,
-            Victim::Second => self.bed.start_second().await,
-            Victim::Etcd => self.bed.start_etcd().await,
-            Victim::Node(name) => drop(self.nodes.insert(name.clone(), self.bed.node(name, None))),
+            Victim::Controller => self.fixture.start_controller().await,
+            Victim::Second => self.fixture.start_second().await,
+            Victim::Etcd => self.fixture.start_etcd().await,
+            Victim::Node(name) => drop(self.nodes.insert(name.clone(), self.fixture.node(name, None))),
         }
     }
 
@@ -220,18 +220,18 @@ impl Scene {
         tokio::time::sleep(Duration::from_millis(pause)).await;
     }
 
-    fn desks(&self) -> Vec<Desk> {
+    fn desks(&self) -> Vec<OperatorClient> {
         let files = if self.has_second { &["controller", "second"][..] } else { &["controller"] };
-        files.iter().map(|name| Desk::new(&self.bed.state(name).join("operator.json"))).collect()
+        files.iter().map(|name| OperatorClient::new(&self.fixture.state(name).join("operator.json"))).collect()
     }
 
     /// Every controller has what was acknowledged before it was asked.
     async fn look(&self) {
-        for mut desk in self.desks() {
+        for mut operator in self.desks() {
             for half in &self.halves {
                 let (floor, deadline) = (half.acked(), Instant::now() + Duration::from_secs(30));
                 loop {
-                    let seen = writer::read(&mut desk, half.letter).await;
+                    let seen = writer::read(&mut operator, half.letter).await;
                     match seen.map(|(mark, _)| half.is_possible(mark, floor)) {
                         Some(Ok(())) => break,
                         wrong => assert!(Instant::now() < deadline, "an acknowledged change is lost: {wrong:?}"),
@@ -248,14 +248,14 @@ impl Scene {
         for half in &self.halves {
             let acked = half.acked();
             let keeps = |node: &String| {
-                let document = std::fs::read(self.bed.state(node).join("document.json")).unwrap();
+                let document = std::fs::read(self.fixture.state(node).join("document.json")).unwrap();
                 half.mark_of(node, &document) == Some(acked)
             };
             until("all nodes run what was acknowledged last", || half.nodes.iter().all(keeps)).await;
         }
         self.until_told().await;
         for (at, half) in self.halves.iter().enumerate() {
-            let head = Steady::new(self.apps(at), APPS[at]).ask().await.unwrap();
+            let head = PersistentClient::new(self.apps(at), APPS[at]).ask().await.unwrap();
             assert_eq!(head.header("x-mark"), Some(half.acked().to_string()), "{}", half.letter);
         }
     }
@@ -267,8 +267,8 @@ impl Scene {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let mut running = self.nodes.len();
-            for desk in &mut self.desks() {
-                let (_, all) = desk.ask(Method::GET, "/v1/nodes", "").await.unwrap();
+            for operator in &mut self.desks() {
+                let (_, all) = operator.ask(Method::GET, "/v1/nodes", "").await.unwrap();
                 let nodes = all["nodes"].as_array().unwrap();
                 let is_well = |node: &&serde_json::Value| node["connected"] == true && node["current"] == true;
                 running = running.min(nodes.iter().filter(is_well).count());
@@ -290,27 +290,31 @@ fn is_well<T: 'static>(tasks: &mut JoinSet<T>) {
     }
 }
 
-async fn killed_at_random(bed: Bed, has_second: bool, seconds: u64) {
+async fn killed_at_random(fixture: ControllerFixture, has_second: bool, seconds: u64) {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     let (seed, seconds) =
         (number("HERMES_SEED").unwrap_or_else(rand::random), number("HERMES_SECONDS").unwrap_or(seconds));
     println!("HERMES_SEED={seed} HERMES_SECONDS={seconds}");
-    let (mut scene, _origin) = Scene::new(bed, seed, has_second).await;
+    let (mut scene, _origin) = Scene::new(fixture, seed, has_second).await;
     let stop = Arc::new(AtomicBool::new(false));
     let (mut writers, mut others) = (JoinSet::<Told>::new(), JoinSet::<()>::new());
     for (at, half) in scene.halves.clone().into_iter().enumerate() {
         let writer = Writer {
             half: half.clone(),
             desks: scene.desks(),
-            directory: scene.bed.directory.path().to_owned(),
+            directory: scene.fixture.directory.path().to_owned(),
             apps: scene.apps(at),
             app: APPS[at],
             seed: seed.wrapping_add(1 + at as u64),
         };
         writers.spawn(writer.run(stop.clone()));
-        others.spawn(scene.clients[at].clone().run(half, Steady::new(scene.apps(at), APPS[at]), stop.clone()));
+        others.spawn(scene.clients[at].clone().run(
+            half,
+            PersistentClient::new(scene.apps(at), APPS[at]),
+            stop.clone(),
+        ));
     }
-    others.spawn(watch(scene.halves.clone(), scene.bed.directory.path().to_owned(), stop.clone()));
+    others.spawn(watch(scene.halves.clone(), scene.fixture.directory.path().to_owned(), stop.clone()));
     let (began, mut rounds) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(seconds) {
         scene.round().await;
@@ -319,8 +323,8 @@ async fn killed_at_random(bed: Bed, has_second: bool, seconds: u64) {
         is_well(&mut others);
     }
     stop.store(true, Ordering::Release);
-    while let Some(told) = writers.join_next().await {
-        println!("{:?}", told.unwrap());
+    while let Some(report) = writers.join_next().await {
+        println!("{:?}", report.unwrap());
     }
     while let Some(ended) = others.join_next().await {
         ended.unwrap();
@@ -336,22 +340,22 @@ async fn killed_at_random(bed: Bed, has_second: bool, seconds: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_deaths_with_etcd_lose_nothing() {
-    killed_at_random(Bed::with_etcd().await, true, 8).await;
+    killed_at_random(ControllerFixture::with_etcd().await, true, 8).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_deaths_with_sqlite_lose_nothing() {
-    killed_at_random(Bed::new().await, false, 5).await;
+    killed_at_random(ControllerFixture::new().await, false, 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes ten minutes"]
 async fn random_deaths_with_etcd_for_ten_minutes() {
-    killed_at_random(Bed::with_etcd().await, true, 600).await;
+    killed_at_random(ControllerFixture::with_etcd().await, true, 600).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes ten minutes"]
 async fn random_deaths_with_sqlite_for_ten_minutes() {
-    killed_at_random(Bed::new().await, false, 600).await;
+    killed_at_random(ControllerFixture::new().await, false, 600).await;
 }

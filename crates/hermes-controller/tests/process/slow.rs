@@ -7,8 +7,8 @@ use hermes_controller::control::Report;
 use hermes_net::tls::CertifiedKey;
 use http::Method;
 
-use hermes_testkit::control::Desk;
-use hermes_testkit::control::{Bed, sigkill, until};
+use hermes_testkit::control::OperatorClient;
+use hermes_testkit::control::{ControllerFixture, sigkill, until};
 
 /// Users, each of whom stands in the documents of both nodes.
 const USERS: usize = 5000;
@@ -22,8 +22,8 @@ const WARM: u64 = 40;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes a minute"]
 async fn a_node_that_never_reads_costs_a_document_and_keeps_nobody_waiting() {
-    let bed = Bed::new().await;
-    let base = bed.documents(7001).replace("{users: ann}", "{groups: all}");
+    let fixture = ControllerFixture::new().await;
+    let base = fixture.documents(7001).replace("{users: ann}", "{groups: all}");
     let mut base = base.replace("apps: {bind:", "apps: {user: ann, bind:");
     let name = |number: usize| format!("user-{number:05}-{}", "x".repeat(48));
     for number in 0..USERS {
@@ -31,42 +31,42 @@ async fn a_node_that_never_reads_costs_a_document_and_keeps_nobody_waiting() {
     }
     let users: Vec<_> = (0..USERS).map(name).collect();
     writeln!(base, "---\n{{kind: Group, name: all, users: [ann, {}]}}", users.join(", ")).unwrap();
-    bed.told(&["apply", "-f", "-"], &base);
-    let laptop = bed.node("laptop", Some(&bed.token("laptop")));
-    let _server = bed.node("server", Some(&bed.token("server")));
-    let documents = ["laptop", "server"].map(|node| bed.state(node).join("document.json"));
-    until("both run", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;
+    fixture.hermes_ok(&["apply", "-f", "-"], &base);
+    let laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
+    let _server = fixture.node("server", Some(&fixture.token("server")));
+    let documents = ["laptop", "server"].map(|node| fixture.state(node).join("document.json"));
+    until("both run", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 2).await;
     let size = documents.each_ref().map(|file| std::fs::metadata(file).unwrap().len());
     assert!(size[0] * (CHANGES - WARM) > GROWTH * 5 / 4, "{size:?}: what is kept for each change is to be seen");
     // The node is gone, and who has what it had follows in its place.
     sigkill(laptop);
-    let file = |name: &str| std::fs::read(bed.state("laptop").join(name)).unwrap();
+    let file = |name: &str| std::fs::read(fixture.state("laptop").join(name)).unwrap();
     let own = CertifiedKey::from_pem(&file("node.pem"), &file("node.key")).unwrap();
     let known = ControllerPin::Authorities(String::from_utf8(file("ca.pem")).unwrap());
-    let place = format!("https://{}", bed.socket(9400)).parse().unwrap();
+    let place = format!("https://{}", fixture.socket(9400)).parse().unwrap();
     let client = Client::connect(&place, &known, Some(&own)).await.unwrap();
     let reports = futures_util::StreamExt::chain(
         futures_util::stream::iter([Report::default()]),
         futures_util::stream::pending::<Report>(),
     );
     let _orders = client.follow(reports).await.unwrap();
-    let mut desk = Desk::new(&bed.state("controller/operator.json"));
+    let mut operator = OperatorClient::new(&fixture.state("controller/operator.json"));
     let mut before = 0;
     for number in 1..=CHANGES {
-        let origin = bed.socket(7001);
+        let origin = fixture.socket(7001);
         let idle = 100_000 + number;
         let text = format!(
             "{{kind: Service, name: APP, at: {{node: server, http: \"{origin}\"}}, for: {{groups: all}}, timeout: {{idle: {idle}ms}}}}"
         );
-        let (status, answer) = desk.ask(Method::POST, "/v1/apply", &text).await.unwrap();
+        let (status, answer) = operator.ask(Method::POST, "/v1/apply", &text).await.unwrap();
         assert_eq!(status, 200, "{answer}");
         if number == WARM {
-            before = bed.weight();
+            before = fixture.weight();
         }
     }
     let last = format!("{}", 100_000 + CHANGES);
     until("the other node has the last one", || std::fs::read_to_string(&documents[1]).unwrap().contains(&last)).await;
-    let after = bed.weight();
+    let after = fixture.weight();
     println!("documents of {size:?} bytes, {CHANGES} changes: {before} bytes, then {after}");
     assert!(after < before + GROWTH, "{before} bytes, then {after}");
 }

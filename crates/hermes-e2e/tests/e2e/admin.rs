@@ -14,10 +14,10 @@ use std::{
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
     origin::services::Services,
     overlay::{Node, Overlay},
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -45,12 +45,12 @@ upstreams:
 - {name: dead, protocol: h1, endpoints: ['127.0.0.1:9']}
 ";
 
-struct Bed {
+struct Fixture {
     overlay: Overlay,
     services: Services,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         Self { overlay: Overlay::new(hermes()).unwrap(), services: Services::start().unwrap() }
     }
@@ -63,10 +63,10 @@ impl Bed {
 
 /// One request on a connection of its own.
 async fn ask(to: SocketAddr, request: &str) -> (u16, String) {
-    let mut dialog = Dialog::connect(to).await.unwrap();
-    dialog.send(request).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    let body = if request.starts_with("HEAD") { String::new() } else { dialog.body(&head).await.unwrap().text() };
+    let mut http1 = RawHttp1::connect(to).await.unwrap();
+    http1.send(request).await.unwrap();
+    let head = http1.head().await.unwrap();
+    let body = if request.starts_with("HEAD") { String::new() } else { http1.body(&head).await.unwrap().text() };
     (head.status(), body)
 }
 
@@ -89,10 +89,10 @@ async fn sessions_of_all_kinds(node: &Node) -> usize {
     assert_eq!(ask(apps, "GET / HTTP/1.1\r\nhost: hello\r\nconnection: close\r\n\r\n").await.1, "hello");
     assert_eq!(ask(apps, "GET / HTTP/1.1\r\nhost: nobody\r\nconnection: close\r\n\r\n").await.0, 404);
     assert_eq!(ask(apps, "GET / HTTP/1.1\r\nhost: dead\r\nconnection: close\r\n\r\n").await.0, 502);
-    let mut tunnel = Dialog::connect(apps).await.unwrap();
+    let mut tunnel = RawHttp1::connect(apps).await.unwrap();
     tunnel.send("CONNECT DB:2 HTTP/1.1\r\nhost: DB:2\r\n\r\n").await.unwrap();
     assert_eq!(tunnel.head().await.unwrap().status(), 200);
-    let mut raw = Dialog::connect(node.address("db")).await.unwrap();
+    let mut raw = RawHttp1::connect(node.address("db")).await.unwrap();
     for stream in [&mut tunnel, &mut raw] {
         stream.send("four").await.unwrap();
         assert_eq!(stream.exactly(4).await.unwrap(), b"four");
@@ -104,7 +104,7 @@ async fn sessions_of_all_kinds(node: &Node) -> usize {
     let _second = flow(node.address("video"), b"dropped").await;
     node.metric_reaches("hermes_datagrams_dropped_total", "reason=\"udp-flows\"", 1.0).await;
     // No handshake, so no session.
-    let mut garbage = Dialog::connect(node.address("secure")).await.unwrap();
+    let mut garbage = RawHttp1::connect(node.address("secure")).await.unwrap();
     garbage.send("GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let _ = garbage.to_end().await;
     let (sender, connection) = h2::client::handshake(TcpStream::connect(apps).await.unwrap()).await.unwrap();
@@ -120,8 +120,8 @@ async fn sessions_of_all_kinds(node: &Node) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_session_has_one_record_with_the_fields_of_the_reference() {
-    let bed = Bed::new();
-    let node = bed.start().await;
+    let fixture = Fixture::new();
+    let node = fixture.start().await;
     let sessions = sessions_of_all_kinds(&node).await;
     until("the records", || async { node.records().len() >= sessions }).await;
     let total = node.metric("hermes_sessions_total", "").await.unwrap();
@@ -154,7 +154,7 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
     };
     let traced = of("app", "/traced");
     looks(traced, &[("trace", "0af7651916cd43dd8448eb211c80319c".into()), ("status", 200.into()), ("sent", 3.into())]);
-    let endpoint = format!("web/{}", bed.services.web.address());
+    let endpoint = format!("web/{}", fixture.services.web.address());
     looks(of("app", "/upload"), &[("received", 12.into()), ("endpoint", endpoint.into()), ("route", "web".into())]);
     looks(of("app", "/head"), &[("method", "HEAD".into()), ("sent", 0.into()), ("error", Value::Null)]);
     looks(of("hello", "/"), &[("route", "hello".into()), ("sent", 5.into()), ("endpoint", Value::Null)]);
@@ -187,8 +187,8 @@ const OF_OTHER_NODES: [&str; 10] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_are_strict_openmetrics_and_exactly_those_of_the_reference() {
-    let bed = Bed::new();
-    let node = bed.start().await;
+    let fixture = Fixture::new();
+    let node = fixture.start().await;
     let sessions = sessions_of_all_kinds(&node).await;
     let before = node.generation().await.unwrap();
     node.replace("listeners: nonsense\n", &[]).unwrap();
@@ -227,8 +227,8 @@ async fn metrics_are_strict_openmetrics_and_exactly_those_of_the_reference() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_configuration_is_shown_without_secrets_and_sessions_while_they_last() {
-    let bed = Bed::new();
-    let node = bed.start().await;
+    let fixture = Fixture::new();
+    let node = fixture.start().await;
     let (status, text) = node.ask("/config").await.unwrap();
     let config: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((status, &config["generation"]), (200, &Value::from(1)));
@@ -237,13 +237,13 @@ async fn the_configuration_is_shown_without_secrets_and_sessions_while_they_last
     assert_eq!(config["document"]["listeners"][0]["name"], "apps");
     assert_eq!(config["document"]["node"], "near");
 
-    let mut tunnel = Dialog::connect(node.address("db")).await.unwrap();
+    let mut tunnel = RawHttp1::connect(node.address("db")).await.unwrap();
     tunnel.send("four").await.unwrap();
     assert_eq!(tunnel.exactly(4).await.unwrap(), b"four");
     let (_, text) = node.ask("/sessions").await.unwrap();
     let sessions: Vec<Value> = serde_json::from_str(&text).unwrap();
     let [session] = sessions.as_slice() else { panic!("{text}") };
-    let endpoint = format!("db/{}", bed.services.echo.address());
+    let endpoint = format!("db/{}", fixture.services.echo.address());
     let wanted: [(&str, Value); 7] = [
         ("listener", "db".into()),
         ("kind", "tcp".into()),
@@ -262,36 +262,36 @@ async fn the_configuration_is_shown_without_secrets_and_sessions_while_they_last
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_endpoint_reads_only_and_answers_to_this_machine_only() {
-    let bed = Bed::new();
-    let node = bed.start().await;
+    let fixture = Fixture::new();
+    let node = fixture.start().await;
     let (admin, port) = (node.admin(), node.admin().port());
-    let asked = |method: &'static str, path: &'static str, host: String| {
+    let requests = |method: &'static str, path: &'static str, host: String| {
         let request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
         async move { ask(admin, &request).await }
     };
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/config", 200), ("/sessions", 200)]
     {
-        assert_eq!(asked("GET", path, "localhost".to_owned()).await.0, status, "{path}");
-        assert_eq!(asked("HEAD", path, "localhost".to_owned()).await.0, status, "{path}");
-        assert_eq!(asked("POST", path, "localhost".to_owned()).await.0, 405, "{path}");
+        assert_eq!(requests("GET", path, "localhost".to_owned()).await.0, status, "{path}");
+        assert_eq!(requests("HEAD", path, "localhost".to_owned()).await.0, status, "{path}");
+        assert_eq!(requests("POST", path, "localhost".to_owned()).await.0, 405, "{path}");
         // A page of somebody else whose name leads here.
         for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b"] {
-            let (status, text) = asked("GET", path, host.to_owned()).await;
+            let (status, text) = requests("GET", path, host.to_owned()).await;
             assert!(matches!(status, 400 | 403) && !text.contains("hermes_"), "{path} as {host:?}: {status} {text}");
         }
     }
     for host in ["localhost", "LOCALHOST", "127.0.0.1", "[::1]"] {
-        assert_eq!(asked("GET", "/healthz", format!("{host}:{port}")).await.0, 200, "{host}");
+        assert_eq!(requests("GET", "/healthz", format!("{host}:{port}")).await.0, 200, "{host}");
     }
-    let (status, text) = asked("GET", "/nothing", "localhost".to_owned()).await;
+    let (status, text) = requests("GET", "/nothing", "localhost".to_owned()).await;
     assert!(status == 404 && text.contains("/metrics"), "{text}");
     // Whoever connects and says nothing keeps nobody out.
     let mut silent = Vec::new();
     for _ in 0..63 {
         silent.push(TcpStream::connect(node.admin()).await.unwrap());
     }
-    let asked = tokio::time::timeout(Duration::from_secs(30), node.ask("/healthz")).await;
-    assert_eq!(asked.unwrap().unwrap().0, 200);
+    let requests = tokio::time::timeout(Duration::from_secs(30), node.ask("/healthz")).await;
+    assert_eq!(requests.unwrap().unwrap().0, 200);
 }
 
 /// The rows of the table below this heading of the reference, as cells.
@@ -355,11 +355,11 @@ routes:
 - {name: all, respond: {body: $LONG}}
 ";
     let node = overlay.node("edge").document(document).with("LONG", "x".repeat(1 << 18)).start().await.unwrap();
-    let asked = "GET /config HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(60);
+    let requests = "GET /config HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(60);
     let mut deaf = Vec::new();
     for _ in 0..64 {
         let mut stream = TcpStream::connect(node.admin()).await.unwrap();
-        stream.write_all(asked.as_bytes()).await.unwrap();
+        stream.write_all(requests.as_bytes()).await.unwrap();
         deaf.push(stream);
     }
     // For as long as the test is patient, which is three times what a client may take.

@@ -1,14 +1,14 @@
 //! Bytes survive: whatever goes in at one end of an overlay comes out at the other, identical.
 //!
-//! In: random transfers by every door over every hop, through chains of one to five nodes, in the clear and with
+//! In: random transfers by every listener over every hop, through chains of one to five nodes, in the clear and with
 //! mutual TLS. Out: the same bytes, checked position by position or by digest. The seed is printed; with
 //! `HERMES_SEED=N` a run is repeated.
 
 mod chain;
 
 use hermes_testkit::{
-    door::Way,
-    flow::{FlowWay, MAX_PAYLOAD},
+    flow::{FlowMode, MAX_PAYLOAD},
+    listener_client::TunnelMode,
     transfer::{Version, datagrams, download, echo, upload},
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
@@ -19,20 +19,27 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Around every boundary of buffers, frames, records and windows.
 const SIZES: [usize; 9] = [0, 1, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB];
-const WAYS: [Way; 7] =
-    [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2, Way::ConnectH3, Way::PostH3];
+const MODES: [TunnelMode; 7] = [
+    TunnelMode::Raw,
+    TunnelMode::ConnectH1,
+    TunnelMode::ConnectH2,
+    TunnelMode::PostH1,
+    TunnelMode::PostH2,
+    TunnelMode::ConnectH3,
+    TunnelMode::PostH3,
+];
 
 /// HTTP/3 is never in the clear.
-fn ways(secure: bool) -> &'static [Way] {
-    if secure { &WAYS } else { &WAYS[..5] }
+fn modes(secure: bool) -> &'static [TunnelMode] {
+    if secure { &MODES } else { &MODES[..5] }
 }
 
 fn versions(secure: bool) -> &'static [Version] {
     if secure { &[Version::H1, Version::H2, Version::H3] } else { &[Version::H1, Version::H2] }
 }
 
-fn flow_ways(secure: bool) -> impl Iterator<Item = FlowWay> {
-    FlowWay::ALL.into_iter().chain(FlowWay::H3.into_iter().filter(move |_| secure))
+fn flow_ways(secure: bool) -> impl Iterator<Item = FlowMode> {
+    FlowMode::ALL.into_iter().chain(FlowMode::H3.into_iter().filter(move |_| secure))
 }
 
 /// The largest transfer.
@@ -54,13 +61,13 @@ fn seeded(test: &str) -> SmallRng {
 async fn tunnels_by_every_pair(secure: bool) {
     let mut rng = seeded("tunnels by every pair");
     let chain = Chain::of_all_hops(secure).await.unwrap();
-    for &way in ways(secure) {
+    for &mode in modes(secure) {
         for &hop in Hop::all(secure) {
             let authority = format!("{}:7", hop.name());
             for size in SIZES.into_iter().chain([any_size(&mut rng)]) {
-                echo(&chain.tcp(way, Some(hop)), way, &authority, size, &mut rng)
+                echo(&chain.tcp(mode, Some(hop)), mode, &authority, size, &mut rng)
                     .await
-                    .unwrap_or_else(|error| panic!("{size} bytes by {way:?} over {hop:?}: {error}"));
+                    .unwrap_or_else(|error| panic!("{size} bytes by {mode:?} over {hop:?}: {error}"));
             }
         }
     }
@@ -107,11 +114,11 @@ async fn requests_by_every_door_over_every_hop_with_mutual_tls() {
 async fn datagrams_by_every_pair(secure: bool) {
     let mut rng = seeded("datagrams by every pair");
     let chain = Chain::of_all_hops(secure).await.unwrap();
-    for way in flow_ways(secure) {
+    for mode in flow_ways(secure) {
         for &hop in Hop::all(secure) {
-            datagrams(&chain.udp(way, Some(hop)), way, hop.name(), 120, &mut rng)
+            datagrams(&chain.udp(mode, Some(hop)), mode, hop.name(), 120, &mut rng)
                 .await
-                .unwrap_or_else(|error| panic!("datagrams by {way:?} over {hop:?}: {error}"));
+                .unwrap_or_else(|error| panic!("datagrams by {mode:?} over {hop:?}: {error}"));
         }
     }
 }
@@ -134,9 +141,9 @@ async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
     println!("{what}");
     let chain = Chain::start(&hops, secure, h2_origin).await.unwrap();
     let failed = |error: std::io::Error| -> () { panic!("{what}: {error}") };
-    for &way in ways(secure) {
+    for &mode in modes(secure) {
         let size = any_size(rng);
-        echo(&chain.tcp(way, None), way, "ECHO:7", size, rng).await.unwrap_or_else(failed);
+        echo(&chain.tcp(mode, None), mode, "ECHO:7", size, rng).await.unwrap_or_else(failed);
     }
     for &version in versions(secure) {
         let size = any_size(rng);
@@ -144,9 +151,9 @@ async fn through(nodes: usize, secure: bool, rng: &mut SmallRng) {
         let size = any_size(rng);
         download(&chain.http(), version, "WEB", size).await.unwrap_or_else(failed);
     }
-    for way in flow_ways(secure) {
-        if let Err(error) = datagrams(&chain.udp(way, None), way, "ECHO", 30, rng).await {
-            panic!("{what}, datagrams by {way:?}: {error}; {}", chain.dropped().await);
+    for mode in flow_ways(secure) {
+        if let Err(error) = datagrams(&chain.udp(mode, None), mode, "ECHO", 30, rng).await {
+            panic!("{what}, datagrams by {mode:?}: {error}; {}", chain.dropped().await);
         }
     }
 }
@@ -174,15 +181,17 @@ const DATAGRAMS: usize = MOST / (MAX_PAYLOAD / 3);
 async fn sixty_four_mebibytes_by_every_pair() {
     let mut rng = seeded("64 MiB");
     let chain = Chain::of_all_hops(false).await.unwrap();
-    for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2] {
+    for mode in [TunnelMode::Raw, TunnelMode::ConnectH1, TunnelMode::ConnectH2] {
         for &hop in Hop::plain(false) {
             let authority = format!("{}:7", hop.name());
-            echo(&chain.tcp(way, Some(hop)), way, &authority, MOST, &mut rng)
+            echo(&chain.tcp(mode, Some(hop)), mode, &authority, MOST, &mut rng)
                 .await
-                .unwrap_or_else(|error| panic!("64 MiB by {way:?} over {hop:?}: {error}"));
+                .unwrap_or_else(|error| panic!("64 MiB by {mode:?} over {hop:?}: {error}"));
         }
     }
-    echo(&chain.tcp(Way::PostH2, Some(Hop::PostH1)), Way::PostH2, "POST-H1:7", MOST, &mut rng).await.unwrap();
+    echo(&chain.tcp(TunnelMode::PostH2, Some(Hop::PostH1)), TunnelMode::PostH2, "POST-H1:7", MOST, &mut rng)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -199,9 +208,9 @@ async fn sixty_four_mebibytes_of_requests() {
 async fn sixty_four_mebibytes_of_datagrams() {
     let mut rng = seeded("64 MiB of datagrams");
     let chain = Chain::of_all_hops(false).await.unwrap();
-    for (way, hop) in [(FlowWay::Raw, Hop::H2), (FlowWay::UpgradeH1, Hop::Bare), (FlowWay::ConnectH2, Hop::H1)] {
-        if let Err(error) = datagrams(&chain.udp(way, Some(hop)), way, hop.name(), DATAGRAMS, &mut rng).await {
-            panic!("64 MiB by {way:?} over {hop:?}: {error}; {}", chain.dropped().await);
+    for (mode, hop) in [(FlowMode::Raw, Hop::H2), (FlowMode::UpgradeH1, Hop::Bare), (FlowMode::ConnectH2, Hop::H1)] {
+        if let Err(error) = datagrams(&chain.udp(mode, Some(hop)), mode, hop.name(), DATAGRAMS, &mut rng).await {
+            panic!("64 MiB by {mode:?} over {hop:?}: {error}; {}", chain.dropped().await);
         }
     }
 }
@@ -210,9 +219,13 @@ async fn sixty_four_mebibytes_of_datagrams() {
 async fn sixty_four_mebibytes_with_mutual_tls() {
     let mut rng = seeded("64 MiB with mutual TLS");
     let chain = Chain::of_all_hops(true).await.unwrap();
-    echo(&chain.tcp(Way::ConnectH2, Some(Hop::H2)), Way::ConnectH2, "H2:7", MOST, &mut rng).await.unwrap();
+    echo(&chain.tcp(TunnelMode::ConnectH2, Some(Hop::H2)), TunnelMode::ConnectH2, "H2:7", MOST, &mut rng)
+        .await
+        .unwrap();
     download(&chain.http(), Version::H1, Hop::H1.name(), MOST).await.unwrap();
-    echo(&chain.tcp(Way::ConnectH3, Some(Hop::H3)), Way::ConnectH3, "H3:7", MOST, &mut rng).await.unwrap();
+    echo(&chain.tcp(TunnelMode::ConnectH3, Some(Hop::H3)), TunnelMode::ConnectH3, "H3:7", MOST, &mut rng)
+        .await
+        .unwrap();
     upload(&chain.http(), Version::H3, Hop::H2.name(), MOST, &mut rng).await.unwrap();
     download(&chain.http(), Version::H3, Hop::H3.name(), MOST).await.unwrap();
 }
@@ -222,6 +235,6 @@ async fn sixty_four_mebibytes_through_five_nodes() {
     let mut rng = seeded("64 MiB through five nodes");
     let hops = [Hop::H2, Hop::H1, Hop::PostH2, Hop::H2];
     let chain = Chain::start(&hops, true, true).await.unwrap();
-    echo(&chain.tcp(Way::ConnectH1, None), Way::ConnectH1, "ECHO:7", MOST, &mut rng).await.unwrap();
+    echo(&chain.tcp(TunnelMode::ConnectH1, None), TunnelMode::ConnectH1, "ECHO:7", MOST, &mut rng).await.unwrap();
     upload(&chain.http(), Version::H2, "WEB", MOST, &mut rng).await.unwrap();
 }

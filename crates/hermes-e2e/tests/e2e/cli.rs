@@ -54,12 +54,12 @@ fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
         assert!(output.stdout.is_empty() && stderr(&output).contains("--help"), "{args:?}: {}", stderr(&output));
     }
     for args in [&["proxy", "node.yaml"][..], &["proxy", "node.yaml", "--config", "other.yaml"]] {
-        let said = stderr(&hermes(args));
-        assert!(said.contains("write --config node.yaml") && said.contains("Usage: hermes proxy"), "{said}");
+        let text = stderr(&hermes(args));
+        assert!(text.contains("write --config node.yaml") && text.contains("Usage: hermes proxy"), "{text}");
     }
-    let said = stderr(&hermes(&["proxy"]));
-    assert!(said.contains("--config FILE") && said.contains("--controller URL --state DIR"), "{said}");
-    assert!(said.contains("hermes proxy --controller <URL> --state <DIR>"), "{said}");
+    let text = stderr(&hermes(&["proxy"]));
+    assert!(text.contains("--config FILE") && text.contains("--controller URL --state DIR"), "{text}");
+    assert!(text.contains("hermes proxy --controller <URL> --state <DIR>"), "{text}");
     for args in [
         &["explain", "--config", "/nowhere.yaml"][..],
         &["proxy", "--config", "/nowhere.yaml"],
@@ -67,8 +67,8 @@ fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
     ] {
         let output = hermes(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
-        let said = stderr(&output);
-        assert!(said.starts_with("hermes: ") && said.lines().count() == 1 && said.contains("/nowhere.yaml"), "{said}");
+        let text = stderr(&output);
+        assert!(text.starts_with("hermes: ") && text.lines().count() == 1 && text.contains("/nowhere.yaml"), "{text}");
     }
     for args in [&["--help"][..], &["--version"], &["help", "proxy"], &["explain", "--help"]] {
         let output = hermes(args);
@@ -92,9 +92,9 @@ fn check_names_place_and_remedy_of_every_mistake() {
 
         let output = hermes(&["check", "--json", text(&file)]);
         assert_eq!(output.status.code(), Some(1), "{}", file.display());
-        let told: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(told.len(), problems.lines().count());
-        for (value, line) in told.iter().zip(problems.lines()) {
+        let findings: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(findings.len(), problems.lines().count());
+        for (value, line) in findings.iter().zip(problems.lines()) {
             assert_eq!((value["level"].as_str(), value["file"].as_str()), (Some("error"), file.to_str()));
             let (path, message) = (value["path"].as_str().unwrap(), value["message"].as_str().unwrap());
             let whole = if path.is_empty() { message.to_owned() } else { format!("{path}: {message}") };
@@ -129,8 +129,8 @@ fn check_says_file_line_and_column() {
         assert!(printed.contains(&format!("{}{place}", config.display())), "{place}\n{printed}");
     }
     // The node says so too.
-    let said = stderr(&hermes(&["proxy", "--config", text(&config)]));
-    assert!(said.contains("\n  line 10, column 5: routes[0].match.usre: "), "{said}");
+    let output = stderr(&hermes(&["proxy", "--config", text(&config)]));
+    assert!(output.contains("\n  line 10, column 5: routes[0].match.usre: "), "{output}");
     let json = stdout(&hermes(&["check", "--json", text(&config)]));
     let first: Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
     assert_eq!((first["line"].as_u64(), first["column"].as_u64()), (Some(10), Some(5)), "{json}");
@@ -218,22 +218,22 @@ fn check_reads_pipes_and_waits_neither_for_a_writer_nor_for_the_end_of_a_device(
     };
     // The limit: 200 MB of address space more than the process maps by itself.
     for device in ["/dev/zero", "/dev/urandom"] {
-        let (code, said) = check(format!("ulimit -v 700000; \"$1\" check {device}"));
-        assert!(code == Some(1) && said.contains("neither a regular file nor a pipe"), "{said}");
+        let (code, text) = check(format!("ulimit -v 700000; \"$1\" check {device}"));
+        assert!(code == Some(1) && text.contains("neither a regular file nor a pipe"), "{text}");
     }
-    let (code, said) = check(format!("\"$1\" check {}", fifo.display()));
-    assert!(code == Some(1) && said.contains("no process writes to this pipe"), "{said}");
+    let (code, text) = check(format!("\"$1\" check {}", fifo.display()));
+    assert!(code == Some(1) && text.contains("no process writes to this pipe"), "{text}");
     let large = room.path().join("large");
     fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
-    let (code, said) = check(format!("ulimit -v 700000; \"$1\" check {}", large.display()));
-    assert!(code == Some(1) && said.contains("bytes"), "{said}");
+    let (code, text) = check(format!("ulimit -v 700000; \"$1\" check {}", large.display()));
+    assert!(code == Some(1) && text.contains("bytes"), "{text}");
     for shell in [
         "\"$1\" check <(sleep 0.1; echo 'node: n')".to_owned(),
         "echo 'node: n' | \"$1\" check /dev/stdin".to_owned(),
         format!("(sleep 0.1; echo 'node: n' > {0}) & \"$1\" check {0}", fifo.display()),
     ] {
-        let (code, said) = check(shell.clone());
-        assert_eq!(code, Some(0), "{shell}: {said}");
+        let (code, text) = check(shell.clone());
+        assert_eq!(code, Some(0), "{shell}: {text}");
     }
 }
 
@@ -290,10 +290,10 @@ fn a_key_that_is_not_its_certificates_is_refused() {
     for (path, document) in &documents {
         fs::write(&config, document).unwrap();
         let (code, printed) = check();
-        let told = format!("{path}: {} is not the private key of {}", files.key.display(), files.cert.display());
-        assert!(code == Some(1) && printed.contains(&told), "{printed}");
+        let problem = format!("{path}: {} is not the private key of {}", files.key.display(), files.cert.display());
+        assert!(code == Some(1) && printed.contains(&problem), "{printed}");
         let output = hermes(&["proxy", "--config", text(&config)]);
-        assert!(!output.status.success() && stderr(&output).contains(&told), "{}", stderr(&output));
+        assert!(!output.status.success() && stderr(&output).contains(&problem), "{}", stderr(&output));
     }
     fs::remove_file(&files.key).unwrap();
     assert_eq!(check().0, Some(0));
@@ -324,8 +324,9 @@ fn check_holds_the_certificate_against_the_document() {
     let node = || ca::Subject::node("n");
 
     let (code, printed) = check(ca::Subject::node("other").with_user("alice").with_user("bob"));
-    let told = "error: identity.cert: the certificate names node other, but the document names n; issue one that fits";
-    assert!(code == Some(1) && printed.contains(told), "{printed}");
+    let problem =
+        "error: identity.cert: the certificate names node other, but the document names n; issue one that fits";
+    assert!(code == Some(1) && printed.contains(problem), "{printed}");
     let (code, printed) = check(ca::Subject::server("n.example"));
     assert!(code == Some(1) && printed.contains("has no URI spiffe://OVERLAY/node/n"), "{printed}");
 
@@ -363,8 +364,8 @@ fn check_refuses_what_has_expired() {
     assert!(code == Some(0) && !printed.contains("expired"), "{printed}");
     let files = write(ca::Subject::node("n").over());
     let (code, printed) = check();
-    let told = format!(":3:3: error: identity.cert: certificate {} expired on ", files.cert.display());
-    assert!(code == Some(1) && printed.contains(&told), "{printed}");
+    let problem = format!(":3:3: error: identity.cert: certificate {} expired on ", files.cert.display());
+    assert!(code == Some(1) && printed.contains(&problem), "{printed}");
     // An expired CA verifies no peer.
     let expired = fs::read(&files.cert).unwrap();
     write(ca::Subject::node("n"));
@@ -408,9 +409,9 @@ fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(child.wait().unwrap().code().is_some_and(|code| code <= 1) && said.is_empty(), "{said}");
+    let mut printed = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
+    assert!(child.wait().unwrap().code().is_some_and(|code| code <= 1) && printed.is_empty(), "{printed}");
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = Command::new(binary::hermes()).args(["completions", "bash"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -776,9 +777,9 @@ fn doctor_looks_at_the_access_log_and_makes_none() {
 
     // The node itself says which file it cannot open.
     with("nowhere/n.log");
-    let said = stderr(&hermes(&["proxy", "--config", text(&config)]));
+    let output = stderr(&hermes(&["proxy", "--config", text(&config)]));
     let wanted = format!("access-log: {} cannot be written: No such file", room.path().join("nowhere/n.log").display());
-    assert!(said.contains(&wanted), "{said}");
+    assert!(output.contains(&wanted), "{output}");
 }
 
 #[test]
@@ -843,9 +844,9 @@ fn doctor_has_the_remedy_that_fits_and_speaks_json() {
     assert!(line(&printed, "identity").contains("Put the file in place"), "{printed}");
 
     let output = hermes(&["doctor", "--json", "--config", text(&config)]);
-    let told: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(told.len(), printed.lines().count());
-    let of = |check: &str| told.iter().find(|finding| finding["check"] == check).unwrap();
+    let findings: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(findings.len(), printed.lines().count());
+    let of = |check: &str| findings.iter().find(|finding| finding["check"] == check).unwrap();
     assert_eq!((of("document")["level"].as_str(), of("document")["found"].as_str()), (Some("ok"), Some("node n")));
     assert_eq!(of("identity")["level"], "error");
     assert!(of("identity")["remedy"].as_str().unwrap().contains("Put the file in place"));
@@ -877,12 +878,12 @@ fn a_port_of_the_privileged_is_told_with_the_capability_for_it() {
     let config = room.path().join("n.yaml");
     fs::write(&config, "node: n\nlisteners:\n- {name: web, bind: '127.0.0.1:81', protocol: http}\n").unwrap();
     let output = without_privilege("proxy", &config).output().unwrap();
-    let told = stderr(&output);
+    let error = stderr(&output);
     assert!(
-        !output.status.success() && told.contains("listening on 127.0.0.1:81 over TCP: Permission denied"),
-        "{told}"
+        !output.status.success() && error.contains("listening on 127.0.0.1:81 over TCP: Permission denied"),
+        "{error}"
     );
-    assert!(told.contains("cap_net_bind_service"), "{told}");
+    assert!(error.contains("cap_net_bind_service"), "{error}");
 }
 
 #[test]
@@ -913,8 +914,8 @@ fn doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it() {
     assert!(code == 1 && line(&printed, "layer 3").starts_with("FAIL"), "{printed}");
     assert!(line(&printed, "device gw0").starts_with("ok "), "{printed}");
     let (_, printed) = doctor_without_privilege(&config, true);
-    let told: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let found = told.iter().find(|finding| finding["check"] == "layer 3").unwrap();
+    let findings: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found = findings.iter().find(|finding| finding["check"] == "layer 3").unwrap();
     assert!(found["level"] == "error" && found["remedy"].as_str().unwrap().contains("Run as root"), "{found}");
 }
 

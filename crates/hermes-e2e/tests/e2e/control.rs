@@ -1,22 +1,22 @@
 //! An overlay under a controller: from nothing to traffic, changed while it runs, and without a controller.
 
-mod applied;
+mod apply;
 mod backup;
 mod failover;
-mod hostile;
-mod imported;
-mod names;
+mod imported_ca;
 mod networks;
 mod openapi;
-mod outcome;
-mod path;
+mod operator_commands;
+mod overlay_names;
 mod providers;
-mod refused;
+mod rejections;
 mod renewal;
-mod restored;
-mod revoked;
+mod restore;
+mod revocation;
+mod rollout;
 mod rotation;
-mod sealed;
+mod sealed_ca_key;
 mod services;
-mod several;
-mod waves;
+mod several_controllers;
+mod unauthorized_clients;
+mod unknown_outcome;

@@ -7,5 +7,5 @@
 mod forward;
 mod hostile;
 mod lab;
-mod own;
+mod overlay_names;
 mod programs;

@@ -11,10 +11,10 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::{Dialog, SILENCE},
     origin::{self, Origin, services::Services},
     overlay::{Node, Overlay},
-    patience::until,
+    poll::until,
+    raw_http1::{RawHttp1, SILENCE},
     traffic::Traffic,
 };
 use nix::sys::signal::Signal;
@@ -38,12 +38,12 @@ upstreams:
 - {name: web, protocol: h1, endpoints: ['$WEB']}
 ";
 
-struct Bed {
+struct Fixture {
     overlay: Overlay,
     services: Services,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         Self { overlay: Overlay::new(hermes()).unwrap(), services: Services::start().unwrap() }
     }
@@ -54,15 +54,15 @@ impl Bed {
     }
 }
 
-async fn echoes(tunnel: &mut Dialog<TcpStream>, words: &[u8]) -> bool {
+async fn echoes(tunnel: &mut RawHttp1<TcpStream>, words: &[u8]) -> bool {
     tunnel.send(words).await.is_ok() && tunnel.exactly(words.len()).await.is_ok_and(|back| back == words)
 }
 
-async fn connect(to: SocketAddr) -> Dialog<TcpStream> {
-    let mut dialog = Dialog::connect(to).await.unwrap();
-    dialog.send("CONNECT DB:1 HTTP/1.1\r\nhost: DB:1\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    dialog
+async fn connect(to: SocketAddr) -> RawHttp1<TcpStream> {
+    let mut http1 = RawHttp1::connect(to).await.unwrap();
+    http1.send("CONNECT DB:1 HTTP/1.1\r\nhost: DB:1\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    http1
 }
 
 /// Its admin endpoint says that it takes nothing any more.
@@ -72,26 +72,26 @@ async fn is_draining(node: &Node) {
 }
 
 /// A slow response that has begun.
-async fn download(to: SocketAddr) -> Dialog<TcpStream> {
-    let mut dialog = Dialog::connect(to).await.unwrap();
-    dialog.send("GET /drip/50/100/20 HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    assert_eq!(dialog.chunk().await.unwrap().unwrap().len(), 100);
-    dialog
+async fn download(to: SocketAddr) -> RawHttp1<TcpStream> {
+    let mut http1 = RawHttp1::connect(to).await.unwrap();
+    http1.send("GET /drip/50/100/20 HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    assert_eq!(http1.chunk().await.unwrap().unwrap().len(), 100);
+    http1
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_finishes_and_nothing_new_begins() {
-    let bed = Bed::new();
-    let node = bed.start("60s").await;
+    let fixture = Fixture::new();
+    let node = fixture.start("60s").await;
     let apps = node.address("apps");
     let mut download = download(apps).await;
-    let mut upload = Dialog::connect(apps).await.unwrap();
+    let mut upload = RawHttp1::connect(apps).await.unwrap();
     upload.send("POST /upload HTTP/1.1\r\nhost: APP\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
     upload.send_chunk(b"first ").await.unwrap();
-    let mut fresh = Dialog::connect(apps).await.unwrap();
+    let mut fresh = RawHttp1::connect(apps).await.unwrap();
     let mut tunnel = connect(apps).await;
-    let mut raw = Dialog::connect(node.address("db")).await.unwrap();
+    let mut raw = RawHttp1::connect(node.address("db")).await.unwrap();
     assert!(echoes(&mut tunnel, b"before").await && echoes(&mut raw, b"before").await);
     let flow = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     flow.connect(node.address("video")).await.unwrap();
@@ -115,11 +115,11 @@ async fn what_runs_finishes_and_nothing_new_begins() {
     upload.send("0\r\n\r\n").await.unwrap();
     let head = upload.head().await.unwrap();
     assert!(upload.body(&head).await.unwrap().text().contains("\"bytes\":12"));
-    let mut pieces = 1;
+    let mut chunks = 1;
     while download.chunk().await.unwrap().is_some() {
-        pieces += 1;
+        chunks += 1;
     }
-    assert_eq!(pieces, 50);
+    assert_eq!(chunks, 50);
     assert!(echoes(&mut tunnel, b"during").await && echoes(&mut raw, b"during").await);
     assert!(talks(&flow).await, "a flow goes on without its listener");
     drop((tunnel, raw));
@@ -138,8 +138,8 @@ async fn talks(flow: &UdpSocket) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn h2_is_told_to_go_and_its_streams_finish() {
-    let bed = Bed::new();
-    let node = bed.start("60s").await;
+    let fixture = Fixture::new();
+    let node = fixture.start("60s").await;
     let tcp = TcpStream::connect(node.address("apps")).await.unwrap();
     let (sender, connection) = h2::client::handshake(tcp).await.unwrap();
     let mut driver = JoinSet::new();
@@ -166,8 +166,8 @@ async fn h2_is_told_to_go_and_its_streams_finish() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_finish_is_cut_when_the_drain_is_over() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let bed = Bed::new();
-        let node = bed.start("300ms").await;
+        let fixture = Fixture::new();
+        let node = fixture.start("300ms").await;
         let mut tunnel = connect(node.address("apps")).await;
         assert!(echoes(&mut tunnel, b"before").await);
         let records = node.stdout();
@@ -187,8 +187,8 @@ async fn what_does_not_finish_is_cut_when_the_drain_is_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_ends_it_at_once() {
-    let bed = Bed::new();
-    let node = bed.start("1h").await;
+    let fixture = Fixture::new();
+    let node = fixture.start("1h").await;
     let mut tunnel = connect(node.address("apps")).await;
     node.signal(Signal::SIGTERM).unwrap();
     is_draining(&node).await;
@@ -203,11 +203,11 @@ async fn a_second_signal_ends_it_at_once() {
 /// Connections on which nothing runs do not hold it up until the drain is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_are_let_go() {
-    let bed = Bed::new();
-    let node = bed.start("1h").await;
+    let fixture = Fixture::new();
+    let node = fixture.start("1h").await;
     let apps = node.address("apps");
-    let _silent = Dialog::connect(apps).await.unwrap();
-    let mut idle = Dialog::connect(apps).await.unwrap();
+    let _silent = RawHttp1::connect(apps).await.unwrap();
+    let mut idle = RawHttp1::connect(apps).await.unwrap();
     idle.send("GET / HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
     let head = idle.head().await.unwrap();
     idle.body(&head).await.unwrap();
@@ -225,9 +225,9 @@ async fn idle_connections_are_let_go() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_drains_costs_those_who_use_it_nothing() {
     for protocol in ["h1", "h2"] {
-        let bed = Bed::new();
-        let far = |name: &str| bed.overlay.node(name).document(DOCUMENT).with("DRAIN", "10s");
-        let start = |name: &'static str| bed.services.fill(far(name)).start();
+        let fixture = Fixture::new();
+        let far = |name: &str| fixture.overlay.node(name).document(DOCUMENT).with("DRAIN", "10s");
+        let start = |name: &'static str| fixture.services.fill(far(name)).start();
         let (one, other) = (start("one").await.unwrap(), start("other").await.unwrap());
         let document = "
 access-log: off
@@ -238,7 +238,7 @@ routes:
 upstreams:
 - {name: far, protocol: $PROTOCOL, overlay: true, endpoints: ['$ONE', '$OTHER'], balance: round-robin}
 ";
-        let near = bed.overlay.node("near").document(document).with("PROTOCOL", protocol);
+        let near = fixture.overlay.node("near").document(document).with("PROTOCOL", protocol);
         let near = near.with("ONE", one.address("apps")).with("OTHER", other.address("apps")).start().await.unwrap();
         let mut traffic = Traffic::default();
         for _ in 0..3 {
@@ -259,9 +259,9 @@ upstreams:
 /// Flows that may move are with the other node before theirs has gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flows_that_may_move_go_to_the_other_node() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let start = async |name: &'static str| {
-        bed.services.fill(bed.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
+        fixture.services.fill(fixture.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
     };
     let (one, other) = (start("one").await, start("other").await);
     let document = "
@@ -272,7 +272,7 @@ routes:
 upstreams:
 - {name: far, protocol: h2, overlay: true, endpoints: ['$ONE', '$OTHER'], balance: round-robin}
 ";
-    let near = bed.overlay.node("near").document(document).with("ONE", one.address("apps"));
+    let near = fixture.overlay.node("near").document(document).with("ONE", one.address("apps"));
     let near = near.with("OTHER", other.address("apps")).start().await.unwrap();
     let mut flows = Vec::new();
     for _ in 0..4 {
@@ -301,7 +301,7 @@ async fn talk_until_the_end_of(node: Node, flows: &[UdpSocket], near: &Node) -> 
     }
 }
 
-/// A door that leads to `from` until it is shut. Who comes then is accepted, and hears nothing until it opens again, to
+/// A listener that leads to `from` until it is shut. Who comes then is accepted, and hears nothing until it opens again, to
 /// `to`.
 struct Gate {
     origin: Origin,
@@ -333,9 +333,9 @@ impl Gate {
 /// the same dial.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flow_that_stops_waiting_for_a_silent_endpoint_harms_nobody_who_waits_on() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let start = async |name: &'static str| {
-        bed.services.fill(bed.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
+        fixture.services.fill(fixture.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
     };
     let (one, other) = (start("one").await, start("other").await);
     let gate = Gate::new(one.address("apps"), other.address("apps"));
@@ -350,7 +350,7 @@ routes:
 upstreams:
 - {name: far, protocol: h2, overlay: true, endpoints: ['$GATE', '$OTHER'], balance: round-robin}
 ";
-    let near = bed.overlay.node("near").document(document).with("GATE", gate.origin.address());
+    let near = fixture.overlay.node("near").document(document).with("GATE", gate.origin.address());
     let near = near.with("OTHER", other.address("apps")).start().await.unwrap();
     let sessions = async |node: &Node| node.metric("hermes_sessions_open", "").await.unwrap();
     let mut flows = Vec::new();
@@ -369,7 +369,7 @@ upstreams:
     for _ in 0..2 {
         let apps = near.address("apps");
         tunnels.spawn(async move {
-            let mut tunnel = Dialog::connect(apps).await.unwrap();
+            let mut tunnel = RawHttp1::connect(apps).await.unwrap();
             tunnel.send("CONNECT DB:1 HTTP/1.1\r\nhost: DB:1\r\n\r\n").await.unwrap();
             (tunnel.head().await.unwrap().status(), tunnel)
         });
@@ -389,13 +389,13 @@ upstreams:
 /// Nobody reads what it prints: neither reloads nor its end wait for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_log_holds_nothing_up() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let (_reader, writer) = std::io::pipe().unwrap();
     let text = "node: stuck\nadmin: 127.0.0.1:0\ndrain: 1s\nlisteners: [{name: apps, bind: '127.0.0.1:0', protocol: http}]\n\
                 routes: [{name: hello, respond: {body: hello}}]\n";
-    let config = bed.overlay.dir().join("stuck.yaml");
+    let config = fixture.overlay.dir().join("stuck.yaml");
     std::fs::write(&config, text).unwrap();
-    let log = bed.overlay.dir().join("stuck.err");
+    let log = fixture.overlay.dir().join("stuck.err");
     let mut child = tokio::process::Command::new(hermes())
         .args(["proxy", "--config"])
         .arg(&config)
@@ -404,21 +404,23 @@ async fn a_stuck_log_holds_nothing_up() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let said = || std::fs::read_to_string(&log).unwrap();
-    until("it runs", || async { said().contains(" running node=") }).await;
-    let apps: SocketAddr =
-        said().split_once("listener=apps address=").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap();
+    let output = || std::fs::read_to_string(&log).unwrap();
+    until("it runs", || async { output().contains(" running node=") }).await;
+    let apps: SocketAddr = output()
+        .split_once("listener=apps address=")
+        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+        .unwrap();
     // More records than the pipe and all buffers hold.
     let mut clients = JoinSet::new();
     let path = format!("/{}", "x".repeat(8000));
     for _ in 0..4 {
         let path = path.clone();
         clients.spawn(async move {
-            let mut dialog = Dialog::connect(apps).await.unwrap();
+            let mut http1 = RawHttp1::connect(apps).await.unwrap();
             for _ in 0..800 {
-                dialog.send(format!("GET {path} HTTP/1.1\r\nhost: APP\r\n\r\n")).await.unwrap();
-                let head = dialog.head().await.unwrap();
-                assert_eq!(dialog.body(&head).await.unwrap().text(), "hello");
+                http1.send(format!("GET {path} HTTP/1.1\r\nhost: APP\r\n\r\n")).await.unwrap();
+                let head = http1.head().await.unwrap();
+                assert_eq!(http1.body(&head).await.unwrap().text(), "hello");
             }
         });
     }
@@ -426,8 +428,8 @@ async fn a_stuck_log_holds_nothing_up() {
         done.unwrap();
     }
     std::fs::write(&config, text.replace("hello}}", "other}}")).unwrap();
-    until("it is reloaded", || async { said().contains("applied generation=2") }).await;
+    until("it is reloaded", || async { output().contains("applied generation=2") }).await;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id().unwrap().cast_signed()), Signal::SIGTERM).unwrap();
     let status = tokio::time::timeout(SILENCE, child.wait()).await.expect("it does not end").unwrap();
-    assert!(status.success(), "{}", said());
+    assert!(status.success(), "{}", output());
 }

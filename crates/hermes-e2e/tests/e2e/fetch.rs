@@ -1,11 +1,11 @@
 //! `hermes fetch`, before origins that do all that origins do.
 
-mod broken;
-mod elsewhere;
-mod ends;
+mod broken_transfers;
+mod close_delimited;
 mod lab;
-mod lasting;
+mod limits;
 mod node;
 mod refusals;
-mod through;
-mod waits;
+mod rerouting;
+mod timeouts;
+mod via_node;

@@ -5,9 +5,9 @@
 //! refusal or a close; nothing smuggled to anybody; a node that has not panicked, serves the next one, and holds no
 //! more memory than its limits say. Times are never asserted; limits are set low where one has to be waited for.
 
-mod blame;
+mod aborted_requests;
 mod capsules;
-mod crumbs;
+mod client_limits;
 mod custody_slots;
 mod downgrade;
 mod floods;
@@ -16,10 +16,10 @@ mod head_memory;
 mod heads;
 mod lab;
 mod memory;
+mod node_pair;
 mod origins;
-mod pair;
-mod shared;
-mod shares;
-mod slow;
+mod shared_connection;
+mod slow_clients;
 mod smuggling;
-mod unread;
+mod tiny_frames;
+mod unread_data;

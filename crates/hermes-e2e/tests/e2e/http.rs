@@ -4,10 +4,10 @@
 //! except to see that something does *not* come.
 
 mod balancing;
-mod bound;
 mod client_address;
-mod early;
-mod early_answers;
+mod connection_auth;
+mod early_responses;
+mod early_tunnel_data;
 mod exchanges;
 mod expect;
 mod faults;
@@ -16,13 +16,13 @@ mod half_close;
 mod headers;
 mod https_origins;
 mod interim;
+mod ip_families;
 mod lab;
-mod look_alikes;
+mod lookalike_headers;
 mod loops;
 mod max_forwards;
-mod names;
-mod network;
 mod odd_clients;
+mod overlay_names;
 mod parent_proxy;
 mod pools;
 mod retries;

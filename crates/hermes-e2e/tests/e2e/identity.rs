@@ -4,6 +4,6 @@
 //! refusal that says why. Nothing of a refused session reaches anybody.
 
 mod claims;
+mod end_to_end_tls;
 mod handshakes;
 mod lab;
-mod through;

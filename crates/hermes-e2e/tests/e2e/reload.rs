@@ -11,7 +11,7 @@ mod trust;
 use hermes_testkit::binary::hermes;
 use std::net::SocketAddr;
 
-use hermes_testkit::{dialog::Dialog, overlay::Overlay};
+use hermes_testkit::{overlay::Overlay, raw_http1::RawHttp1};
 
 fn overlay() -> Overlay {
     Overlay::new(hermes()).unwrap()
@@ -22,23 +22,23 @@ fn loopback() -> SocketAddr {
 }
 
 async fn get(to: SocketAddr, host: &str, path: &str) -> std::io::Result<(u16, String)> {
-    let mut dialog = Dialog::connect(to).await?;
-    dialog.send(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await?;
-    let head = dialog.head().await?;
-    let body = dialog.body(&head).await?;
+    let mut http1 = RawHttp1::connect(to).await?;
+    http1.send(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await?;
+    let head = http1.head().await?;
+    let body = http1.body(&head).await?;
     Ok((head.status(), body.text()))
 }
 
 /// CONNECT over HTTP/1.1, the tunnel open.
-async fn connect(to: SocketAddr, authority: &str) -> Dialog<tokio::net::TcpStream> {
-    let mut dialog = Dialog::connect(to).await.unwrap();
-    dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
+async fn connect(to: SocketAddr, authority: &str) -> RawHttp1<tokio::net::TcpStream> {
+    let mut http1 = RawHttp1::connect(to).await.unwrap();
+    http1.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
     assert_eq!(head.status(), 200, "{head:?}");
-    dialog
+    http1
 }
 
 /// There and back through a tunnel to an echo.
-async fn echoes(tunnel: &mut Dialog<tokio::net::TcpStream>, words: &[u8]) -> bool {
+async fn echoes(tunnel: &mut RawHttp1<tokio::net::TcpStream>, words: &[u8]) -> bool {
     tunnel.send(words).await.is_ok() && tunnel.exactly(words.len()).await.is_ok_and(|back| back == words)
 }

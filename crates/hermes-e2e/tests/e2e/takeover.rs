@@ -12,14 +12,14 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::Dialog,
+    generation_log::GenerationLog,
     origin::{self, Origin, datagram::UdpEcho, stream},
     overlay::{Draft, Node, Overlay, PATIENCE},
-    patience::until,
+    poll::until,
     process::Program,
-    sighting::Sightings,
+    raw_http1::RawHttp1,
     skip::needs_root,
-    traffic::{Traffic, Way},
+    traffic::{Traffic, TunnelTarget},
 };
 use nix::sys::signal::Signal;
 use tokio::net::{TcpListener, TcpStream};
@@ -45,7 +45,7 @@ fn loopback() -> SocketAddr {
 }
 
 /// One node's successive processes, and what they lead to.
-struct Dynasty {
+struct ProcessSequence {
     overlay: Overlay,
     apps: SocketAddr,
     db: SocketAddr,
@@ -57,7 +57,7 @@ struct Dynasty {
     udp: UdpEcho,
 }
 
-impl Dynasty {
+impl ProcessSequence {
     /// On an address of its own: all its ports are fixed, as those of a service are.
     async fn new(host: [u8; 4]) -> Self {
         Self::of(Path::new(hermes()), host).await
@@ -65,7 +65,7 @@ impl Dynasty {
 
     async fn of(hermes: &Path, host: [u8; 4]) -> Self {
         let overlay = Overlay::new(hermes).unwrap();
-        let web = Sightings::default().origin(loopback(), "web").await.unwrap();
+        let web = GenerationLog::default().origin(loopback(), "web").await.unwrap();
         let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
         let udp = UdpEcho::start(loopback(), "").unwrap();
         let mut ports = Vec::new();
@@ -102,8 +102,8 @@ impl Dynasty {
 
     fn lasting(&self, seed: u64) -> Traffic {
         let mut traffic = Traffic::default();
-        traffic.tunnel(Way::Bare(self.db), seed);
-        traffic.tunnel(Way::Connect(self.apps, "DB:3306".to_owned()), seed + 1);
+        traffic.tunnel(TunnelTarget::Bare(self.db), seed);
+        traffic.tunnel(TunnelTarget::Connect(self.apps, "DB:3306".to_owned()), seed + 1);
         traffic.flow(self.video, seed + 2);
         traffic.flow(self.video, seed + 3);
         traffic
@@ -112,7 +112,7 @@ impl Dynasty {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
-    let dynasty = Dynasty::new([127, 0, 34, 1]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 1]).await;
     let mut reigning = dynasty.start("edge-0", 2).await;
     let traffic = dynasty.exchanges();
     let mut lasting = vec![dynasty.lasting(0)];
@@ -152,7 +152,7 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_that_fails_leaves_the_running_process_serving() {
-    let dynasty = Dynasty::new([127, 0, 34, 2]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 2]).await;
     let mut reigning = dynasty.start("edge-0", 2).await;
     let traffic = dynasty.exchanges();
     let lasting = dynasty.lasting(7);
@@ -194,7 +194,7 @@ async fn a_successor_that_fails_leaves_the_running_process_serving() {
 /// The process that it takes over from is told to end meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_gives_and_is_told_to_end_refuses() {
-    let dynasty = Dynasty::new([127, 0, 34, 8]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 8]).await;
     let reigning = dynasty.start("edge-0", 1).await;
     // A successor up to the moment at which it is ready.
     let mut successor = UnixStream::connect(&dynasty.socket).unwrap();
@@ -210,8 +210,8 @@ async fn who_gives_and_is_told_to_end_refuses() {
 /// Nothing counts as taken before the running process has let go of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_that_is_refused_ends_and_says_why() {
-    let dynasty = Dynasty::new([127, 0, 34, 9]).await;
-    for (word, told) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has hung up without a word")] {
+    let dynasty = ProcessSequence::new([127, 0, 34, 9]).await;
+    for (word, message) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has hung up without a word")] {
         // A process that hands nothing over.
         let running = UnixListener::bind(&dynasty.socket).unwrap();
         let successor = dynasty.draft("edge-1", 1).launch().unwrap();
@@ -224,7 +224,7 @@ async fn a_successor_that_is_refused_ends_and_says_why() {
             assert_eq!(&ready, b"ready");
             link.write_all(word).unwrap();
         });
-        successor.says(told).await;
+        successor.says(message).await;
         assert!(!successor.log().contains("running node="), "{}", successor.log());
         assert_eq!(successor.ended().await.code(), Some(1));
         refused.await.unwrap();
@@ -237,7 +237,7 @@ async fn a_successor_that_is_refused_ends_and_says_why() {
 /// It would take all over, and end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_that_is_told_to_end_before_it_is_ready_takes_nothing() {
-    let dynasty = Dynasty::new([127, 0, 34, 11]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 11]).await;
     let running = UnixListener::bind(&dynasty.socket).unwrap();
     let successor = dynasty.draft("edge-1", 1).launch().unwrap();
     let (called, mut link) = tokio::task::spawn_blocking(move || {
@@ -264,7 +264,7 @@ async fn a_successor_that_is_told_to_end_before_it_is_ready_takes_nothing() {
 /// A process that dies in the midst of it leaves nobody else who could go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_goes_on_where_the_running_process_dies() {
-    let dynasty = Dynasty::new([127, 0, 34, 10]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 10]).await;
     // It hands nothing over, and ends once it hears that its successor is ready.
     let dying = "import socket, sys\n\
                  running = socket.socket(socket.AF_UNIX); running.bind(sys.argv[1]); running.listen()\n\
@@ -288,16 +288,16 @@ async fn a_successor_goes_on_where_the_running_process_dies() {
 /// A process that was started without the socket has what its successor needs.
 #[tokio::test]
 async fn a_successor_that_finds_nobody_says_what_to_do() {
-    let dynasty = Dynasty::new([127, 0, 34, 7]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 7]).await;
     let elsewhere = dynasty.overlay.dir().join("elsewhere.sock");
     let reigning = dynasty.draft("edge-0", 1).args(&["--takeover", elsewhere.to_str().unwrap()]).start().await.unwrap();
     let hindered = dynasty.draft("edge-1", 1).launch().unwrap();
     hindered.says("no process listens there").await;
-    let said = hindered.log();
+    let output = hindered.log();
     assert_eq!(hindered.ended().await.code(), Some(1));
-    let told = format!("--takeover {}: no process listens there", dynasty.socket.display());
-    assert!(said.contains(&told) && said.contains("it has to be stopped first"), "{said}");
-    assert!(said.contains("Address already in use"), "{said}");
+    let message = format!("--takeover {}: no process listens there", dynasty.socket.display());
+    assert!(output.contains(&message) && output.contains("it has to be stopped first"), "{output}");
+    assert!(output.contains("Address already in use"), "{output}");
     drop(reigning);
     // Nobody is in the way: the first of a row says nothing of it.
     assert!(!dynasty.start("edge-2", 1).await.log().contains("no process listens"));
@@ -314,7 +314,7 @@ fn die_with_the_sockets(path: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_caller_holds_nothing_up() {
-    let dynasty = Dynasty::new([127, 0, 34, 3]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 3]).await;
     let mut reigning = dynasty.start("edge-0", 1).await;
     let silent = UnixStream::connect(&dynasty.socket).unwrap();
     // Its document is followed, and a true successor is heard, while somebody says nothing.
@@ -334,7 +334,7 @@ async fn a_silent_caller_holds_nothing_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_was_taken_over_still_obeys_signals() {
-    let dynasty = Dynasty::new([127, 0, 34, 4]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 4]).await;
     let old = dynasty.start("edge-0", 1).await;
     let lasting = dynasty.lasting(3);
     lasting.progress(2).await;
@@ -351,23 +351,23 @@ async fn a_process_that_was_taken_over_still_obeys_signals() {
 }
 
 /// An open tunnel to the echo.
-async fn open(dynasty: &Dynasty, authority: Option<&str>) -> Dialog<TcpStream> {
-    let mut dialog = Dialog::connect(if authority.is_some() { dynasty.apps } else { dynasty.db }).await.unwrap();
+async fn open(dynasty: &ProcessSequence, authority: Option<&str>) -> RawHttp1<TcpStream> {
+    let mut http1 = RawHttp1::connect(if authority.is_some() { dynasty.apps } else { dynasty.db }).await.unwrap();
     if let Some(authority) = authority {
-        dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200);
+        http1.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200);
     }
-    dialog
+    http1
 }
 
-async fn echoes(tunnel: &mut Dialog<TcpStream>) {
+async fn echoes(tunnel: &mut RawHttp1<TcpStream>) {
     tunnel.send("there and back").await.unwrap();
     assert_eq!(tunnel.exactly(14).await.unwrap(), b"there and back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_was_taken_over_still_follows_its_document() {
-    let dynasty = Dynasty::new([127, 0, 34, 6]).await;
+    let dynasty = ProcessSequence::new([127, 0, 34, 6]).await;
     let old = dynasty.start("edge-0", 1).await;
     let (mut forbidden, mut allowed) = (open(&dynasty, None).await, open(&dynasty, Some("OTHER:1")).await);
     echoes(&mut forbidden).await;
@@ -413,7 +413,7 @@ async fn the_listeners_of_another_user_are_neither_given_nor_taken() {
     open_to_all(room.path());
     let copy = room.path().join("hermes");
     std::fs::copy(hermes(), &copy).unwrap();
-    let dynasty = Dynasty::of(&copy, [127, 0, 34, 5]).await;
+    let dynasty = ProcessSequence::of(&copy, [127, 0, 34, 5]).await;
     open_to_all(dynasty.overlay.dir());
     let mut reigning = dynasty.start("edge-0", 1).await;
     let traffic = dynasty.exchanges();
@@ -440,9 +440,9 @@ async fn the_listeners_of_another_user_are_neither_given_nor_taken() {
 async fn says(process: Node, words: &str) -> bool {
     let log = process.stderr();
     let status = process.ended().await;
-    let said = std::fs::read_to_string(log).unwrap();
-    assert_eq!(status.code(), Some(1), "{said}");
-    said.contains(words)
+    let output = std::fs::read_to_string(log).unwrap();
+    assert_eq!(status.code(), Some(1), "{output}");
+    output.contains(words)
 }
 
 fn open_to_all(path: &Path) {

@@ -9,11 +9,11 @@ use std::path::Path;
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
-    door::Door,
     h2spec::{self, Suite, Verdict},
+    listener_client::ListenerClient,
     origin::{self, Origin, http},
     overlay::{Node, Overlay},
+    raw_http1::RawHttp1,
     skip::skip,
 };
 
@@ -64,13 +64,13 @@ upstreams:
 - {name: h2, protocol: h2, overlay: false, endpoints: ['$H2']}
 ";
 
-struct Bed {
+struct Fixture {
     node: Node,
     overlay: Overlay,
     _origins: [Origin; 2],
 }
 
-impl Bed {
+impl Fixture {
     async fn new() -> Self {
         let origin = |version| {
             let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -102,7 +102,7 @@ impl Bed {
 /// 8.1): the suite waits for no answer, and these routes are quick. That is chance; what does not conform fails always.
 const TRIES: usize = 10;
 
-impl Bed {
+impl Fixture {
     /// Whether a case passes when it is run by itself, at the latest at the tenth time.
     async fn passes_alone(&self, listener: &str, path: &str, all: &[Verdict], failed: &Verdict) -> bool {
         let of_section = all.iter().filter(|verdict| verdict.section == failed.section);
@@ -121,8 +121,8 @@ impl Bed {
 
 /// Runs all cases and holds them against the table.
 async fn conforms(listener: &str, path: &str) {
-    let bed = Bed::new().await;
-    let Some(verdicts) = bed.run(listener, path, &[]).await else { return };
+    let fixture = Fixture::new().await;
+    let Some(verdicts) = fixture.run(listener, path, &[]).await else { return };
     assert!(verdicts.len() >= CASES, "{} cases of {CASES}", verdicts.len());
     let named = |verdict: &Verdict| {
         let fits = |d: &&Deviation| d.section == verdict.section && d.case == verdict.case;
@@ -130,7 +130,7 @@ async fn conforms(listener: &str, path: &str) {
     };
     let unnamed: Vec<_> = verdicts.iter().filter(|verdict| verdict.failure.is_some() && !named(verdict)).collect();
     for verdict in unnamed {
-        assert!(bed.passes_alone(listener, path, &verdicts, verdict).await, "this fails: {verdict:#?}");
+        assert!(fixture.passes_alone(listener, path, &verdicts, verdict).await, "this fails: {verdict:#?}");
     }
     let passed: Vec<_> = verdicts.iter().filter(|verdict| verdict.failure.is_none() && named(verdict)).collect();
     assert!(passed.is_empty(), "these pass now, and belong off the table: {passed:#?}");
@@ -139,7 +139,8 @@ async fn conforms(listener: &str, path: &str) {
         assert!(ran, "{} {} is no case any more", deviation.section, deviation.case);
     }
     // Whatever was done to it, it serves the next one.
-    let answer = Door::plain(bed.node.address("plain")).h2().await.unwrap().get("http://x/").await.unwrap();
+    let answer =
+        ListenerClient::plain(fixture.node.address("plain")).h2().await.unwrap().get("http://x/").await.unwrap();
     assert_eq!(answer.status, 200);
 }
 
@@ -165,20 +166,20 @@ async fn a_route_to_an_h2_origin_conforms() {
 
 #[tokio::test]
 async fn another_preface_is_a_malformed_request() {
-    let bed = Bed::new().await;
-    let mut dialog = Dialog::connect(bed.node.address("plain")).await.unwrap();
-    dialog.send("INVALID CONNECTION PREFACE\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 400);
-    assert_eq!(dialog.to_end().await.unwrap(), b"", "and then the end");
+    let fixture = Fixture::new().await;
+    let mut http1 = RawHttp1::connect(fixture.node.address("plain")).await.unwrap();
+    http1.send("INVALID CONNECTION PREFACE\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 400);
+    assert_eq!(http1.to_end().await.unwrap(), b"", "and then the end");
 }
 
 #[tokio::test]
 async fn a_headers_frame_beyond_what_we_announce_is_an_error() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     for listener in ["plain", "tls"] {
         // Five fields of this length are more than 256 KiB.
         let args = ["--max-header-length", "60000", "http2/4.2/3"];
-        let Some(verdicts) = bed.run(listener, "/", &args).await else { return };
+        let Some(verdicts) = fixture.run(listener, "/", &args).await else { return };
         assert!(matches!(&*verdicts, [Verdict { failure: None, .. }]), "{verdicts:?}");
     }
 }

@@ -6,6 +6,6 @@
 
 mod impostors;
 mod lab;
-mod life;
+mod lifecycle;
 mod nat;
-mod reaching;
+mod reachability;

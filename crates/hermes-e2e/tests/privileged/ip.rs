@@ -4,25 +4,25 @@
 //! (ping, iperf3, the resolver of the C library), or clients written here by hand. Out: what the programs say, and
 //! what the nodes count. Needs root; says so loudly where it is not.
 
-mod assist;
+mod address_replay;
+mod allowed_targets;
 mod captures;
-mod carried;
-mod crossing;
-mod far;
+mod detached_device;
+mod device_repair;
 mod flows;
 mod gateways;
 mod interop;
-mod line;
-mod moves;
+mod ip_listener;
+mod migration;
 mod mtu;
 mod names;
-mod passing;
+mod node_chain;
+mod packet_filter;
 mod pings;
-mod restored;
-mod rights;
-mod rules;
-mod successors;
+mod scripted_gateway;
+mod session_handover;
+mod shared_destination;
 mod takeover;
-mod told;
 mod traffic;
 mod transcripts;
+mod unknown_capsules;

@@ -3,5 +3,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod behind_nat;
+mod dial_scope;
 mod ip;
-mod reach;

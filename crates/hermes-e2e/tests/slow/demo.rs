@@ -71,18 +71,18 @@ fn skip(why: &str) {
 fn every_kind_of_traffic_arrives_and_the_overlay_changes() {
     let temporary = tempfile::tempdir().unwrap();
     let output = demo(temporary.path(), &["--json"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let traffic = report["traffic"].as_array().unwrap();
     let kinds: Vec<_> = traffic.iter().map(|carried| carried["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["HTTP", "HTTPS", "TCP", "UDP"]);
     assert!(traffic.iter().all(|carried| carried["exchanges"].as_u64() > Some(500)), "{report:#}");
-    let said = |typed: &serde_json::Value| typed["said"].as_str().unwrap().to_owned();
-    assert_eq!(said(&report["listed"]).lines().filter(|line| line.ends_with(" running")).count(), 3, "{report:#}");
+    let text = |typed: &serde_json::Value| typed["said"].as_str().unwrap().to_owned();
+    assert_eq!(text(&report["listed"]).lines().filter(|line| line.ends_with(" running")).count(), 3, "{report:#}");
     let change = &report["change"];
     assert_eq!((&change["failed"], &change["applied"]["command"]), (&0.into(), &"hermes apply -f overlay.yaml".into()));
-    let (planned, applied) = (said(&report["planned"]), said(&change["applied"]));
+    let (planned, applied) = (text(&report["planned"]), text(&change["applied"]));
     for node in ["alice-laptop", "router", "server"] {
         assert!(planned.contains(&format!("node {node} would get another document\n")), "{planned}");
         assert!(applied.contains(&format!("node {node} runs it\n")), "{applied}");
@@ -132,8 +132,11 @@ fn kept_up_it_can_be_tried_by_hand_until_ctrl_c() {
     ] {
         // As a whole word: one address begins as another.
         let is_it = |line: &str| format!("{line} ").contains(&format!("{command} "));
-        let said: Vec<_> = tried.iter().filter(|(line, _)| is_it(line)).collect();
-        assert!(!said.is_empty() && said.iter().all(|(_, said)| said.contains(answer)), "{command}: {said:?}");
+        let printed: Vec<_> = tried.iter().filter(|(line, _)| is_it(line)).collect();
+        assert!(
+            !printed.is_empty() && printed.iter().all(|(_, printed)| printed.contains(answer)),
+            "{command}: {printed:?}"
+        );
     }
     running.signal(Signal::SIGINT);
     assert!(running.wait().success());
@@ -183,9 +186,9 @@ fn a_node_that_dies_is_named() {
         is_it.then(|| entry.file_name().to_str()?.parse::<i32>().ok())?
     });
     kill(Pid::from_raw(router.unwrap()), Signal::SIGKILL).unwrap();
-    let said = lines.collect::<Vec<_>>().join("\n");
-    assert_eq!(running.wait().code(), Some(1), "{said}");
-    assert!(said.contains("node router ended by itself (signal: 9"), "{said}");
+    let output = lines.collect::<Vec<_>>().join("\n");
+    assert_eq!(running.wait().code(), Some(1), "{output}");
+    assert!(output.contains("node router ended by itself (signal: 9"), "{output}");
     assert_nothing_is_left(temporary.path());
 }
 
@@ -209,12 +212,12 @@ fn video_over_the_overlay_arrives_whole() {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
     let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let round = &figures["rounds"][0];
     let streams = round["streams"].as_array().unwrap();
-    assert_eq!(streams.len(), 4, "{said}");
+    assert_eq!(streams.len(), 4, "{text}");
     for stream in streams {
         let number = |field: &str| stream[field].as_u64().unwrap();
         assert_eq!(number("frames_sent"), 30 * number("seconds"), "{stream:#}");
@@ -228,13 +231,13 @@ fn video_over_the_overlay_arrives_whole() {
         }
     }
     // The path did lose packets: without that nothing would have been shown.
-    assert!(round["link"]["down_lost"].as_u64() > Some(0), "{said}");
-    let missed = |way| {
-        let of_way = streams.iter().filter(|stream| stream["way"] == way);
+    assert!(round["link"]["down_lost"].as_u64() > Some(0), "{text}");
+    let missed = |mode| {
+        let of_way = streams.iter().filter(|stream| stream["way"] == mode);
         of_way.map(|stream| stream["packets_missed"].as_u64().unwrap()).sum::<u64>()
     };
-    assert!(missed("direct") > 0, "{said}");
-    assert_eq!(round["dropped_by_nodes"].as_u64(), Some(0), "{said}");
+    assert!(missed("direct") > 0, "{text}");
+    assert_eq!(round["dropped_by_nodes"].as_u64(), Some(0), "{text}");
     assert_nothing_is_left(temporary.path());
     assert_eq!(namespaces("hermes-video-", pid), Vec::<String>::new());
 }
@@ -276,27 +279,27 @@ fn an_ingress_and_a_server_move_and_no_ping_is_lost() {
         let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{said}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
         let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         let pairs = figures["pairs"].as_array().unwrap();
-        assert!(pairs.iter().all(|pair| pair["sent"].as_u64() > Some(100) && pair["lost"] == 0), "{said}");
+        assert!(pairs.iter().all(|pair| pair["sent"].as_u64() > Some(100) && pair["lost"] == 0), "{text}");
         let machines = |index: usize| (pairs[index]["user"].clone(), pairs[index]["machines"].clone());
         // Both call theirs 10.0.0.1.
-        assert!(pairs[..2].iter().all(|pair| pair["address"] == "10.0.0.1"), "{said}");
-        assert_eq!(machines(0), ("alice".into(), serde_json::json!(["alice-pl", "alice-us"])), "{said}");
-        assert_eq!(machines(1), ("bob".into(), serde_json::json!(["bob-pl"])), "{said}");
+        assert!(pairs[..2].iter().all(|pair| pair["address"] == "10.0.0.1"), "{text}");
+        assert_eq!(machines(0), ("alice".into(), serde_json::json!(["alice-pl", "alice-us"])), "{text}");
+        assert_eq!(machines(1), ("bob".into(), serde_json::json!(["bob-pl"])), "{text}");
         // A way over the ocean takes its time, and the last one is none.
         let fastest = |phase: usize| figures["phases"][phase]["median_ms"].as_f64().unwrap();
-        assert!(fastest(0) >= 129.0 && fastest(1) >= 129.0 && fastest(2) >= 21.0, "{said}");
-        assert!(fastest(2) < fastest(0), "{said}");
+        assert!(fastest(0) >= 129.0 && fastest(1) >= 129.0 && fastest(2) >= 21.0, "{text}");
+        assert!(fastest(2) < fastest(0), "{text}");
         let changes = figures["changes"].as_array().unwrap();
-        assert_eq!(changes.iter().map(|change| change["step"].as_u64().unwrap()).collect::<Vec<_>>(), steps, "{said}");
+        assert_eq!(changes.iter().map(|change| change["step"].as_u64().unwrap()).collect::<Vec<_>>(), steps, "{text}");
         // Each says what it is.
         let words: HashSet<_> =
             changes.iter().map(|change| (change["run"].as_u64(), change["what"].as_str())).collect();
-        assert_eq!(words.len(), steps.len(), "{said}");
-        assert!(figures["typed"][0]["bytes"].as_u64() > Some(20), "{said}");
+        assert_eq!(words.len(), steps.len(), "{text}");
+        assert!(figures["typed"][0]["bytes"].as_u64() > Some(20), "{text}");
         assert!(std::fs::read_to_string(path).unwrap().ends_with("</svg>\n"));
         assert_nothing_is_left(temporary.path());
         assert_eq!(namespaces("hermes-ip-", pid), Vec::<String>::new());
@@ -313,8 +316,8 @@ fn the_ip_case_overwrites_no_file() {
     let kept = tempfile::tempdir().unwrap();
     std::fs::write(kept.path().join("mine"), "mine").unwrap();
     let output = demo(temporary.path(), &["ip", "--files", kept.path().to_str().unwrap()]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("empty it, or name another --files"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("empty it, or name another --files"), "{text}");
     assert_eq!(std::fs::read_dir(kept.path()).unwrap().count(), 1);
 }
 
@@ -353,11 +356,11 @@ fn unstable_by(arguments: &[&str], path: &OsStr) -> (serde_json::Value, String) 
     let child = command.env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
     assert_nothing_is_left(temporary.path());
     assert_eq!(namespaces("hermes-unstable-", pid), Vec::<String>::new());
-    (serde_json::from_slice(&output.stdout).unwrap(), said)
+    (serde_json::from_slice(&output.stdout).unwrap(), text)
 }
 
 #[test]
@@ -376,32 +379,32 @@ fn over_links_in_turns_downloads_arrive_by_hermes_and_not_directly() {
     if envoy.is_file() {
         arguments.extend(["--envoy", envoy.to_str().unwrap()]);
     }
-    let (figures, said) = unstable(&arguments);
-    assert!(said.contains(&format!("The picture is {path}")), "{said}");
+    let (figures, output) = unstable(&arguments);
+    assert!(output.contains(&format!("The picture is {path}")), "{output}");
     let lines = figures["lines"].as_array().unwrap();
-    let by = |way: &str, again: bool| {
+    let by = |mode: &str, again: bool| {
         lines
             .iter()
-            .find(|line| line["way"] == way && line["again"] == again)
-            .unwrap_or_else(|| panic!("{way}: {said}"))
+            .find(|line| line["way"] == mode && line["again"] == again)
+            .unwrap_or_else(|| panic!("{mode}: {output}"))
     };
     // There is a way, but never at once: what arrives without outage does not with it.
-    assert_eq!(by("direct", false)["arrived"], 0, "{said}");
-    assert!(by("direct", false)["without_outage_s"].is_number(), "{said}");
-    for way in ["hermes", "hermes-cache", "hermes-connect"] {
-        let line = by(way, false);
-        assert_eq!(line["arrived"], 1, "{said}");
+    assert_eq!(by("direct", false)["arrived"], 0, "{output}");
+    assert!(by("direct", false)["without_outage_s"].is_number(), "{output}");
+    for mode in ["hermes", "hermes-cache", "hermes-connect"] {
+        let line = by(mode, false);
+        assert_eq!(line["arrived"], 1, "{output}");
         // Nobody is faster than physics, unless the links were up when they should not.
-        assert!(line["ratio"].as_f64() > Some(0.99), "{said}");
-        assert_eq!(line["runs"][0]["bytes"], 45 << 10, "{said}");
+        assert!(line["ratio"].as_f64() > Some(0.99), "{output}");
+        assert_eq!(line["runs"][0]["bytes"], 45 << 10, "{output}");
     }
-    assert_eq!(by("hermes-cache", true)["arrived"], 1, "{said}");
-    assert!(by("hermes-cache", true)["ratio"].as_f64() < Some(0.9), "from a cache, no link has to be up: {said}");
-    assert_eq!(by("hermes", false)["published"]["seconds"], 41.0, "{said}");
-    assert_eq!(figures["ndn"][0]["seconds"], 17.0, "{said}");
+    assert_eq!(by("hermes-cache", true)["arrived"], 1, "{output}");
+    assert!(by("hermes-cache", true)["ratio"].as_f64() < Some(0.9), "from a cache, no link has to be up: {output}");
+    assert_eq!(by("hermes", false)["published"]["seconds"], 41.0, "{output}");
+    assert_eq!(figures["ndn"][0]["seconds"], 17.0, "{output}");
     if figures["missing"].as_array().unwrap().is_empty() {
-        assert!(by("envoy", false)["without_outage_s"].is_number(), "{said}");
-        assert!(by("envoy-tuned", false)["without_outage_s"].is_number(), "{said}");
+        assert!(by("envoy", false)["without_outage_s"].is_number(), "{output}");
+        assert!(by("envoy-tuned", false)["without_outage_s"].is_number(), "{output}");
     }
     let picture = std::fs::read_to_string(path).unwrap();
     assert!(picture.contains("Hermes, hop by hop: 45 KB, whole after") && picture.ends_with("</svg>\n"), "{picture}");
@@ -419,13 +422,13 @@ fn without_envoy_the_unstable_case_runs_and_says_so() {
     let path = std::env::var_os("PATH").unwrap();
     let without = std::env::join_paths(std::env::split_paths(&path).filter(|one| !one.join("envoy").exists())).unwrap();
     let arguments = ["--quick", "--protocol", "h3", "--cases", "hermes,envoy-tuned"];
-    let (figures, said) = unstable_by(&arguments, &without);
+    let (figures, output) = unstable_by(&arguments, &without);
     let lines = figures["lines"].as_array().unwrap();
-    assert_eq!((lines.len(), &lines[0]["way"], &lines[0]["arrived"]), (1, &"hermes".into(), &1.into()), "{said}");
+    assert_eq!((lines.len(), &lines[0]["way"], &lines[0]["arrived"]), (1, &"hermes".into(), &1.into()), "{output}");
     let missing = &figures["missing"];
-    assert_eq!(missing[0]["way"], "envoy-tuned", "{said}");
+    assert_eq!(missing[0]["way"], "envoy-tuned", "{output}");
     let why = missing[0]["why"].as_str().unwrap();
-    assert!(why.contains("--envoy PATH") && why.contains("`make setup`"), "{said}");
+    assert!(why.contains("--envoy PATH") && why.contains("`make setup`"), "{output}");
 }
 
 /// Minutes later it would be too late; and that needs no root.
@@ -438,9 +441,9 @@ fn what_a_case_is_given_by_name_has_to_be_there_before_it_begins() {
         (&["ip", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
     ] {
         let output = demo(temporary.path(), arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
-        assert!(said.contains(words) && output.stdout.is_empty(), "{said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1), "{text}");
+        assert!(text.contains(words) && output.stdout.is_empty(), "{text}");
         assert_nothing_is_left(temporary.path());
     }
 }
@@ -463,7 +466,7 @@ fn without_root_a_case_says_what_it_takes() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("run it as root") && said.lines().count() == 1, "{case}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("run it as root") && text.lines().count() == 1, "{case}: {text}");
     }
 }

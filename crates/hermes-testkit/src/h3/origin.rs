@@ -101,18 +101,18 @@ impl Origin {
         let (bounds, runtime) = (quinn::EndpointConfig::default(), Arc::new(quinn::TokioRuntime));
         let endpoint = Endpoint::new(bounds, Some(config), socket, runtime).map_err(Error::io("an HTTP/3 origin"))?;
         let accepting = endpoint.clone();
-        let (tell, ended) = unbounded_channel();
+        let (sender, ended) = unbounded_channel();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Some(incoming) = accepting.accept().await {
                 let (endpoint, greeting) = (accepting.clone(), greeting.clone());
-                let (serve, tell) = (serve.clone(), tell.clone());
+                let (serve, sender) = (serve.clone(), sender.clone());
                 connections.spawn(async move {
                     let Ok(quic) = incoming.await else { return };
                     serve_connection(endpoint, quic.clone(), &greeting, serve).await;
                     // The test may have dropped the receiver.
-                    let _ = tell.send(io::Error::other(quic.closed().await));
+                    let _ = sender.send(io::Error::other(quic.closed().await));
                 });
             }
         });

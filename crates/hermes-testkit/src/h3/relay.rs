@@ -20,7 +20,7 @@ use crate::origin;
 
 /// The directions that pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lets {
+pub enum Direction {
     /// Both directions.
     Both,
     /// From the client to the server; the server's datagrams are dropped.
@@ -35,7 +35,7 @@ pub enum Lets {
 
 #[derive(Debug)]
 struct State {
-    lets: Lets,
+    direction: Direction,
     recorded: Vec<Vec<u8>>,
 }
 
@@ -62,10 +62,10 @@ impl Relay {
     ///
     /// # Errors
     /// No sockets can be opened.
-    pub async fn beside_tcp(to: SocketAddr, lets: Lets) -> io::Result<Self> {
+    pub async fn beside_tcp(to: SocketAddr, direction: Direction) -> io::Result<Self> {
         let (listener, near) = origin::twins(SocketAddr::from(([127, 0, 0, 1], 0))).map_err(io::Error::other)?;
         let mut relay = Self::at(UdpSocket::from_std(near)?, to).await?;
-        relay.lets(lets);
+        relay.direction(direction);
         relay.tasks.spawn(carry_tcp(listener, to));
         Ok(relay)
     }
@@ -74,7 +74,7 @@ impl Relay {
         let far = UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         far.connect(to).await?;
         let (address, source) = (near.local_addr()?, far.local_addr()?);
-        let state = Arc::new(Mutex::new(State { lets: Lets::Both, recorded: Vec::new() }));
+        let state = Arc::new(Mutex::new(State { direction: Direction::Both, recorded: Vec::new() }));
         let mut tasks = JoinSet::new();
         tasks.spawn(carry(near, far, Arc::clone(&state)));
         Ok(Self { address, source, to, state, tasks })
@@ -91,8 +91,8 @@ impl Relay {
     }
 
     /// Changes the directions that pass.
-    pub fn lets(&self, lets: Lets) {
-        locked(&self.state).lets = lets;
+    pub fn direction(&self, direction: Direction) {
+        locked(&self.state).direction = direction;
     }
 
     /// Returns the client's datagrams since the last call.
@@ -138,22 +138,22 @@ async fn carry(near: UdpSocket, far: UdpSocket, state: Arc<Mutex<State>>) {
                 // An empty datagram is not QUIC: a node sends it to detect an unreachable port.
                 let Ok((length @ 1.., from)) = received else { continue };
                 client = Some(from);
-                let lets = {
+                let direction = {
                     let mut state = locked(&state);
                     state.recorded.push(up[..length].to_vec());
-                    let now = state.lets;
-                    if now == Lets::OneUp {
-                        state.lets = Lets::Down;
+                    let now = state.direction;
+                    if now == Direction::OneUp {
+                        state.direction = Direction::Down;
                     }
                     now
                 };
-                if matches!(lets, Lets::Both | Lets::Up | Lets::OneUp) {
+                if matches!(direction, Direction::Both | Direction::Up | Direction::OneUp) {
                     let _ = far.send(&up[..length]).await;
                 }
             }
             received = far.recv(&mut down) => {
                 let (Ok(length), Some(client)) = (received, client) else { continue };
-                if matches!(locked(&state).lets, Lets::Both | Lets::OneUp | Lets::Down) {
+                if matches!(locked(&state).direction, Direction::Both | Direction::OneUp | Direction::Down) {
                     let _ = near.send_to(&down[..length], client).await;
                 }
             }

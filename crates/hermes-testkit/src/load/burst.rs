@@ -10,7 +10,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     Exchange, Outcome,
-    exchange::{Client, Prepared},
+    exchange::{Client, PreparedSocket},
     outcome::{Failure, Recorder},
     window::Window,
 };
@@ -60,7 +60,7 @@ pub(super) async fn run(exchange: &Exchange, clients: usize, watched: &[u32]) ->
 
 async fn one(
     client: &Client,
-    prepared: Prepared,
+    prepared: PreparedSocket,
     number: u64,
     mut start: watch::Receiver<Option<Instant>>,
 ) -> Finished {

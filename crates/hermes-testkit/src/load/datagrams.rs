@@ -144,8 +144,8 @@ fn receive(sink: &UdpSocket, shared: &Shared, length: usize, wake: &Thread) {
     let mut receiver = Receiver::new(sink, length);
     let mut last = None;
     loop {
-        let came = receiver.receive(|datagram| shared.take(datagram, &template));
-        if came > 0 {
+        let received = receiver.receive(|datagram| shared.take(datagram, &template));
+        if received > 0 {
             wake.unpark();
         }
         if shared.stop.load(Ordering::Relaxed) {

@@ -36,7 +36,7 @@ enum Kind {
 }
 
 /// A socket that has sent nothing yet.
-pub enum Prepared {
+pub enum PreparedSocket {
     /// Unconnected.
     Tcp(TcpSocket),
     /// Bound and directed.
@@ -44,7 +44,7 @@ pub enum Prepared {
 }
 
 /// A client that has had its answer and keeps its connection.
-pub enum Kept {
+pub enum IdleClient {
     /// TCP, with or without HTTP on it.
     Stream(TcpStream),
     /// TLS.
@@ -82,31 +82,31 @@ impl Client {
     ///
     /// # Errors
     /// No socket is left.
-    pub async fn prepare(&self) -> Result<Prepared> {
+    pub async fn prepare(&self) -> Result<PreparedSocket> {
         let what = "opening a client's socket";
         if matches!(self.kind, Kind::Udp) {
             let socket = UdpSocket::from_std(connect_udp(self.address)?).map_err(Error::io(what))?;
-            return Ok(Prepared::Udp(socket));
+            return Ok(PreparedSocket::Udp(socket));
         }
         let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        Ok(Prepared::Tcp(socket.map_err(Error::io(what))?))
+        Ok(PreparedSocket::Tcp(socket.map_err(Error::io(what))?))
     }
 
     /// Runs a whole exchange. `number` distinguishes this client if the client chooses the bytes.
     ///
     /// # Errors
     /// The failure, to be counted.
-    pub async fn exchange(&self, prepared: Prepared, number: u64) -> std::result::Result<Kept, Failure> {
+    pub async fn exchange(&self, prepared: PreparedSocket, number: u64) -> std::result::Result<IdleClient, Failure> {
         match timeout(PATIENCE, self.attempt(prepared, number)).await {
             Ok(result) => result,
             Err(_) => Err(Failure::Timeout),
         }
     }
 
-    async fn attempt(&self, prepared: Prepared, number: u64) -> std::result::Result<Kept, Failure> {
+    async fn attempt(&self, prepared: PreparedSocket, number: u64) -> std::result::Result<IdleClient, Failure> {
         let socket = match prepared {
-            Prepared::Udp(socket) => return self.datagram(socket, number).await,
-            Prepared::Tcp(socket) => socket,
+            PreparedSocket::Udp(socket) => return self.datagram(socket, number).await,
+            PreparedSocket::Tcp(socket) => socket,
         };
         let mut stream = socket.connect(self.address).await.map_err(|e| Failure::Connect(e.kind()))?;
         stream.set_nodelay(true)?;
@@ -119,30 +119,30 @@ impl Client {
                 let inner = connector.connect(name.clone(), stream).await;
                 let mut inner = inner.map_err(|e| Failure::Tls(e.to_string()))?;
                 Connection::new(&mut inner).get(&self.request, &self.payload).await?;
-                return Ok(Kept::Tls(Box::new(inner)));
+                return Ok(IdleClient::Tls(Box::new(inner)));
             }
             Kind::Tcp | Kind::Udp => self.echo(&mut stream, number).await?,
         }
-        Ok(Kept::Stream(stream))
+        Ok(IdleClient::Stream(stream))
     }
 
     async fn echo(&self, stream: &mut TcpStream, number: u64) -> std::result::Result<(), Failure> {
         let sent = self.marked(number);
         stream.write_all(&sent).await?;
-        let mut came = vec![0; sent.len()];
-        stream.read_exact(&mut came).await.map_err(|e| match e.kind() {
+        let mut received = vec![0; sent.len()];
+        stream.read_exact(&mut received).await.map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => Failure::Closed,
             kind => Failure::Io(kind),
         })?;
-        if came == sent { Ok(()) } else { Err(Failure::WrongBytes) }
+        if received == sent { Ok(()) } else { Err(Failure::WrongBytes) }
     }
 
-    async fn datagram(&self, socket: UdpSocket, number: u64) -> std::result::Result<Kept, Failure> {
+    async fn datagram(&self, socket: UdpSocket, number: u64) -> std::result::Result<IdleClient, Failure> {
         let sent = self.marked(number);
         socket.send(&sent).await?;
-        let mut came = vec![0; sent.len() + 1];
-        let length = socket.recv(&mut came).await?;
-        if came[..length] == sent { Ok(Kept::Socket(socket)) } else { Err(Failure::WrongBytes) }
+        let mut received = vec![0; sent.len() + 1];
+        let length = socket.recv(&mut received).await?;
+        if received[..length] == sent { Ok(IdleClient::Socket(socket)) } else { Err(Failure::WrongBytes) }
     }
 
     /// The payload with the client's number at its head: an answer that is another client's is a wrong one.

@@ -7,14 +7,14 @@ use std::io::{Read as _, Write as _};
 
 use super::{
     Exchange, Outcome,
-    exchange::{Client, Kept},
+    exchange::{Client, IdleClient},
     outcome::Recorder,
 };
 use crate::{Error, Result};
 
 pub(super) async fn run(exchange: &Exchange, clients: usize) -> Result<Outcome> {
     let client = Client::new(exchange)?;
-    let mut kept: Vec<Kept> = Vec::with_capacity(clients);
+    let mut kept: Vec<IdleClient> = Vec::with_capacity(clients);
     let mut recorder = Recorder::default();
     for number in 0..clients {
         let prepared = client.prepare().await?;

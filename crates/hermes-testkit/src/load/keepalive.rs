@@ -64,14 +64,14 @@ async fn converse(
     let stream = TcpStream::connect(address).await.map_err(|e| Failure::Connect(e.kind()))?;
     stream.set_nodelay(true)?;
     let mut connection = Connection::new(stream);
-    let mut asked = Instant::now();
-    while asked < span.end {
+    let mut requests = Instant::now();
+    while requests < span.end {
         connection.get(request, payload).await?;
         let answered = Instant::now();
         if span.measuring() {
-            recorder.success(answered - asked);
+            recorder.success(answered - requests);
         }
-        asked = answered;
+        requests = answered;
     }
     Ok(())
 }

@@ -100,15 +100,15 @@ async fn converse(
 ) -> std::result::Result<(), Failure> {
     let request = Request::get(uri).header("user-agent", "hermes-bench").header("accept", "*/*").body(());
     let request = request.map_err(|_| Failure::Malformed("the request's URI"))?;
-    let mut asked = Instant::now();
-    while asked < span.end {
+    let mut requests = Instant::now();
+    while requests < span.end {
         sender = sender.ready().await.map_err(|e| h2_failure(&e))?;
         get(&mut sender, request.clone(), payload).await?;
         let answered = Instant::now();
         if span.measuring() {
-            recorder.success(answered - asked);
+            recorder.success(answered - requests);
         }
-        asked = answered;
+        requests = answered;
     }
     Ok(())
 }

@@ -39,21 +39,21 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
 }
 
 /// Every echo that is missing is one without an answer; a second answer to one is wrong.
-fn read(told: &str, count: usize) -> Recorder {
+fn read(report: &str, count: usize) -> Recorder {
     let mut recorder = Recorder::default();
-    let mut came = 0;
-    for line in told.lines().filter(|line| line.contains("icmp_seq=")) {
+    let mut received = 0;
+    for line in report.lines().filter(|line| line.contains("icmp_seq=")) {
         if line.contains("(DUP!)") {
             recorder.failure(&Failure::WrongBytes);
             continue;
         }
         let time = line.split("time=").nth(1).and_then(|rest| rest.split(' ').next());
         if let Some(ms) = time.and_then(|time| time.parse::<f64>().ok()) {
-            came += 1;
+            received += 1;
             recorder.success(Duration::from_secs_f64(ms / 1e3));
         }
     }
-    for _ in came..count {
+    for _ in received..count {
         recorder.failure(&Failure::Timeout);
     }
     recorder
@@ -66,12 +66,12 @@ mod tests {
 
     #[test]
     fn echoes_that_are_missing_or_came_twice_are_failures() {
-        let told = "PING 10.0.0.1 (10.0.0.1) 56(84) bytes of data.\n\
+        let report = "PING 10.0.0.1 (10.0.0.1) 56(84) bytes of data.\n\
                     64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=0.250 ms\n\
                     64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=0.300 ms (DUP!)\n\
                     From 10.0.0.9 icmp_seq=2 Destination Host Unreachable\n\
                     64 bytes from 10.0.0.1: icmp_seq=3 ttl=64 time=1.75 ms\n";
-        let outcome = read(told, 3).outcome();
+        let outcome = read(report, 3).outcome();
         assert_eq!((outcome.completed, outcome.failed), (2, 2));
         assert!((outcome.latency.unwrap().mean_us - 1000.0).abs() < 1e-6);
     }

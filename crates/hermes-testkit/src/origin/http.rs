@@ -33,7 +33,7 @@ use crate::{
 /// Seed of the content of `/bytes/N`.
 pub const BYTES_SEED: u64 = 0x6865_726d_6573;
 /// Bytes in one piece of a generated body.
-const PIECE: u64 = 64 << 10;
+const CHUNK_SIZE: u64 = 64 << 10;
 /// Maximum number of concurrent streams of a connection.
 const STREAMS: u32 = 4096;
 /// Flow-control windows: larger than any bandwidth-delay product here, so that the origin is not the brake.
@@ -146,19 +146,19 @@ async fn digest(mut body: Incoming) -> Response<Body> {
 
 pub(super) fn generated(length: u64) -> Response<Body> {
     let pattern = Pattern::new(BYTES_SEED);
-    let pieces = (0..length.div_ceil(PIECE)).map(move |i| {
-        let start = i * PIECE;
-        let mut piece = vec![0; (length - start).min(PIECE) as usize];
-        pattern.fill(start, &mut piece);
-        Ok(Frame::data(Bytes::from(piece)))
+    let chunks = (0..length.div_ceil(CHUNK_SIZE)).map(move |i| {
+        let start = i * CHUNK_SIZE;
+        let mut chunk = vec![0; (length - start).min(CHUNK_SIZE) as usize];
+        pattern.fill(start, &mut chunk);
+        Ok(Frame::data(Bytes::from(chunk)))
     });
-    let mut response = Response::new(BodyExt::boxed(StreamBody::new(stream::iter(pieces))));
+    let mut response = Response::new(BodyExt::boxed(StreamBody::new(stream::iter(chunks))));
     response.headers_mut().insert(CONTENT_LENGTH, length.into());
     response
 }
 
 fn drip(count: u64, size: u64, pause: Duration) -> Response<Body> {
-    let size = size.min(PIECE) as usize;
+    let size = size.min(CHUNK_SIZE) as usize;
     let mut timer: Option<Pin<Box<tokio::time::Sleep>>> = None;
     let mut sent = 0;
     let drops = stream::poll_fn(move |cx| {
@@ -169,10 +169,10 @@ fn drip(count: u64, size: u64, pause: Duration) -> Response<Body> {
             std::task::ready!(running.as_mut().poll(cx));
         }
         timer = Some(Box::pin(tokio::time::sleep(pause)));
-        let mut piece = vec![0; size];
-        Pattern::new(BYTES_SEED).fill(sent * size as u64, &mut piece);
+        let mut chunk = vec![0; size];
+        Pattern::new(BYTES_SEED).fill(sent * size as u64, &mut chunk);
         sent += 1;
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from(piece)))))
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(chunk)))))
     });
     Response::new(BodyExt::boxed(StreamBody::new(drops)))
 }

@@ -65,7 +65,7 @@ impl Ledger {
         all.len() - 1
     }
 
-    fn came(&self, entry: usize, bytes: u64, digest: Option<String>) {
+    fn received(&self, entry: usize, bytes: u64, digest: Option<String>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = &mut all[entry];
         entry.bytes += bytes;
@@ -83,15 +83,15 @@ async fn answer(request: Request<Incoming>, ledger: Ledger) -> std::result::Resu
         if let Some(data) = frame.data_ref() {
             digest.update(data);
             bytes += data.len() as u64;
-            ledger.came(entry, data.len() as u64, None);
+            ledger.received(entry, data.len() as u64, None);
         }
     }
-    ledger.came(entry, 0, Some(digest.hex()));
+    ledger.received(entry, 0, Some(digest.hex()));
     Ok(match of_bytes {
         Some(length) => generated(length),
         None => {
-            let said = serde_json::json!({"bytes": bytes, "digest": digest.hex()}).to_string();
-            Response::new(whole(Bytes::from(said)))
+            let output = serde_json::json!({"bytes": bytes, "digest": digest.hex()}).to_string();
+            Response::new(whole(Bytes::from(output)))
         }
     })
 }

@@ -15,9 +15,9 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     Result,
-    dialog::Dialog,
     multiplex::{Exchange, serve_connection},
     origin::{Origin, listen},
+    raw_http1::RawHttp1,
 };
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -31,7 +31,7 @@ const HANDSHAKE: u8 = 22;
 pub fn h1<F, S>(serve: S) -> Result<Origin>
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
-    S: Fn(Dialog<TcpStream>) -> F + Send + 'static,
+    S: Fn(RawHttp1<TcpStream>) -> F + Send + 'static,
 {
     h1_at(LOOPBACK, serve)
 }
@@ -43,10 +43,10 @@ where
 pub fn h1_at<F, S>(address: IpAddr, serve: S) -> Result<Origin>
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
-    S: Fn(Dialog<TcpStream>) -> F + Send + 'static,
+    S: Fn(RawHttp1<TcpStream>) -> F + Send + 'static,
 {
     Origin::accepting(listen(SocketAddr::new(address, 0))?, move |stream| {
-        let served = serve(Dialog::new(stream));
+        let served = serve(RawHttp1::new(stream));
         async move { drop(served.await) }
     })
 }
@@ -63,7 +63,7 @@ pub fn h1_by_tls<F, S>(
 ) -> Result<Origin>
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
-    S: Fn(Dialog<TlsStream<TcpStream>>) -> F + Clone + Send + 'static,
+    S: Fn(RawHttp1<TlsStream<TcpStream>>) -> F + Clone + Send + 'static,
 {
     Origin::accepting(listen(SocketAddr::new(LOOPBACK, 0))?, move |stream| {
         let (acceptor, serve, stranger) = (TlsAcceptor::from(config.clone()), serve.clone(), stranger.clone());
@@ -73,7 +73,7 @@ where
                 stranger(first[0]);
             }
             if let Ok(stream) = acceptor.accept(stream).await {
-                drop(serve(Dialog::new(stream)).await);
+                drop(serve(RawHttp1::new(stream)).await);
             }
         }
     })

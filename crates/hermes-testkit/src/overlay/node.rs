@@ -18,12 +18,12 @@ use nix::{
 };
 
 use super::{PATIENCE, filled, write};
-use crate::{Error, Result, dialog::Dialog, netns, process::Running};
+use crate::{Error, Result, netns, process::Running, raw_http1::RawHttp1};
 
 /// Timeout of readiness. Generous: debug builds on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 /// Poll interval for files and endpoints.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A running node.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Node {
                 return found.clone();
             }
             assert!(Instant::now() < deadline, "node {} has no such record among {records:#?}", self.name);
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -141,10 +141,10 @@ impl Node {
     pub async fn ask(&self, path: &str) -> Result<(u16, String)> {
         let what = || format!("asking node {} for {path}", self.name);
         let answer = async {
-            let mut dialog = Dialog::connect(self.admin).await?;
-            dialog.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await?;
-            let head = dialog.head().await?;
-            let body = dialog.body(&head).await?;
+            let mut http1 = RawHttp1::connect(self.admin).await?;
+            http1.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await?;
+            let head = http1.head().await?;
+            let body = http1.body(&head).await?;
             Ok((head.status(), body.text()))
         };
         // The loopback address is in the node's namespace.
@@ -181,7 +181,7 @@ impl Node {
                 return;
             }
             assert!(Instant::now() < deadline, "node {}: {name}{{{labels}}} is {value}, not {least}", self.name);
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -201,7 +201,7 @@ impl Node {
         let deadline = Instant::now() + PATIENCE;
         while self.log().matches(words).count() < times {
             assert!(Instant::now() < deadline, "node {} does not say {words:?}: {}", self.name, self.log());
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -220,7 +220,7 @@ impl Node {
                 }
                 answer => assert!(Instant::now() < deadline, "node {} still has sessions: {answer:?}", self.name),
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -282,7 +282,7 @@ impl Node {
             if Instant::now() > deadline {
                 return Err(self.not_ready("the new document"));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -312,7 +312,7 @@ impl Node {
             if Instant::now() > deadline {
                 return Err(self.not_ready("its listeners"));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         self.read_addresses();
         Ok(())
@@ -324,7 +324,7 @@ impl Node {
             if Instant::now() > deadline {
                 return Err(self.not_ready("/readyz"));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -384,7 +384,7 @@ impl Node {
                 return status;
             }
             assert!(Instant::now() < deadline, "node {} does not end", self.name);
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

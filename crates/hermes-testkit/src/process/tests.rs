@@ -29,7 +29,7 @@ fn cpu_time_of_children_counts_and_they_are_ended_too() {
     let deadline = Instant::now() + PATIENCE;
     while running.usage().unwrap().cpu < Duration::from_millis(100) {
         assert!(Instant::now() < deadline, "the busy child's time was never seen");
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
     assert!(running.usage().unwrap().memory.rss > 100_000);
     drop(running);
@@ -38,7 +38,7 @@ fn cpu_time_of_children_counts_and_they_are_ended_too() {
     let line = format!("/proc/{}/cmdline", child.trim());
     while fs::read(&line).is_ok_and(|l| !l.is_empty()) {
         assert!(Instant::now() < deadline, "the child outlived its parent");
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -10,7 +10,7 @@ use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::lab::{PATIENCE, Way, inside, is_local, joined};
+use crate::lab::{DirectionCounters, PATIENCE, inside, is_local, joined};
 
 const MTU: usize = 1400;
 /// The addresses of both ends.
@@ -86,13 +86,13 @@ fn bulk_tcp_goes_through_two_devices_in_super_packets() {
     for address in ENDS[1] {
         let [here, there] = two_namespaces();
         let ((_one, queue), (_other, other)) = (device(&here, 0), device(&there, 1));
-        let ((arrived, took), way) = joined(queue, other, || transfer(&here, &there, address, bytes));
+        let ((arrived, took), counters) = joined(queue, other, || transfer(&here, &there, address, bytes));
         assert_eq!(arrived, (bytes, expected), "{address}");
-        let (received, sent) = (way.received.get(), way.sent.get());
-        println!("{address}: {:.1} Gbit/s, {way:?}", bytes as f64 * 8e-9 / took.as_secs_f64());
+        let (received, sent) = (counters.received.get(), counters.sent.get());
+        println!("{address}: {:.1} Gbit/s, {counters:?}", bytes as f64 * 8e-9 / took.as_secs_f64());
         assert_eq!((received.refused, sent.refused), (0, 0));
         assert_eq!(received.packets, sent.packets);
-        assert!(way.longest.get() <= MTU, "packets of {} bytes", way.longest.get());
+        assert!(counters.longest.get() <= MTU, "packets of {} bytes", counters.longest.get());
         assert!(received.packets >= bytes / MTU);
         // A GSO packet has up to 48 segments.
         assert!(received.packets > 10 * received.calls, "the packets of the kernel are not split: {received:?}");
@@ -101,18 +101,18 @@ fn bulk_tcp_goes_through_two_devices_in_super_packets() {
 }
 
 /// Sends from one end to the other with `send` and `receive`, in each family.
-fn datagrams(send: impl Fn(&UdpSocket, SocketAddr), receive: impl Fn(&UdpSocket), check: impl Fn(Way)) {
+fn datagrams(send: impl Fn(&UdpSocket, SocketAddr), receive: impl Fn(&UdpSocket), check: impl Fn(DirectionCounters)) {
     for (own, other) in ENDS[0].into_iter().zip(ENDS[1]) {
         let [here, there] = two_namespaces();
         let ((_one, queue), (_other, other_queue)) = (device(&here, 0), device(&there, 1));
         let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
         let (sender, receiver) = (inside(&here, || bind(own)), inside(&there, || bind(other)));
         receiver.set_read_timeout(Some(PATIENCE)).unwrap();
-        let ((), way) = joined(queue, other_queue, || {
+        let ((), counters) = joined(queue, other_queue, || {
             send(&sender, receiver.local_addr().unwrap());
             receive(&receiver);
         });
-        check(way);
+        check(counters);
     }
 }
 
@@ -134,7 +134,9 @@ fn a_run_of_datagrams_is_one_super_packet() {
         }
     };
     let one_call = Moved { packets: 10, refused: 0, calls: 1 };
-    datagrams(send, receive, |way| assert_eq!((way.received.get(), way.sent.get()), (one_call, one_call)));
+    datagrams(send, receive, |counters| {
+        assert_eq!((counters.received.get(), counters.sent.get()), (one_call, one_call))
+    });
 }
 
 #[test]
@@ -149,8 +151,8 @@ fn a_long_datagram_is_fragments_of_the_size_of_the_route() {
         assert_eq!(socket.recv(&mut room).unwrap(), contents.len());
         assert_eq!(&room[..contents.len()], contents);
     };
-    datagrams(send, receive, |way| {
-        assert!(way.longest.get() <= MTU && way.sent.get().packets >= contents.len() / MTU, "{way:?}");
+    datagrams(send, receive, |counters| {
+        assert!(counters.longest.get() <= MTU && counters.sent.get().packets >= contents.len() / MTU, "{counters:?}");
     });
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + 
 
 /// The traffic of one direction.
 #[derive(Debug, Default)]
-pub(crate) struct Way {
+pub(crate) struct DirectionCounters {
     pub(crate) received: Cell<Moved>,
     pub(crate) sent: Cell<Moved>,
     pub(crate) longest: Cell<usize>,
@@ -46,23 +46,23 @@ fn add(sum: &Cell<Moved>, moved: Moved) {
 }
 
 /// Relays all packets from one queue into the other.
-async fn carry(from: &Queue, into: &Queue, way: &Way) {
+async fn carry(from: &Queue, into: &Queue, counters: &DirectionCounters) {
     let mut buffer = ReceiveBuffer::default();
     let packets: RefCell<Vec<Bytes>> = RefCell::default();
     loop {
         let mut each = |packet: Bytes| {
-            way.longest.set(way.longest.get().max(packet.len()));
+            counters.longest.set(counters.longest.get().max(packet.len()));
             packets.borrow_mut().push(packet);
         };
         let moved = poll_fn(|cx| from.poll_receive(cx, &mut buffer, &mut each)).await.unwrap();
-        add(&way.received, moved);
+        add(&counters.received, moved);
         let packets = packets.take();
         let mut left = &packets[..];
         while !left.is_empty() {
             match into.try_send(left) {
                 Ok(moved) => {
                     left = &left[moved.taken()..];
-                    add(&way.sent, moved);
+                    add(&counters.sent, moved);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     poll_fn(|cx| into.poll_send_ready(cx)).await.unwrap();
@@ -74,13 +74,13 @@ async fn carry(from: &Queue, into: &Queue, way: &Way) {
 }
 
 /// Relays between two queues while `what` runs; returns its result and the traffic from the first to the second.
-pub(crate) fn joined<T>(one: IdleQueue, other: IdleQueue, what: impl FnOnce() -> T) -> (T, Way) {
+pub(crate) fn joined<T>(one: IdleQueue, other: IdleQueue, what: impl FnOnce() -> T) -> (T, DirectionCounters) {
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let thread = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (one, other) = (one.start().unwrap(), other.start().unwrap());
-            let (there, back) = (Way::default(), Way::default());
+            let (there, back) = (DirectionCounters::default(), DirectionCounters::default());
             tokio::select! {
                 _ = ended => {}
                 () = carry(&one, &other, &there) => {}

@@ -14,8 +14,8 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
 use super::model::Half;
-use hermes_testkit::control::Desk;
-use hermes_testkit::control::Steady;
+use hermes_testkit::control::OperatorClient;
+use hermes_testkit::control::PersistentClient;
 
 /// What is to be so in the end is so by then.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ pub(crate) struct Told {
 
 pub(crate) struct Writer {
     pub(crate) half: Arc<Half>,
-    pub(crate) desks: Vec<Desk>,
+    pub(crate) desks: Vec<OperatorClient>,
     /// Where the nodes' directories are.
     pub(crate) directory: PathBuf,
     pub(crate) apps: std::net::SocketAddr,
@@ -47,41 +47,41 @@ impl Writer {
     /// Changes until it is told to stop, and finds out in the end how its last change went.
     pub(crate) async fn run(mut self, stop: Arc<AtomicBool>) -> Told {
         let mut random = SmallRng::seed_from_u64(self.seed);
-        let (mut told, mut mark) = (Told::default(), self.half.acked());
+        let (mut report, mut mark) = (Told::default(), self.half.acked());
         let mut since = self.settle(0).await;
         loop {
             let is_last = stop.load(Ordering::Acquire);
             mark += 1;
-            let desk = random.random_range(0..self.desks.len());
+            let operator = random.random_range(0..self.desks.len());
             if mark.is_multiple_of(5) {
-                self.wrong(desk, mark, &mut told).await;
+                self.wrong(operator, mark, &mut report).await;
                 continue;
             }
             self.half.attempt(mark);
             let path = format!("/v1/apply?since={since}&wait={WAIT}");
             let text = self.half.documents(mark);
-            match self.desks[desk].ask(Method::POST, &path, &text).await {
+            match self.desks[operator].ask(Method::POST, &path, &text).await {
                 Ok((200, answer)) => {
                     self.half.acknowledged(mark);
-                    told.acknowledged += 1;
+                    report.acknowledged += 1;
                     since = answer["revision"].as_u64().unwrap();
-                    told.running += self.hold(mark, &answer).await;
+                    report.running += self.hold(mark, &answer).await;
                     // Who has acknowledged it has it, also after it was killed and is back.
-                    if let Some((there, _)) = self.read(desk).await {
-                        assert_eq!(there, mark, "what controller {desk} acknowledged it has no more: {answer}");
+                    if let Some((there, _)) = self.read(operator).await {
+                        assert_eq!(there, mark, "what controller {operator} acknowledged it has no more: {answer}");
                     }
                     if is_last {
-                        return told;
+                        return report;
                     }
                 }
                 Ok((409, _)) => {
                     self.half.refused(mark);
-                    told.conflicts += 1;
-                    since = self.settle(desk).await;
+                    report.conflicts += 1;
+                    since = self.settle(operator).await;
                 }
                 Ok((503, _)) | Err(_) => {
-                    told.unknown += 1;
-                    since = self.settle(desk).await;
+                    report.unknown += 1;
+                    since = self.settle(operator).await;
                 }
                 Ok((status, answer)) => panic!("a change that is right has {status}: {answer}"),
             }
@@ -89,10 +89,10 @@ impl Writer {
     }
 
     /// One that must be refused; no node may ever run it.
-    async fn wrong(&mut self, desk: usize, mark: u64, told: &mut Told) {
+    async fn wrong(&mut self, operator: usize, mark: u64, report: &mut Told) {
         let text = self.half.documents(mark) + "---\n{kind: Group, name: nobody, users: [nobody]}\n";
-        match self.desks[desk].ask(Method::POST, "/v1/apply", &text).await {
-            Ok((422, _)) => told.wrong += 1,
+        match self.desks[operator].ask(Method::POST, "/v1/apply", &text).await {
+            Ok((422, _)) => report.wrong += 1,
             Ok((503, _)) | Err(_) => tokio::time::sleep(PAUSE).await,
             Ok((status, answer)) => panic!("a wrong change has {status}: {answer}"),
         }
@@ -115,7 +115,7 @@ impl Writer {
         }
         let is_whole = running == self.half.nodes.len() as u64;
         // A node may be killed just now: then there is no answer, and nothing to be held against anybody.
-        if is_whole && let Ok(head) = Steady::new(self.apps, self.app).ask().await {
+        if is_whole && let Ok(head) = PersistentClient::new(self.apps, self.app).ask().await {
             let seen = head.header("x-mark");
             assert_eq!(seen, Some(mark.to_string()), "all nodes are said to run {mark}");
         }
@@ -123,8 +123,8 @@ impl Writer {
     }
 
     /// What a controller has of this half, and since when. `None`: it does not answer.
-    async fn read(&mut self, desk: usize) -> Option<(u64, u64)> {
-        read(&mut self.desks[desk], self.half.letter).await
+    async fn read(&mut self, operator: usize) -> Option<(u64, u64)> {
+        read(&mut self.desks[operator], self.half.letter).await
     }
 
     /// Finds out what became of changes that are open. The revision that has the last one.
@@ -132,8 +132,8 @@ impl Writer {
         let floor = self.half.acked();
         let deadline = Instant::now() + PATIENCE;
         let mut last = "nobody answers".to_owned();
-        for desk in (0..self.desks.len()).cycle().skip(first) {
-            if let Some((mark, revision)) = self.read(desk).await {
+        for operator in (0..self.desks.len()).cycle().skip(first) {
+            if let Some((mark, revision)) = self.read(operator).await {
                 match self.half.is_possible(mark, floor) {
                     Ok(()) => return revision,
                     // Another one than what acknowledged it may still read.
@@ -148,8 +148,8 @@ impl Writer {
 }
 
 /// The mark that a controller has, which is in both services or in none, and its revision.
-pub(crate) async fn read(desk: &mut Desk, letter: char) -> Option<(u64, u64)> {
-    let (_, all) = desk.ask(Method::GET, "/v1/documents?kind=Service", "").await.ok().filter(|one| one.0 == 200)?;
+pub(crate) async fn read(operator: &mut OperatorClient, letter: char) -> Option<(u64, u64)> {
+    let (_, all) = operator.ask(Method::GET, "/v1/documents?kind=Service", "").await.ok().filter(|one| one.0 == 200)?;
     let of = |name: &str| {
         let name = format!("{letter}-{name}");
         let one = all["documents"].as_array().unwrap().iter().find(|one| one["document"]["name"] == *name).unwrap();

@@ -1,7 +1,9 @@
 //! The program's own log, and whoever reads it and stalls.
 
 use hermes_testkit::binary::hermes;
-use hermes_testkit::{ca::Subject, dialog::Dialog, door::Door, overlay::Overlay, patience::until};
+use hermes_testkit::{
+    ca::Subject, listener_client::ListenerClient, overlay::Overlay, poll::until, raw_http1::RawHttp1,
+};
 use nix::sys::signal::Signal;
 
 /// Passes stderr on until the node runs; then nobody reads it, for as long as the node lives.
@@ -24,9 +26,9 @@ routes:
     let node = draft.args(&["--log", "debug"]).start().await.unwrap();
     // Each of these has a line of some hundred bytes: a pipe of 64 KiB and the queue are full before the last.
     for _ in 0..LINES {
-        let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-        dialog.send("no request\r\n\r\n").await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 400);
+        let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+        http1.send("no request\r\n\r\n").await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 400);
     }
     assert!(node.metric("hermes_log_lines_lost_total", "").await.unwrap() > 0.0);
 }
@@ -58,18 +60,18 @@ async fn a_certificate_whose_time_is_over_is_told() {
 #[tokio::test]
 async fn a_client_that_is_refused_at_its_handshake_is_told_and_does_not_fill_the_log() {
     let overlay = Overlay::new(hermes()).unwrap();
-    let subject = Subject::node("edge").with_dns(hermes_testkit::door::NODE_NAME);
+    let subject = Subject::node("edge").with_dns(hermes_testkit::listener_client::NODE_NAME);
     let node = overlay.node("edge").identity(&subject).unwrap().document(BY_TLS).start().await.unwrap();
-    let door = Door::tls(node.address("in"), overlay.authority().pem(), None);
+    let client = ListenerClient::tls(node.address("in"), overlay.authority().pem(), None);
     for _ in 0..50 {
-        if let Ok(mut dialog) = door.h1().await {
-            let _ = dialog.head().await;
+        if let Ok(mut http1) = client.h1().await {
+            let _ = http1.head().await;
         }
     }
     node.says("handshake failed listener=in").await;
     node.metric_reaches("hermes_tls_handshake_failures_total", "", 50.0).await;
-    let told = node.log().matches("handshake failed").count();
-    assert!(told <= 10, "{told} were told");
+    let logged = node.log().matches("handshake failed").count();
+    assert!(logged <= 10, "{logged} were told");
 }
 
 #[test]
@@ -93,9 +95,9 @@ upstreams:
     std::fs::write(&path, document).unwrap();
     let mut proxy = std::process::Command::new(hermes());
     let output = proxy.args(["proxy", "--config"]).arg(&path).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("no readable private key"), "{said}");
-    assert!(!said.contains("no CA") && !said.contains("listeners[0]"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("no readable private key"), "{text}");
+    assert!(!text.contains("no CA") && !text.contains("listeners[0]"), "{text}");
 }
 
 const RECORDED: &str = "
@@ -111,9 +113,9 @@ routes:
 const FULL: &[&str] = &["bash", "-c", "trap '' XFSZ; ulimit -S -f 32; exec \"$@\"", "bash"];
 
 async fn asks(node: &hermes_testkit::overlay::Node, path: &str) {
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send(format!("GET /{path} HTTP/1.1\r\nHost: HERE\r\nConnection: close\r\n\r\n")).await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send(format!("GET /{path} HTTP/1.1\r\nHost: HERE\r\nConnection: close\r\n\r\n")).await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
 }
 
 #[tokio::test]
@@ -122,11 +124,11 @@ async fn records_of_a_full_disk_are_counted_and_the_next_have_lines_of_their_own
     let log = overlay.dir().join("access.log");
     let draft = overlay.node("edge").document(RECORDED).with("LOG", log.display());
     let node = draft.by_way_of(FULL).start().await.unwrap();
-    let mut asked = 0;
+    let mut requests = 0;
     while node.metric("hermes_records_lost_total", "").await.unwrap() < 20.0 {
         asks(&node, &"x".repeat(1000)).await;
-        asked += 1;
-        assert!(asked < 1000);
+        requests += 1;
+        assert!(requests < 1000);
     }
     node.says("cannot write the access log").await;
     let pid = node.pid().to_string();
@@ -134,7 +136,7 @@ async fn records_of_a_full_disk_are_counted_and_the_next_have_lines_of_their_own
     assert!(freed.unwrap().success());
     for _ in 0..20 {
         asks(&node, "after").await;
-        asked += 1;
+        requests += 1;
     }
     let lines = || std::fs::read_to_string(&log).unwrap();
     until("the last records", async || lines().lines().filter(|line| line.contains("/after")).count() == 20).await;
@@ -142,7 +144,7 @@ async fn records_of_a_full_disk_are_counted_and_the_next_have_lines_of_their_own
     let broken = lines().lines().count() - whole;
     let lost = node.metric("hermes_records_lost_total", "").await.unwrap();
     assert!(broken <= 1, "{broken} lines are no records");
-    assert_eq!(whole as f64 + lost, f64::from(asked), "each record is written or counted");
+    assert_eq!(whole as f64 + lost, f64::from(requests), "each record is written or counted");
 }
 
 #[tokio::test]

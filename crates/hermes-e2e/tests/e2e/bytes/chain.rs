@@ -1,6 +1,6 @@
-//! Chains of nodes for transfers: every hop of every kind, every door at the near end, origins at the far end.
+//! Chains of nodes for transfers: every hop of every kind, every listener at the near end, origins at the far end.
 //!
-//! In: the kinds of hop from node to node, in the clear or with mutual TLS. Out: the doors of the first node. Each
+//! In: the kinds of hop from node to node, in the clear or with mutual TLS. Out: the listeners of the first node. Each
 //! node routes by kind alone, except that the first may offer several hops side by side, chosen by name.
 
 use hermes_testkit::binary::hermes;
@@ -10,8 +10,8 @@ use bytes::Bytes;
 use hermes_testkit::{
     Result,
     ca::{Identity, Subject},
-    door::{Door, NODE_NAME, Way},
-    flow::FlowWay,
+    flow::FlowMode,
+    listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     origin::{self, Origin},
     overlay::{Node, Overlay},
 };
@@ -105,13 +105,15 @@ $MORE";
 impl Chain {
     /// What nodes and kernel say of datagrams that were dropped, for a failure's message.
     pub(crate) async fn dropped(&self) -> String {
-        let said = std::fs::read_to_string("/proc/net/snmp").unwrap_or_default();
-        let mut told: Vec<String> = said.lines().filter(|line| line.starts_with("Udp:")).map(str::to_owned).collect();
+        let output = std::fs::read_to_string("/proc/net/snmp").unwrap_or_default();
+        let mut counters: Vec<String> =
+            output.lines().filter(|line| line.starts_with("Udp:")).map(str::to_owned).collect();
         for node in &self.nodes {
             let (_, metrics) = node.ask("/metrics").await.unwrap_or_default();
-            told.extend(metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped")).map(str::to_owned));
+            counters
+                .extend(metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped")).map(str::to_owned));
         }
-        told.join("\n")
+        counters.join("\n")
     }
 
     /// Starts `hops.len() + 1` nodes, from the far one on; `hops` is in the order of the way. With `last` the far
@@ -193,11 +195,11 @@ upstreams:
         let tls = if secure { ", tls: {}" } else { "" };
         let udp = next.address("bare-udp");
         let routes: String = hops.iter().map(|(name, hop)| routes(*name, *hop, udp)).collect();
-        let [door, bare, web] = ["door", "bare", "bare-http"].map(|listener| next.address(listener));
+        let [client, bare, web] = ["door", "bare", "bare-http"].map(|listener| next.address(listener));
         let h3 = if secure {
             format!(
-                "- {{name: h3, protocol: h3, overlay: true, endpoints: ['{door}'], tls: {{}}}}\n\
-                 - {{name: post-h3, protocol: h3, tunnel-method: POST, overlay: true, endpoints: ['{door}'], tls: {{}}}}"
+                "- {{name: h3, protocol: h3, overlay: true, endpoints: ['{client}'], tls: {{}}}}\n\
+                 - {{name: post-h3, protocol: h3, tunnel-method: POST, overlay: true, endpoints: ['{client}'], tls: {{}}}}"
             )
         } else {
             String::new()
@@ -207,10 +209,10 @@ upstreams:
 routes:
 {routes}
 upstreams:
-- {{name: h1, protocol: h1, overlay: true, endpoints: ['{door}']{tls}}}
-- {{name: h2, protocol: h2, overlay: true, endpoints: ['{door}']{tls}}}
-- {{name: post-h1, protocol: h1, tunnel-method: POST, overlay: true, endpoints: ['{door}']{tls}}}
-- {{name: post-h2, protocol: h2, tunnel-method: POST, overlay: true, endpoints: ['{door}']{tls}}}
+- {{name: h1, protocol: h1, overlay: true, endpoints: ['{client}']{tls}}}
+- {{name: h2, protocol: h2, overlay: true, endpoints: ['{client}']{tls}}}
+- {{name: post-h1, protocol: h1, tunnel-method: POST, overlay: true, endpoints: ['{client}']{tls}}}
+- {{name: post-h2, protocol: h2, tunnel-method: POST, overlay: true, endpoints: ['{client}']{tls}}}
 - {{name: bare, protocol: tcp, endpoints: ['{bare}']{tls}}}
 - {{name: bare-web, protocol: tcp, endpoints: ['{web}']{tls}}}
 - {{name: bare-http, protocol: h1, endpoints: ['{web}']{tls}}}
@@ -223,34 +225,34 @@ upstreams:
         &self.nodes[self.nodes.len() - 1]
     }
 
-    fn door(&self, listener: &str) -> Door {
+    fn client(&self, listener: &str) -> ListenerClient {
         let address = self.near().address(listener);
         match &self.user {
-            Some(user) => Door::tls(address, self.overlay.authority().pem(), Some(user)),
-            None => Door::plain(address),
+            Some(user) => ListenerClient::tls(address, self.overlay.authority().pem(), Some(user)),
+            None => ListenerClient::plain(address),
         }
     }
 
     /// Where requests come in.
-    pub(crate) fn http(&self) -> Door {
-        self.door("door")
+    pub(crate) fn http(&self) -> ListenerClient {
+        self.client("door")
     }
 
     /// Where TCP comes in by this way; `hop` where the first node offers several.
-    pub(crate) fn tcp(&self, way: Way, hop: Option<Hop>) -> Door {
-        match (way, hop) {
-            (Way::Raw, None) => self.door("bare"),
-            (Way::Raw, Some(hop)) => self.door(&format!("bare-{}", hop.name())),
-            _ => self.door("door"),
+    pub(crate) fn tcp(&self, mode: TunnelMode, hop: Option<Hop>) -> ListenerClient {
+        match (mode, hop) {
+            (TunnelMode::Raw, None) => self.client("bare"),
+            (TunnelMode::Raw, Some(hop)) => self.client(&format!("bare-{}", hop.name())),
+            _ => self.client("door"),
         }
     }
 
     /// Where UDP comes in by this way; `hop` where the first node offers several.
-    pub(crate) fn udp(&self, way: FlowWay, hop: Option<Hop>) -> Door {
+    pub(crate) fn udp(&self, mode: FlowMode, hop: Option<Hop>) -> ListenerClient {
         let listener = hop.map_or_else(|| "bare-udp".to_owned(), |hop| format!("bare-udp-{}", hop.name()));
-        match way {
-            FlowWay::Raw => Door::plain(self.near().address(&listener)),
-            _ => self.door("door"),
+        match mode {
+            FlowMode::Raw => ListenerClient::plain(self.near().address(&listener)),
+            _ => self.client("door"),
         }
     }
 }

@@ -157,7 +157,7 @@ async fn what_no_cache_has_written_stays_and_is_not_followed() {
     after.says("the cache found what it had kept").await;
     assert!(get(&after, "/x").await.is_hit());
     let is_gone = || async { ours.iter().all(|path| !path.exists()) && !root.join("gone.0123456789abcdef").exists() };
-    hermes_testkit::patience::until("what is left of before is removed", is_gone).await;
+    hermes_testkit::poll::until("what is left of before is removed", is_gone).await;
     end(after).await;
     for path in &foreign {
         assert_eq!(fs::read_to_string(path).unwrap(), "mine", "{}", path.display());

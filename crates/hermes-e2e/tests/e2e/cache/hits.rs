@@ -1,6 +1,6 @@
 //! What is given again, what is asked for again, and what stands in.
 
-use hermes_testkit::door::Door;
+use hermes_testkit::listener_client::ListenerClient;
 use http::Request;
 
 use crate::cache::lab::{DOCUMENT, Scripted, Step, ask, body, get, node, overlay, response};
@@ -60,8 +60,8 @@ async fn what_is_stale_is_asked_about() {
     let other = ask(&node, "GET", "/x", &["if-none-match: \"other\""]).await;
     assert_eq!((other.status(), other.text().as_str()), (200, "body"));
     let tags: Vec<_> = origin.seen().iter().map(|head| head.header("if-none-match")).collect();
-    let asked = Some("\"a\"".to_owned());
-    assert_eq!(tags, [None, asked.clone(), asked.clone(), asked]);
+    let requests = Some("\"a\"".to_owned());
+    assert_eq!(tags, [None, requests.clone(), requests.clone(), requests]);
 }
 
 #[tokio::test]
@@ -162,13 +162,13 @@ async fn clients_of_http_2_get_the_same() {
         Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600\netag: \"a\"", &sent))]);
     let overlay = overlay();
     let node = node(&overlay, "", origin.origin.address()).await;
-    let mut client = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut client = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     for round in 0..3 {
         let request = Request::get("http://WEB/x").body(()).unwrap();
         let answer = client.ask(request, b"").await.unwrap();
         assert!(answer.status == 200 && answer.data == whole, "round {round}");
-        let said = answer.header("cache-status").unwrap();
-        assert_eq!(said.starts_with("edge; hit"), round > 0, "{said}");
+        let output = answer.header("cache-status").unwrap();
+        assert_eq!(output.starts_with("edge; hit"), round > 0, "{output}");
     }
     let request = Request::get("http://WEB/x").header("range", "bytes=399990-").body(()).unwrap();
     let part = client.ask(request, b"").await.unwrap();

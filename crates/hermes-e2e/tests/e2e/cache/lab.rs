@@ -10,9 +10,9 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::{Dialog, Head, in_time},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::{Head, RawHttp1, in_time},
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -34,20 +34,20 @@ pub(crate) struct Scripted {
 impl Scripted {
     /// `script` gets each request's head, and its number from zero.
     pub(crate) fn new(script: impl Fn(&Head, usize) -> Vec<Step> + Send + Sync + 'static) -> Self {
-        let (tell, seen) = mpsc::unbounded_channel();
+        let (sender, seen) = mpsc::unbounded_channel();
         let (script, count) = (Arc::new(script), Arc::new(AtomicUsize::new(0)));
-        let origin = scripted::h1(move |mut dialog| {
-            let (tell, script, count) = (tell.clone(), script.clone(), count.clone());
+        let origin = scripted::h1(move |mut http1| {
+            let (sender, script, count) = (sender.clone(), script.clone(), count.clone());
             async move {
                 loop {
-                    let head = dialog.head().await?;
-                    dialog.body(&head).await?;
+                    let head = http1.head().await?;
+                    http1.body(&head).await?;
                     let number = count.fetch_add(1, Ordering::SeqCst);
                     let steps = script(&head, number);
-                    let _ = tell.send(head);
+                    let _ = sender.send(head);
                     for step in steps {
                         match step {
-                            Step::Send(bytes) => dialog.send(bytes).await?,
+                            Step::Send(bytes) => http1.send(bytes).await?,
                             Step::Await(notify) => notify.notified().await,
                             Step::Close => return Ok(()),
                         }
@@ -129,12 +129,12 @@ pub(crate) async fn node(overlay: &Overlay, cache: &str, origin: SocketAddr) -> 
 
 /// What a client got.
 #[derive(Debug)]
-pub(crate) struct Got {
+pub(crate) struct ReceivedResponse {
     pub(crate) head: Head,
     pub(crate) data: Vec<u8>,
 }
 
-impl Got {
+impl ReceivedResponse {
     pub(crate) fn status(&self) -> u16 {
         self.head.status()
     }
@@ -154,16 +154,16 @@ impl Got {
 }
 
 /// Asks on a connection of its own.
-pub(crate) async fn ask(node: &Node, method: &str, path: &str, fields: &[&str]) -> Got {
+pub(crate) async fn ask(node: &Node, method: &str, path: &str, fields: &[&str]) -> ReceivedResponse {
     ask_at(node, "in", method, path, fields).await
 }
 
 /// Asks at this listener.
-pub(crate) async fn ask_at(node: &Node, listener: &str, method: &str, path: &str, fields: &[&str]) -> Got {
+pub(crate) async fn ask_at(node: &Node, listener: &str, method: &str, path: &str, fields: &[&str]) -> ReceivedResponse {
     in_time("an answer", try_ask(node, listener, method, path, fields)).await.unwrap()
 }
 
-pub(crate) async fn get(node: &Node, path: &str) -> Got {
+pub(crate) async fn get(node: &Node, path: &str) -> ReceivedResponse {
     ask(node, "GET", path, &[]).await
 }
 
@@ -174,11 +174,11 @@ pub(crate) async fn try_ask(
     method: &str,
     path: &str,
     fields: &[&str],
-) -> std::io::Result<Got> {
-    let mut dialog = begin(node, listener, method, path, fields).await?;
-    let head = dialog.head().await?;
-    let data = if method == "HEAD" { Vec::new() } else { dialog.body(&head).await?.data };
-    Ok(Got { head, data })
+) -> std::io::Result<ReceivedResponse> {
+    let mut http1 = begin(node, listener, method, path, fields).await?;
+    let head = http1.head().await?;
+    let data = if method == "HEAD" { Vec::new() } else { http1.body(&head).await?.data };
+    Ok(ReceivedResponse { head, data })
 }
 
 /// Asks, and leaves the reading to the test.
@@ -188,9 +188,9 @@ pub(crate) async fn begin(
     method: &str,
     path: &str,
     fields: &[&str],
-) -> std::io::Result<Dialog<tokio::net::TcpStream>> {
-    let mut dialog = Dialog::connect(node.address(listener)).await?;
+) -> std::io::Result<RawHttp1<tokio::net::TcpStream>> {
+    let mut http1 = RawHttp1::connect(node.address(listener)).await?;
     let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
-    dialog.send(format!("{method} {path} HTTP/1.1\r\nhost: WEB\r\n{fields}\r\n")).await?;
-    Ok(dialog)
+    http1.send(format!("{method} {path} HTTP/1.1\r\nhost: WEB\r\n{fields}\r\n")).await?;
+    Ok(http1)
 }

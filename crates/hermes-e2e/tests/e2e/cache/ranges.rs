@@ -8,13 +8,13 @@ use crate::cache::lab::{Scripted, Step, ask, body, by_range, get, head, node, ov
 
 async fn curl(node: &Node, range: &str) -> (String, Vec<u8>) {
     let url = format!("http://{}/x", node.address("in"));
-    let said = tokio::process::Command::new("curl")
+    let text = tokio::process::Command::new("curl")
         .args(["-sS", "--max-time", "20", "-H", "host: WEB", "-r", range, "-D", "/dev/stderr", &url])
         .stdin(Stdio::null())
         .output()
         .await
         .unwrap();
-    (String::from_utf8_lossy(&said.stderr).into_owned(), said.stdout)
+    (String::from_utf8_lossy(&text.stderr).into_owned(), text.stdout)
 }
 
 #[tokio::test]
@@ -33,16 +33,16 @@ async fn parts_of_what_is_whole() {
         ("-7", 199_993..200_000),
         ("10-20,21-30", 10..31),
     ] {
-        let (said, data) = curl(&node, range).await;
-        assert!(said.starts_with("HTTP/1.1 206"), "{range}: {said}");
+        let (output, data) = curl(&node, range).await;
+        assert!(output.starts_with("HTTP/1.1 206"), "{range}: {output}");
         let place = format!("content-range: bytes {}-{}/200000", expected.start, expected.end - 1);
-        assert!(said.contains(&place), "{range}: {said}");
+        assert!(output.contains(&place), "{range}: {output}");
         assert!(data == whole[expected], "{range}");
     }
-    let (said, data) = curl(&node, "0-1,100-101").await;
-    assert!(said.starts_with("HTTP/1.1 200") && data == whole, "{said}");
-    let (said, _) = curl(&node, "200000-").await;
-    assert!(said.starts_with("HTTP/1.1 416") && said.contains("content-range: bytes */200000"), "{said}");
+    let (output, data) = curl(&node, "0-1,100-101").await;
+    assert!(output.starts_with("HTTP/1.1 200") && data == whole, "{output}");
+    let (output, _) = curl(&node, "200000-").await;
+    assert!(output.starts_with("HTTP/1.1 416") && output.contains("content-range: bytes */200000"), "{output}");
     let other = ask(&node, "GET", "/x", &["range: bytes=0-1", "if-range: \"b\""]).await;
     assert_eq!((other.status(), other.data.len()), (200, whole.len()));
     assert_eq!(origin.seen().len(), 1);
@@ -55,7 +55,7 @@ async fn only_what_is_missing_is_asked_for() {
     let mut origin = Scripted::new(move |request, _| vec![Step::Send(by_range(request, "\"a\"", &sent))]);
     let overlay = overlay();
     let node = node(&overlay, "", origin.origin.address()).await;
-    let asked = |seen: Vec<hermes_testkit::dialog::Head>| -> Vec<_> {
+    let requests = |seen: Vec<hermes_testkit::raw_http1::Head>| -> Vec<_> {
         seen.iter().map(|head| (head.header("range"), head.header("if-range"))).collect()
     };
     let tag = Some("\"a\"".to_owned());
@@ -75,14 +75,14 @@ async fn only_what_is_missing_is_asked_for() {
         let got = ask(&node, "GET", "/x", &fields).await;
         assert_eq!(got.status(), status, "{range:?}: {:?}", got.head);
         assert!(got.data == whole[expected], "{range:?}");
-        let asked = asked(origin.seen());
+        let requests = requests(origin.seen());
         match wanted {
-            None => assert!(asked.is_empty() && got.is_hit(), "{range:?}: {asked:?} {}", got.says()),
+            None => assert!(requests.is_empty() && got.is_hit(), "{range:?}: {requests:?} {}", got.says()),
             Some(wanted) => {
-                assert_eq!(asked.len(), 1);
-                assert_eq!(asked[0].0.as_deref(), Some(wanted), "{range:?}");
+                assert_eq!(requests.len(), 1);
+                assert_eq!(requests[0].0.as_deref(), Some(wanted), "{range:?}");
                 // The first one is the client's own.
-                assert!(asked[0].1.is_none() || asked[0].1 == tag);
+                assert!(requests[0].1.is_none() || requests[0].1 == tag);
             }
         }
     }
@@ -148,7 +148,7 @@ async fn parts_of_two_are_never_put_together() {
 #[tokio::test]
 async fn who_may_not_be_kept_costs_no_part() {
     let whole = body(100_000);
-    for (mine, added, asked) in [
+    for (mine, added, requests) in [
         ("authorization: Basic YTpi", "", 2),
         ("cache-control: no-store", "", 2),
         // That it is for one alone is seen when it is there: then it is asked for as that one asked.
@@ -170,6 +170,6 @@ async fn who_may_not_be_kept_costs_no_part() {
         assert!(got.status() == 206 && got.data == whole[40_000..70_000], "{mine}: {:?}", got.head);
         let got = ask(&node, "GET", "/x", &["range: bytes=10000-19999"]).await;
         assert!(got.is_hit() && got.data == whole[10_000..20_000], "{mine}: {}", got.says());
-        assert_eq!(origin.seen().len(), asked, "{mine}");
+        assert_eq!(origin.seen().len(), requests, "{mine}");
     }
 }

@@ -24,8 +24,8 @@ upstreams:
 /// Says who it is, and how often it has said so.
 fn saying(name: &'static str) -> Scripted {
     Scripted::new(move |_, number| {
-        let said = format!("{name} {number}");
-        vec![Step::Send(response(200, "cache-control: max-age=600", said.as_bytes()))]
+        let output = format!("{name} {number}");
+        vec![Step::Send(response(200, "cache-control: max-age=600", output.as_bytes()))]
     })
 }
 
@@ -63,7 +63,7 @@ async fn a_route_that_means_something_else_begins_anew() {
     let before = "upstream: origin, cache: {}".to_owned();
     let mut lab = Lab::new(&overlay, &before, origin.origin.address(), other.origin.address()).await;
     assert_eq!(get(&lab.node, "/x").await.text(), "origin 0");
-    let mut asked = 0;
+    let mut requests = 0;
     for after in [
         "upstream: origin, rewrite: {set-headers: {x-tenant: b}}, cache: {}".to_owned(),
         "upstream: origin, rewrite: {set-headers: {x-tenant: c}}, cache: {}".to_owned(),
@@ -71,13 +71,13 @@ async fn a_route_that_means_something_else_begins_anew() {
         "upstream: origin, match: {listener: in}, cache: {}".to_owned(),
     ] {
         lab.becomes(&after, "upstream: other").await;
-        asked += 1;
-        assert_eq!(get(&lab.node, "/x").await.text(), format!("origin {asked}"), "{after}");
+        requests += 1;
+        assert_eq!(get(&lab.node, "/x").await.text(), format!("origin {requests}"), "{after}");
         assert!(get(&lab.node, "/x").await.is_hit(), "{after}");
     }
     lab.becomes("upstream: other, cache: {}", "upstream: other").await;
     assert_eq!(get(&lab.node, "/x").await.text(), "other 0");
-    for (to, expected) in [(&origin, format!("origin {}", asked + 1)), (&other, "other 1".to_owned())] {
+    for (to, expected) in [(&origin, format!("origin {}", requests + 1)), (&other, "other 1".to_owned())] {
         lab.becomes(&terminate(to.origin.address()), "upstream: other").await;
         assert_eq!(get(&lab.node, "/x").await.text(), expected);
         assert!(get(&lab.node, "/x").await.is_hit());

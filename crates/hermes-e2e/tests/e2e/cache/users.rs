@@ -9,7 +9,7 @@ fn telling(fields: &'static str) -> Scripted {
 
 #[tokio::test]
 async fn a_shared_cache_keeps_nothing_private() {
-    for (fields, asked) in [
+    for (fields, requests) in [
         ("cache-control: private, max-age=600", &[][..]),
         ("cache-control: max-age=600\nset-cookie: session=1", &[]),
         ("cache-control: max-age=600", &["authorization: Basic YTpi"]),
@@ -20,7 +20,7 @@ async fn a_shared_cache_keeps_nothing_private() {
         let overlay = overlay();
         let node = node(&overlay, "", origin.origin.address()).await;
         for (number, listener) in ["alice", "bob", "in", "alice"].into_iter().enumerate() {
-            let got = ask_at(&node, listener, "GET", "/x", asked).await;
+            let got = ask_at(&node, listener, "GET", "/x", requests).await;
             assert_eq!(got.text(), number.to_string(), "{fields}: {}", got.says());
         }
     }

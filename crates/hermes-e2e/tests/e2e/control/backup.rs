@@ -2,38 +2,38 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use hermes_testkit::control::{Bed, until};
+use hermes_testkit::control::{ControllerFixture, until};
 
 #[tokio::test]
 async fn what_was_backed_up_goes_on_elsewhere() {
-    let mut bed = Bed::new().await;
-    bed.origin(7001, "one");
-    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
-    let _server = bed.node("server", Some(&bed.token("server")));
-    bed.until_answers("APP", "one").await;
-    let file = bed.state("backup.json");
+    let mut fixture = ControllerFixture::new().await;
+    fixture.origin(7001, "one");
+    fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
+    let _laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
+    let _server = fixture.node("server", Some(&fixture.token("server")));
+    fixture.until_answers("APP", "one").await;
+    let file = fixture.state("backup.json");
     let path = file.to_str().unwrap();
-    let said = bed.told(&["backup", path], "");
-    assert!(said.starts_with("revision "), "{said}");
+    let output = fixture.hermes_ok(&["backup", path], "");
+    assert!(output.starts_with("revision "), "{output}");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(bed.refused(&["backup", path], "").contains("does not exist"), "no backup is written over");
-    let data = bed.state("controller");
-    let said = bed.refused(&["restore", path, "--data", data.to_str().unwrap()], "");
-    assert!(said.contains("in use by another controller"), "{said}");
+    assert!(fixture.refused(&["backup", path], "").contains("does not exist"), "no backup is written over");
+    let data = fixture.state("controller");
+    let output = fixture.refused(&["restore", path, "--data", data.to_str().unwrap()], "");
+    assert!(output.contains("in use by another controller"), "{output}");
     // The machine of the controller is lost; its operator's file is not.
     let operator = std::fs::read(data.join("operator.json")).unwrap();
-    bed.kill_controller();
+    fixture.kill_controller();
     std::fs::remove_dir_all(&data).unwrap();
-    let said = bed.hermes(&["restore", path, "--data", data.to_str().unwrap()], "");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let output = fixture.hermes(&["restore", path, "--data", data.to_str().unwrap()], "");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     std::fs::write(data.join("operator.json"), operator).unwrap();
-    let said = bed.refused(&["restore", path, "--data", data.to_str().unwrap()], "");
-    assert!(said.contains("the store is not empty"), "{said}");
-    bed.start_controller().await;
+    let output = fixture.refused(&["restore", path, "--data", data.to_str().unwrap()], "");
+    assert!(output.contains("the store is not empty"), "{output}");
+    fixture.start_controller().await;
     // Nodes know it by its authority, and nothing else has changed for them.
-    until("both run it", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;
-    bed.origin(7002, "two");
-    bed.told(&["apply", "-f", "-"], &bed.documents(7002));
-    bed.until_answers("APP", "two").await;
+    until("both run it", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 2).await;
+    fixture.origin(7002, "two");
+    fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7002));
+    fixture.until_answers("APP", "two").await;
 }

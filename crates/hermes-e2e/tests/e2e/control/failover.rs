@@ -16,14 +16,14 @@ use hermes_testkit::origin::{self, Origin, http, stream};
 use hermes_testkit::process::Running;
 use hermes_testkit::traffic::Traffic;
 
-use hermes_testkit::control::{Bed, sigkill, until};
+use hermes_testkit::control::{ControllerFixture, sigkill, until};
 
 /// Clients under load, each of which has one request under way.
 const CLIENTS: usize = 4;
 const NODES: [&str; 6] = ["device", "in-1", "in-2", "long", "near", "far"];
 
 struct Scene {
-    bed: Bed,
+    fixture: ControllerFixture,
     traffic: Traffic,
     nodes: BTreeMap<&'static str, Running>,
     _origins: Vec<Origin>,
@@ -32,8 +32,8 @@ struct Scene {
 impl Scene {
     /// All is well, and the controller is dead.
     async fn new(links: &str) -> Self {
-        let mut bed = Bed::new().await;
-        let listen = |port| origin::listen(bed.socket(port)).unwrap();
+        let mut fixture = ControllerFixture::new().await;
+        let listen = |port| origin::listen(fixture.socket(port)).unwrap();
         let app = |port, name: &str| http::serve(listen(port), http::Version::H1, name.to_owned().into()).unwrap();
         let origins = vec![
             app(7001, "near"),
@@ -41,24 +41,24 @@ impl Scene {
             stream::echo(listen(7003)).unwrap(),
             stream::echo(listen(7004)).unwrap(),
         ];
-        bed.told(&["apply", "-f", "-"], &documents(&bed, links));
+        fixture.hermes_ok(&["apply", "-f", "-"], &documents(&fixture, links));
         let mut nodes = BTreeMap::new();
         for name in NODES {
-            nodes.insert(name, bed.node(name, Some(&bed.token(name))));
+            nodes.insert(name, fixture.node(name, Some(&fixture.token(name))));
         }
-        let running = || bed.told(&["node", "list"], "").matches(" running\n").count();
+        let running = || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count();
         until("all nodes are there", || running() == NODES.len()).await;
-        bed.until_answers("APP", "near").await;
+        fixture.until_answers("APP", "near").await;
         let mut traffic = Traffic::default();
         for _ in 0..CLIENTS / 2 {
-            traffic.one_shot(bed.socket(8080), "APP", "/");
-            traffic.keep_alive(bed.socket(8080), "APP", "/");
+            traffic.one_shot(fixture.socket(8080), "APP", "/");
+            traffic.keep_alive(fixture.socket(8080), "APP", "/");
         }
         traffic.progress(5).await;
-        let said = bed.told(&["explain", "--controller", "--node", "device", "--authority", "APP"], "");
-        assert!(said.contains("\n  next      in-1\n  else      in-2\nin-1\n"), "{said}");
-        bed.kill_controller();
-        Self { bed, traffic, nodes, _origins: origins }
+        let output = fixture.hermes_ok(&["explain", "--controller", "--node", "device", "--authority", "APP"], "");
+        assert!(output.contains("\n  next      in-1\n  else      in-2\nin-1\n"), "{output}");
+        fixture.kill_controller();
+        Self { fixture, traffic, nodes, _origins: origins }
     }
 
     fn failed(&self) -> u64 {
@@ -75,14 +75,14 @@ impl Scene {
         assert!(failed <= CLIENTS as u64, "{failed} requests failed when {name} died: {report}");
         println!("{name} died: {failed} requests failed");
         self.tunnel();
-        assert_eq!(self.bed.get("APP"), Some((200, answers.to_owned())), "{name} is dead");
+        assert_eq!(self.fixture.get("APP"), Some((200, answers.to_owned())), "{name} is dead");
     }
 
     /// It starts from what it kept, and sessions come to it again.
     async fn restart(&mut self, name: &'static str, answers: &str) {
         let before = self.failed();
-        self.nodes.insert(name, self.bed.node(name, None));
-        self.bed.until_answers("APP", answers).await;
+        self.nodes.insert(name, self.fixture.node(name, None));
+        self.fixture.until_answers("APP", answers).await;
         self.traffic.progress(20).await;
         self.tunnel();
         assert_eq!(self.failed(), before, "nothing fails when {name} comes back: {}", self.traffic.report());
@@ -90,7 +90,7 @@ impl Scene {
 
     /// Bytes there and back.
     fn tunnel(&self) {
-        let mut stream = TcpStream::connect(self.bed.socket(8080)).unwrap();
+        let mut stream = TcpStream::connect(self.fixture.socket(8080)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.write_all(b"CONNECT ECHO:7 HTTP/1.1\r\nhost: ECHO:7\r\n\r\n").unwrap();
         let mut head = Vec::new();
@@ -110,22 +110,22 @@ impl Scene {
 
 /// From the device by the first ingress, which has these links, to the near replica; by the second one, and one more node, to the
 /// far one.
-fn documents(bed: &Bed, links: &str) -> String {
+fn documents(fixture: &ControllerFixture, links: &str) -> String {
     let node = |name: &str, port: u16, more: &str| {
         format!(
             "---\n{{kind: Node, name: {name}, workers: 1, address: \"{0}\", bind: \"{0}\"{more}}}\n",
-            bed.socket(port)
+            fixture.socket(port)
         )
     };
     let at = |word: &str, near: u16, far: u16| {
-        let (near, far) = (bed.socket(near), bed.socket(far));
+        let (near, far) = (fixture.socket(near), fixture.socket(far));
         format!("at: [{{node: near, {word}: \"{near}\"}}, {{node: far, {word}: \"{far}\"}}], for: {{users: ann}}")
     };
     [
         "kind: Overlay\nname: test\nnodes: {health: {interval: 200ms, healthy: 1}}\n".to_owned(),
         format!(
             "---\n{{kind: Node, name: device, workers: 1, links: [in-1, in-2], apps: {{bind: \"{}\"}}}}\n",
-            bed.socket(8080)
+            fixture.socket(8080)
         ),
         node("in-1", 9443, &format!(", role: standalone, links: {links}")),
         node("in-2", 9444, ", role: standalone, links: long"),
@@ -159,16 +159,16 @@ async fn without_a_controller_nodes_go_on_by_alternates() {
     println!("{report}");
     // The device itself starts from what it kept.
     sigkill(scene.nodes.remove("device").unwrap());
-    scene.nodes.insert("device", scene.bed.node("device", None));
-    scene.bed.until_answers("APP", "near").await;
+    scene.nodes.insert("device", scene.fixture.node("device", None));
+    scene.fixture.until_answers("APP", "near").await;
     scene.tunnel();
     // Two nodes that stand in for each other, and the service is dead: what is said is why, and not that it came round.
-    scene.bed.until_answers("ALL", "near").await;
+    scene.fixture.until_answers("ALL", "near").await;
     for name in ["near", "far"] {
         sigkill(scene.nodes.remove(name).unwrap());
     }
     for _ in 0..10 {
-        let (status, text) = scene.bed.get("ALL").unwrap();
+        let (status, text) = scene.fixture.get("ALL").unwrap();
         assert!(matches!(status, 502 | 503), "{status}: {text}");
     }
 }
@@ -182,15 +182,15 @@ async fn what_a_node_cannot_send_on_goes_by_another_one() {
     // Neither has one: what the client is told is no riddle.
     scene.kill("near", "far").await;
     sigkill(scene.nodes.remove("far").unwrap());
-    until("nobody answers", || scene.bed.get("APP").is_some_and(|(status, _)| matches!(status, 502 | 503))).await;
+    until("nobody answers", || scene.fixture.get("APP").is_some_and(|(status, _)| matches!(status, 502 | 503))).await;
     let report = std::mem::take(&mut scene.traffic).finish().await;
     assert!(report.failures.iter().all(|failure| failure.contains(" 502 ") || failure.contains(" 503 ")), "{report}");
 }
 
 /// The values of a metric at a node, of all lines that have these words.
-fn metric(bed: &Bed, port: u16, words: &[&str]) -> Vec<f64> {
+fn metric(fixture: &ControllerFixture, port: u16, words: &[&str]) -> Vec<f64> {
     let ask = || {
-        let mut stream = TcpStream::connect(bed.socket(port))?;
+        let mut stream = TcpStream::connect(fixture.socket(port))?;
         write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text).map(|_| text)
@@ -205,10 +205,10 @@ fn metric(bed: &Bed, port: u16, words: &[&str]) -> Vec<f64> {
 #[tokio::test]
 async fn a_node_that_hangs_is_found_out_and_one_that_lives_is_asked_cheaply() {
     const PROBES: usize = 20;
-    let bed = Bed::new().await;
-    bed.origin(7001, "app");
+    let fixture = ControllerFixture::new().await;
+    fixture.origin(7001, "app");
     let node = |name: &str, port: u16, more: &str| {
-        let (at, admin) = (bed.socket(port), bed.socket(port + 100));
+        let (at, admin) = (fixture.socket(port), fixture.socket(port + 100));
         format!(
             "---\n{{kind: Node, name: {name}, workers: 1, address: \"{at}\", bind: \"{at}\", admin: \"{admin}\"{more}}}\n"
         )
@@ -219,8 +219,8 @@ async fn a_node_that_hangs_is_found_out_and_one_that_lives_is_asked_cheaply() {
         format!(
             "---\n{{kind: Node, name: device, workers: 1, links: [left, right], apps: {{bind: \"{}\"}}, admin: \"{}\", \
              health: {health}}}\n",
-            bed.socket(8080),
-            bed.socket(9500)
+            fixture.socket(8080),
+            fixture.socket(9500)
         ),
         node("left", 9443, ", role: standalone, links: server"),
         node("right", 9444, ", role: standalone, links: server"),
@@ -228,26 +228,26 @@ async fn a_node_that_hangs_is_found_out_and_one_that_lives_is_asked_cheaply() {
         "---\n{kind: User, name: ann, nodes: device}\n".to_owned(),
         format!(
             "---\n{{kind: Service, name: APP, at: {{node: server, http: \"{}\"}}, for: {{users: ann}}}}\n",
-            bed.socket(7001)
+            fixture.socket(7001)
         ),
     ];
-    bed.told(&["apply", "-f", "-"], &documents.concat());
-    let _others = ["device", "right", "server"].map(|name| bed.node(name, Some(&bed.token(name))));
-    let left = bed.socket(9443).to_string();
-    let is_healthy = |wanted: f64| metric(&bed, 9500, &["hermes_upstream_healthy", &left]) == [wanted];
-    bed.until_answers("APP", "app").await;
+    fixture.hermes_ok(&["apply", "-f", "-"], &documents.concat());
+    let _others = ["device", "right", "server"].map(|name| fixture.node(name, Some(&fixture.token(name))));
+    let left = fixture.socket(9443).to_string();
+    let is_healthy = |wanted: f64| metric(&fixture, 9500, &["hermes_upstream_healthy", &left]) == [wanted];
+    fixture.until_answers("APP", "app").await;
     until("a node that is not there is known to be away", || is_healthy(0.0)).await;
-    let node = bed.node("left", Some(&bed.token("left")));
+    let node = fixture.node("left", Some(&fixture.token("left")));
     until("it is asked often enough to be believed", || is_healthy(1.0)).await;
-    let made = metric(&bed, 9543, &["hermes_connections_total", "overlay"]);
+    let made = metric(&fixture, 9543, &["hermes_connections_total", "overlay"]);
     assert!(made.len() == 1 && made[0] <= 3.0, "{PROBES} probes made {made:?} connections");
-    let failed = metric(&bed, 9543, &["hermes_handshake_failures_total", "overlay"]);
+    let failed = metric(&fixture, 9543, &["hermes_handshake_failures_total", "overlay"]);
     assert!(failed.iter().sum::<f64>() == 0.0, "{failed:?} handshakes failed");
     let pid = Pid::from_raw(i32::try_from(node.pid()).unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
     until("a node that hangs is found out", || is_healthy(0.0)).await;
     for _ in 0..10 {
-        assert_eq!(bed.get("APP"), Some((200, "app".to_owned())));
+        assert_eq!(fixture.get("APP"), Some((200, "app".to_owned())));
     }
     kill(pid, Signal::SIGCONT).unwrap();
     until("it is well again", || is_healthy(1.0)).await;

@@ -3,12 +3,12 @@
 use std::net::Ipv4Addr;
 
 use hermes_testkit::netns::Namespace;
-use hermes_testkit::patience;
+use hermes_testkit::poll;
 use hermes_testkit::process::{Program, Running};
 use hermes_testkit::skip::needs_root;
 use serde_json::Value;
 
-use hermes_testkit::control::Bed;
+use hermes_testkit::control::ControllerFixture;
 
 /// Where everybody finds the hub.
 const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
@@ -24,11 +24,11 @@ impl Places {
     fn around(hub: &Namespace) -> Self {
         hub.ip(&["address", "add", "10.99.0.1/32", "dev", "lo"]).unwrap();
         let [laptop, east, west] = [1, 2, 3].map(|number| {
-            let place = Namespace::new().unwrap();
+            let namespace = Namespace::new().unwrap();
             let near = Ipv4Addr::new(10, 77, number, 1);
-            hub.join(near, &place, Ipv4Addr::new(10, 77, number, 2)).unwrap();
-            place.ip(&["route", "add", "10.99.0.1/32", "via", &near.to_string()]).unwrap();
-            place
+            hub.join(near, &namespace, Ipv4Addr::new(10, 77, number, 2)).unwrap();
+            namespace.ip(&["route", "add", "10.99.0.1/32", "via", &near.to_string()]).unwrap();
+            namespace
         });
         hub.enter().unwrap();
         Self { laptop, east, west }
@@ -55,10 +55,10 @@ fn network(at: &str) -> String {
 }
 
 /// Packets that came out of the network's device there.
-async fn came_out(place: &Namespace) -> u64 {
-    let said = place.output(&["ip", "-j", "-s", "link", "show", "ip-office"]).await.unwrap_or_default();
-    let said: Value = serde_json::from_str(&said).unwrap_or_default();
-    said[0]["stats64"]["rx"]["packets"].as_u64().unwrap_or_default()
+async fn came_out(namespace: &Namespace) -> u64 {
+    let text = namespace.output(&["ip", "-j", "-s", "link", "show", "ip-office"]).await.unwrap_or_default();
+    let text: Value = serde_json::from_str(&text).unwrap_or_default();
+    text[0]["stats64"]["rx"]["packets"].as_u64().unwrap_or_default()
 }
 
 async fn answers(laptop: &Namespace) -> bool {
@@ -69,53 +69,53 @@ async fn answers(laptop: &Namespace) -> bool {
 struct Pings(Running);
 
 impl Pings {
-    fn start(bed: &Bed, laptop: &Namespace) -> Self {
-        let program = Program::new("pings", "ping", bed.directory.path()).within(Some(laptop));
+    fn start(fixture: &ControllerFixture, laptop: &Namespace) -> Self {
+        let program = Program::new("pings", "ping", fixture.directory.path()).within(Some(laptop));
         Self(program.args(["-i", "0.05", "-W", "1", "10.0.0.1"]).start().unwrap())
     }
 
     async fn progress(&self, more: usize) {
         let count = || std::fs::read_to_string(self.0.stdout()).unwrap().matches("bytes from").count();
         let before = count();
-        patience::until("pings are answered", async || count() >= before + more).await;
+        poll::until("pings are answered", async || count() >= before + more).await;
     }
 
     /// How many were sent, and how many answered.
     fn finish(self) -> (u64, u64) {
-        let said = self.0.stdout().to_owned();
+        let output = self.0.stdout().to_owned();
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(self.0.pid().cast_signed()),
             nix::sys::signal::Signal::SIGINT,
         )
         .unwrap();
         drop(self.0.wait_output(hermes_testkit::control::PATIENCE));
-        let said = std::fs::read_to_string(said).unwrap();
-        let line = said.lines().find(|line| line.contains("packets transmitted")).unwrap().to_owned();
+        let output = std::fs::read_to_string(output).unwrap();
+        let line = output.lines().find(|line| line.contains("packets transmitted")).unwrap().to_owned();
         let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
         (numbers[0], numbers[1])
     }
 }
 
-async fn body(places: Places) {
-    let bed = Bed::at(HUB).await;
-    bed.told(&["apply", "-f", "-"], &documents("east"));
-    let own = |name, place| bed.node_within(place, name, Some(&bed.token(name)));
+async fn body(namespaces: Places) {
+    let fixture = ControllerFixture::at(HUB).await;
+    fixture.hermes_ok(&["apply", "-f", "-"], &documents("east"));
+    let own = |name, index| fixture.node_within(index, name, Some(&fixture.token(name)));
     let _nodes = [
         own("ingress", None),
-        own("east", Some(&places.east)),
-        own("west", Some(&places.west)),
-        own("laptop", Some(&places.laptop)),
+        own("east", Some(&namespaces.east)),
+        own("west", Some(&namespaces.west)),
+        own("laptop", Some(&namespaces.laptop)),
     ];
-    patience::until("alice's packets come out and back", async || answers(&places.laptop).await).await;
-    assert!(came_out(&places.east).await > 0 && came_out(&places.west).await == 0);
+    poll::until("alice's packets come out and back", async || answers(&namespaces.laptop).await).await;
+    assert!(came_out(&namespaces.east).await > 0 && came_out(&namespaces.west).await == 0);
 
     // The network moves while packets are on their way; who sends them has nothing to do with it.
-    let pings = Pings::start(&bed, &places.laptop);
+    let pings = Pings::start(&fixture, &namespaces.laptop);
     pings.progress(20).await;
     for at in ["west", "east", "west"] {
-        bed.told(&["apply", "-f", "-"], &network(at));
-        let gate = if at == "west" { &places.west } else { &places.east };
-        patience::until("packets come out there", async || {
+        fixture.hermes_ok(&["apply", "-f", "-"], &network(at));
+        let gate = if at == "west" { &namespaces.west } else { &namespaces.east };
+        poll::until("packets come out there", async || {
             let before = came_out(gate).await;
             pings.progress(5).await;
             came_out(gate).await > before
@@ -126,16 +126,16 @@ async fn body(places: Places) {
     // Where a session moves its packets may come too early or too late.
     assert!(sent >= 40 && answered + 3 * 3 >= sent, "{answered} of {sent} pings were answered");
 
-    let said = bed.told(&["explain", "--controller", "--user", "alice", "--network", "10.0.0.1"], "");
-    assert!(said.starts_with("laptop\n") && said.contains("listener app-0-tun takes it"), "{said}");
-    let (_, west) = said.split_once("\nwest\n").unwrap();
-    assert!(west.contains("write the packets to device ip-office"), "{said}");
+    let output = fixture.hermes_ok(&["explain", "--controller", "--user", "alice", "--network", "10.0.0.1"], "");
+    assert!(output.starts_with("laptop\n") && output.contains("listener app-0-tun takes it"), "{output}");
+    let (_, west) = output.split_once("\nwest\n").unwrap();
+    assert!(west.contains("write the packets to device ip-office"), "{output}");
 
     // Who may use it no more has nothing of it.
-    bed.told(&["delete", "Network/office"], "");
-    patience::until("nothing comes out", async || !answers(&places.laptop).await).await;
-    let before = came_out(&places.west).await;
-    assert!(!answers(&places.laptop).await && came_out(&places.west).await == before);
+    fixture.hermes_ok(&["delete", "Network/office"], "");
+    poll::until("nothing comes out", async || !answers(&namespaces.laptop).await).await;
+    let before = came_out(&namespaces.west).await;
+    assert!(!answers(&namespaces.laptop).await && came_out(&namespaces.west).await == before);
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn a_network_comes_out_where_its_document_says_and_moves_while_it_is_used() {
     // A thread of its own, which stays in the hub's namespace.
     let thread = std::thread::spawn(|| {
         let hub = Namespace::new().unwrap();
-        let places = Places::around(&hub);
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(body(places));
+        let namespaces = Places::around(&hub);
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(body(namespaces));
     });
     thread.join().unwrap();
 }

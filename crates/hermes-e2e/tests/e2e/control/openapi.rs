@@ -6,8 +6,8 @@ use std::path::Path;
 use http::Method;
 use serde_json::Value;
 
-use hermes_testkit::control::Desk;
-use hermes_testkit::control::{Bed, until};
+use hermes_testkit::control::OperatorClient;
+use hermes_testkit::control::{ControllerFixture, until};
 
 /// Read when the test runs, so that a change of it compiles no test anew.
 fn text(path: &str) -> String {
@@ -96,29 +96,29 @@ async fn the_api_is_what_its_description_says() {
     }
     assert_eq!(described, served());
 
-    let bed = Bed::new().await;
-    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    let _server = bed.node("server", Some(&bed.token("server")));
-    until("it runs", || bed.told(&["node", "list"], "").matches(" running\n").count() == 1).await;
-    let mut desk = Desk::new(&bed.state("controller/operator.json"));
+    let fixture = ControllerFixture::new().await;
+    fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
+    let _server = fixture.node("server", Some(&fixture.token("server")));
+    until("it runs", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 1).await;
+    let mut operator_client = OperatorClient::new(&fixture.state("controller/operator.json"));
     let waves = "kind: Overlay\nname: test\nrollout: {settle: 1h}\n";
     let changed = |idle: u32| {
         format!(
             "{waves}---\n{{kind: Node, name: server, address: \"{0}\", bind: \"{0}\", drain: {idle}s}}\n",
-            bed.socket(9443)
+            fixture.socket(9443)
         )
     };
     let request = rcgen::CertificateParams::default().serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
     let operator = |request: &str| format!("{{\"name\": \"ann\", \"request\": \"{request}\", \"life\": 60}}");
     let base64 = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, request.der());
-    let file = std::fs::read_to_string(bed.state("controller/operator.json")).unwrap();
+    let file = std::fs::read_to_string(fixture.state("controller/operator.json")).unwrap();
     let file: Value = serde_json::from_str(&file).unwrap();
     let key = rcgen::KeyPair::from_pem(file["key"].as_str().unwrap()).unwrap();
     let own = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
     let own = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, own.der());
     let own = format!("{{\"request\": \"{own}\"}}");
     let others = format!("{{\"request\": \"{base64}\"}}");
-    let mut asked = BTreeSet::new();
+    let mut requests = BTreeSet::new();
     for (method, path, template, text, expected) in [
         (Method::POST, "/v1/apply?dry-run=true", "/v1/apply", changed(5), 200),
         (Method::POST, "/v1/apply", "/v1/apply", "kind: Node".to_owned(), 422),
@@ -160,11 +160,11 @@ async fn the_api_is_what_its_description_says() {
         (Method::DELETE, "/v1/authority", "/v1/authority", String::new(), 200),
         (Method::DELETE, "/v1/nodes/server", "/v1/nodes/{name}", String::new(), 200),
     ] {
-        let (status, answer) = desk.ask(method.clone(), path, &text).await.unwrap();
+        let (status, answer) = operator_client.ask(method.clone(), path, &text).await.unwrap();
         assert_eq!(status, expected, "{method} {path}: {answer}");
         let operation = &description.0["paths"][template][method.as_str().to_lowercase()];
         description.assert_fits(description.answer(operation, status), &answer, &format!("{method} {path}"));
-        asked.insert(format!("{method} {template}"));
+        requests.insert(format!("{method} {template}"));
     }
-    assert_eq!(asked, described);
+    assert_eq!(requests, described);
 }

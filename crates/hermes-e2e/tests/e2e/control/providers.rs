@@ -3,29 +3,29 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use hermes_testkit::control::{Bed, PATIENCE, until};
+use hermes_testkit::control::{ControllerFixture, PATIENCE, until};
 
 #[tokio::test]
 async fn a_providers_administrator_has_what_is_its_own() {
-    let bed = Bed::new().await;
+    let fixture = ControllerFixture::new().await;
     let all = "kind: Overlay\nname: test\nproviders: {acme: {quota: {services: 1}}, bella: {}}\n---\n\
         {kind: Node, name: laptop, links: server, providers: [acme, bella]}\n---\n\
         {kind: Node, name: server, address: \"127.0.0.1:9443\", providers: [acme, bella]}\n---\n\
         {kind: User, provider: bella, name: bob, nodes: laptop}\n";
-    bed.told(&["apply", "-f", "-"], all);
-    let file = bed.directory.path().join("acme.json");
+    fixture.hermes_ok(&["apply", "-f", "-"], all);
+    let file = fixture.directory.path().join("acme.json");
     let file = file.to_str().unwrap();
     let create = |provider: &str, file: &str| {
-        bed.hermes(&["operator", "create", "--name", "joe", "--provider", provider, "-o", file], "")
+        fixture.hermes(&["operator", "create", "--name", "joe", "--provider", provider, "-o", file], "")
     };
     assert!(!create("carla", "/nowhere").status.success());
     assert!(create("acme", file).status.success());
-    let acme = |args: &[&str], input: &str| bed.hermes(&[args, &["--operator", file]].concat(), input);
+    let acme = |args: &[&str], input: &str| fixture.hermes(&[args, &["--operator", file]].concat(), input);
     let text = |output: std::process::Output| String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let own = "{kind: User, provider: acme, name: ann, nodes: laptop}\n---\n\
         {kind: Service, provider: acme, name: SHOP, at: {node: server, http: \"127.0.0.1:1\"}, for: everyone}\n";
-    let said = text(acme(&["apply", "-f", "-"], own));
-    assert!(said.contains("Service/acme/SHOP created") && !said.contains("node server"), "{said}");
+    let printed = text(acme(&["apply", "-f", "-"], own));
+    assert!(printed.contains("Service/acme/SHOP created") && !printed.contains("node server"), "{printed}");
     // It sees what is its own.
     let seen = text(acme(&["get"], ""));
     assert!(seen.contains("SHOP") && !seen.contains("bella") && !seen.contains("Overlay"), "{seen}");
@@ -57,27 +57,28 @@ async fn a_providers_administrator_has_what_is_its_own() {
     ] {
         let output = acme(args, input);
         assert!(!output.status.success(), "{args:?} {input}");
-        let said = text(output);
+        let printed = text(output);
         assert!(
-            said.contains(words) && !said.contains("bella") | args.concat().contains("bella") | input.contains("bella"),
-            "{args:?}: {said}"
+            printed.contains(words)
+                && !printed.contains("bella") | args.concat().contains("bella") | input.contains("bella"),
+            "{args:?}: {printed}"
         );
     }
-    let audit = std::fs::read_to_string(bed.state("controller").join("audit-provider-acme.jsonl")).unwrap();
+    let audit = std::fs::read_to_string(fixture.state("controller").join("audit-provider-acme.jsonl")).unwrap();
     assert!(audit.contains("\"by\":\"provider/acme/joe\"") && audit.contains("belongs to another owner"), "{audit}");
 }
 
 #[tokio::test]
 async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer() {
-    let bed = Bed::new().await;
-    bed.told(&["apply", "-f", "-"], "{kind: Overlay, name: test, providers: {acme: {}, bella: {}}}");
-    let file = bed.directory.path().join("acme.json");
+    let fixture = ControllerFixture::new().await;
+    fixture.hermes_ok(&["apply", "-f", "-"], "{kind: Overlay, name: test, providers: {acme: {}, bella: {}}}");
+    let file = fixture.directory.path().join("acme.json");
     let file = file.to_str().unwrap();
     let create = |provider: &str, file: &str| {
-        bed.hermes(&["operator", "create", "--name", "joe", "--provider", provider, "-o", file], "")
+        fixture.hermes(&["operator", "create", "--name", "joe", "--provider", provider, "-o", file], "")
     };
     assert!(create("acme", file).status.success());
-    let acme = |args: &[&str], input: &str| bed.hermes(&[args, &["--operator", file]].concat(), input);
+    let acme = |args: &[&str], input: &str| fixture.hermes(&[args, &["--operator", file]].concat(), input);
     let text = |output: std::process::Output| String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     // Nobody gives what lasts longer than what they have: thirty days, unless it is said.
     let longer = format!("{file}.longer");
@@ -99,25 +100,25 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
         (&["operator", "remove", "joe", "--provider", "bella"], "may not dismiss provider/bella/joe"),
         (&["operator", "remove", "root"], "there is no operator root"),
     ] {
-        let said = text(acme(args, ""));
-        assert!(said.contains(words), "{args:?}: {said}");
+        let printed = text(acme(args, ""));
+        assert!(printed.contains(words), "{args:?}: {printed}");
     }
-    let said = bed.refused(&["operator", "remove", "root"], "");
-    assert!(said.contains("root is the caller"), "{said}");
-    bed.told(&["operator", "remove", "joe", "--provider", "acme"], "");
+    let printed = fixture.refused(&["operator", "remove", "root"], "");
+    assert!(printed.contains("root is the caller"), "{printed}");
+    fixture.hermes_ok(&["operator", "remove", "joe", "--provider", "acme"], "");
     let output = acme(&["get"], "");
     assert!(!output.status.success());
-    let said = text(output);
-    assert!(said.contains("was revoked"), "{said}");
-    let listed = bed.told(&["operator", "list"], "");
+    let printed = text(output);
+    assert!(printed.contains("was revoked"), "{printed}");
+    let listed = fixture.hermes_ok(&["operator", "list"], "");
     assert!(listed.contains("joe  those of bella") && !listed.contains("joe  those of acme"), "{listed}");
-    let audit = std::fs::read_to_string(bed.directory.path().join("controller/audit.jsonl")).unwrap();
+    let audit = std::fs::read_to_string(fixture.directory.path().join("controller/audit.jsonl")).unwrap();
     assert!(audit.contains("\"what\":\"dismiss\",\"by\":\"operator/root\""), "{audit}");
 }
 
 /// The status that an application gets for a tunnel to a name.
-fn connect(bed: &Bed, authority: &str) -> String {
-    let mut stream = TcpStream::connect(bed.socket(8080)).unwrap();
+fn connect(fixture: &ControllerFixture, authority: &str) -> String {
+    let mut stream = TcpStream::connect(fixture.socket(8080)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n").unwrap();
     let mut head = [0; 12];
@@ -127,9 +128,9 @@ fn connect(bed: &Bed, authority: &str) -> String {
 
 #[tokio::test]
 async fn a_providers_service_never_is_the_node_itself() {
-    let bed = Bed::new().await;
-    let (apps, other, overlay) = (bed.socket(8080), bed.socket(8081), bed.socket(9443));
-    let (ip, admin) = (bed.address, bed.socket(0));
+    let fixture = ControllerFixture::new().await;
+    let (apps, other, overlay) = (fixture.socket(8080), fixture.socket(8081), fixture.socket(9443));
+    let (ip, admin) = (fixture.address, fixture.socket(0));
     let nodes = format!(
         "kind: Overlay\nname: test\nproviders: {{acme: {{}}, bella: {{}}}}\n---\n\
          {{kind: Node, name: shared, address: \"{overlay}\", bind: \"{overlay}\", providers: [acme, bella], admin: \"{admin}\", \
@@ -137,7 +138,7 @@ async fn a_providers_service_never_is_the_node_itself() {
          {{kind: User, provider: acme, name: ann, nodes: shared}}\n---\n\
          {{kind: User, provider: bella, name: bob, nodes: shared}}\n"
     );
-    bed.told(&["apply", "-f", "-"], &nodes);
+    fixture.hermes_ok(&["apply", "-f", "-"], &nodes);
     let service = |target: &str| {
         format!("{{kind: Service, provider: acme, name: OWN, at: {{node: shared, {target}}}, for: everyone}}")
     };
@@ -151,17 +152,17 @@ async fn a_providers_service_never_is_the_node_itself() {
         "http: \"169.254.169.254:80\"".to_owned(),
         "tcp: \"[fd00:ec2::254]:80\"".to_owned(),
     ] {
-        let said = bed.refused(&["apply", "-f", "-"], &service(&target));
+        let output = fixture.refused(&["apply", "-f", "-"], &service(&target));
         assert!(
-            said.contains("Service/acme/OWN: at[0].") && said.contains("providers may not use"),
-            "{target}: {said}"
+            output.contains("Service/acme/OWN: at[0].") && output.contains("providers may not use"),
+            "{target}: {output}"
         );
     }
     // Other targets are refused at the dial: a port that the system chose, and the controller's.
-    let _shared = bed.node("shared", Some(&bed.token("shared")));
+    let _shared = fixture.node("shared", Some(&fixture.token("shared")));
     let mut port = None;
     until("the node says where its admin endpoint is", || {
-        let log = bed.log("shared");
+        let log = fixture.log("shared");
         let line = log.lines().find(|line| line.contains("admin endpoint")).unwrap_or_default().to_owned();
         let text = line.rsplit(':').next().unwrap_or_default();
         port = text.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u16>().ok();
@@ -169,23 +170,23 @@ async fn a_providers_service_never_is_the_node_itself() {
     })
     .await;
     let port = port.unwrap();
-    bed.origin(7001, "own");
+    fixture.origin(7001, "own");
     let tcp =
         |port: u16| service(&format!("tcp: \"{ip}:{port}\"")).replace("name: OWN", "name: OWN, authority: \"OWN:443\"");
     for (port, is_own) in [(7001, true), (port, false), (9400, false), (7001, true)] {
         let (status, tunnel) = if is_own { (200, "200") } else { (403, "403") };
-        bed.told(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"{ip}:{port}\"")));
-        assert_eq!(bed.get("OWN").unwrap().0, status, "http to {port}");
-        bed.told(&["apply", "-f", "-", "--wait", "20s"], &tcp(port));
-        assert_eq!(connect(&bed, "OWN:443"), tunnel, "tcp to {port}");
+        fixture.hermes_ok(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"{ip}:{port}\"")));
+        assert_eq!(fixture.get("OWN").unwrap().0, status, "http to {port}");
+        fixture.hermes_ok(&["apply", "-f", "-", "--wait", "20s"], &tcp(port));
+        assert_eq!(connect(&fixture, "OWN:443"), tunnel, "tcp to {port}");
     }
     // The same holds for a name that resolves there, and for a target that the request names.
-    bed.told(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"localhost.:{port}\"")));
-    assert_ne!(bed.get("OWN").unwrap().0, 200);
+    fixture.hermes_ok(&["apply", "-f", "-", "--wait", "20s"], &service(&format!("http: \"localhost.:{port}\"")));
+    assert_ne!(fixture.get("OWN").unwrap().0, 200);
     let named = "{kind: Service, provider: acme, name: ALL, authority: \"*:*\", at: {node: shared, tcp: authority, reach: any}, for: everyone}";
-    bed.told(&["apply", "-f", "-", "--wait", "20s"], named);
-    assert_eq!(connect(&bed, &format!("{ip}:9400")), "403");
-    assert_eq!(connect(&bed, &format!("{ip}:8081")), "403");
-    assert_eq!(connect(&bed, &format!("[{mapped}]:{port}")), "403");
-    assert_eq!(connect(&bed, &format!("{ip}:7001")), "200");
+    fixture.hermes_ok(&["apply", "-f", "-", "--wait", "20s"], named);
+    assert_eq!(connect(&fixture, &format!("{ip}:9400")), "403");
+    assert_eq!(connect(&fixture, &format!("{ip}:8081")), "403");
+    assert_eq!(connect(&fixture, &format!("[{mapped}]:{port}")), "403");
+    assert_eq!(connect(&fixture, &format!("{ip}:7001")), "200");
 }

@@ -3,33 +3,33 @@
 use std::time::{Duration, Instant};
 
 use hermes_testkit::origin::{self, stream};
-use hermes_testkit::traffic::{Traffic, Way};
+use hermes_testkit::traffic::{Traffic, TunnelTarget};
 
-use hermes_testkit::control::Steady;
-use hermes_testkit::control::{Bed, until};
+use hermes_testkit::control::PersistentClient;
+use hermes_testkit::control::{ControllerFixture, until};
 
 /// Between two requests: what is tested is time, and not the rate.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Traffic over certificates that live this long, until each was renewed so often and so long is over.
 async fn renewed_under_traffic(life: Duration, times: usize, time: Duration) {
-    let bed = Bed::new().await;
-    bed.origin(7001, "one");
-    let echo = stream::echo(origin::listen(bed.socket(7007)).unwrap()).unwrap();
+    let fixture = ControllerFixture::new().await;
+    fixture.origin(7001, "one");
+    let echo = stream::echo(origin::listen(fixture.socket(7007)).unwrap()).unwrap();
     let life = format!("name: test\ncertificate-life: {}s\n", life.as_secs());
     let tunnels = format!(
         "---\n{{kind: Service, name: ECHO, authority: \"ECHO:7\", at: {{node: server, tcp: \"{}\"}}, for: {{users: ann}}}}\n",
         echo.address()
     );
-    bed.told(&["apply", "-f", "-"], &(bed.documents(7001).replace("name: test\n", &life) + &tunnels));
-    let _laptop = bed.node("laptop", Some(&bed.token("laptop")));
-    let _server = bed.node("server", Some(&bed.token("server")));
-    bed.until_answers("APP", "one").await;
-    let renewals = |node: &str| bed.log(node).matches("the certificate is renewed").count();
+    fixture.hermes_ok(&["apply", "-f", "-"], &(fixture.documents(7001).replace("name: test\n", &life) + &tunnels));
+    let _laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
+    let _server = fixture.node("server", Some(&fixture.token("server")));
+    fixture.until_answers("APP", "one").await;
+    let renewals = |node: &str| fixture.log(node).matches("the certificate is renewed").count();
     let mut traffic = Traffic::default();
     // One that is as old as the first certificates, and is there when they are long over.
-    traffic.tunnel(Way::Connect(bed.socket(8080), "ECHO:7".to_owned()), 7);
-    let (mut client, mut requests) = (Steady::new(bed.socket(8080), "APP"), 0);
+    traffic.tunnel(TunnelTarget::Connect(fixture.socket(8080), "ECHO:7".to_owned()), 7);
+    let (mut client, mut requests) = (PersistentClient::new(fixture.socket(8080), "APP"), 0);
     let began = Instant::now();
     while renewals("laptop") < times || renewals("server") < times || began.elapsed() < time {
         for _ in 0..20 {
@@ -38,14 +38,15 @@ async fn renewed_under_traffic(life: Duration, times: usize, time: Duration) {
             requests += 1;
             tokio::time::sleep(PAUSE).await;
         }
-        assert!(began.elapsed() < time + Duration::from_secs(60), "nothing is renewed: {}", bed.log("laptop"));
+        assert!(began.elapsed() < time + Duration::from_secs(60), "nothing is renewed: {}", fixture.log("laptop"));
     }
     let report = traffic.finish().await;
     println!("{requests} requests in {:?}, {report}", began.elapsed());
     println!("renewed: laptop {} times, server {} times", renewals("laptop"), renewals("server"));
     assert!(requests > 20, "{requests}");
     report.assert_whole(20);
-    until("both run what they should", || bed.told(&["node", "list"], "").matches(" running\n").count() == 2).await;
+    until("both run what they should", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 2)
+        .await;
 }
 
 /// The first ones are long over by then.
@@ -63,20 +64,20 @@ async fn certificates_of_a_minute_are_renewed_under_traffic_for_ten_minutes() {
 /// Who may pass on what others say is in its certificate: it has that as soon as its document does.
 #[tokio::test]
 async fn a_node_whose_role_changes_has_another_certificate_at_once() {
-    let bed = Bed::new().await;
-    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
-    let _server = bed.node("server", Some(&bed.token("server")));
+    let fixture = ControllerFixture::new().await;
+    fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
+    let _server = fixture.node("server", Some(&fixture.token("server")));
     let is_standalone = || {
         let args = ["x509", "-noout", "-ext", "subjectAltName", "-in"];
         let output =
-            std::process::Command::new("openssl").args(args).arg(bed.state("server/node.pem")).output().unwrap();
+            std::process::Command::new("openssl").args(args).arg(fixture.state("server/node.pem")).output().unwrap();
         String::from_utf8(output.stdout).unwrap().contains("/role/standalone")
     };
-    until("it runs", || bed.told(&["node", "list"], "").matches(" running\n").count() == 1).await;
+    until("it runs", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 1).await;
     assert!(!is_standalone());
-    let other = bed.documents(7001).replace("name: server,", "name: server, role: standalone,");
-    bed.told(&["apply", "-f", "-"], &other);
+    let other = fixture.documents(7001).replace("name: server,", "name: server, role: standalone,");
+    fixture.hermes_ok(&["apply", "-f", "-"], &other);
     until("it is standalone", is_standalone).await;
-    bed.told(&["apply", "-f", "-"], &bed.documents(7001));
+    fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     until("it is not any more", || !is_standalone()).await;
 }

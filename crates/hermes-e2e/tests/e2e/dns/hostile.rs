@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use hermes_testkit::{dialog::Dialog, patience::until};
+use hermes_testkit::{poll::until, raw_http1::RawHttp1};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use tokio::net::{TcpStream, UdpSocket};
 
 use crate::dns::lab::{ANY, Lab, Server, addresses, ask, by_tcp, by_udp, question, receive, send};
 
 async fn still_answers(lab: &Lab) {
-    let asked = question("VIDEO", RecordType::A);
-    assert_eq!(addresses(&by_udp(lab.dns(), &asked).await.unwrap()).len(), 1);
-    assert_eq!(addresses(&by_tcp(lab.dns(), &asked).await.unwrap()).len(), 1);
+    let requests = question("VIDEO", RecordType::A);
+    assert_eq!(addresses(&by_udp(lab.dns(), &requests).await.unwrap()).len(), 1);
+    assert_eq!(addresses(&by_tcp(lab.dns(), &requests).await.unwrap()).len(), 1);
 }
 
 #[tokio::test]
@@ -64,14 +64,14 @@ async fn a_flood_of_questions_meets_its_limit_and_owned_names_are_still_answered
     still_answers(&lab).await;
     // Each of those that were taken ends, and leaves nothing behind.
     until("no socket is left behind", async || lab.node.descriptors().unwrap() <= idle + 1).await;
-    assert!(silent.asked().len() <= 3 * LIMIT, "{}", silent.asked().len());
+    assert!(silent.requests().len() <= 3 * LIMIT, "{}", silent.requests().len());
 }
 
 #[tokio::test]
 async fn the_flood_of_one_client_leaves_room_for_others() {
-    let some = Server::start(|asked| {
-        let is_flood = contains(&asked.message, b"flood");
-        if is_flood { Vec::new() } else { vec![asked.answer(ResponseCode::NoError).to_vec().unwrap()] }
+    let some = Server::start(|requests| {
+        let is_flood = contains(&requests.message, b"flood");
+        if is_flood { Vec::new() } else { vec![requests.answer(ResponseCode::NoError).to_vec().unwrap()] }
     })
     .await;
     let lab = Lab::with("dns-questions: 20", &[some.address]).await;
@@ -93,8 +93,8 @@ async fn questions_of_one_client_yield_to_those_of_others_until_both_have_as_man
     let ask = async |socket: &UdpSocket, name: String| {
         let message = question(&name, RecordType::A).to_vec().unwrap();
         socket.send_to(&message, lab.dns()).await.unwrap();
-        let asked = || silent.asked().iter().any(|asked| contains(&asked.message, name.as_bytes()));
-        until("the other server is asked", async || asked()).await;
+        let requests = || silent.requests().iter().any(|requests| contains(&requests.message, name.as_bytes()));
+        until("the other server is asked", async || requests()).await;
     };
     let (flood, other) = (UdpSocket::bind("127.0.0.2:0").await.unwrap(), UdpSocket::bind(ANY).await.unwrap());
     for number in 0..20 {
@@ -129,18 +129,18 @@ async fn a_connection_carries_many_questions_and_bad_ones_end_it() {
     assert_eq!((last[..2].to_vec(), last[3] & 0xf), (4711u16.to_be_bytes().to_vec(), 2), "SERVFAIL");
     // A length that no question has; a message that does not go on; one in single bytes.
     for beginning in [&b"\xff\xff"[..], b"\x00", b"\x00\x20\x12\x34"] {
-        let mut dialog = Dialog::connect(lab.dns()).await.unwrap();
-        dialog.send(beginning).await.unwrap();
-        assert_eq!(dialog.to_end().await.unwrap_or_default(), b"", "{beginning:?}");
+        let mut http1 = RawHttp1::connect(lab.dns()).await.unwrap();
+        http1.send(beginning).await.unwrap();
+        assert_eq!(http1.to_end().await.unwrap_or_default(), b"", "{beginning:?}");
     }
-    let mut dialog = Dialog::connect(lab.dns()).await.unwrap();
+    let mut http1 = RawHttp1::connect(lab.dns()).await.unwrap();
     for byte in [0, 200].into_iter().chain(std::iter::repeat_n(1, 200)) {
-        if dialog.send([byte]).await.is_err() {
+        if http1.send([byte]).await.is_err() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(dialog.to_end().await.unwrap_or_default(), b"");
+    assert_eq!(http1.to_end().await.unwrap_or_default(), b"");
     lab.node.metric_reaches("hermes_limit_hits_total", "slow-client", 3.0).await;
     still_answers(&lab).await;
 }

@@ -8,9 +8,9 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::in_time,
     origin::{self, services::Services},
     overlay::{Node, Overlay},
+    raw_http1::in_time,
 };
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query, ResponseCode},
@@ -158,10 +158,10 @@ impl Asked {
 
     /// An answer to it, with this code and nothing in it.
     pub(crate) fn answer(&self, code: ResponseCode) -> Message {
-        let asked = Message::from_vec(&self.message).unwrap();
-        let mut answer = Message::response(asked.metadata.id, OpCode::Query);
+        let requests = Message::from_vec(&self.message).unwrap();
+        let mut answer = Message::response(requests.metadata.id, OpCode::Query);
         answer.metadata.response_code = code;
-        answer.queries = asked.queries;
+        answer.queries = requests.queries;
         answer
     }
 }
@@ -169,7 +169,7 @@ impl Asked {
 /// A server of the test's, by UDP and TCP.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<Asked>>>,
     _tasks: JoinSet<()>,
 }
 
@@ -182,9 +182,9 @@ impl Server {
     pub(crate) async fn at(bind: SocketAddr, answer: impl Fn(&Asked) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
         let (tcp, udp) = origin::twins(bind).unwrap();
         let (address, udp) = (tcp.local_addr().unwrap(), UdpSocket::from_std(udp).unwrap());
-        let (asked, answer) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::new(answer));
+        let (requests, answer) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::new(answer));
         let mut tasks = JoinSet::new();
-        let (log, say) = (asked.clone(), answer.clone());
+        let (log, say) = (requests.clone(), answer.clone());
         tasks.spawn(async move {
             let mut room = vec![0; 65_536];
             while let Ok((length, source)) = udp.recv_from(&mut room).await {
@@ -195,7 +195,7 @@ impl Server {
                 }
             }
         });
-        let log = asked.clone();
+        let log = requests.clone();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((mut stream, source)) = tcp.accept().await {
@@ -211,10 +211,10 @@ impl Server {
                 });
             }
         });
-        Self { address, asked, _tasks: tasks }
+        Self { address, requests, _tasks: tasks }
     }
 
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap().clone()
+    pub(crate) fn requests(&self) -> Vec<Asked> {
+        self.requests.lock().unwrap().clone()
     }
 }

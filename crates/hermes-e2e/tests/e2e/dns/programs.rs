@@ -3,9 +3,9 @@
 use std::process::Stdio;
 
 use hermes_testkit::{
-    dialog::SILENCE,
     dns::resolving_by,
     overlay::{Node, Overlay},
+    raw_http1::SILENCE,
     skip::{needs_root, skip},
 };
 use tokio::process::Command;

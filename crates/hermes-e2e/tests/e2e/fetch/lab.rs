@@ -8,8 +8,8 @@ use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hermes_testkit::dialog::{Head, SILENCE};
 use hermes_testkit::origin::{Origin, scripted};
+use hermes_testkit::raw_http1::{Head, SILENCE};
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -38,9 +38,9 @@ impl Reply {
 
     /// The range that was asked for, where it was one of this; else all.
     pub(crate) fn of(content: &[u8], etag: &str, head: &Head) -> Self {
-        let asked = head.header("range").filter(|_| head.header("if-range").is_none_or(|tag| tag == etag));
+        let requests = head.header("range").filter(|_| head.header("if-range").is_none_or(|tag| tag == etag));
         let tag = ("etag", etag.to_owned());
-        let Some(SeekFrom::Start(first)) = asked.as_deref().map(first) else {
+        let Some(SeekFrom::Start(first)) = requests.as_deref().map(first) else {
             return Self { status: 200, fields: vec![tag], content: content.to_vec(), ..Self::default() };
         };
         let length = content.len();
@@ -100,29 +100,29 @@ impl Seen {
 /// An origin; `reply` gets the number of the request, from 0.
 pub(crate) fn origin(reply: impl FnMut(usize, &Head) -> Reply + Send + 'static) -> (Origin, Seen) {
     let seen = Seen::default();
-    let told = seen.clone();
+    let recorded = seen.clone();
     let reply = Arc::new(Mutex::new(reply));
-    let origin = scripted::h1(move |mut dialog| {
-        let (told, reply) = (told.clone(), reply.clone());
+    let origin = scripted::h1(move |mut http1| {
+        let (recorded, reply) = (recorded.clone(), reply.clone());
         async move {
-            let head = dialog.head().await?;
+            let head = http1.head().await?;
             if head.header("content-length").is_some_and(|length| length != "0") {
-                dialog.body(&head).await?;
+                http1.body(&head).await?;
             }
             let reply = {
-                let mut seen = told.0.lock().unwrap();
+                let mut seen = recorded.0.lock().unwrap();
                 seen.push(head);
                 let number = seen.len() - 1;
                 (reply.lock().unwrap())(number, &seen[number])
             };
             if !reply.is_mute {
-                dialog.send(reply.head()).await?;
+                http1.send(reply.head()).await?;
             }
-            dialog.send(&reply.content[..reply.cut.unwrap_or(reply.content.len())]).await?;
+            http1.send(&reply.content[..reply.cut.unwrap_or(reply.content.len())]).await?;
             if reply.stalls {
-                dialog.is_ended().await;
+                http1.is_ended().await;
             }
-            dialog.finish().await
+            http1.finish().await
         }
     });
     (origin.unwrap(), seen)
@@ -176,7 +176,7 @@ pub(crate) fn sha256(content: &[u8]) -> String {
 /// Waits until a file has so many bytes.
 pub(crate) async fn grown(file: &Path, bytes: u64) {
     let what = format!("{} has {bytes} bytes", file.display());
-    hermes_testkit::patience::until(&what, || async { std::fs::metadata(file).is_ok_and(|file| file.len() >= bytes) })
+    hermes_testkit::poll::until(&what, || async { std::fs::metadata(file).is_ok_and(|file| file.len() >= bytes) })
         .await;
 }
 

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hermes_testkit::dialog::Head;
-use hermes_testkit::door::Door;
+use hermes_testkit::listener_client::ListenerClient;
 use hermes_testkit::origin::{Origin, scripted};
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::pattern::Pattern;
+use hermes_testkit::raw_http1::Head;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
 use crate::fetch::lab::{Reply, origin, sha256};
@@ -37,11 +37,11 @@ pub(crate) async fn node(overlay: &Overlay, treatment: &str, origin: SocketAddr)
 
 /// One request of a client that knows of nothing, and all that it gets; `Err` where that is cut off.
 pub(crate) async fn ask(node: &Node, head: &str, content: &str) -> (Head, io::Result<Vec<u8>>) {
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     let length = content.len();
-    dialog.send(format!("{head}\r\nhost: site\r\ncontent-length: {length}\r\n\r\n{content}")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    let content = dialog.body(&head).await.map(|content| content.data);
+    http1.send(format!("{head}\r\nhost: site\r\ncontent-length: {length}\r\n\r\n{content}")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    let content = http1.body(&head).await.map(|content| content.data);
     (head, content)
 }
 
@@ -131,15 +131,15 @@ async fn what_an_origin_cannot_do_now_is_asked_again_where_it_may_be() {
 async fn an_order_with_a_key_is_sent_again_where_its_route_trusts_keys() {
     let bodies = Arc::<AtomicUsize>::default();
     let counted = bodies.clone();
-    let origin = scripted::h1(move |mut dialog| {
+    let origin = scripted::h1(move |mut http1| {
         let counted = counted.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
-                let whole = dialog.body(&head).await?.data == b"an order";
+                let head = http1.head().await?;
+                let whole = http1.body(&head).await?.data == b"an order";
                 let number = counted.fetch_add(usize::from(whole), Ordering::SeqCst);
                 let status = if number < 2 { "502 Bad Gateway" } else { "200 OK" };
-                dialog.send(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await?;
+                http1.send(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await?;
             }
         }
     });
@@ -161,10 +161,10 @@ async fn parts_of_two_are_never_put_together() {
     });
     let overlay = overlay();
     let node = node(&overlay, "retrieve: {}", origin.address()).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send("GET /one HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
-    dialog.head().await.unwrap();
-    let got = dialog.to_end().await.unwrap();
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+    http1.send("GET /one HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+    http1.head().await.unwrap();
+    let got = http1.to_end().await.unwrap();
     assert_eq!(got, before[..100_000]);
     let record = node.record(|record| record["path"] == "/one").await;
     assert!(record["reason"].as_str().unwrap().contains("it changed at the origin meanwhile (200"), "{record}");
@@ -239,8 +239,8 @@ async fn a_part_is_gone_on_with_as_a_part() {
     let (head, got) = ask(&node, "GET / HTTP/1.1\r\nrange: bytes=100000-199999", "").await;
     assert_eq!((head.status(), seen.count()), (206, 3));
     assert_eq!(got.unwrap(), content[100_000..200_000]);
-    let asked: Vec<_> = seen.fields("range").into_iter().flatten().collect();
-    assert_eq!(asked, ["bytes=100000-199999", "bytes=110000-199999", "bytes=120000-199999"]);
+    let requests: Vec<_> = seen.fields("range").into_iter().flatten().collect();
+    assert_eq!(requests, ["bytes=100000-199999", "bytes=110000-199999", "bytes=120000-199999"]);
 }
 
 /// Whoever answers with more than the rest is left there: it may bring it for long, or no more at all.
@@ -262,9 +262,9 @@ async fn a_part_is_over_when_it_is_there_though_more_is_on_the_way() {
         let overlay = overlay();
         let node = node(&overlay, "retrieve: {}", origin.address()).await;
         // HTTP/1.1 tells the end by the length alone.
-        let mut client = Door::plain(node.address("in")).h2().await.unwrap();
-        let asked = http::Request::get("http://site/").header("range", "bytes=100-109").body(()).unwrap();
-        let got = client.ask(asked, b"").await.unwrap();
+        let mut client = ListenerClient::plain(node.address("in")).h2().await.unwrap();
+        let requests = http::Request::get("http://site/").header("range", "bytes=100-109").body(()).unwrap();
+        let got = client.ask(requests, b"").await.unwrap();
         assert_eq!((got.status, &got.data[..]), (206, &content[100..110]));
         assert_eq!(seen.fields("range")[1..], [Some("bytes=104-109".to_owned())]);
     }
@@ -282,13 +282,13 @@ async fn it_goes_on_where_its_route_leads_now() {
     let (after, seen) = origin(move |_, head| Reply::of(&also, "\"one\"", head));
     let overlay = overlay();
     let mut node = node(&overlay, "retrieve: {}", before.address()).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
     node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"resumed\"", 1.0).await;
     let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", after.address().to_string())];
     node.reload(DOCUMENT, &values).await.unwrap();
-    assert_eq!(dialog.body(&head).await.unwrap().data, content);
+    assert_eq!(http1.body(&head).await.unwrap().data, content);
     assert_eq!(start(&seen.fields("range")[0].clone().unwrap()), 50_000);
 }
 
@@ -299,12 +299,12 @@ async fn who_waits_for_an_answer_gets_it_from_where_the_document_leads_by_then()
     let (there, seen) = origin(|_, head| Reply::of(b"it is here now", "\"one\"", head));
     let overlay = overlay();
     let mut node = node(&overlay, "retrieve: {}", nobody).await;
-    let dialog = async || {
-        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-        dialog.send("POST / HTTP/1.1\r\nhost: site\r\ncontent-length: 5\r\n\r\norder").await.unwrap();
-        dialog
+    let http1 = async || {
+        let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+        http1.send("POST / HTTP/1.1\r\nhost: site\r\ncontent-length: 5\r\n\r\norder").await.unwrap();
+        http1
     };
-    let mut dialog = dialog().await;
+    let mut http1 = http1().await;
     node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 2.0).await;
     // By another route, another upstream, and with another head.
     let elsewhere = DOCUMENT
@@ -312,8 +312,8 @@ async fn who_waits_for_an_answer_gets_it_from_where_the_document_leads_by_then()
         .replace("name: origin,", "name: new,");
     let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", there.address().to_string())];
     node.reload(&elsewhere, &values).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    let content = dialog.body(&head).await.unwrap().data;
+    let head = http1.head().await.unwrap();
+    let content = http1.body(&head).await.unwrap().data;
     assert_eq!((head.status(), content), (200, b"it is here now".to_vec()));
     assert_eq!(seen.fields("x-by"), [Some("new".to_owned())]);
     assert_eq!(seen.fields("content-length"), [Some("5".to_owned())]);

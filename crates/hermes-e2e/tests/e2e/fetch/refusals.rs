@@ -17,9 +17,9 @@ async fn an_answer_that_will_not_change_is_asked_for_once() {
         let url = format!("http://{}/", origin.address());
         let output = fetch([&url, "-o", file.to_str().unwrap()]).await;
         assert_eq!((output.status.code(), seen.count()), (Some(1), 1), "{status}");
-        let said = stderr(&output);
-        let last = said.lines().last().unwrap();
-        assert!(last.starts_with(&format!("hermes: {status}")) && last.contains(next), "{said}");
+        let text = stderr(&output);
+        let last = text.lines().last().unwrap();
+        assert!(last.starts_with(&format!("hermes: {status}")) && last.contains(next), "{text}");
     }
 }
 
@@ -138,18 +138,18 @@ async fn who_is_told_little_is_told_what_matters() {
     let file = room.path().join("object");
     let file = file.to_str().unwrap();
     let url = format!("http://{}/x", origin.address());
-    let said = stderr(&fetch([&url, "-o", file]).await);
-    assert!(!said.contains("verifies") && said.ends_with(", not verified: the origin offers no digest\n"), "{said}");
+    let text = stderr(&fetch([&url, "-o", file]).await);
+    assert!(!text.contains("verifies") && text.ends_with(", not verified: the origin offers no digest\n"), "{text}");
     let digest = "sha-256=2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
-    let said = stderr(&fetch([&url, "-o", file, "--digest", digest]).await);
-    assert!(said.contains("verifies what is held") && said.ends_with(", verified\n"), "{said}");
+    let text = stderr(&fetch([&url, "-o", file, "--digest", digest]).await);
+    assert!(text.contains("verifies what is held") && text.ends_with(", verified\n"), "{text}");
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let output = fetch([&format!("http://{nobody}/x"), "-q", "-o", file, "--deadline", "1s"]).await;
-    let said = stderr(&output);
-    assert_eq!((output.status.code(), said.lines().count()), (Some(3), 1), "{said}");
-    assert!(said.contains("cannot be connected: Connection refused"), "{said}");
-    let said = stderr(&fetch(["http://h/"]).await);
-    assert!(said.contains("names no file") && said.contains("Usage: hermes fetch"), "{said}");
-    let said = stderr(&fetch(["http://h/a", "--proxy", "socks5://127.0.0.1:1080"]).await);
-    assert!(said.contains("write http://HOST:PORT"), "{said}");
+    let text = stderr(&output);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(3), 1), "{text}");
+    assert!(text.contains("cannot be connected: Connection refused"), "{text}");
+    let text = stderr(&fetch(["http://h/"]).await);
+    assert!(text.contains("names no file") && text.contains("Usage: hermes fetch"), "{text}");
+    let text = stderr(&fetch(["http://h/a", "--proxy", "socks5://127.0.0.1:1080"]).await);
+    assert!(text.contains("write http://HOST:PORT"), "{text}");
 }

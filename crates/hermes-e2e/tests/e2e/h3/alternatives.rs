@@ -2,7 +2,7 @@
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
 };
@@ -22,19 +22,19 @@ upstreams:
 ";
 
 /// A node before an origin that says where else it is.
-struct Bed {
+struct Fixture {
     overlay: Overlay,
     node: Node,
     _origin: Origin,
 }
 
-impl Bed {
+impl Fixture {
     async fn start() -> Self {
-        let origin = scripted::h1(|mut dialog| async move {
+        let origin = scripted::h1(|mut http1| async move {
             loop {
-                dialog.head().await?;
+                http1.head().await?;
                 let says = "HTTP/1.1 200 OK\r\nalt-svc: h3=\"elsewhere.test:443\"\r\ncontent-length: 3\r\n\r\nweb";
-                dialog.send(says).await?;
+                http1.send(says).await?;
             }
         });
         let origin = origin.unwrap();
@@ -44,9 +44,9 @@ impl Bed {
         Self { overlay, node, _origin: origin }
     }
 
-    fn door(&self, listener: &str, subject: Option<&Subject>) -> Door {
+    fn client(&self, listener: &str, subject: Option<&Subject>) -> ListenerClient {
         let identity = subject.map(|subject| self.overlay.authority().issue(subject).unwrap());
-        Door::tls(self.node.address(listener), self.overlay.authority().pem(), identity.as_ref())
+        ListenerClient::tls(self.node.address(listener), self.overlay.authority().pem(), identity.as_ref())
     }
 
     /// What the node says of itself.
@@ -56,49 +56,49 @@ impl Bed {
 }
 
 /// The field of an answer over HTTP/1.1.
-async fn h1(door: &Door, target: &str, host: &str) -> Option<String> {
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send(format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
+async fn h1(client: &ListenerClient, target: &str, host: &str) -> Option<String> {
+    let mut http1 = client.h1().await.unwrap();
+    http1.send(format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
     assert_eq!(head.status(), 200, "{head:?}");
     head.header("alt-svc")
 }
 
 /// The field of an answer over HTTP/2.
-async fn h2(door: &Door, uri: &str) -> Option<String> {
-    let answer = door.h2().await.unwrap().get(uri).await.unwrap();
+async fn h2(client: &ListenerClient, uri: &str) -> Option<String> {
+    let answer = client.h2().await.unwrap().get(uri).await.unwrap();
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.header("alt-svc")
 }
 
 #[tokio::test]
 async fn clients_over_tcp_learn_of_http_3() {
-    let bed = Bed::start().await;
-    let door = bed.door("door", None);
+    let fixture = Fixture::start().await;
+    let client = fixture.client("door", None);
     for host in ["HERE", "WEB"] {
-        assert_eq!(h1(&door, "/", host).await, bed.own(), "HTTP/1.1, {host}");
-        assert_eq!(h2(&door, &format!("https://{host}/")).await, bed.own(), "HTTP/2, {host}");
+        assert_eq!(h1(&client, "/", host).await, fixture.own(), "HTTP/1.1, {host}");
+        assert_eq!(h2(&client, &format!("https://{host}/")).await, fixture.own(), "HTTP/2, {host}");
     }
     // A user without a node is a client.
     let user = Subject { users: vec!["alice".to_owned()], ..Subject::default() };
-    assert_eq!(h2(&bed.door("door", Some(&user)), "https://HERE/").await, bed.own());
+    assert_eq!(h2(&fixture.client("door", Some(&user)), "https://HERE/").await, fixture.own());
     // It is what it says.
-    assert_eq!(door.h3().await.unwrap().get("https://HERE/").await.unwrap().text(), "here");
+    assert_eq!(client.h3().await.unwrap().get("https://HERE/").await.unwrap().text(), "here");
 }
 
 #[tokio::test]
 async fn nobody_else_is_told() {
-    let bed = Bed::start().await;
+    let fixture = Fixture::start().await;
     let node = Subject::node("other").with_user("alice");
-    assert_eq!(h2(&bed.door("door", Some(&node)), "https://WEB/").await, None, "a node");
-    assert_eq!(h1(&bed.door("without", None), "/", "WEB").await, None, "a listener without HTTP/3");
-    assert_eq!(h1(&bed.door("door", None), "http://WEB/", "WEB").await, None, "an origin that is not here");
-    let answer = bed.door("door", None).h3().await.unwrap().get("https://WEB/").await.unwrap();
+    assert_eq!(h2(&fixture.client("door", Some(&node)), "https://WEB/").await, None, "a node");
+    assert_eq!(h1(&fixture.client("without", None), "/", "WEB").await, None, "a listener without HTTP/3");
+    assert_eq!(h1(&fixture.client("door", None), "http://WEB/", "WEB").await, None, "an origin that is not here");
+    let answer = fixture.client("door", None).h3().await.unwrap().get("https://WEB/").await.unwrap();
     assert_eq!((answer.text().as_str(), answer.header("alt-svc")), ("web", None), "over HTTP/3 itself");
 }
 
 #[tokio::test]
 async fn what_a_route_says_itself_it_means() {
-    let bed = Bed::start().await;
-    assert_eq!(h2(&bed.door("door", None), "https://OWN/").await.as_deref(), Some("h3=\":7\""));
+    let fixture = Fixture::start().await;
+    assert_eq!(h2(&fixture.client("door", None), "https://OWN/").await.as_deref(), Some("h3=\":7\""));
 }

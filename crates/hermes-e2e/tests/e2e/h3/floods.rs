@@ -3,11 +3,11 @@
 
 use bytes::Bytes;
 use hermes_testkit::h3::{
-    Broken, broken,
+    Abort, abort_of,
     wire::{self, code},
 };
 
-use crate::h3::lab::Fort;
+use crate::h3::lab::NodeFixture;
 
 /// What a node of one worker may grow by, whatever is sent to it: some buffers, not what was sent.
 const GROWTH: u64 = 32 << 20;
@@ -18,36 +18,36 @@ fn post() -> Bytes {
 
 #[tokio::test]
 async fn requests_that_are_begun_only_to_be_broken_off_end_the_connection() {
-    let fort = Fort::with("cancels: 50").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("cancels: 50").await;
+    let connection = fixture.connect().await;
     let mut begun = 0;
     let closed = loop {
         let (mut send, recv) = match connection.open().await {
             Ok(stream) => stream,
-            Err(error) => break broken(&error),
+            Err(error) => break abort_of(&error),
         };
         begun += 1;
         assert!(begun < 5000, "it went on");
         if let Err(error) = send.bytes(post()).await {
-            break broken(&error);
+            break abort_of(&error);
         }
         send.reset(code::REQUEST_CANCELLED);
         drop(recv);
     };
-    assert_eq!(closed, Some(Broken::Connection(code::EXCESSIVE_LOAD)), "after {begun}");
+    assert_eq!(closed, Some(Abort::Connection(code::EXCESSIVE_LOAD)), "after {begun}");
     assert!(begun > 50, "{begun}");
-    fort.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
-    fort.serves_on(&fort.client().await, "afterwards").await;
-    fort.node.quiet().await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
+    fixture.serves_on(&fixture.connect().await, "afterwards").await;
+    fixture.node.quiet().await;
 }
 
 #[tokio::test]
 async fn malformed_requests_without_end_end_the_connection() {
-    let fort = Fort::with("error-resets: 20").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("error-resets: 20").await;
+    let connection = fixture.connect().await;
     let mut answers = 0;
     let closed = loop {
-        let asked = async {
+        let requests = async {
             let (mut send, mut recv) = connection.open().await?;
             send.headers(&[(":method", "GET")]).await?;
             send.finish()?;
@@ -55,21 +55,21 @@ async fn malformed_requests_without_end_end_the_connection() {
         };
         answers += 1;
         assert!(answers < 1000, "it went on");
-        match asked.await.map_err(|error| broken(&error)) {
-            Err(Some(Broken::Stream(code::MESSAGE_ERROR))) => {}
+        match requests.await.map_err(|error| abort_of(&error)) {
+            Err(Some(Abort::Stream(code::MESSAGE_ERROR))) => {}
             other => break other.err().flatten(),
         }
     };
-    assert_eq!(closed, Some(Broken::Connection(code::EXCESSIVE_LOAD)), "after {answers}");
-    fort.serves_on(&fort.client().await, "afterwards").await;
+    assert_eq!(closed, Some(Abort::Connection(code::EXCESSIVE_LOAD)), "after {answers}");
+    fixture.serves_on(&fixture.connect().await, "afterwards").await;
 }
 
 /// Nothing but a connection's time would end them, and what was read of them no window counts.
 #[tokio::test]
 async fn heads_that_do_not_end_share_one_bound() {
     const STREAMS: usize = 16;
-    let fort = Fort::with("anonymous-connection-window: 200KiB, header-timeout: 1m").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("anonymous-connection-window: 200KiB, header-timeout: 1m").await;
+    let connection = fixture.connect().await;
     let mut refused = 0;
     let mut held = Vec::new();
     for _ in 0..STREAMS {
@@ -88,8 +88,8 @@ async fn heads_that_do_not_end_share_one_bound() {
         }
     }
     assert!((STREAMS - 5..STREAMS).contains(&refused), "{refused} of {STREAMS}");
-    fort.serves_on(&connection, "beside them").await;
-    fort.node.metric_reaches("hermes_limit_hits_total", "headers", refused as f64).await;
+    fixture.serves_on(&connection, "beside them").await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "headers", refused as f64).await;
     // What goes makes room.
     held.iter_mut().for_each(|(send, _)| send.reset(code::REQUEST_CANCELLED));
     held.clear();
@@ -110,8 +110,8 @@ async fn heads_that_do_not_end_share_one_bound() {
 
 #[tokio::test]
 async fn a_request_that_is_broken_off_before_its_empty_body_is_not_malformed() {
-    let fort = Fort::with("error-resets: 5").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("error-resets: 5").await;
+    let connection = fixture.connect().await;
     for round in 0..20 {
         let (mut send, recv) = connection.open().await.unwrap();
         let empty =
@@ -119,34 +119,34 @@ async fn a_request_that_is_broken_off_before_its_empty_body_is_not_malformed() {
         send.headers(&empty).await.unwrap();
         send.reset(code::REQUEST_CANCELLED);
         drop(recv);
-        fort.serves_on(&connection, &format!("round {round}")).await;
+        fixture.serves_on(&connection, &format!("round {round}")).await;
     }
 }
 
 #[tokio::test]
 async fn whoever_also_listens_may_change_its_mind() {
-    let fort = Fort::with("cancels: 5").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("cancels: 5").await;
+    let connection = fixture.connect().await;
     for round in 0..30 {
         // Two are served for one that is broken off.
         for _ in 0..2 {
-            fort.serves_on(&connection, &format!("round {round}")).await;
+            fixture.serves_on(&connection, &format!("round {round}")).await;
         }
         let (mut send, _recv) = connection.open().await.unwrap();
         send.bytes(post()).await.unwrap();
         send.reset(code::REQUEST_CANCELLED);
     }
-    fort.serves_on(&connection, "at last").await;
+    fixture.serves_on(&connection, "at last").await;
 }
 
 #[tokio::test]
 async fn heads_that_never_end_hold_no_more_than_their_limit() {
-    let fort = Fort::with("streams: 50, header-bytes: 64KiB").await;
-    fort.serves_on(&fort.client().await, "before").await;
-    let before = fort.node.memory().unwrap();
+    let fixture = NodeFixture::with("streams: 50, header-bytes: 64KiB").await;
+    fixture.serves_on(&fixture.connect().await, "before").await;
+    let before = fixture.node.memory().unwrap();
     let mut kept = Vec::new();
     for number in 0..4 {
-        let connection = fort.client().await;
+        let connection = fixture.connect().await;
         for _ in 0..50 {
             let (mut send, recv) = connection.open().await.unwrap();
             // As much as may be, and never the last byte.
@@ -156,35 +156,35 @@ async fn heads_that_never_end_hold_no_more_than_their_limit() {
             kept.push((send, recv));
         }
         // What came before was taken: an answer on another connection tells.
-        fort.serves_on(&fort.client().await, &format!("beside {number}")).await;
+        fixture.serves_on(&fixture.connect().await, &format!("beside {number}")).await;
     }
-    let grown = fort.node.memory().unwrap().saturating_sub(before);
+    let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < GROWTH, "{grown} bytes");
 }
 
 #[tokio::test]
 async fn answers_that_nobody_reads_are_held_within_windows() {
-    let fort = Fort::new().await;
-    fort.serves_on(&fort.client().await, "before").await;
-    fort.node.forget_peak().unwrap();
-    let before = fort.node.memory().unwrap();
-    let connection = fort.client().await;
+    let fixture = NodeFixture::new().await;
+    fixture.serves_on(&fixture.connect().await, "before").await;
+    fixture.node.forget_peak().unwrap();
+    let before = fixture.node.memory().unwrap();
+    let connection = fixture.connect().await;
     // An echo that is fed, and never heard.
     let mut kept = Vec::new();
     for _ in 0..20 {
         let (mut send, recv) = connection.open().await.unwrap();
-        let piece = Bytes::from(vec![7; 64 << 10]);
+        let chunk = Bytes::from(vec![7; 64 << 10]);
         let feeding = async {
             send.headers(&[(":method", "CONNECT"), (":authority", "ECHO:7")]).await.unwrap();
             for _ in 0..64 {
-                send.data(piece.clone()).await.unwrap();
+                send.data(chunk.clone()).await.unwrap();
             }
         };
         // Once its windows are full it is made to wait.
         let _ = tokio::time::timeout(std::time::Duration::from_millis(300), feeding).await;
         kept.push((send, recv));
     }
-    let peak = fort.node.peak_memory().unwrap().saturating_sub(before);
+    let peak = fixture.node.peak_memory().unwrap().saturating_sub(before);
     assert!(peak < 3 * GROWTH, "{peak} bytes");
-    fort.serves_on(&fort.client().await, "beside").await;
+    fixture.serves_on(&fixture.connect().await, "beside").await;
 }

@@ -8,16 +8,16 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
     ca::Subject,
-    door::Door,
     h3::{
         Connection, Receiving, Sending,
         wire::{self, H3_DATAGRAM},
     },
+    listener_client::ListenerClient,
     overlay::PATIENCE,
-    patience::until,
+    poll::until,
 };
 
-use crate::h3::lab::Fort;
+use crate::h3::lab::NodeFixture;
 
 /// What a node of one worker may grow by, whatever is sent to it: some buffers, not what was sent.
 const GROWTH: u64 = 32 << 20;
@@ -25,8 +25,8 @@ const GROWTH: u64 = 32 << 20;
 const GREASE: u64 = 0x21;
 
 struct Watched {
-    fort: Fort,
-    door: Door,
+    fixture: NodeFixture,
+    client: ListenerClient,
     before: u64,
 }
 
@@ -37,22 +37,22 @@ impl Watched {
 
     /// With such demands on clients.
     async fn of(limits: &str, client: &str) -> Self {
-        let fort = Fort::of(limits, client, "").await;
-        let identity = fort.overlay.authority().issue(&Subject::node("near")).unwrap();
+        let fixture = NodeFixture::of(limits, client, "").await;
+        let identity = fixture.overlay.authority().issue(&Subject::node("near")).unwrap();
         let identity = (client == "required").then_some(&identity);
-        let door = Door::tls(fort.node.address("door"), fort.overlay.authority().pem(), identity);
-        fort.serves_on(&door.h3().await.unwrap(), "before").await;
-        let before = fort.node.memory().unwrap();
-        fort.node.forget_peak().unwrap();
-        Self { fort, door, before }
+        let client = ListenerClient::tls(fixture.node.address("door"), fixture.overlay.authority().pem(), identity);
+        fixture.serves_on(&client.h3().await.unwrap(), "before").await;
+        let before = fixture.node.memory().unwrap();
+        fixture.node.forget_peak().unwrap();
+        Self { fixture, client, before }
     }
 
     /// Honest clients are served, and the node has not grown.
     async fn stands(&mut self, what: &str) {
-        self.fort.serves_on(&self.door.h3().await.unwrap(), what).await;
-        let grown = self.fort.node.peak_memory().unwrap().saturating_sub(self.before);
+        self.fixture.serves_on(&self.client.h3().await.unwrap(), what).await;
+        let grown = self.fixture.node.peak_memory().unwrap().saturating_sub(self.before);
         assert!(grown < GROWTH, "{what}: {} MiB", grown >> 20);
-        self.fort.node.assert_sound();
+        self.fixture.node.assert_sound();
     }
 }
 
@@ -67,7 +67,7 @@ fn bomb(lines: usize) -> Bytes {
 async fn sections_that_swell_are_refused_before_they_have_swollen() {
     let mut watched = Watched::with("error-resets: 2000").await;
     for _ in 0..4 {
-        let connection = watched.fort.client().await;
+        let connection = watched.fixture.connect().await;
         let mut streams = Vec::new();
         for _ in 0..100 {
             let (mut send, recv) = connection.open().await.unwrap();
@@ -87,13 +87,13 @@ async fn sections_that_swell_are_refused_before_they_have_swollen() {
 #[tokio::test]
 async fn frames_of_the_future_without_end_are_no_request_and_end_as_idle() {
     let mut watched = Watched::with("keep-alive: 2s").await;
-    let piece = wire::frame(GREASE, &[0; 8000]);
-    let mut connection = watched.fort.client().await;
+    let chunk = wire::frame(GREASE, &[0; 8000]);
+    let mut connection = watched.fixture.connect().await;
     let mut control = connection.control.take().unwrap();
     let (mut request, _recv) = connection.open().await.unwrap();
     let talking = async {
-        let on_control = async { while control.write_all(&piece).await.is_ok() {} };
-        let on_request = async { while request.bytes(piece.clone()).await.is_ok() {} };
+        let on_control = async { while control.write_all(&chunk).await.is_ok() {} };
+        let on_request = async { while request.bytes(chunk.clone()).await.is_ok() {} };
         tokio::join!(on_control, on_request);
     };
     tokio::time::timeout(PATIENCE, talking).await.expect("it may talk on for ever");
@@ -103,12 +103,12 @@ async fn frames_of_the_future_without_end_are_no_request_and_end_as_idle() {
 #[tokio::test]
 async fn streams_of_the_future_without_end_hold_nothing() {
     let mut watched = Watched::with("").await;
-    let connection = watched.fort.client().await;
+    let connection = watched.fixture.connect().await;
     for _ in 0..5000 {
         let mut stream = connection.open_uni().await.unwrap();
         stream.write_all(&wire::integer(GREASE)).await.unwrap();
     }
-    watched.fort.serves_on(&connection, "the same client").await;
+    watched.fixture.serves_on(&connection, "the same client").await;
     // Those that say nothing, not even what they are, are as many as QUIC's limit lets be.
     let mut silent = Vec::new();
     let flood = async {
@@ -131,14 +131,14 @@ fn datagram(stream: u64, payload: &[u8]) -> Bytes {
 #[tokio::test]
 async fn datagrams_for_streams_that_are_not_there_are_counted_and_kept_by_nobody() {
     let mut watched = Watched::with("").await;
-    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     for number in 0..20_000_u64 {
         // The last of all streams' numbers among them.
         let stream = if number % 2 == 0 { 4 * number } else { (1 << 62) - 4 * number };
         connection.quic.send_datagram_wait(datagram(stream, &[7; 1000])).await.unwrap();
     }
-    watched.fort.serves_on(&connection, "the same client").await;
-    watched.fort.node.metric_reaches("hermes_datagrams_dropped_total", "no-stream", 1000.0).await;
+    watched.fixture.serves_on(&connection, "the same client").await;
+    watched.fixture.node.metric_reaches("hermes_datagrams_dropped_total", "no-stream", 1000.0).await;
     watched.stands("after datagrams for nobody").await;
 }
 
@@ -163,7 +163,7 @@ async fn open_flow(connection: &Connection) -> (Sending, Receiving) {
 }
 
 /// The next datagram that comes.
-async fn heard(connection: &Connection) -> Bytes {
+async fn received(connection: &Connection) -> Bytes {
     tokio::time::timeout(PATIENCE, connection.quic.read_datagram()).await.expect("none comes").unwrap()
 }
 
@@ -171,13 +171,17 @@ async fn heard(connection: &Connection) -> Bytes {
 #[tokio::test]
 async fn datagrams_of_unknown_contexts_hold_up_nothing() {
     let watched = Watched::with("").await;
-    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     let _flow = open_flow(&connection).await;
     for round in 1..=3 {
         connection.quic.send_datagram_wait(datagram(0, &[2, 7])).await.unwrap();
-        watched.fort.node.metric_reaches("hermes_datagrams_dropped_total", "unknown-context", f64::from(round)).await;
+        watched
+            .fixture
+            .node
+            .metric_reaches("hermes_datagrams_dropped_total", "unknown-context", f64::from(round))
+            .await;
         connection.quic.send_datagram_wait(datagram(0, b"\0hello")).await.unwrap();
-        assert_eq!(heard(&connection).await, datagram(0, b"\0hello"), "round {round}");
+        assert_eq!(received(&connection).await, datagram(0, b"\0hello"), "round {round}");
     }
 }
 
@@ -185,14 +189,14 @@ async fn datagrams_of_unknown_contexts_hold_up_nothing() {
 #[tokio::test]
 async fn what_came_before_a_malformed_datagram_is_carried() {
     let watched = Watched::with("").await;
-    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     let (_send, mut recv) = open_flow(&connection).await;
     for payload in [&b"\0one"[..], b"\0two", b""] {
         connection.quic.send_datagram(datagram(0, payload)).unwrap();
     }
-    let ended = tokio::time::timeout(PATIENCE, recv.piece()).await.expect("the flow stays open");
+    let ended = tokio::time::timeout(PATIENCE, recv.chunk()).await.expect("the flow stays open");
     assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
-    let record = watched.fort.node.record(|record| record["kind"] == "udp").await;
+    let record = watched.fixture.node.record(|record| record["kind"] == "udp").await;
     assert_eq!(record["received"], 6, "{record}");
 }
 
@@ -200,7 +204,7 @@ async fn what_came_before_a_malformed_datagram_is_carried() {
 #[tokio::test]
 async fn a_malformed_datagram_among_many_ends_its_flow() {
     let watched = Watched::with("").await;
-    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     let (_send, mut recv) = open_flow(&connection).await;
     let goes_on = async {
         for number in 0_u64.. {
@@ -210,12 +214,12 @@ async fn a_malformed_datagram_among_many_ends_its_flow() {
     };
     tokio::select! {
         () = goes_on => {}
-        ended = tokio::time::timeout(PATIENCE, recv.piece()) => {
+        ended = tokio::time::timeout(PATIENCE, recv.chunk()) => {
             assert!(!matches!(ended, Ok(Ok(Some(_)))), "{ended:?}");
             assert!(ended.is_ok(), "the flow stays open");
         }
     }
-    watched.fort.node.record(|record| record["kind"] == "udp").await;
+    watched.fixture.node.record(|record| record["kind"] == "udp").await;
 }
 
 /// Flows that never open.
@@ -227,7 +231,7 @@ async fn waiting_flows(watched: &Watched, connection: &Connection, count: usize)
         flows.push((send, recv));
     }
     until("all flows wait", || async {
-        watched.fort.node.metric("hermes_sessions_open", "").await.unwrap() >= count as f64
+        watched.fixture.node.metric("hermes_sessions_open", "").await.unwrap() >= count as f64
     })
     .await;
     flows
@@ -241,11 +245,11 @@ async fn short_datagrams_of_a_peer_that_is_known_keep_nothing_but_themselves() {
     let mut watched = Watched::of("", "required").await;
     let mut kept = Vec::new();
     for client in 0..CLIENTS {
-        let connection = Connection::connect(&watched.door, &[(H3_DATAGRAM, 1)]).await.unwrap();
+        let connection = Connection::connect(&watched.client, &[(H3_DATAGRAM, 1)]).await.unwrap();
         // Others' flows are counted with it.
         let flow = waiting_flows(&watched, &connection, 1).await;
         until("the flow waits", || async {
-            watched.fort.node.metric("hermes_sessions_open", "").await.unwrap() > client as f64
+            watched.fixture.node.metric("hermes_sessions_open", "").await.unwrap() > client as f64
         })
         .await;
         for _ in 0..BATCHES {
@@ -264,7 +268,7 @@ async fn short_datagrams_of_a_peer_that_is_known_keep_nothing_but_themselves() {
 async fn datagrams_for_flows_that_never_open_share_one_bound() {
     const FLOWS: usize = 200;
     let mut watched = Watched::with("").await;
-    let connection = Connection::connect(&watched.fort.door(), &[(H3_DATAGRAM, 1)]).await.unwrap();
+    let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     let _flows = waiting_flows(&watched, &connection, FLOWS).await;
     // For each of them a quarter of what one alone may have.
     for _ in 0..250 {
@@ -272,22 +276,22 @@ async fn datagrams_for_flows_that_never_open_share_one_bound() {
             connection.quic.send_datagram_wait(datagram(4 * flow, &[7; 1000])).await.unwrap();
         }
     }
-    watched.fort.node.metric_reaches("hermes_datagrams_dropped_total", "queue-full", 1000.0).await;
+    watched.fixture.node.metric_reaches("hermes_datagrams_dropped_total", "queue-full", 1000.0).await;
     watched.stands("with flows that wait").await;
     connection.quic.close(0_u32.into(), b"");
-    watched.fort.node.quiet().await;
+    watched.fixture.node.quiet().await;
 }
 
 #[tokio::test]
 async fn a_client_that_moves_all_the_time_is_one_client() {
     let mut watched = Watched::with("").await;
-    let connection = watched.fort.client().await;
+    let connection = watched.fixture.connect().await;
     for number in 0..200 {
         connection.move_to(std::net::UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
         if number % 20 == 19 {
-            watched.fort.serves_on(&connection, &format!("after {number} moves")).await;
+            watched.fixture.serves_on(&connection, &format!("after {number} moves")).await;
         }
     }
-    assert!(watched.fort.node.metric("hermes_connections_open", "").await.unwrap() <= 2.0);
+    assert!(watched.fixture.node.metric("hermes_connections_open", "").await.unwrap() <= 2.0);
     watched.stands("after moves").await;
 }

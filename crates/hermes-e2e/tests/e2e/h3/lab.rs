@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::{Content, Head},
-    door::{Door, NODE_NAME},
     h3,
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{self, Origin, scripted, stream},
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::{Content, Head},
 };
 use tokio::sync::mpsc;
 
@@ -29,7 +29,7 @@ pub(crate) struct Seen {
 }
 
 /// A node with `HERE`, which it answers, `WEB`, an HTTP/1.1 origin, and `ECHO:7` behind it.
-pub(crate) struct Fort {
+pub(crate) struct NodeFixture {
     pub(crate) node: Node,
     pub(crate) overlay: Overlay,
     pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
@@ -56,7 +56,7 @@ upstreams:
 - {name: mute, protocol: h1, endpoints: ['$MUTE']}
 ";
 
-impl Fort {
+impl NodeFixture {
     pub(crate) async fn new() -> Self {
         Self::with("").await
     }
@@ -68,8 +68,8 @@ impl Fort {
 
     /// With such demands on clients, and more keys of the listener.
     pub(crate) async fn of(limits: &str, client: &str, more: &str) -> Self {
-        let (tell, seen) = mpsc::unbounded_channel();
-        let web = scripted::h1(move |dialog| tell_all(dialog, tell.clone())).unwrap();
+        let (sender, seen) = mpsc::unbounded_channel();
+        let web = scripted::h1(move |http1| tell_all(http1, sender.clone())).unwrap();
         let origins = [web, stream::echo(origin::listen(ANY).unwrap()).unwrap(), Origin::udp_echo(ANY).unwrap()];
         let overlay = overlay();
         let draft = overlay.node("fort").identity(&Subject::node("fort").with_dns(NODE_NAME)).unwrap();
@@ -87,13 +87,13 @@ impl Fort {
         Self { node, overlay, seen, _origins: origins, _mute: mute }
     }
 
-    pub(crate) fn door(&self) -> Door {
-        Door::tls(self.node.address("door"), self.overlay.authority().pem(), None)
+    pub(crate) fn client(&self) -> ListenerClient {
+        ListenerClient::tls(self.node.address("door"), self.overlay.authority().pem(), None)
     }
 
     /// A connection that has begun as any client's.
-    pub(crate) async fn client(&self) -> h3::Connection {
-        self.door().h3().await.unwrap()
+    pub(crate) async fn connect(&self) -> h3::Connection {
+        self.client().h3().await.unwrap()
     }
 
     /// The next request that the origin sees.
@@ -110,18 +110,18 @@ impl Fort {
 }
 
 async fn tell_all(
-    mut dialog: hermes_testkit::dialog::Dialog<tokio::net::TcpStream>,
-    tell: mpsc::UnboundedSender<Seen>,
+    mut http1: hermes_testkit::raw_http1::RawHttp1<tokio::net::TcpStream>,
+    sender: mpsc::UnboundedSender<Seen>,
 ) -> std::io::Result<()> {
     loop {
-        let head = dialog.head().await?;
-        let body = dialog.body(&head).await;
+        let head = http1.head().await?;
+        let body = http1.body(&head).await;
         let text = body.as_ref().ok().map(Content::text);
         let answer = format!("{} {} {}", head.method(), head.target(), text.as_deref().unwrap_or("").len());
         let is_too_early = head.target() == "/picky" && head.header("early-data").is_some();
         let status = if is_too_early { "425 Too Early" } else { "200 OK" };
-        let _ = tell.send(Seen { head, body: text });
+        let _ = sender.send(Seen { head, body: text });
         body?;
-        dialog.send(format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await?;
+        http1.send(format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await?;
     }
 }

@@ -3,11 +3,11 @@
 
 use bytes::Bytes;
 use hermes_testkit::h3::{
-    Broken, broken,
+    Abort, abort_of,
     wire::{self, code, get},
 };
 
-use crate::h3::lab::Fort;
+use crate::h3::lab::NodeFixture;
 
 type Lines<'a> = Vec<(&'a str, &'a str)>;
 
@@ -65,45 +65,45 @@ fn malformed() -> Vec<(&'static str, Lines<'static>)> {
 
 #[tokio::test]
 async fn malformed_heads_end_their_stream_and_reach_nobody() {
-    let mut fort = Fort::new().await;
-    let connection = fort.client().await;
+    let mut fixture = NodeFixture::new().await;
+    let connection = fixture.connect().await;
     for (what, lines) in malformed() {
         let (mut send, mut recv) = connection.open().await.unwrap();
         send.headers(&lines).await.unwrap();
         send.finish().unwrap();
         match recv.answer().await {
             Ok(answer) => assert_eq!(answer.status, 400, "{what}: {answer:?}"),
-            Err(error) => assert_eq!(broken(&error), Some(Broken::Stream(code::MESSAGE_ERROR)), "{what}: {error}"),
+            Err(error) => assert_eq!(abort_of(&error), Some(Abort::Stream(code::MESSAGE_ERROR)), "{what}: {error}"),
         }
-        fort.serves_on(&connection, what).await;
+        fixture.serves_on(&connection, what).await;
     }
     // Nothing of them came through.
     connection.get("https://WEB/honest").await.unwrap();
-    assert_eq!(fort.sees().await.head.target(), "/honest");
+    assert_eq!(fixture.sees().await.head.target(), "/honest");
 }
 
 /// Sends a POST with a declared length, and pieces of another.
-async fn upload(fort: &Fort, declared: &str, pieces: &[&'static str], more: &[u8]) -> std::io::Result<u16> {
-    let connection = fort.client().await;
+async fn upload(fixture: &NodeFixture, declared: &str, chunks: &[&'static str], more: &[u8]) -> std::io::Result<u16> {
+    let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();
     let head = [(":method", "POST"), (":scheme", "https"), (":authority", "WEB"), (":path", "/upload")];
     send.headers(&with(head.to_vec(), &[("content-length", declared)])).await.unwrap();
-    for piece in pieces {
+    for chunk in chunks {
         // It may have been stopped by now.
-        let _ = send.data(Bytes::from_static(piece.as_bytes())).await;
+        let _ = send.data(Bytes::from_static(chunk.as_bytes())).await;
     }
     let _ = send.bytes(Bytes::copy_from_slice(more)).await;
     let _ = send.finish();
     let answer = recv.answer().await;
-    fort.serves_on(&connection, "after a lie about a length").await;
+    fixture.serves_on(&connection, "after a lie about a length").await;
     Ok(answer?.status)
 }
 
 #[tokio::test]
 async fn lies_about_a_length_are_found_out_and_never_whole_requests() {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     let trailers = wire::headers(&[("a", "b")]);
-    for (declared, pieces, more) in [
+    for (declared, chunks, more) in [
         ("10", &["hello"][..], &[][..]),
         ("10", &["hello"], &trailers),
         ("10", &[], &[]),
@@ -111,15 +111,15 @@ async fn lies_about_a_length_are_found_out_and_never_whole_requests() {
         ("0", &["hello"], &[]),
         ("5", &["hello", "!"], &[]),
     ] {
-        match upload(&fort, declared, pieces, more).await {
-            Ok(status) => assert_eq!(status, 400, "{declared} {pieces:?}"),
-            Err(error) => assert_eq!(broken(&error), Some(Broken::Stream(code::MESSAGE_ERROR)), "{declared}: {error}"),
+        match upload(&fixture, declared, chunks, more).await {
+            Ok(status) => assert_eq!(status, 400, "{declared} {chunks:?}"),
+            Err(error) => assert_eq!(abort_of(&error), Some(Abort::Stream(code::MESSAGE_ERROR)), "{declared}: {error}"),
         }
     }
-    assert_eq!(upload(&fort, "6", &["hello", "!"], &trailers).await.unwrap(), 200);
+    assert_eq!(upload(&fixture, "6", &["hello", "!"], &trailers).await.unwrap(), 200);
     // Of those that began to be sent none was whole.
     loop {
-        let seen = fort.sees().await;
+        let seen = fixture.sees().await;
         if seen.head.header("content-length").as_deref() == Some("6") {
             assert_eq!(seen.body.as_deref(), Some("hello!"));
             break;
@@ -130,9 +130,9 @@ async fn lies_about_a_length_are_found_out_and_never_whole_requests() {
 
 #[tokio::test]
 async fn trailers_with_pseudo_headers_are_malformed() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     for trailers in [&[(":path", "/other")][..], &[("Upper", "1")], &[("connection", "close")]] {
-        let connection = fort.client().await;
+        let connection = fixture.connect().await;
         let (mut send, mut recv) = connection.open().await.unwrap();
         let head = [(":method", "POST"), (":scheme", "https"), (":authority", "WEB"), (":path", "/upload")];
         send.headers(&head).await.unwrap();
@@ -141,16 +141,16 @@ async fn trailers_with_pseudo_headers_are_malformed() {
         send.finish().unwrap();
         match recv.answer().await {
             Ok(answer) => assert_eq!(answer.status, 400, "{trailers:?}: {answer:?}"),
-            Err(error) => assert_eq!(broken(&error), Some(Broken::Stream(code::MESSAGE_ERROR)), "{trailers:?}"),
+            Err(error) => assert_eq!(abort_of(&error), Some(Abort::Stream(code::MESSAGE_ERROR)), "{trailers:?}"),
         }
-        fort.serves_on(&connection, "afterwards").await;
+        fixture.serves_on(&connection, "afterwards").await;
     }
 }
 
 #[tokio::test]
 async fn field_sections_beyond_the_limit_are_answered_and_the_others_go_on() {
-    let fort = Fort::with("header-bytes: 4KiB, header-count: 20").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("header-bytes: 4KiB, header-count: 20").await;
+    let connection = fixture.connect().await;
     assert_eq!(connection.setting(wire::MAX_FIELD_SECTION_SIZE), Some(4096), "it is announced");
     let (mut other, mut others) = connection.open().await.unwrap();
     other.headers(&with(get("HERE", "/"), &[("a", "b")])).await.unwrap();
@@ -167,13 +167,13 @@ async fn field_sections_beyond_the_limit_are_answered_and_the_others_go_on() {
     }
     other.finish().unwrap();
     assert_eq!(others.answer().await.unwrap().status, 200);
-    fort.node.metric_reaches("hermes_limit_hits_total", "headers", 3.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "headers", 3.0).await;
 }
 
 #[tokio::test]
 async fn what_is_right_reaches_the_origin_as_it_was_meant() {
-    let mut fort = Fort::new().await;
-    let connection = fort.client().await;
+    let mut fixture = NodeFixture::new().await;
+    let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();
     // Crumbs of a cookie are one line to HTTP/1.1 (4.2.1); Host instead of :authority, and alike in both.
     let lines = [(":method", "GET"), (":scheme", "https"), (":path", "/a?b=c"), ("host", "WEB")];
@@ -181,7 +181,7 @@ async fn what_is_right_reaches_the_origin_as_it_was_meant() {
     send.headers(&with(lines.to_vec(), &more)).await.unwrap();
     send.finish().unwrap();
     assert_eq!(recv.answer().await.unwrap().status, 200);
-    let seen = fort.sees().await;
+    let seen = fixture.sees().await;
     assert_eq!((seen.head.method(), seen.head.target()), ("GET", "/a?b=c"));
     let field = |name| seen.head.header(name);
     assert_eq!(field("cookie").as_deref(), Some("a=b; c=d"), "{:?}", seen.head);

@@ -5,13 +5,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
-    door::NODE_NAME,
     h3::{
-        Broken, Exchange, Origin, broken,
+        Abort, Exchange, Origin, abort_of,
         wire::{code, frame, headers, kind},
     },
+    listener_client::NODE_NAME,
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::RawHttp1,
 };
 use tokio::sync::mpsc;
 
@@ -28,7 +28,7 @@ upstreams:
 ";
 
 /// A node before an HTTP/3 origin that says these bytes to every request, then ends its side.
-struct Bed {
+struct Fixture {
     node: Node,
     origin: Origin,
     /// With what code the node ended the stream, or the connection.
@@ -36,20 +36,20 @@ struct Bed {
     _overlay: Overlay,
 }
 
-impl Bed {
+impl Fixture {
     async fn saying(says: Bytes, finishes: bool) -> Self {
         let overlay = overlay();
-        let (tell, ends) = mpsc::unbounded_channel();
+        let (sender, ends) = mpsc::unbounded_channel();
         let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
         let origin = Origin::serve(&identity, None, move |exchange: Exchange| {
-            let (says, tell) = (says.clone(), tell.clone());
+            let (says, sender) = (says.clone(), sender.clone());
             async move {
                 let Exchange { mut send, recv: _recv, .. } = exchange;
                 let _ = send.bytes(says).await;
                 if finishes {
                     send.finish()?;
                 }
-                let _ = tell.send(send.stopped().await);
+                let _ = sender.send(send.stopped().await);
                 Ok(())
             }
         });
@@ -71,11 +71,11 @@ impl Bed {
     }
 
     /// What an HTTP/1.1 client hears: status and body; `Err` where the body broke off.
-    async fn asked(&self) -> std::io::Result<(u16, String)> {
-        let mut dialog = Dialog::connect(self.node.address("door")).await?;
-        dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n").await?;
-        let head = dialog.head().await?;
-        let body = dialog.body(&head).await?;
+    async fn requests(&self) -> std::io::Result<(u16, String)> {
+        let mut http1 = RawHttp1::connect(self.node.address("door")).await?;
+        http1.send("GET / HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n").await?;
+        let head = http1.head().await?;
+        let body = http1.body(&head).await?;
         Ok((head.status(), body.text()))
     }
 }
@@ -102,8 +102,8 @@ async fn malformed_answers_are_bad_gateways() {
         ("nothing", Vec::new()),
     ];
     for (what, says) in cases {
-        let bed = Bed::saying(says.into(), true).await;
-        let (status, text) = bed.asked().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let fixture = Fixture::saying(says.into(), true).await;
+        let (status, text) = fixture.requests().await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(status, 502, "{what}: {text}");
     }
 }
@@ -112,8 +112,8 @@ async fn malformed_answers_are_bad_gateways() {
 async fn answers_whose_length_is_a_lie_are_not_whole() {
     for (what, length, body) in [("fewer", "10", "hello"), ("more", "3", "hello"), ("none", "5", "")] {
         let says = [&ok(&[("content-length", length)])[..], &frame(kind::DATA, body.as_bytes())].concat();
-        let bed = Bed::saying(says.into(), true).await;
-        match bed.asked().await {
+        let fixture = Fixture::saying(says.into(), true).await;
+        match fixture.requests().await {
             Ok((status, text)) => assert_eq!(status, 502, "{what}: {text}"),
             // It had begun: it breaks off.
             Err(error) => assert_ne!(error.kind(), std::io::ErrorKind::TimedOut, "{what}: {error}"),
@@ -124,11 +124,11 @@ async fn answers_whose_length_is_a_lie_are_not_whole() {
 #[tokio::test]
 async fn an_answer_that_breaks_the_framing_costs_its_connection_and_the_next_is_served_on_another() {
     let says = [&ok(&[])[..], &frame(kind::SETTINGS, &[])].concat();
-    let mut bed = Bed::saying(says.into(), false).await;
+    let mut fixture = Fixture::saying(says.into(), false).await;
     for _ in 0..2 {
-        let asked = bed.asked().await;
-        assert!(asked.is_err() || asked.as_ref().is_ok_and(|(status, _)| *status == 502), "{asked:?}");
-        let ended = tokio::time::timeout(PATIENCE, bed.ends.recv()).await.unwrap().unwrap();
+        let requests = fixture.requests().await;
+        assert!(requests.is_err() || requests.as_ref().is_ok_and(|(status, _)| *status == 502), "{requests:?}");
+        let ended = tokio::time::timeout(PATIENCE, fixture.ends.recv()).await.unwrap().unwrap();
         assert!(ended.is_err(), "the connection ends: {ended:?}");
     }
 }
@@ -140,10 +140,10 @@ async fn a_push_ends_the_connection() {
     {
         let promise = frame(kind::PUSH_PROMISE, payload);
         for says in [promise.to_vec(), [&ok(&[])[..], &promise].concat()] {
-            let mut bed = Bed::saying(says.into(), false).await;
-            let _ = bed.asked().await;
-            let ended = tokio::time::timeout(PATIENCE, bed.origin.ended.recv()).await.unwrap().unwrap();
-            assert_eq!(broken(&ended), Some(Broken::Connection(wanted)), "{what}: {ended}");
+            let mut fixture = Fixture::saying(says.into(), false).await;
+            let _ = fixture.requests().await;
+            let ended = tokio::time::timeout(PATIENCE, fixture.origin.ended.recv()).await.unwrap().unwrap();
+            assert_eq!(abort_of(&ended), Some(Abort::Connection(wanted)), "{what}: {ended}");
         }
     }
 }
@@ -154,17 +154,17 @@ async fn interim_answers_without_end_end() {
     let mut many = Vec::new();
     (0..10_000).for_each(|_| many.extend_from_slice(&says));
     many.extend_from_slice(&ok(&[]));
-    let bed = Bed::saying(many.into(), true).await;
-    assert_eq!(bed.asked().await.unwrap().0, 502);
+    let fixture = Fixture::saying(many.into(), true).await;
+    assert_eq!(fixture.requests().await.unwrap().0, 502);
 }
 
 #[tokio::test]
 async fn a_neighbour_that_says_nothing_is_given_up() {
-    let bed = Bed::saying(Bytes::new(), false).await;
+    let fixture = Fixture::saying(Bytes::new(), false).await;
     let began = std::time::Instant::now();
-    assert_eq!(bed.asked().await.unwrap().0, 504);
+    assert_eq!(fixture.requests().await.unwrap().0, 504);
     assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
-    drop(bed.origin);
+    drop(fixture.origin);
     assert_ne!(code::NO_ERROR, 0);
 }
 
@@ -178,13 +178,14 @@ async fn an_origin_that_never_sends_settings_is_given_up_each_time() {
     let document = format!("limits: {{upstream-connections: 2}}{DOCUMENT}").replace("5s}", "5s, connect: 1s}");
     let document = document.replace("protocol: h3,", "protocol: h3, outlier: {failures: 0},");
     let (_, ends) = mpsc::unbounded_channel();
-    let mut bed = Bed::before(overlay, mute, ends, &document).await;
+    let mut fixture = Fixture::before(overlay, mute, ends, &document).await;
     for ask in 0..4 {
-        let (status, told) = bed.asked().await.unwrap();
-        assert_eq!(status, 504, "ask {ask}: {told}");
-        let end = tokio::time::timeout(PATIENCE, bed.origin.ended.recv()).await.expect("its connection ends").unwrap();
-        assert_eq!(broken(&end), Some(Broken::Connection(code::MISSING_SETTINGS)), "ask {ask}: {end}");
+        let (status, body) = fixture.requests().await.unwrap();
+        assert_eq!(status, 504, "ask {ask}: {body}");
+        let end =
+            tokio::time::timeout(PATIENCE, fixture.origin.ended.recv()).await.expect("its connection ends").unwrap();
+        assert_eq!(abort_of(&end), Some(Abort::Connection(code::MISSING_SETTINGS)), "ask {ask}: {end}");
     }
-    let said = bed.node.record(|record| record.to_string().contains("did not send its SETTINGS within 1s")).await;
-    assert_eq!(said["status"], 504, "{said}");
+    let output = fixture.node.record(|record| record.to_string().contains("did not send its SETTINGS within 1s")).await;
+    assert_eq!(output["status"], 504, "{output}");
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use hermes_testkit::{
     ca::{IdentityFiles, Subject},
-    door::{Door, NODE_NAME, Way},
-    flow::FlowWay,
+    flow::FlowMode,
+    listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     origin::{self, Origin, http, stream},
     overlay::{Node, Overlay},
     python::{self, AIOQUIC_CLIENT, AIOQUIC_ORIGIN, CURL, Script, Server},
@@ -27,7 +27,7 @@ fn tools(test: &str, script: Script) -> Option<PathBuf> {
 }
 
 /// A node before origins of every kind.
-struct Bed {
+struct Fixture {
     overlay: Overlay,
     node: Node,
     _origins: [Origin; 4],
@@ -49,7 +49,7 @@ upstreams:
 - {name: web-h2, protocol: h2, overlay: false, endpoints: ['$H2']}
 ";
 
-impl Bed {
+impl Fixture {
     async fn start() -> Self {
         let web = |version| http::serve(origin::listen(ANY).unwrap(), version, Bytes::new()).unwrap();
         let echo = stream::echo(origin::listen(ANY).unwrap()).unwrap();
@@ -96,12 +96,12 @@ impl Bed {
 #[tokio::test]
 async fn aioquic_asks() {
     let Some(tools) = tools("aioquic_asks", AIOQUIC_CLIENT) else { return };
-    let bed = Bed::start().await;
+    let fixture = Fixture::start().await;
     let sizes = [0, 1, 65_536, MIB];
     for web in ["WEB-H1", "WEB-H2"] {
         let mut ask: Vec<Value> = sizes.iter().map(|size| json!(["post", web, "/echo", size])).collect();
         ask.push(json!(["get", web, "/upload"]));
-        let answers = bed.aioquic(&tools, None, json!(ask)).await;
+        let answers = fixture.aioquic(&tools, None, json!(ask)).await;
         for (size, answer) in sizes.iter().zip(&answers) {
             assert_eq!((&answer["status"], &answer["same"]), (&json!(200), &json!(true)), "{size} to {web}: {answer}");
             assert_eq!(answer["bytes"], *size, "{web}");
@@ -116,26 +116,26 @@ async fn aioquic_asks() {
 #[tokio::test]
 async fn aioquic_tunnels() {
     let Some(tools) = tools("aioquic_tunnels", AIOQUIC_CLIENT) else { return };
-    let bed = Bed::start().await;
+    let fixture = Fixture::start().await;
     let sizes = [0, 1, 65_536, MIB];
     let ask: Vec<Value> = sizes.iter().map(|size| json!(["tunnel", "ECHO:7", size])).collect();
-    for (size, answer) in sizes.iter().zip(bed.aioquic(&tools, None, json!(ask)).await) {
+    for (size, answer) in sizes.iter().zip(fixture.aioquic(&tools, None, json!(ask)).await) {
         assert_eq!(answer, json!({"status": 200, "same": true, "bytes": size}));
     }
-    let refused = bed.aioquic(&tools, None, json!([["tunnel", "NOBODY:7", 1]])).await;
+    let refused = fixture.aioquic(&tools, None, json!([["tunnel", "NOBODY:7", 1]])).await;
     assert_eq!(refused[0], json!({"status": 404}));
 }
 
 #[tokio::test]
 async fn aioquic_sends_flows_by_datagrams_and_by_capsules() {
     let Some(tools) = tools("aioquic_sends_flows", AIOQUIC_CLIENT) else { return };
-    let bed = Bed::start().await;
+    let fixture = Fixture::start().await;
     let (small, large) = ([0, 1, 500, 1100], [1, 5000, 60_000]);
     let ask = json!([["flow", "ECHO", 7, small, "datagrams"], ["flow", "ECHO", 7, large, "capsules"]]);
-    let answers = bed.aioquic(&tools, None, ask).await;
+    let answers = fixture.aioquic(&tools, None, ask).await;
     for answer in &answers {
-        let said = (&answer["status"], &answer["same"], &answer["ended"], &answer["offered"]);
-        assert_eq!(said, (&json!(200), &json!(true), &json!("end"), &json!(1)), "{answer}");
+        let output = (&answer["status"], &answer["same"], &answer["ended"], &answer["offered"]);
+        assert_eq!(output, (&json!(200), &json!(true), &json!("end"), &json!(1)), "{answer}");
         assert_eq!(answer["head"]["capsule-protocol"], "?1", "{answer}");
     }
     assert_eq!(answers[0]["came"], json!({"datagrams": 4, "capsules": 0}));
@@ -146,26 +146,26 @@ async fn aioquic_sends_flows_by_datagrams_and_by_capsules() {
 #[tokio::test]
 async fn aioquic_is_known_by_its_certificate() {
     let Some(tools) = tools("aioquic_is_known", AIOQUIC_CLIENT) else { return };
-    let bed = Bed::start().await;
-    let identity = bed.overlay.authority().issue(&Subject::node("laptop").with_user("alice")).unwrap();
-    let files = identity.write(bed.overlay.dir(), "laptop").unwrap();
+    let fixture = Fixture::start().await;
+    let identity = fixture.overlay.authority().issue(&Subject::node("laptop").with_user("alice")).unwrap();
+    let files = identity.write(fixture.overlay.dir(), "laptop").unwrap();
     let ask = json!([["get", "WHO", "/"]]);
-    assert_eq!(bed.aioquic(&tools, None, ask.clone()).await[0]["body"], "nobody");
-    assert_eq!(bed.aioquic(&tools, Some(&files), ask).await[0]["body"], "alice");
+    assert_eq!(fixture.aioquic(&tools, None, ask.clone()).await[0]["body"], "nobody");
+    assert_eq!(fixture.aioquic(&tools, Some(&files), ask).await[0]["body"], "alice");
 }
 
 #[tokio::test]
 async fn curl_asks_over_every_version() {
     let Some(tools) = tools("curl_asks", CURL) else { return };
-    let bed = Bed::start().await;
+    let fixture = Fixture::start().await;
     for version in ["1.1", "2", "3"] {
         let ask = json!([
-            {"url": bed.url("/bytes/1000000"), "version": version},
-            {"url": bed.url("/echo"), "version": version, "body": 3 * MIB},
-            {"url": bed.url("/echo"), "version": version, "body": 0},
-            {"url": bed.url("/bytes/1000"), "version": version, "headers": ["Cookie: a=b; c=d"]},
+            {"url": fixture.url("/bytes/1000000"), "version": version},
+            {"url": fixture.url("/echo"), "version": version, "body": 3 * MIB},
+            {"url": fixture.url("/echo"), "version": version, "body": 0},
+            {"url": fixture.url("/bytes/1000"), "version": version, "headers": ["Cookie: a=b; c=d"]},
         ]);
-        let answers = bed.curl(&tools, ask).await;
+        let answers = fixture.curl(&tools, ask).await;
         for answer in &answers {
             assert_eq!((&answer["status"], &answer["version"]), (&json!(200), &json!(version)), "{answer}");
         }
@@ -177,9 +177,9 @@ async fn curl_asks_over_every_version() {
 #[tokio::test]
 async fn curl_follows_to_http_3() {
     let Some(tools) = tools("curl_follows", CURL) else { return };
-    let bed = Bed::start().await;
-    let ask = json!({"url": bed.url("/bytes/1000"), "version": "any", "alt_svc": true});
-    let answers = bed.curl(&tools, json!([ask, ask])).await;
+    let fixture = Fixture::start().await;
+    let ask = json!({"url": fixture.url("/bytes/1000"), "version": "any", "alt_svc": true});
+    let answers = fixture.curl(&tools, json!([ask, ask])).await;
     let versions = answers.iter().map(|answer| (&answer["status"], &answer["version"])).collect::<Vec<_>>();
     assert_eq!(versions, [(&json!(200), &json!("2")), (&json!(200), &json!("3"))], "{answers:?}");
 }
@@ -203,7 +203,7 @@ upstreams:
 ";
 
 impl Before {
-    async fn start(test: &str, more: &[&str]) -> Option<(Self, Door)> {
+    async fn start(test: &str, more: &[&str]) -> Option<(Self, ListenerClient)> {
         let tools = tools(test, AIOQUIC_ORIGIN)?;
         let overlay = overlay();
         let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
@@ -212,23 +212,23 @@ impl Before {
         let draft = draft.document(BEFORE).with("PORT", origin.port);
         let ca = overlay.dir().join("ca.pem");
         let node = draft.with("CA", ca.display()).start().await.unwrap();
-        let door = Door::tls(node.address("door"), overlay.authority().pem(), None);
-        Some((Self { node, _overlay: overlay, _origin: origin }, door))
+        let client = ListenerClient::tls(node.address("door"), overlay.authority().pem(), None);
+        Some((Self { node, _overlay: overlay, _origin: origin }, client))
     }
 
-    fn udp(&self, way: FlowWay, door: &Door) -> Door {
-        if way == FlowWay::Raw { Door::plain(self.node.address("raw-udp")) } else { door.clone() }
+    fn udp(&self, mode: FlowMode, client: &ListenerClient) -> ListenerClient {
+        if mode == FlowMode::Raw { ListenerClient::plain(self.node.address("raw-udp")) } else { client.clone() }
     }
 }
 
 #[tokio::test]
 async fn aioquic_answers() {
-    let Some((_bed, door)) = Before::start("aioquic_answers", &[]).await else { return };
-    let connection = door.h3().await.unwrap();
-    let told = connection.get("https://FAR/some/path?a=b").await.unwrap();
-    let told: Value = serde_json::from_str(&told.text()).unwrap();
-    assert_eq!(told["head"][":path"], "/some/path?a=b", "{told}");
-    assert_eq!((&told["head"][":authority"], &told["head"]["via"]), (&json!("FAR"), &json!("3 edge")), "{told}");
+    let Some((_bed, client)) = Before::start("aioquic_answers", &[]).await else { return };
+    let connection = client.h3().await.unwrap();
+    let answer = connection.get("https://FAR/some/path?a=b").await.unwrap();
+    let answer: Value = serde_json::from_str(&answer.text()).unwrap();
+    assert_eq!(answer["head"][":path"], "/some/path?a=b", "{answer}");
+    assert_eq!((&answer["head"][":authority"], &answer["head"]["via"]), (&json!("FAR"), &json!("3 edge")), "{answer}");
     for size in [0, 1, 65_536, MIB] {
         let sent: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
         let request = ::http::Request::post("https://FAR/echo").body(()).unwrap();
@@ -236,26 +236,27 @@ async fn aioquic_answers() {
         assert_eq!((answer.status, answer.data == sent), (200, true), "{size} bytes over HTTP/3");
         assert_eq!(answer.trailer("x-trailer").as_deref(), Some("back"));
         let request = ::http::Request::post("https://FAR/echo").body(()).unwrap();
-        let answer = door.h2().await.unwrap().ask(request, &sent).await.unwrap();
+        let answer = client.h2().await.unwrap().ask(request, &sent).await.unwrap();
         assert_eq!((answer.status, answer.data == sent), (200, true), "{size} bytes over HTTP/2");
         assert_eq!(answer.trailer("x-trailer").as_deref(), Some("back"));
     }
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send("GET /bytes/100000 HTTP/1.1\r\nhost: FAR\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert_eq!(dialog.body(&head).await.unwrap().data.len(), 100_000);
+    let mut http1 = client.h1().await.unwrap();
+    http1.send("GET /bytes/100000 HTTP/1.1\r\nhost: FAR\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!(http1.body(&head).await.unwrap().data.len(), 100_000);
 }
 
 #[tokio::test]
 async fn aioquic_ends_tunnels() {
-    let Some((bed, door)) = Before::start("aioquic_ends_tunnels", &[]).await else { return };
+    let Some((fixture, client)) = Before::start("aioquic_ends_tunnels", &[]).await else { return };
     let mut rng = SmallRng::seed_from_u64(1);
-    for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::ConnectH3] {
-        let door = if way == Way::Raw { Door::plain(bed.node.address("raw")) } else { door.clone() };
+    for mode in [TunnelMode::Raw, TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::ConnectH3] {
+        let client =
+            if mode == TunnelMode::Raw { ListenerClient::plain(fixture.node.address("raw")) } else { client.clone() };
         for size in [0, 1, 65_536, MIB] {
-            transfer::echo(&door, way, "FAR:7", size, &mut rng)
+            transfer::echo(&client, mode, "FAR:7", size, &mut rng)
                 .await
-                .unwrap_or_else(|error| panic!("{size} bytes by {way:?}: {error}"));
+                .unwrap_or_else(|error| panic!("{size} bytes by {mode:?}: {error}"));
         }
     }
 }
@@ -263,13 +264,13 @@ async fn aioquic_ends_tunnels() {
 #[tokio::test]
 async fn aioquic_ends_flows_with_and_without_datagrams() {
     for more in [&[][..], &["--no-datagrams"]] {
-        let Some((bed, door)) = Before::start("aioquic_ends_flows", more).await else { return };
+        let Some((fixture, client)) = Before::start("aioquic_ends_flows", more).await else { return };
         let mut rng = SmallRng::seed_from_u64(2);
-        for way in [FlowWay::Raw, FlowWay::UpgradeH1, FlowWay::ConnectH2, FlowWay::ConnectH3] {
-            if let Err(error) = transfer::datagrams(&bed.udp(way, &door), way, "FAR", 60, &mut rng).await {
-                let (_, metrics) = bed.node.ask("/metrics").await.unwrap();
+        for mode in [FlowMode::Raw, FlowMode::UpgradeH1, FlowMode::ConnectH2, FlowMode::ConnectH3] {
+            if let Err(error) = transfer::datagrams(&fixture.udp(mode, &client), mode, "FAR", 60, &mut rng).await {
+                let (_, metrics) = fixture.node.ask("/metrics").await.unwrap();
                 let dropped: Vec<_> = metrics.lines().filter(|line| line.starts_with("hermes_datagrams")).collect();
-                panic!("datagrams by {way:?} with {more:?}: {error}; {dropped:?}");
+                panic!("datagrams by {mode:?} with {more:?}: {error}; {dropped:?}");
             }
         }
     }
@@ -279,16 +280,16 @@ async fn aioquic_ends_flows_with_and_without_datagrams() {
 /// far end is a stranger.
 #[tokio::test]
 async fn downloads_from_aioquic_by_every_version() {
-    let Some((_bed, door)) = Before::start("downloads_from_aioquic", &[]).await else { return };
+    let Some((_bed, client)) = Before::start("downloads_from_aioquic", &[]).await else { return };
     for version in [Version::H1, Version::H2, Version::H3] {
         let text = match version {
-            Version::H3 => door.h3().await.unwrap().get("https://FAR/bytes/2000000").await.unwrap().data,
-            Version::H2 => door.h2().await.unwrap().get("https://FAR/bytes/2000000").await.unwrap().data,
+            Version::H3 => client.h3().await.unwrap().get("https://FAR/bytes/2000000").await.unwrap().data,
+            Version::H2 => client.h2().await.unwrap().get("https://FAR/bytes/2000000").await.unwrap().data,
             Version::H1 => {
-                let mut dialog = door.h1().await.unwrap();
-                dialog.send("GET /bytes/2000000 HTTP/1.1\r\nhost: FAR\r\n\r\n").await.unwrap();
-                let head = dialog.head().await.unwrap();
-                dialog.body(&head).await.unwrap().data
+                let mut http1 = client.h1().await.unwrap();
+                http1.send("GET /bytes/2000000 HTTP/1.1\r\nhost: FAR\r\n\r\n").await.unwrap();
+                let head = http1.head().await.unwrap();
+                http1.body(&head).await.unwrap().data
             }
         };
         assert_eq!((text.len(), text.iter().all(|byte| *byte == b'x')), (2_000_000, true), "{version:?}");

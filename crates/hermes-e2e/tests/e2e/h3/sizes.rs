@@ -4,18 +4,18 @@
 use bytes::Bytes;
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
-    door::{Door, NODE_NAME},
     h3::{
-        Broken, Connection, Exchange, Origin, broken,
+        Abort, Connection, Exchange, Origin, abort_of,
         wire::{MAX_FIELD_SECTION_SIZE, code, frame, get, kind, settings},
     },
+    listener_client::{ListenerClient, NODE_NAME},
     origin,
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::RawHttp1,
 };
 use tokio::sync::mpsc;
 
-use crate::h3::lab::{ANY, Fort, overlay};
+use crate::h3::lab::{ANY, NodeFixture, overlay};
 
 const DOCUMENT: &str = "
 workers: 1
@@ -29,27 +29,27 @@ upstreams:
 ";
 
 /// A node before an origin that begins like this, and answers with trailers of so many bytes as the path says.
-struct Bed {
+struct Fixture {
     overlay: Overlay,
     node: Node,
     /// What the origin was asked for.
-    asked: mpsc::UnboundedReceiver<String>,
+    requests: mpsc::UnboundedReceiver<String>,
     origin: Origin,
 }
 
-impl Bed {
+impl Fixture {
     async fn greeted_with(greeting: &[u8]) -> Self {
         let overlay = overlay();
-        let (tell, asked) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
         let socket = origin::bind_udp(ANY).unwrap();
         let origin = Origin::greeting(greeting, socket, &identity, None, move |mut exchange: Exchange| {
-            let tell = tell.clone();
+            let sender = sender.clone();
             async move {
                 let path = exchange.pseudo(":path").to_owned();
-                let _ = tell.send(path.clone());
+                let _ = sender.send(path.clone());
                 // A request whose trailers do not come is none.
-                while exchange.recv.piece().await.is_ok_and(|piece| piece.is_some()) {}
+                while exchange.recv.chunk().await.is_ok_and(|chunk| chunk.is_some()) {}
                 let mut send = exchange.send;
                 send.headers(&[(":status", "200")]).await?;
                 send.data(Bytes::from_static(b"web")).await?;
@@ -64,20 +64,20 @@ impl Bed {
         std::fs::write(&ca, overlay.authority().pem()).unwrap();
         let draft = overlay.node("edge").identity(&Subject::node("edge").with_dns(NODE_NAME)).unwrap();
         let draft = draft.document(DOCUMENT).with("WEB", origin.address().unwrap()).with("CA", ca.display());
-        Self { node: draft.start().await.unwrap(), overlay, asked, origin }
+        Self { node: draft.start().await.unwrap(), overlay, requests, origin }
     }
 
     /// The status, and all that is said, of an answer over HTTP/1.1.
     async fn says(&self, request: &str) -> (u16, String) {
-        let mut dialog = Dialog::connect(self.node.address("plain")).await.unwrap();
-        dialog.send(request).await.unwrap();
-        let head = dialog.head().await.unwrap();
-        let body = dialog.body(&head).await.unwrap();
+        let mut http1 = RawHttp1::connect(self.node.address("plain")).await.unwrap();
+        http1.send(request).await.unwrap();
+        let head = http1.head().await.unwrap();
+        let body = http1.body(&head).await.unwrap();
         (head.status(), format!("{head:?} {}", body.text()))
     }
 
-    fn door(&self) -> Door {
-        Door::tls(self.node.address("door"), self.overlay.authority().pem(), None)
+    fn client(&self) -> ListenerClient {
+        ListenerClient::tls(self.node.address("door"), self.overlay.authority().pem(), None)
     }
 
     /// Every request was on one connection.
@@ -90,7 +90,7 @@ const SMALL: &str = "GET /small HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r
 
 #[tokio::test]
 async fn requests_that_an_upstream_does_not_take_are_refused_and_blame_nobody_else() {
-    let mut bed = Bed::greeted_with(&settings(&[(MAX_FIELD_SECTION_SIZE, 1000)])).await;
+    let mut fixture = Fixture::greeted_with(&settings(&[(MAX_FIELD_SECTION_SIZE, 1000)])).await;
     let long = "y".repeat(1000);
     let chunked = "transfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n0\r\n";
     let large = [
@@ -98,26 +98,26 @@ async fn requests_that_an_upstream_does_not_take_are_refused_and_blame_nobody_el
         ("a tunnel's head", format!("CONNECT WEB:7 HTTP/1.1\r\nhost: WEB:7\r\nx: {long}\r\n\r\n")),
         ("trailers", format!("POST /trailers HTTP/1.1\r\nhost: WEB\r\n{chunked}x: {long}\r\n\r\n")),
     ];
-    assert_eq!(bed.says(SMALL).await.0, 200);
+    assert_eq!(fixture.says(SMALL).await.0, 200);
     // More often than an endpoint may fail before it rests.
     for (what, request) in large.iter().cycle().take(15) {
-        let (status, said) = bed.says(request).await;
-        assert_eq!(status, 431, "{what}: {said}");
-        assert!(said.contains("http_request_error") && said.contains("1000 are taken"), "{what}: {said}");
+        let (status, output) = fixture.says(request).await;
+        assert_eq!(status, 431, "{what}: {output}");
+        assert!(output.contains("http_request_error") && output.contains("1000 are taken"), "{what}: {output}");
     }
-    assert_eq!(bed.says(SMALL).await.0, 200, "the endpoint is not at fault");
-    bed.has_connected_once().await;
-    let mut asked = Vec::new();
-    while let Ok(path) = bed.asked.try_recv() {
-        asked.push(path);
+    assert_eq!(fixture.says(SMALL).await.0, 200, "the endpoint is not at fault");
+    fixture.has_connected_once().await;
+    let mut requests = Vec::new();
+    while let Ok(path) = fixture.requests.try_recv() {
+        requests.push(path);
     }
-    asked.dedup();
-    assert_eq!(asked, ["/small", "/trailers", "/small"], "what is too large was sent");
+    requests.dedup();
+    assert_eq!(requests, ["/small", "/trailers", "/small"], "what is too large was sent");
 }
 
 #[tokio::test]
 async fn answers_that_a_client_does_not_take_are_not_sent() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     let udp = [
         (":method", "CONNECT"),
         (":protocol", "connect-udp"),
@@ -128,7 +128,7 @@ async fn answers_that_a_client_does_not_take_are_not_sent() {
     ];
     // `:status: 200` has 42 bytes, and one line more has 32 of its own.
     for (most, answers) in [(41, None), (42, Some(502)), (1000, Some(200))] {
-        let connection = Connection::connect(&fort.door(), &[(MAX_FIELD_SECTION_SIZE, most)]).await.unwrap();
+        let connection = Connection::connect(&fixture.client(), &[(MAX_FIELD_SECTION_SIZE, most)]).await.unwrap();
         for (what, lines) in [("an answer", get("WEB", "/")), ("a tunnel", udp.to_vec())] {
             let (mut send, mut recv) = connection.open().await.unwrap();
             send.headers(&lines).await.unwrap();
@@ -143,7 +143,7 @@ async fn answers_that_a_client_does_not_take_are_not_sent() {
                     assert!(size + 42 <= most as usize, "{what} of {most}: {fields:?}");
                 }
                 (Err(error), None) => {
-                    assert_eq!(broken(&error), Some(Broken::Stream(code::REQUEST_CANCELLED)), "{what}: {error}");
+                    assert_eq!(abort_of(&error), Some(Abort::Stream(code::REQUEST_CANCELLED)), "{what}: {error}");
                 }
                 (other, _) => panic!("{what} of {most}: {other:?}"),
             }
@@ -154,17 +154,17 @@ async fn answers_that_a_client_does_not_take_are_not_sent() {
 
 #[tokio::test]
 async fn trailers_that_a_client_does_not_take_break_their_answer_off() {
-    let bed = Bed::greeted_with(&settings(&[])).await;
-    let connection = Connection::connect(&bed.door(), &[(MAX_FIELD_SECTION_SIZE, 500)]).await.unwrap();
+    let fixture = Fixture::greeted_with(&settings(&[])).await;
+    let connection = Connection::connect(&fixture.client(), &[(MAX_FIELD_SECTION_SIZE, 500)]).await.unwrap();
     let answer = connection.get("https://WEB/100").await.unwrap();
     assert_eq!((answer.text(), answer.trailers.is_some()), ("web".to_owned(), true));
     let error = connection.get("https://WEB/1000").await.unwrap_err();
-    assert_eq!(broken(&error), Some(Broken::Stream(code::REQUEST_CANCELLED)), "{error}");
+    assert_eq!(abort_of(&error), Some(Abort::Stream(code::REQUEST_CANCELLED)), "{error}");
     // Others take them.
-    let connection = Connection::connect(&bed.door(), &[]).await.unwrap();
+    let connection = Connection::connect(&fixture.client(), &[]).await.unwrap();
     assert_eq!(connection.get("https://WEB/1000").await.unwrap().trailer("x").map(|x| x.len()), Some(1000));
-    bed.has_connected_once().await;
-    let record = bed.node.record(|record| record["error"] == "http_response_header_section_size").await;
+    fixture.has_connected_once().await;
+    let record = fixture.node.record(|record| record["error"] == "http_response_header_section_size").await;
     assert!(record["reason"].as_str().unwrap().contains("500 are taken"), "{record}");
 }
 
@@ -182,10 +182,10 @@ async fn identifiers_that_a_server_cannot_name_end_the_connection() {
         ("MAX_PUSH_ID", frame(kind::MAX_PUSH_ID, &[0]).to_vec(), code::FRAME_UNEXPECTED),
         ("PUSH_PROMISE", frame(kind::PUSH_PROMISE, &[0, 0, 0]).to_vec(), code::FRAME_UNEXPECTED),
     ] {
-        let mut bed = Bed::greeted_with(&[&begun[..], &behind].concat()).await;
+        let mut fixture = Fixture::greeted_with(&[&begun[..], &behind].concat()).await;
         // It may be that nothing is asked any more: what is said comes before.
-        let _ = bed.says(SMALL).await;
-        let ended = tokio::time::timeout(PATIENCE, bed.origin.ended.recv()).await.expect(what).expect(what);
-        assert_eq!(broken(&ended), Some(Broken::Connection(wanted)), "{what}: {ended}");
+        let _ = fixture.says(SMALL).await;
+        let ended = tokio::time::timeout(PATIENCE, fixture.origin.ended.recv()).await.expect(what).expect(what);
+        assert_eq!(abort_of(&ended), Some(Abort::Connection(wanted)), "{what}: {ended}");
     }
 }

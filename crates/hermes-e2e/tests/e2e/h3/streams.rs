@@ -4,17 +4,17 @@
 use bytes::Bytes;
 use hermes_testkit::{
     ca::Subject,
-    door::Door,
     h3::{
         Connection,
-        relay::{Lets, Relay},
+        relay::{Direction, Relay},
         wire::{self, H3_DATAGRAM, code, frame, get, headers, integer, kind, section, settings},
     },
-    patience::until,
+    listener_client::ListenerClient,
+    poll::until,
 };
 use http::Request;
 
-use crate::h3::lab::Fort;
+use crate::h3::lab::NodeFixture;
 
 /// What a client says on its control stream, and how that ends.
 struct Case {
@@ -64,27 +64,27 @@ fn control_streams() -> Vec<Case> {
 
 #[tokio::test]
 async fn control_streams_against_the_rules_end_the_connection() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     for Case { what, says, code } in control_streams() {
-        let connection = Connection::bare(&fort.door()).await.unwrap();
+        let connection = Connection::bare(&fixture.client()).await.unwrap();
         let mut control = connection.open_uni().await.unwrap();
         control.write_all(&says).await.unwrap();
         let closed = connection.closed().await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(closed, code, "{what}: {closed:#x}, not {code:#x}");
     }
-    fort.serves_on(&fort.client().await, "afterwards").await;
+    fixture.serves_on(&fixture.connect().await, "afterwards").await;
 }
 
 /// RFC 9297, section 2.1.1.
 #[tokio::test]
 async fn whoever_says_to_take_http_datagrams_takes_datagrams_of_quic() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     for (says, is_fine) in [(1, false), (0, true)] {
-        let connection = Connection::without_datagrams(&fort.door()).await.unwrap();
+        let connection = Connection::without_datagrams(&fixture.client()).await.unwrap();
         let mut control = connection.open_uni().await.unwrap();
         control.write_all(&[CONTROL, &settings(&[(H3_DATAGRAM, says)])].concat()).await.unwrap();
         if is_fine {
-            fort.serves_on(&connection, "without datagrams").await;
+            fixture.serves_on(&connection, "without datagrams").await;
         } else {
             assert_eq!(connection.closed().await.unwrap(), code::SETTINGS_ERROR);
         }
@@ -93,8 +93,8 @@ async fn whoever_says_to_take_http_datagrams_takes_datagrams_of_quic() {
 
 #[tokio::test]
 async fn a_control_stream_may_come_in_pieces_and_with_frames_of_the_future() {
-    let fort = Fort::new().await;
-    let connection = Connection::bare(&fort.door()).await.unwrap();
+    let fixture = NodeFixture::new().await;
+    let connection = Connection::bare(&fixture.client()).await.unwrap();
     let mut control = connection.open_uni().await.unwrap();
     let says = [BEGUN, &frame(GREASE, b"noise"), &frame(kind::MAX_PUSH_ID, &[7]), &frame(kind::GOAWAY, &[0])].concat();
     for byte in &says {
@@ -105,7 +105,7 @@ async fn a_control_stream_may_come_in_pieces_and_with_frames_of_the_future() {
     let mut unknown = connection.open_uni().await.unwrap();
     unknown.write_all(&[&integer(GREASE)[..], b"noise"].concat()).await.unwrap();
     assert_eq!(unknown.stopped().await.unwrap().map(quinn_code), Some(code::STREAM_CREATION_ERROR));
-    fort.serves_on(&connection, "with noise beside").await;
+    fixture.serves_on(&connection, "with noise beside").await;
 }
 
 fn quinn_code(code: impl Into<u64>) -> u64 {
@@ -113,8 +113,8 @@ fn quinn_code(code: impl Into<u64>) -> u64 {
 }
 
 /// What is said on a stream of this type beside a control stream that is right; `ends` with its end behind.
-async fn other_stream(fort: &Fort, kind: u64, says: &[u8], ends: bool) -> u64 {
-    let connection = fort.client().await;
+async fn other_stream(fixture: &NodeFixture, kind: u64, says: &[u8], ends: bool) -> u64 {
+    let connection = fixture.connect().await;
     let mut stream = connection.open_uni().await.unwrap();
     stream.write_all(&[&integer(kind)[..], says].concat()).await.unwrap();
     if ends {
@@ -131,10 +131,10 @@ const DECODER_STREAM_ERROR: u64 = 0x202;
 
 #[tokio::test]
 async fn streams_that_may_not_be_opened_end_the_connection() {
-    let fort = Fort::new().await;
-    assert_eq!(other_stream(&fort, 0, &settings(&[]), false).await, code::STREAM_CREATION_ERROR, "a second control");
-    assert_eq!(other_stream(&fort, PUSH, &[0], false).await, code::STREAM_CREATION_ERROR, "a client's push");
-    let connection = fort.client().await;
+    let fixture = NodeFixture::new().await;
+    assert_eq!(other_stream(&fixture, 0, &settings(&[]), false).await, code::STREAM_CREATION_ERROR, "a second control");
+    assert_eq!(other_stream(&fixture, PUSH, &[0], false).await, code::STREAM_CREATION_ERROR, "a client's push");
+    let connection = fixture.connect().await;
     let mut encoders = [connection.open_uni().await.unwrap(), connection.open_uni().await.unwrap()];
     for encoder in &mut encoders {
         encoder.write_all(&integer(QPACK_ENCODER)).await.unwrap();
@@ -144,33 +144,33 @@ async fn streams_that_may_not_be_opened_end_the_connection() {
 
 #[tokio::test]
 async fn critical_streams_that_end_end_the_connection() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     for kind in [QPACK_ENCODER, QPACK_DECODER] {
-        assert_eq!(other_stream(&fort, kind, &[], true).await, code::CLOSED_CRITICAL_STREAM, "type {kind}");
+        assert_eq!(other_stream(&fixture, kind, &[], true).await, code::CLOSED_CRITICAL_STREAM, "type {kind}");
     }
-    let mut connection = fort.client().await;
+    let mut connection = fixture.connect().await;
     connection.control.as_mut().unwrap().finish().unwrap();
     assert_eq!(connection.closed().await.unwrap(), code::CLOSED_CRITICAL_STREAM, "the control stream, ended");
-    let mut connection = fort.client().await;
+    let mut connection = fixture.connect().await;
     // What came before the reset has to be here first: a stream of no type yet is nobody's.
-    fort.serves_on(&connection, "before").await;
+    fixture.serves_on(&connection, "before").await;
     connection.control.as_mut().unwrap().reset(0_u32.into()).unwrap();
     assert_eq!(connection.closed().await.unwrap(), code::CLOSED_CRITICAL_STREAM, "the control stream, reset");
 }
 
 #[tokio::test]
 async fn qpack_that_uses_a_table_nobody_allowed_ends_the_connection() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     // A capacity; an insertion.
-    assert_eq!(other_stream(&fort, QPACK_ENCODER, &[0x3f, 0x01], false).await, ENCODER_STREAM_ERROR);
-    assert_eq!(other_stream(&fort, QPACK_ENCODER, &[0xc0, 1, b'a'], false).await, ENCODER_STREAM_ERROR);
+    assert_eq!(other_stream(&fixture, QPACK_ENCODER, &[0x3f, 0x01], false).await, ENCODER_STREAM_ERROR);
+    assert_eq!(other_stream(&fixture, QPACK_ENCODER, &[0xc0, 1, b'a'], false).await, ENCODER_STREAM_ERROR);
     // An acknowledgement of a section that referred to nothing; an increment.
-    assert_eq!(other_stream(&fort, QPACK_DECODER, &[0x80], false).await, DECODER_STREAM_ERROR);
-    assert_eq!(other_stream(&fort, QPACK_DECODER, &[0x01], false).await, DECODER_STREAM_ERROR);
+    assert_eq!(other_stream(&fixture, QPACK_DECODER, &[0x80], false).await, DECODER_STREAM_ERROR);
+    assert_eq!(other_stream(&fixture, QPACK_DECODER, &[0x01], false).await, DECODER_STREAM_ERROR);
     // Sections that cannot be read: of the table, beyond the static one, cut off.
     for block in [&[0x02, 0x00, 0x80][..], &[0x00, 0x00, 0xff, 0x7f], &[0x00, 0x00, 0x27], &[0x00]] {
         assert_eq!(
-            on_request(&fort, &frame(kind::HEADERS, block), false).await,
+            on_request(&fixture, &frame(kind::HEADERS, block), false).await,
             code::DECOMPRESSION_FAILED,
             "{block:?}"
         );
@@ -179,20 +179,20 @@ async fn qpack_that_uses_a_table_nobody_allowed_ends_the_connection() {
 
 #[tokio::test]
 async fn qpack_may_say_what_it_may_without_a_table() {
-    let fort = Fort::new().await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::new().await;
+    let connection = fixture.connect().await;
     let mut kept = Vec::new();
     for (kind, says) in [(QPACK_ENCODER, &[0x20][..]), (QPACK_DECODER, &[0x44, 0x7f, 0x80, 0x01])] {
         let mut stream = connection.open_uni().await.unwrap();
         stream.write_all(&[&integer(kind)[..], says].concat()).await.unwrap();
         kept.push(stream);
     }
-    fort.serves_on(&connection, "with a capacity of nothing and cancellations").await;
+    fixture.serves_on(&connection, "with a capacity of nothing and cancellations").await;
 }
 
 /// The code with which a connection ends where this is said on a request's stream.
-async fn on_request(fort: &Fort, says: &[u8], ends: bool) -> u64 {
-    let connection = fort.client().await;
+async fn on_request(fixture: &NodeFixture, says: &[u8], ends: bool) -> u64 {
+    let connection = fixture.connect().await;
     let (mut send, _recv) = connection.open().await.unwrap();
     send.bytes(Bytes::copy_from_slice(says)).await.unwrap();
     if ends {
@@ -203,33 +203,33 @@ async fn on_request(fort: &Fort, says: &[u8], ends: bool) -> u64 {
 
 #[tokio::test]
 async fn frames_in_the_wrong_place_of_a_request_end_the_connection() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     let post = headers(&[(":method", "POST"), (":scheme", "https"), (":authority", "WEB"), (":path", "/")]);
     let data = frame(kind::DATA, b"hello");
     let trailers = headers(&[("a", "b")]);
-    assert_eq!(on_request(&fort, &data, false).await, code::FRAME_UNEXPECTED, "DATA first");
+    assert_eq!(on_request(&fixture, &data, false).await, code::FRAME_UNEXPECTED, "DATA first");
     for kind in [kind::SETTINGS, kind::CANCEL_PUSH, kind::GOAWAY, kind::MAX_PUSH_ID, kind::PUSH_PROMISE, 0x02, 0x09] {
         let stray = frame(kind, &[0]);
-        assert_eq!(on_request(&fort, &stray, false).await, code::FRAME_UNEXPECTED, "type {kind:#x} first");
+        assert_eq!(on_request(&fixture, &stray, false).await, code::FRAME_UNEXPECTED, "type {kind:#x} first");
         let later = [&post[..], &data, &stray].concat();
-        assert_eq!(on_request(&fort, &later, false).await, code::FRAME_UNEXPECTED, "type {kind:#x} in a body");
+        assert_eq!(on_request(&fixture, &later, false).await, code::FRAME_UNEXPECTED, "type {kind:#x} in a body");
     }
     for behind in [&data, &trailers] {
         let says = [&post[..], &trailers, behind].concat();
-        assert_eq!(on_request(&fort, &says, true).await, code::FRAME_UNEXPECTED, "behind trailers");
+        assert_eq!(on_request(&fixture, &says, true).await, code::FRAME_UNEXPECTED, "behind trailers");
     }
     let cut = &frame(kind::DATA, b"hello")[..4];
-    assert_eq!(on_request(&fort, &[&post[..], cut].concat(), true).await, code::FRAME_ERROR, "cut off in DATA");
-    assert_eq!(on_request(&fort, &post[..8], true).await, code::FRAME_ERROR, "cut off in HEADERS");
-    fort.serves_on(&fort.client().await, "afterwards").await;
+    assert_eq!(on_request(&fixture, &[&post[..], cut].concat(), true).await, code::FRAME_ERROR, "cut off in DATA");
+    assert_eq!(on_request(&fixture, &post[..8], true).await, code::FRAME_ERROR, "cut off in HEADERS");
+    fixture.serves_on(&fixture.connect().await, "afterwards").await;
 }
 
 #[tokio::test]
 async fn a_tunnel_has_no_frames_but_data() {
-    let fort = Fort::new().await;
+    let fixture = NodeFixture::new().await;
     let connect = headers(&[(":method", "CONNECT"), (":authority", "ECHO:7")]);
     for kind in [kind::HEADERS, kind::SETTINGS, kind::PUSH_PROMISE] {
-        let connection = fort.client().await;
+        let connection = fixture.connect().await;
         let (mut send, mut recv) = connection.open().await.unwrap();
         send.bytes(connect.clone()).await.unwrap();
         assert_eq!(recv.head().await.unwrap().0[0].1, "200");
@@ -237,55 +237,55 @@ async fn a_tunnel_has_no_frames_but_data() {
         assert_eq!(connection.closed().await.unwrap(), code::FRAME_UNEXPECTED, "type {kind:#x}");
     }
     // One of the future is passed over.
-    let connection = fort.client().await;
+    let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();
     send.bytes(connect).await.unwrap();
     send.bytes(frame(GREASE, &[0; 3000])).await.unwrap();
     send.data(Bytes::from_static(b"hello")).await.unwrap();
     send.finish().unwrap();
     recv.head().await.unwrap();
-    assert_eq!(recv.piece().await.unwrap().unwrap(), "hello");
+    assert_eq!(recv.chunk().await.unwrap().unwrap(), "hello");
 }
 
 #[tokio::test]
 async fn a_stream_without_a_request_is_incomplete_and_the_others_go_on() {
-    let fort = Fort::new().await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::new().await;
+    let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();
     send.finish().unwrap();
     let error = recv.head().await.unwrap_err();
-    let wanted = hermes_testkit::h3::Broken::Stream(code::REQUEST_INCOMPLETE);
-    assert_eq!(hermes_testkit::h3::broken(&error), Some(wanted), "{error}");
+    let wanted = hermes_testkit::h3::Abort::Stream(code::REQUEST_INCOMPLETE);
+    assert_eq!(hermes_testkit::h3::abort_of(&error), Some(wanted), "{error}");
     // Only frames of the future, then a request: nothing is wrong.
     let (mut send, mut recv) = connection.open().await.unwrap();
     send.bytes(frame(GREASE, b"noise")).await.unwrap();
     send.bytes(headers(&get("HERE", "/"))).await.unwrap();
     send.finish().unwrap();
     assert_eq!(recv.answer().await.unwrap().status, 200);
-    fort.serves_on(&connection, "afterwards").await;
+    fixture.serves_on(&connection, "afterwards").await;
 }
 
 /// Who waits for them before a tunnel is asked for waits no round trip longer than for the handshake.
 #[tokio::test]
 async fn settings_come_with_the_handshake_s_answer() {
-    let fort = Fort::of("", "required", "").await;
-    let relay = Relay::before(fort.node.address("door")).await.unwrap();
-    let identity = fort.overlay.authority().issue(&Subject::node("near")).unwrap();
-    let door = Door::tls(relay.address(), fort.overlay.authority().pem(), Some(&identity));
+    let fixture = NodeFixture::of("", "required", "").await;
+    let relay = Relay::before(fixture.node.address("door")).await.unwrap();
+    let identity = fixture.overlay.authority().issue(&Subject::node("near")).unwrap();
+    let client = ListenerClient::tls(relay.address(), fixture.overlay.authority().pem(), Some(&identity));
     // The node does not hear of the end of the handshake.
-    relay.lets(Lets::OneUp);
-    let mut connection = Connection::bare(&door).await.unwrap();
+    relay.direction(Direction::OneUp);
+    let mut connection = Connection::bare(&client).await.unwrap();
     connection.hear_settings().await.unwrap();
     assert_eq!(connection.setting(wire::ENABLE_CONNECT_PROTOCOL), Some(1));
-    relay.lets(Lets::Both);
-    fort.serves_on(&connection, "and then").await;
+    relay.direction(Direction::Both);
+    fixture.serves_on(&connection, "and then").await;
 }
 
 /// QUIC follows the first packet from an address before it has proven to be the client's.
 #[tokio::test]
 async fn nobody_is_believed_for_an_address_that_it_moved_to() {
-    let fort = Fort::of("", "none", ", trust: [127.0.0.2/32]").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::of("", "none", ", trust: [127.0.0.2/32]").await;
+    let connection = fixture.connect().await;
     let asks = async || {
         let ask = Request::get("https://WHO/who").header("hermes-user", "alice").body(()).unwrap();
         connection.ask(&ask, b"").await.unwrap().status
@@ -294,7 +294,7 @@ async fn nobody_is_believed_for_an_address_that_it_moved_to() {
     connection.move_to(std::net::UdpSocket::bind("127.0.0.2:0").unwrap()).unwrap();
     until("the node has seen the move", async || {
         assert_eq!(asks().await, 404, "nobody from 127.0.0.2 that began elsewhere");
-        fort.node.metric("hermes_quic_migrations_total", "").await.unwrap() > 0.0
+        fixture.node.metric("hermes_quic_migrations_total", "").await.unwrap() > 0.0
     })
     .await;
     assert_eq!(asks().await, 404);
@@ -303,13 +303,13 @@ async fn nobody_is_believed_for_an_address_that_it_moved_to() {
 /// One head that never ends costs its stream, and no more than the time for it.
 #[tokio::test]
 async fn a_head_that_does_not_come_is_not_waited_for() {
-    let fort = Fort::with("header-timeout: 300ms").await;
-    let connection = fort.client().await;
+    let fixture = NodeFixture::with("header-timeout: 300ms").await;
+    let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();
     let whole = headers(&get("HERE", "/"));
     send.bytes(whole.slice(..whole.len() - 1)).await.unwrap();
     let error = recv.answer().await.unwrap_err();
     assert!(error.to_string().contains("reset") || error.to_string().contains("270"), "{error}");
-    fort.serves_on(&connection, "behind it").await;
-    assert!(fort.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap() >= 1.0);
+    fixture.serves_on(&connection, "behind it").await;
+    assert!(fixture.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap() >= 1.0);
 }

@@ -11,11 +11,11 @@ use std::{
 use bytes::Bytes;
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
-    door::NODE_NAME,
     h3::{Exchange, Origin},
+    listener_client::NODE_NAME,
     multiplex, origin,
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::RawHttp1,
     skip::needs_root,
     tls,
 };
@@ -70,10 +70,10 @@ async fn before(overlay: &Overlay, web: &str, more: &str, wrapper: &[&str]) -> N
 }
 
 async fn ask(node: &Node) -> (u16, String) {
-    let mut dialog = Dialog::connect(node.address("door")).await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
-    (head.status(), dialog.body(&head).await.unwrap().text())
+    let mut http1 = RawHttp1::connect(node.address("door")).await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
+    (head.status(), http1.body(&head).await.unwrap().text())
 }
 
 async fn healthy(node: &Node, value: f64) {
@@ -123,8 +123,8 @@ async fn an_upstream_whose_http_3_hangs_is_not_healthy() {
         Ok(())
     });
     let (_hangs, acceptor) = (hangs.unwrap(), TlsAcceptor::from(tls::server(&identity, None, &["h2"]).unwrap()));
-    let asked = Arc::new(AtomicBool::new(false));
-    let seen = asked.clone();
+    let requests = Arc::new(AtomicBool::new(false));
+    let seen = requests.clone();
     let answers = origin::Origin::accepting(listener, move |stream| {
         let (acceptor, seen) = (acceptor.clone(), seen.clone());
         async move {
@@ -137,7 +137,7 @@ async fn an_upstream_whose_http_3_hangs_is_not_healthy() {
     let more = ", health: {path: /healthz, interval: 3s, timeout: 3s, unhealthy: 1, healthy: 1}";
     let node = before(&overlay, &address.to_string(), more, &[]).await;
     healthy(&node, 0.0).await;
-    assert!(!asked.load(Ordering::SeqCst), "its handshake over QUIC was answered");
+    assert!(!requests.load(Ordering::SeqCst), "its handshake over QUIC was answered");
 }
 
 /// Its own view of the names.

@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
-    flow::{Flow, FlowWay, capsule, datagram, put_varint},
-    ip::{self, IpTunnel, IpWay},
+    flow::{Flow, FlowMode, capsule, datagram, put_varint},
+    ip::{self, IpMode, IpTunnel},
+    listener_client::ListenerClient,
     origin::{Origin, scripted},
     overlay::{Node, Overlay, PATIENCE},
     pattern::Pattern,
+    raw_http1::RawHttp1,
 };
 use tokio::net::{TcpListener, UdpSocket};
 
 use crate::hostile::lab::{get, overlay};
 
-const WAYS: [FlowWay; 2] = [FlowWay::UpgradeH1, FlowWay::ConnectH2];
+const MODES: [FlowMode; 2] = [FlowMode::UpgradeH1, FlowMode::ConnectH2];
 
-struct Bed {
+struct Fixture {
     node: Node,
     /// Where probes of its health come.
     web: TcpListener,
@@ -41,7 +41,7 @@ upstreams:
 - {name: web, protocol: h1, endpoints: ['$WEB'], health: {interval: 100ms}}
 ";
 
-impl Bed {
+impl Fixture {
     async fn new() -> Self {
         let echo = Origin::udp_echo(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let overlay = overlay();
@@ -52,9 +52,9 @@ impl Bed {
     }
 
     /// A flow that carries datagrams there and back.
-    async fn flow(&self, way: FlowWay) -> Flow {
-        let mut flow = Flow::open(&Door::plain(self.node.address("in")), way, "GAME", 9).await.unwrap();
-        assert!(echoes(&mut flow).await, "{way:?}");
+    async fn flow(&self, mode: FlowMode) -> Flow {
+        let mut flow = Flow::open(&ListenerClient::plain(self.node.address("in")), mode, "GAME", 9).await.unwrap();
+        assert!(echoes(&mut flow).await, "{mode:?}");
         flow
     }
 
@@ -63,7 +63,7 @@ impl Bed {
     }
 
     async fn still_serves(&self) {
-        assert!(echoes(&mut self.flow(FlowWay::ConnectH2).await).await);
+        assert!(echoes(&mut self.flow(FlowMode::ConnectH2).await).await);
         assert_eq!(get(self.node.address("in"), "/").await.0, 200);
         self.node.quiet().await;
     }
@@ -100,7 +100,7 @@ const MOST: u64 = (1 << 62) - 1;
 
 #[tokio::test]
 async fn a_datagram_that_is_none_ends_its_tunnel() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let attacks = [
         ("no context", capsule(0, b"")),
         ("half a context", capsule(0, &[0xc0])),
@@ -108,22 +108,22 @@ async fn a_datagram_that_is_none_ends_its_tunnel() {
         ("a length beyond all datagrams", header(0, 70_000, &[0; 70_000])),
         ("a payload beyond UDP's", datagram(&[0; 65_528])),
     ];
-    for way in WAYS {
+    for mode in MODES {
         for (what, attack) in &attacks {
-            let mut flow = bed.flow(way).await;
+            let mut flow = fixture.flow(mode).await;
             send(&mut flow, attack.clone()).await;
             ends(&mut flow, what).await;
         }
         for cut in [&b"\x40"[..], b"\x00", b"\x00\x45", b"\x00\x05\x00hel", b"\x17\x05abc"] {
-            let mut flow = bed.flow(way).await;
+            let mut flow = fixture.flow(mode).await;
             send(&mut flow, cut.to_vec()).await;
             let _ = flow.as_capsules().tunnel.writer.finish().await;
-            ends(&mut flow, &format!("{way:?}: cut off at {cut:?}")).await;
+            ends(&mut flow, &format!("{mode:?}: cut off at {cut:?}")).await;
         }
     }
     // Whose fault it was stands in its record.
-    bed.node.record(|record| record["kind"] == "udp" && record["error"].is_string()).await;
-    bed.still_serves().await;
+    fixture.node.record(|record| record["kind"] == "udp" && record["error"].is_string()).await;
+    fixture.still_serves().await;
 }
 
 /// Whatever follows it in the same bytes, a datagram that was whole is carried.
@@ -135,14 +135,14 @@ async fn what_came_before_it_arrives() {
     let draft = draft.with("WEB", origin.local_addr().unwrap());
     let node = draft.start().await.unwrap();
     let mut room = [0; 64];
-    for way in WAYS {
+    for mode in MODES {
         for (what, last) in [("nothing of a context", capsule(0, b"")), ("a length of exabytes", header(0, MOST, b""))]
         {
-            let mut flow = Flow::open(&Door::plain(node.address("in")), way, "GAME", 9).await.unwrap();
+            let mut flow = Flow::open(&ListenerClient::plain(node.address("in")), mode, "GAME", 9).await.unwrap();
             send(&mut flow, [datagram(b"one"), datagram(b"two"), last].concat()).await;
             for sent in [&b"one"[..], b"two"] {
                 let length = tokio::time::timeout(PATIENCE, origin.recv(&mut room)).await.unwrap().unwrap();
-                assert_eq!(&room[..length], sent, "{way:?}: {what}");
+                assert_eq!(&room[..length], sent, "{mode:?}: {what}");
             }
             ends(&mut flow, what).await;
         }
@@ -162,22 +162,22 @@ upstreams:
 /// A capsule that nobody on the way knows is passed on as it comes, and what came before it is no part of it.
 #[tokio::test]
 async fn what_came_before_an_unfinished_one_is_passed_on() {
-    let (told, mut tells) = tokio::sync::mpsc::unbounded_channel();
-    let far = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let far = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            dialog.head().await?;
+            http1.head().await?;
             let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-ip\r\n";
-            dialog.send(format!("{switching}capsule-protocol: ?1\r\n\r\n")).await?;
-            drop(told.send(dialog.to_end().await?));
-            dialog.finish().await
+            http1.send(format!("{switching}capsule-protocol: ?1\r\n\r\n")).await?;
+            drop(sender.send(http1.to_end().await?));
+            http1.finish().await
         }
     });
     let far = far.unwrap();
     let overlay = overlay();
     let node = overlay.node("between").document(BETWEEN).with("FAR", far.address()).start().await.unwrap();
-    let door = Door::plain(node.address("in"));
-    let mut tunnel = IpTunnel::open(&door, IpWay::H1, &ip::path("10.0.0.1", "*")).await.unwrap();
+    let client = ListenerClient::plain(node.address("in"));
+    let mut tunnel = IpTunnel::open(&client, IpMode::H1, &ip::path("10.0.0.1", "*")).await.unwrap();
     let (begun, rest) = (header(0x17, 100, &[7; 10]), vec![7; 90]);
     let sent = [
         [&datagram(b"one")[..], &datagram(b"two"), &begun].concat(),
@@ -188,49 +188,49 @@ async fn what_came_before_an_unfinished_one_is_passed_on() {
         tunnel.bytes(bytes.clone()).await.unwrap();
     }
     tunnel.finish().await.unwrap();
-    let heard = tokio::time::timeout(PATIENCE, tells.recv()).await.unwrap().unwrap();
+    let received = tokio::time::timeout(PATIENCE, receiver.recv()).await.unwrap().unwrap();
     // Behind what the node itself has to say.
-    assert!(heard.ends_with(&sent.concat()), "{heard:?}");
+    assert!(received.ends_with(&sent.concat()), "{received:?}");
 }
 
 /// Each flow is a socket of ours. However many there are, others are heard and told so.
 #[tokio::test]
 async fn flows_without_end_leave_descriptors_for_who_comes() {
-    let bed = Bed::new().await;
-    let most = bed.node.descriptors().unwrap() + 100;
-    let pid = bed.node.pid().to_string();
+    let fixture = Fixture::new().await;
+    let most = fixture.node.descriptors().unwrap() + 100;
+    let pid = fixture.node.pid().to_string();
     let set = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}")]).status().unwrap();
     assert!(set.success());
-    let door = Door::plain(bed.node.address("in"));
+    let client = ListenerClient::plain(fixture.node.address("in"));
     let mut flows = Vec::new();
     let refused = loop {
-        match Flow::open(&door, FlowWay::ConnectH2, "GAME", 9).await {
+        match Flow::open(&client, FlowMode::ConnectH2, "GAME", 9).await {
             Ok(flow) => flows.push(flow),
             Err(error) => break error,
         }
         assert!(flows.len() < most);
     };
     assert!(refused.to_string().contains("503"), "{refused}");
-    bed.node.metric_reaches("hermes_limit_hits_total", "descriptors", 1.0).await;
-    assert_eq!(get(bed.node.address("in"), "/").await.0, 200);
+    fixture.node.metric_reaches("hermes_limit_hits_total", "descriptors", 1.0).await;
+    assert_eq!(get(fixture.node.address("in"), "/").await.0, 200);
     assert!(echoes(&mut flows[0]).await);
     // Nor does it take others for ill: they are asked on. Those that came before wait in the queue.
-    while tokio::time::timeout(Duration::from_millis(10), bed.web.accept()).await.is_ok() {}
+    while tokio::time::timeout(Duration::from_millis(10), fixture.web.accept()).await.is_ok() {}
     for _ in 0..3 {
-        tokio::time::timeout(PATIENCE, bed.web.accept()).await.expect("no probe comes").unwrap();
+        tokio::time::timeout(PATIENCE, fixture.web.accept()).await.expect("no probe comes").unwrap();
     }
-    assert!(!bed.node.log().contains("unhealthy"), "{}", bed.node.log());
+    assert!(!fixture.node.log().contains("unhealthy"), "{}", fixture.node.log());
     drop(flows);
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn what_is_merely_unknown_is_passed_over() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let long = |number: u64| (number | 0xc0 << 56).to_be_bytes();
-    for way in WAYS {
-        let mut flow = bed.flow(way).await;
-        let before = bed.dropped("unknown-context").await;
+    for mode in MODES {
+        let mut flow = fixture.flow(mode).await;
+        let before = fixture.dropped("unknown-context").await;
         for (what, harmless) in [
             ("an unknown capsule", capsule(0x17, b"")),
             ("a long one", capsule(0x1717_1717, &[7; 100_000])),
@@ -239,60 +239,60 @@ async fn what_is_merely_unknown_is_passed_over() {
         ] {
             send(&mut flow, harmless).await;
             if what == "no payload" {
-                assert_eq!(flow.receive().await.unwrap(), b"", "{way:?}: an empty datagram is one");
+                assert_eq!(flow.receive().await.unwrap(), b"", "{mode:?}: an empty datagram is one");
             }
-            assert!(echoes(&mut flow).await, "{way:?}: {what}");
+            assert!(echoes(&mut flow).await, "{mode:?}: {what}");
         }
         // Numbers need not be in their shortest form (RFC 9000, 16).
         send(&mut flow, [&long(0)[..], &long(8 + 5), &long(0), b"hello"].concat()).await;
-        assert_eq!(flow.receive().await.unwrap(), b"hello", "{way:?}");
-        assert_eq!(bed.dropped("unknown-context").await, before + 1.0);
+        assert_eq!(flow.receive().await.unwrap(), b"hello", "{mode:?}");
+        assert_eq!(fixture.dropped("unknown-context").await, before + 1.0);
         // A payload that capsules may hold and no socket takes.
         flow.send(&[7; 65_520]).await.unwrap();
-        assert!(echoes(&mut flow).await, "{way:?}");
+        assert!(echoes(&mut flow).await, "{mode:?}");
     }
-    assert!(bed.dropped("too-large").await >= 2.0);
-    bed.still_serves().await;
+    assert!(fixture.dropped("too-large").await >= 2.0);
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn a_capsule_without_end_is_not_kept() {
-    let bed = Bed::new().await;
-    for way in WAYS {
-        let mut flow = bed.flow(way).await;
-        bed.node.forget_peak().unwrap();
-        let before = bed.node.memory().unwrap();
+    let fixture = Fixture::new().await;
+    for mode in MODES {
+        let mut flow = fixture.flow(mode).await;
+        fixture.node.forget_peak().unwrap();
+        let before = fixture.node.memory().unwrap();
         send(&mut flow, header(0x17, MOST, b"")).await;
         for _ in 0..64 {
             send(&mut flow, vec![7; 1 << 20]).await;
         }
         let _ = flow.as_capsules().tunnel.writer.finish().await;
         ends(&mut flow, "a capsule without end").await;
-        let grown = bed.node.peak_memory().unwrap().saturating_sub(before);
-        assert!(grown < 24 << 20, "{way:?}: 64 MiB of a capsule took {grown} bytes");
+        let grown = fixture.node.peak_memory().unwrap().saturating_sub(before);
+        assert!(grown < 24 << 20, "{mode:?}: 64 MiB of a capsule took {grown} bytes");
     }
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn noise_in_a_tunnel_ends_it_and_nothing_else() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     for seed in 0..60 {
-        let mut flow = bed.flow(WAYS[seed as usize % 2]).await;
+        let mut flow = fixture.flow(MODES[seed as usize % 2]).await;
         send(&mut flow, Pattern::new(seed).bytes(1 + seed as usize * 50)).await;
         // Some noise is the beginning of a long capsule: that ends where the client ends it.
         let _ = flow.as_capsules().tunnel.writer.finish().await;
         ends(&mut flow, &format!("seed {seed}")).await;
     }
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn a_proxy_that_answers_with_noise_costs_the_flow_and_nothing_else() {
     // Says yes to a tunnel, and then what it should not.
-    let proxy = scripted::h1(|mut dialog: Dialog<_>| async move {
-        let head = dialog.head().await?;
-        dialog.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: connect-udp\r\n\r\n").await?;
+    let proxy = scripted::h1(|mut http1: RawHttp1<_>| async move {
+        let head = http1.head().await?;
+        http1.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: connect-udp\r\n\r\n").await?;
         let number = head.header("x-number").unwrap_or_default().parse().unwrap_or(0);
         let words = match number {
             0 => header(0, MOST, b"hello").to_vec(),
@@ -300,9 +300,9 @@ async fn a_proxy_that_answers_with_noise_costs_the_flow_and_nothing_else() {
             2 => b"\x00\x05\x00hel".to_vec(),
             _ => datagram(&[7; 65_528]).to_vec(),
         };
-        dialog.send(words).await?;
-        dialog.finish().await?;
-        dialog.to_end().await.map(drop)
+        http1.send(words).await?;
+        http1.finish().await?;
+        http1.to_end().await.map(drop)
     });
     let proxy = proxy.unwrap();
     let overlay = overlay();
@@ -337,22 +337,22 @@ upstreams:
 
 #[tokio::test]
 async fn targets_that_are_none_are_refused() {
-    let bed = Bed::new().await;
-    let mut connection = Door::plain(bed.node.address("in")).h2().await.unwrap();
+    let fixture = Fixture::new().await;
+    let mut connection = ListenerClient::plain(fixture.node.address("in")).h2().await.unwrap();
     for target in
         ["GAME/0", "GAME/65536", "GAME/+9", "GAME/9x", "GAME", "/9", "a%2Fb/9", "a%00b/9", "..%2F/9", "%/9", "a@b/9"]
     {
         let path = format!("/.well-known/masque/udp/{target}/");
-        let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
-        dialog
+        let mut http1 = RawHttp1::connect(fixture.node.address("in")).await.unwrap();
+        http1
             .send(format!("GET {path} HTTP/1.1\r\nHost: p\r\nConnection: upgrade\r\nUpgrade: connect-udp\r\n\r\n"))
             .await
             .unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 400, "{path}");
+        assert_eq!(http1.head().await.unwrap().status(), 400, "{path}");
         let request = http::Request::connect(format!("http://p{path}")).version(http::Version::HTTP_2);
         let request = request.extension(h2::ext::Protocol::from_static("connect-udp")).body(()).unwrap();
         let (response, _send) = connection.open(request, false).await.unwrap();
         assert_eq!(hermes_testkit::multiplex::answer(response).await.unwrap().status, 400, "{path}");
     }
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }

@@ -6,12 +6,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use bytes::BytesMut;
-use hermes_testkit::{ca::Subject, dialog::Dialog, door::NODE_NAME, overlay::Node, patience::until};
+use hermes_testkit::{ca::Subject, listener_client::NODE_NAME, overlay::Node, poll::until, raw_http1::RawHttp1};
 use hermes_wire::custody::{ExchangeId, PATH, PROTOCOL, Record};
 use tokio::net::TcpStream;
 
+use crate::hostile::client_limits::{connect, others_are_served};
 use crate::hostile::lab::overlay;
-use crate::hostile::shares::{connect, others_are_served};
 
 const FLOODER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 4));
 const NEIGHBOUR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 5));
@@ -28,18 +28,18 @@ routes:
 ";
 
 /// A channel of custody, as a neighbour opens it.
-async fn channel(from: IpAddr, node: &Node) -> Dialog<TcpStream> {
-    let mut dialog = Dialog::new(connect(from, node.address("in")).await.unwrap());
+async fn channel(from: IpAddr, node: &Node) -> RawHttp1<TcpStream> {
+    let mut http1 = RawHttp1::new(connect(from, node.address("in")).await.unwrap());
     let head = format!(
         "GET {PATH} HTTP/1.1\r\nHost: fort\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\nhermes-line: a\r\n\r\n"
     );
-    dialog.send(head).await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 101);
-    dialog
+    http1.send(head).await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 101);
+    http1
 }
 
 /// Begins exchanges, which have a week to live.
-async fn begin(channel: &mut Dialog<TcpStream>, count: usize, first: u8) {
+async fn begin(channel: &mut RawHttp1<TcpStream>, count: usize, first: u8) {
     let mut out = BytesMut::new();
     for number in 0..count {
         let mut id = [first; 16];

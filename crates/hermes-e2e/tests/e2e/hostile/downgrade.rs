@@ -6,7 +6,7 @@
 
 use hermes_testkit::frames::{END_HEADERS, END_STREAM, Frame, Frames, block, kind};
 
-use crate::hostile::lab::{BOTH, Fort, SMUGGLED};
+use crate::hostile::lab::{BOTH, NodeFixture, SMUGGLED};
 
 type Field<'a> = (&'a [u8], &'a [u8]);
 
@@ -58,16 +58,16 @@ const OK: u8 = 0x88;
 
 /// Runs attacks that must be refused: by a status, by a reset, or by the end of the connection.
 async fn refused(attacks: &[Attack]) {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     for listener in BOTH {
         for attack in attacks {
             let what = format!("{listener}: {}", attack.what);
-            let mut frames = Frames::connect(fort.address(listener), &[]).await.unwrap();
+            let mut frames = Frames::connect(fixture.address(listener), &[]).await.unwrap();
             frames.send(&attack.frames()).await.unwrap();
             let answers = |frame: &Frame| matches!(frame.kind, kind::HEADERS | kind::RST_STREAM | kind::GOAWAY);
             let answer = frames.until(&what, answers).await.unwrap();
             assert!(answer.kind != kind::HEADERS || answer.payload.first() != Some(&OK), "{what}: {answer:?}");
-            let seen = fort.still_serves(listener).await;
+            let seen = fixture.still_serves(listener).await;
             // A body that turns out to be a lie is cut off on its way.
             assert!(seen.iter().all(|seen| seen.target == "/attack" && seen.body.is_none()), "{what}: {seen:?}");
         }
@@ -190,7 +190,7 @@ async fn a_length_that_lies_is_refused() {
 
 #[tokio::test]
 async fn what_is_one_request_here_is_one_request_there() {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     let length: Field<'_> = (b"content-length", b"37");
     let mut trailing =
         Attack::new("with trailers", request("POST", &[], &[(b"trailer", b"content-length, host")]), Some(SMUGGLED));
@@ -211,12 +211,12 @@ async fn what_is_one_request_here_is_one_request_there() {
     assert_eq!(SMUGGLED.len(), 37);
     for listener in BOTH {
         for attack in &attacks {
-            let mut frames = Frames::connect(fort.address(listener), &[]).await.unwrap();
+            let mut frames = Frames::connect(fixture.address(listener), &[]).await.unwrap();
             frames.send(&attack.frames()).await.unwrap();
             let answer =
                 frames.until(&attack.what, |frame| frame.kind == kind::DATA && !frame.payload.is_empty()).await;
             assert_eq!(answer.unwrap().payload, "POST /attack 37", "{listener}: {}", attack.what);
-            let [seen] = <[_; 1]>::try_from(fort.still_serves(listener).await).unwrap();
+            let [seen] = <[_; 1]>::try_from(fixture.still_serves(listener).await).unwrap();
             assert_eq!(
                 (&*seen.target, seen.body.as_deref()),
                 ("/attack", Some(SMUGGLED)),

@@ -7,14 +7,14 @@
 use std::{io, time::Duration};
 
 use hermes_testkit::{
-    door::{Door, Way},
     frames::{ACK, CALM, CANCEL, END_STREAM, Frame, Frames, REFUSED_STREAM, block, kind},
+    listener_client::{ListenerClient, TunnelMode},
     origin::{self, scripted, stream},
-    patience::until,
+    poll::until,
 };
 use tokio::net::TcpStream;
 
-use crate::hostile::lab::{Fort, overlay};
+use crate::hostile::lab::{NodeFixture, overlay};
 
 /// What a node of one worker may grow by, whatever is sent to it: some buffers, not what was sent.
 const GROWTH: u64 = 24 << 20;
@@ -37,16 +37,16 @@ async fn flood(frames: &mut Frames<TcpStream>, burst: &[Frame], times: usize) {
     }
 }
 
-async fn calmed(fort: &mut Fort, frames: &mut Frames<TcpStream>, times: f64) {
-    let said = frames.goodbye().await.unwrap();
-    assert!(matches!(said, None | Some(CALM)), "{said:?}");
-    fort.node.metric_reaches("hermes_limit_hits_total", "calm", times).await;
+async fn calmed(fixture: &mut NodeFixture, frames: &mut Frames<TcpStream>, times: f64) {
+    let output = frames.goodbye().await.unwrap();
+    assert!(matches!(output, None | Some(CALM)), "{output:?}");
+    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", times).await;
 }
 
 #[tokio::test]
 async fn streams_beyond_the_limit_are_refused_and_the_others_served() {
-    let mut fort = Fort::with("streams: 4").await;
-    let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+    let mut fixture = NodeFixture::with("streams: 4").await;
+    let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
     let post = |number: usize| {
         let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "WEB"), (":path", "/flood")];
         Frame::headers(id(number), false, &fields)
@@ -65,24 +65,24 @@ async fn streams_beyond_the_limit_are_refused_and_the_others_served() {
     frames.send(&[get(6)]).await.unwrap();
     let answer = frames.until("an answer", |frame| frame.kind == kind::HEADERS).await.unwrap();
     assert_eq!(answer.stream, id(6));
-    assert_eq!(fort.still_serves("h1").await.len(), 5);
+    assert_eq!(fixture.still_serves("h1").await.len(), 5);
 }
 
 #[tokio::test]
 async fn resets_in_the_same_breath_end_the_connection() {
-    let mut fort = Fort::with("resets: 20").await;
-    let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+    let mut fixture = NodeFixture::with("resets: 20").await;
+    let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
     let burst: Vec<_> = (0..1000).flat_map(|number| [get(number), Frame::reset(id(number), CANCEL)]).collect();
     let _ = frames.send(&burst).await;
-    calmed(&mut fort, &mut frames, 1.0).await;
-    assert!(fort.still_serves("h1").await.len() <= 1000);
-    fort.node.quiet().await;
+    calmed(&mut fixture, &mut frames, 1.0).await;
+    assert!(fixture.still_serves("h1").await.len() <= 1000);
+    fixture.node.quiet().await;
 }
 
 #[tokio::test]
 async fn requests_that_are_begun_only_to_be_broken_off_end_the_connection() {
-    let mut fort = Fort::with("cancels: 50").await;
-    let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+    let mut fixture = NodeFixture::with("cancels: 50").await;
+    let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
     let mut broken_off = 0;
     // Each is taken up before it is broken off, which costs the node a request to the origin.
     while broken_off < 500 {
@@ -100,15 +100,15 @@ async fn requests_that_are_begun_only_to_be_broken_off_end_the_connection() {
         }
     }
     assert!((50..500).contains(&broken_off), "it went on for {broken_off}");
-    fort.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
-    fort.still_serves("h1").await;
-    fort.node.quiet().await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
+    fixture.still_serves("h1").await;
+    fixture.node.quiet().await;
 }
 
 #[tokio::test]
 async fn whoever_also_listens_may_change_its_mind() {
-    let mut fort = Fort::with("cancels: 5").await;
-    let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+    let mut fixture = NodeFixture::with("cancels: 5").await;
+    let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
     let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "WEB"), (":path", "/flood")];
     for round in 0..30 {
         // Two are served for one that is broken off.
@@ -123,13 +123,13 @@ async fn whoever_also_listens_may_change_its_mind() {
         frames.send(&[Frame::reset(id(number), CANCEL)]).await.unwrap();
     }
     frames.ping().await.unwrap();
-    fort.still_serves("h1").await;
+    fixture.still_serves("h1").await;
 }
 
 #[tokio::test]
 async fn streams_that_break_the_rules_end_the_connection_in_the_end() {
-    let mut fort = Fort::with("error-resets: 20").await;
-    let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+    let mut fixture = NodeFixture::with("error-resets: 20").await;
+    let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
     let mut broken = 0;
     while broken < 500 {
         let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "WEB"), (":path", "/flood")];
@@ -141,61 +141,61 @@ async fn streams_that_break_the_rules_end_the_connection_in_the_end() {
         }
     }
     assert!((20..500).contains(&broken), "it went on for {broken}");
-    fort.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
-    assert!(fort.still_serves("h1").await.iter().all(|seen| seen.body.is_none()));
+    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
+    assert!(fixture.still_serves("h1").await.iter().all(|seen| seen.body.is_none()));
 }
 
 #[tokio::test]
 async fn a_head_that_goes_on_and_on_ends_the_connection() {
-    let mut fort = Fort::new().await;
-    let before = fort.node.memory().unwrap();
+    let mut fixture = NodeFixture::new().await;
+    let before = fixture.node.memory().unwrap();
     let start = block(&[(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"WEB")]);
     let mut connections = 0.0;
     // Empty ones, ones that hold a field, and ones that hold as much as they may.
-    for piece in [Vec::new(), block(&[(b"x", b"y")]), block(&[(b"x", &[b'y'; 16_000])])] {
+    for chunk in [Vec::new(), block(&[(b"x", b"y")]), block(&[(b"x", &[b'y'; 16_000])])] {
         for begins in [kind::HEADERS, kind::PUSH_PROMISE] {
-            let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+            let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
             let _ = frames.send(&[Frame::new(begins, 0, 1, start.clone())]).await;
-            let burst = vec![Frame::new(kind::CONTINUATION, 0, 1, piece.clone()); 50];
+            let burst = vec![Frame::new(kind::CONTINUATION, 0, 1, chunk.clone()); 50];
             flood(&mut frames, &burst, 200).await;
-            let said = frames.goodbye().await.unwrap();
+            let output = frames.goodbye().await.unwrap();
             // A client's push is no more than a violation.
-            assert!(begins != kind::HEADERS || matches!(said, None | Some(CALM)), "{said:?}");
+            assert!(begins != kind::HEADERS || matches!(output, None | Some(CALM)), "{output:?}");
             connections += f64::from(begins == kind::HEADERS);
         }
     }
-    fort.node.metric_reaches("hermes_limit_hits_total", "calm", connections).await;
-    assert!(fort.still_serves("h1").await.is_empty());
-    let grown = fort.node.memory().unwrap().saturating_sub(before);
+    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", connections).await;
+    assert!(fixture.still_serves("h1").await.is_empty());
+    let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < GROWTH, "{grown}");
 }
 
 #[tokio::test]
 async fn frames_that_want_answers_nobody_reads_are_not_hoarded() {
-    let mut fort = Fort::new().await;
-    fort.still_serves("h1").await;
-    let before = fort.node.memory().unwrap();
+    let mut fixture = NodeFixture::new().await;
+    fixture.still_serves("h1").await;
+    let before = fixture.node.memory().unwrap();
     let ping = Frame::new(kind::PING, 0, 0, [7; 8].to_vec());
     let settings = Frame::settings(&[(4, 65_535), (1, 4096)]);
     let mut connections = Vec::new();
     for frame in [ping, settings] {
         for _ in 0..4 {
-            let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+            let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
             flood(&mut frames, &vec![frame.clone(); 1000], 500).await;
             connections.push(frames);
         }
     }
-    let grown = fort.node.memory().unwrap().saturating_sub(before);
+    let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < GROWTH, "{grown}");
-    assert!(fort.still_serves("h1").await.is_empty());
+    assert!(fixture.still_serves("h1").await.is_empty());
 }
 
 #[tokio::test]
 async fn frames_that_mean_nothing_cost_nothing() {
-    let mut fort = Fort::new().await;
-    fort.still_serves("h1").await;
-    let before = fort.node.memory().unwrap();
-    let log = fort.node.log().len();
+    let mut fixture = NodeFixture::new().await;
+    fixture.still_serves("h1").await;
+    let before = fixture.node.memory().unwrap();
+    let log = fixture.node.log().len();
     let payload = |length: usize| vec![0; length];
     let floods = [
         ("PING answers that nobody asked for", Frame::new(kind::PING, ACK, 0, [7; 8].to_vec()), 100),
@@ -205,26 +205,26 @@ async fn frames_that_mean_nothing_cost_nothing() {
         ("window for a connection", Frame::new(kind::WINDOW_UPDATE, 0, 0, 1u32.to_be_bytes().to_vec()), 100),
     ];
     for (what, frame, times) in floods {
-        let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+        let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
         flood(&mut frames, &vec![frame; 100], times).await;
         frames.ping().await.unwrap_or_else(|error| panic!("{what}: {error}"));
         // It is a connection like any other.
         frames.send(&[get(0)]).await.unwrap();
         frames.until(what, |frame| frame.kind == kind::DATA && frame.flags & END_STREAM != 0).await.unwrap();
     }
-    let grown = fort.node.memory().unwrap().saturating_sub(before);
+    let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < GROWTH, "{grown}");
-    let written = fort.node.log().len() - log;
-    assert!(written < 4096, "strangers write our log:\n{}", fort.node.log());
+    let written = fixture.node.log().len() - log;
+    assert!(written < 4096, "strangers write our log:\n{}", fixture.node.log());
 }
 
 #[tokio::test]
 async fn empty_pieces_of_a_body_are_not_kept() {
-    let mut fort = Fort::new().await;
-    fort.still_serves("h1").await;
-    let before = fort.node.memory().unwrap();
+    let mut fixture = NodeFixture::new().await;
+    fixture.still_serves("h1").await;
+    let before = fixture.node.memory().unwrap();
     for flags in [0, 0x8] {
-        let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+        let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
         let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "WEB"), (":path", "/flood")];
         frames.send(&[Frame::headers(1, false, &fields)]).await.unwrap();
         // With the flag PADDED: a byte that says how much padding there is, and the padding.
@@ -232,10 +232,10 @@ async fn empty_pieces_of_a_body_are_not_kept() {
         flood(&mut frames, &vec![Frame::new(kind::DATA, flags, 1, payload); 1000], 200).await;
         drop(frames);
     }
-    let grown = fort.node.memory().unwrap().saturating_sub(before);
+    let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < GROWTH, "{grown}");
-    fort.still_serves("h1").await;
-    fort.node.quiet().await;
+    fixture.still_serves("h1").await;
+    fixture.node.quiet().await;
 }
 
 #[tokio::test]
@@ -251,13 +251,13 @@ routes:
 - {name: db, match: {kind: tcp}, terminate: {tcp: '$ECHO'}}
 ";
     let node = overlay.node("fort").document(document).with("ECHO", echo.address()).start().await.unwrap();
-    let door = Door::plain(node.address("in"));
+    let client = ListenerClient::plain(node.address("in"));
     let mut open = Vec::new();
-    for way in [Way::ConnectH1, Way::ConnectH2, Way::ConnectH1] {
-        open.push(door.tunnel(way, "DB:1").await.unwrap());
+    for mode in [TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::ConnectH1] {
+        open.push(client.tunnel(mode, "DB:1").await.unwrap());
     }
-    for way in [Way::ConnectH1, Way::ConnectH2] {
-        let refused = door.tunnel(way, "DB:1").await.err().unwrap().to_string();
+    for mode in [TunnelMode::ConnectH1, TunnelMode::ConnectH2] {
+        let refused = client.tunnel(mode, "DB:1").await.err().unwrap().to_string();
         assert!(refused.contains("503"), "{refused}");
     }
     node.metric_reaches("hermes_limit_hits_total", "tunnels", 2.0).await;
@@ -267,13 +267,13 @@ routes:
     }
     // One that goes makes room.
     drop(open.pop());
-    until("room for a tunnel", async || door.tunnel(Way::ConnectH1, "DB:1").await.is_ok()).await;
+    until("room for a tunnel", async || client.tunnel(TunnelMode::ConnectH1, "DB:1").await.is_ok()).await;
 }
 
 #[tokio::test]
 async fn requests_that_wait_for_an_origin_are_bounded() {
     let overlay = overlay();
-    let origin = scripted::h1(|mut dialog| async move { dialog.to_end().await.map(drop) }).unwrap();
+    let origin = scripted::h1(|mut http1| async move { http1.to_end().await.map(drop) }).unwrap();
     let document = "
 workers: 1
 limits: {upstream-connections: 2, upstream-pending: 3}
@@ -300,16 +300,16 @@ upstreams:
 
 #[tokio::test]
 async fn of_many_connections_at_once_those_that_are_idle_for_longest_are_closed() {
-    let mut fort = Fort::with("connections: 20").await;
+    let mut fixture = NodeFixture::with("connections: 20").await;
     let mut open = Vec::new();
     for _ in 0..40 {
-        open.push(TcpStream::connect(fort.address("h1")).await.unwrap());
+        open.push(TcpStream::connect(fixture.address("h1")).await.unwrap());
     }
-    fort.node.metric_reaches("hermes_limit_hits_total", "connections", 20.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "connections", 20.0).await;
     let late = open.split_off(20);
     assert_eq!((still_open(open).await.len(), still_open(late).await.len()), (0, 20));
-    until("no connection", async || fort.node.metric("hermes_connections_open", "").await.unwrap() == 0.0).await;
-    fort.still_serves("h1").await;
+    until("no connection", async || fixture.node.metric("hermes_connections_open", "").await.unwrap() == 0.0).await;
+    fixture.still_serves("h1").await;
 }
 
 /// Those of the connections that are still open.

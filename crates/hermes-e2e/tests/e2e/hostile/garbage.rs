@@ -7,12 +7,12 @@ use std::net::SocketAddr;
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
     frames::{Frame, Frames, PREFACE},
     origin::{self, Origin, stream},
     overlay::{Node, Overlay},
-    patience::until,
     pattern::Pattern,
+    poll::until,
+    raw_http1::RawHttp1,
 };
 use tokio::net::UdpSocket;
 
@@ -33,13 +33,13 @@ routes:
 - {name: here, respond: {body: here}}
 ";
 
-struct Bed {
+struct Fixture {
     node: Node,
     _overlay: Overlay,
     _origins: [Origin; 2],
 }
 
-impl Bed {
+impl Fixture {
     async fn new() -> Self {
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
         let origins = [stream::echo(origin::listen(loopback).unwrap()).unwrap(), Origin::udp_echo(loopback).unwrap()];
@@ -92,76 +92,76 @@ fn strangers() -> Vec<Vec<u8>> {
 }
 
 /// Nothing, or a status that puts the blame where it belongs.
-fn is_refusal(said: &str) -> bool {
-    said.is_empty() || (said.starts_with("HTTP/1.") && said.get(9..10) == Some("4"))
+fn is_refusal(output: &str) -> bool {
+    output.is_empty() || (output.starts_with("HTTP/1.") && output.get(9..10) == Some("4"))
 }
 
 async fn closed(address: SocketAddr, bytes: &[u8]) -> String {
-    let mut dialog = Dialog::connect(address).await.unwrap();
+    let mut http1 = RawHttp1::connect(address).await.unwrap();
     // It may be closed before all is sent.
-    let _ = dialog.send(bytes).await;
-    last_words(&mut dialog, &format!("{:?}", &bytes[..bytes.len().min(60)])).await
+    let _ = http1.send(bytes).await;
+    last_words(&mut http1, &format!("{:?}", &bytes[..bytes.len().min(60)])).await
 }
 
 #[tokio::test]
 async fn a_port_for_http_answers_or_closes() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     for bytes in noise(40).chain(strangers()) {
-        let said = closed(bed.node.address("plain"), &bytes).await;
-        assert!(is_refusal(&said), "{:?}: {said:?}", &bytes[..bytes.len().min(60)]);
+        let output = closed(fixture.node.address("plain"), &bytes).await;
+        assert!(is_refusal(&output), "{:?}: {output:?}", &bytes[..bytes.len().min(60)]);
     }
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn frames_of_noise_end_their_connection() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     for bytes in noise(40) {
-        closed(bed.node.address("plain"), &[PREFACE, &bytes].concat()).await;
+        closed(fixture.node.address("plain"), &[PREFACE, &bytes].concat()).await;
     }
     // Each type of frame, with noise in it, on a connection that has begun well.
     for seed in 0..120u64 {
         let noise = Pattern::new(seed).bytes(seed as usize % 40);
         let (kind, stream) = (u8::try_from(seed % 12).unwrap(), u32::try_from(seed / 12).unwrap());
-        let mut frames = Frames::connect(bed.node.address("plain"), &[]).await.unwrap();
+        let mut frames = Frames::connect(fixture.node.address("plain"), &[]).await.unwrap();
         let _ = frames.send(&[Frame::new(kind, noise.first().copied().unwrap_or_default(), stream, noise)]).await;
         let _ = frames.finish().await;
         frames.goodbye().await.unwrap();
     }
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn a_port_for_tls_closes() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let mut failed = 0.0;
     for bytes in noise(40).chain(strangers()) {
-        let said = closed(bed.node.address("tls"), &bytes).await;
-        assert!(!said.contains("HTTP/1.1 2"), "{said:?}");
+        let output = closed(fixture.node.address("tls"), &bytes).await;
+        assert!(!output.contains("HTTP/1.1 2"), "{output:?}");
         failed += 1.0;
     }
     // Some only by their time; those are slow clients.
-    let slow = bed.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap();
-    bed.node.metric_reaches("hermes_tls_handshake_failures_total", "tls", failed - slow).await;
-    bed.still_serves().await;
+    let slow = fixture.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap();
+    fixture.node.metric_reaches("hermes_tls_handshake_failures_total", "tls", failed - slow).await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn a_port_for_tcp_carries_any_bytes_unchanged() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     for bytes in noise(20).chain(strangers()) {
-        let mut dialog = Dialog::connect(bed.node.address("db")).await.unwrap();
-        dialog.send(&bytes).await.unwrap();
-        assert!(dialog.exactly(bytes.len()).await.unwrap() == bytes, "{:?}", &bytes[..bytes.len().min(60)]);
+        let mut http1 = RawHttp1::connect(fixture.node.address("db")).await.unwrap();
+        http1.send(&bytes).await.unwrap();
+        assert!(http1.exactly(bytes.len()).await.unwrap() == bytes, "{:?}", &bytes[..bytes.len().min(60)]);
     }
-    bed.still_serves().await;
+    fixture.still_serves().await;
 }
 
 #[tokio::test]
 async fn a_port_for_udp_carries_any_bytes_unchanged() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    socket.connect(bed.node.address("game")).await.unwrap();
+    socket.connect(fixture.node.address("game")).await.unwrap();
     let mut room = vec![0; 65_536];
     let lengths = [0, 1, 1472, 9000, 65_507];
     for bytes in noise(20).chain(lengths.map(|length| vec![7; length])) {
@@ -171,28 +171,28 @@ async fn a_port_for_udp_carries_any_bytes_unchanged() {
         assert!(room[..length] == bytes, "{} bytes", bytes.len());
     }
     drop(socket);
-    assert_eq!(get(bed.node.address("plain"), "/").await.0, 200);
+    assert_eq!(get(fixture.node.address("plain"), "/").await.0, 200);
 }
 
 #[tokio::test]
 async fn the_admin_port_answers_or_closes() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     for bytes in noise(40).chain(strangers()) {
-        let mut dialog = Dialog::connect(bed.node.admin()).await.unwrap();
-        let _ = dialog.send(&bytes).await;
+        let mut http1 = RawHttp1::connect(fixture.node.admin()).await.unwrap();
+        let _ = http1.send(&bytes).await;
         // It waits longer than this test would: the client goes first.
-        let _ = dialog.finish().await;
-        let said = last_words(&mut dialog, "admin").await;
-        assert!(is_refusal(&said), "{said:?}");
+        let _ = http1.finish().await;
+        let output = last_words(&mut http1, "admin").await;
+        assert!(is_refusal(&output), "{output:?}");
     }
     // More connections than it serves at once, all of them idle: those who wait are served when these go.
     let mut idle = Vec::new();
     for _ in 0..100 {
-        idle.push(tokio::net::TcpStream::connect(bed.node.admin()).await.unwrap());
+        idle.push(tokio::net::TcpStream::connect(fixture.node.admin()).await.unwrap());
     }
     drop(idle);
-    assert_eq!(bed.node.ask("/healthz").await.unwrap().0, 200);
-    bed.still_serves().await;
+    assert_eq!(fixture.node.ask("/healthz").await.unwrap().0, 200);
+    fixture.still_serves().await;
 }
 
 /// A header of the PROXY protocol v2: version and command, family and transport, length, and what follows.
@@ -202,7 +202,7 @@ fn proxy(version: u8, family: u8, length: u16, rest: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_proxy_header_that_is_none_ends_its_connection() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let addresses = [198, 51, 100, 7, 127, 0, 0, 1, 0x10, 0xe1, 0, 80];
     let attacks = [
         b"PROXY TCP4 198.51.100.7 127.0.0.1 4321\r\n".to_vec(),
@@ -222,19 +222,19 @@ async fn a_proxy_header_that_is_none_ends_its_connection() {
     for listener in ["behind", "behind-tcp"] {
         for attack in attacks.iter().cloned().chain(noise(20)) {
             // A header that wants more bytes than there are takes some of the request, or waits for the rest.
-            let said = closed(bed.node.address(listener), &[&attack[..], request].concat()).await;
-            let honest = said.starts_with("HTTP/1.1 2") || said.contains("GET /");
-            assert!(!honest, "{listener}: {:?}: {said:?}", &attack[..attack.len().min(30)]);
+            let output = closed(fixture.node.address(listener), &[&attack[..], request].concat()).await;
+            let honest = output.starts_with("HTTP/1.1 2") || output.contains("GET /");
+            assert!(!honest, "{listener}: {:?}: {output:?}", &attack[..attack.len().min(30)]);
         }
     }
     // A connection's end may be seen before it is counted.
     until("each is counted", || async {
-        let failed = bed.node.metric("hermes_tls_handshake_failures_total", "behind").await.unwrap();
-        let slow = bed.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap();
+        let failed = fixture.node.metric("hermes_tls_handshake_failures_total", "behind").await.unwrap();
+        let slow = fixture.node.metric("hermes_limit_hits_total", "slow-client").await.unwrap();
         failed + slow >= 2.0 * (attacks.len() as f64 + 20.0)
     })
     .await;
     let honest = [&proxy(0x21, 0x11, 12, &addresses)[..], request].concat();
-    assert!(closed(bed.node.address("behind"), &honest).await.starts_with("HTTP/1.1 200"));
-    bed.still_serves().await;
+    assert!(closed(fixture.node.address("behind"), &honest).await.starts_with("HTTP/1.1 200"));
+    fixture.still_serves().await;
 }

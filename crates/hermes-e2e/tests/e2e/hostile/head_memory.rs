@@ -12,11 +12,11 @@ use std::{
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
-    door::{Door, NODE_NAME},
     frames::{END_HEADERS, END_STREAM, Frame, Frames, INITIAL_WINDOW_SIZE, kind},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::RawHttp1,
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -40,17 +40,17 @@ upstreams:
 - {name: deaf, protocol: h2, overlay: false, endpoints: ['$DEAF']}
 ";
 
-struct Fort {
+struct NodeFixture {
     node: Node,
     overlay: Overlay,
     _origins: [Origin; 2],
 }
 
-impl Fort {
+impl NodeFixture {
     async fn new() -> Self {
-        let mute = scripted::h1(|mut dialog| async move { dialog.to_end().await.map(drop) }).unwrap();
-        let deaf = scripted::h1(|dialog| async move {
-            let mut frames = Frames::accept(dialog, &[(INITIAL_WINDOW_SIZE, 0)]).await?;
+        let mute = scripted::h1(|mut http1| async move { http1.to_end().await.map(drop) }).unwrap();
+        let deaf = scripted::h1(|http1| async move {
+            let mut frames = Frames::accept(http1, &[(INITIAL_WINDOW_SIZE, 0)]).await?;
             while frames.next().await.is_ok() {}
             Ok(())
         });
@@ -96,12 +96,12 @@ impl Fort {
 /// Sends requests on a connection of its own until it is stopped, and returns the response times.
 async fn bystander(to: SocketAddr, stopped: watch::Receiver<bool>) -> io::Result<Vec<Duration>> {
     let mut waits = Vec::new();
-    let mut dialog = Dialog::connect(to).await?;
+    let mut http1 = RawHttp1::connect(to).await?;
     while waits.is_empty() || !*stopped.borrow() {
         let began = Instant::now();
-        dialog.send("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n").await?;
-        let head = dialog.head().await?;
-        assert_eq!((head.status(), dialog.body(&head).await?.text()), (200, "here".to_owned()));
+        http1.send("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n").await?;
+        let head = http1.head().await?;
+        assert_eq!((head.status(), http1.body(&head).await?.text()), (200, "here".to_owned()));
         waits.push(began.elapsed());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -131,41 +131,41 @@ fn head(stream: usize, ends: bool, block: Vec<u8>) -> Vec<u8> {
 }
 
 /// Sends `said` on a connection whose windows stay closed. Returns once the node has read all of it.
-async fn shut(to: SocketAddr, said: Vec<u8>) -> Option<Frames<tokio::net::TcpStream>> {
+async fn shut(to: SocketAddr, output: Vec<u8>) -> Option<Frames<tokio::net::TcpStream>> {
     let mut frames = Frames::connect(to, &[(INITIAL_WINDOW_SIZE, 0)]).await.ok()?;
     // A connection that the node closes has done its part.
-    frames.send_bytes(said).await.ok()?;
+    frames.send_bytes(output).await.ok()?;
     frames.ping().await.ok()?;
     Some(frames)
 }
 
 #[tokio::test]
 async fn lines_that_cost_a_byte() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
     // The cookie crumbs are joined into one line; the others are too many lines.
     for first in [&CRUMB[..], &LINE] {
-        let said = (0..30).map(|stream| {
+        let output = (0..30).map(|stream| {
             let first = if stream == 0 { first } else { &[] };
             head(stream, true, [&pseudo("HERE"), first, &[AGAIN; 1600]].concat())
         });
-        let said: Vec<u8> = said.collect::<Vec<_>>().concat();
-        fort.withstands("lines of two bytes", |_| shut(to, said.clone())).await;
+        let output: Vec<u8> = output.collect::<Vec<_>>().concat();
+        fixture.withstands("lines of two bytes", |_| shut(to, output.clone())).await;
     }
 }
 
 #[tokio::test]
 async fn heads_that_are_as_small_as_can_be() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
-    let said: Vec<u8> = (0..400).map(|stream| head(stream, true, pseudo("HERE"))).collect::<Vec<_>>().concat();
-    fort.withstands("small heads", |_| shut(to, said.clone())).await;
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
+    let output: Vec<u8> = (0..400).map(|stream| head(stream, true, pseudo("HERE"))).collect::<Vec<_>>().concat();
+    fixture.withstands("small heads", |_| shut(to, output.clone())).await;
 }
 
 #[tokio::test]
 async fn heads_that_wait_for_an_origin() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
     // Sixty distinct lines, so that no buffer is shared.
     let lines = |stream: usize| {
         let line = |number: usize| {
@@ -177,98 +177,102 @@ async fn heads_that_wait_for_an_origin() {
         };
         (0..60).flat_map(line).collect::<Vec<u8>>()
     };
-    let said = (0..40).map(|stream| head(stream, true, [pseudo("MUTE"), lines(stream)].concat()));
-    let said: Vec<u8> = said.collect::<Vec<_>>().concat();
-    fort.withstands("heads that wait for an origin", |_| shut(to, said.clone())).await;
+    let output = (0..40).map(|stream| head(stream, true, [pseudo("MUTE"), lines(stream)].concat()));
+    let output: Vec<u8> = output.collect::<Vec<_>>().concat();
+    fixture.withstands("heads that wait for an origin", |_| shut(to, output.clone())).await;
 }
 
 #[tokio::test]
 async fn trailers_that_nobody_reads() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
-    let said = (0..30).flat_map(|stream| {
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
+    let output = (0..30).flat_map(|stream| {
         let first = if stream == 0 { &CRUMB[..] } else { &[] };
         let data = Frame::new(kind::DATA, 0, 2 * stream + 1, "x").bytes();
         let stream = stream as usize;
         [head(stream, false, pseudo_post("DEAF")), data, head(stream, true, [first, &[AGAIN; 1600]].concat())]
     });
-    let said: Vec<u8> = said.collect::<Vec<_>>().concat();
-    fort.withstands("trailers", |_| shut(to, said.clone())).await;
+    let output: Vec<u8> = output.collect::<Vec<_>>().concat();
+    fixture.withstands("trailers", |_| shut(to, output.clone())).await;
 }
 
 #[tokio::test]
 async fn small_heads_that_hold_large_buffers() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
     let line = [&[0, 1, b'x', 10][..], b"0123456789"].concat();
     let junk = Frame::new(0xee, 0, 0, vec![0; 8 << 10]).bytes();
-    let said = (0..150).flat_map(|stream| [head(stream, true, [pseudo("HERE"), line.clone()].concat()), junk.clone()]);
-    let said: Vec<u8> = said.collect::<Vec<_>>().concat();
-    fort.withstands("heads in large buffers", |_| shut(to, said.clone())).await;
+    let output =
+        (0..150).flat_map(|stream| [head(stream, true, [pseudo("HERE"), line.clone()].concat()), junk.clone()]);
+    let output: Vec<u8> = output.collect::<Vec<_>>().concat();
+    fixture.withstands("heads in large buffers", |_| shut(to, output.clone())).await;
 }
 
 #[tokio::test]
 async fn answers_that_nobody_reads() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
     let block = [&[0x02, 4], &b"HEAD"[..], &pseudo("HERE")[1..]].concat();
-    let said: Vec<u8> = (0..4000).map(|stream| head(stream, true, block.clone())).collect::<Vec<_>>().concat();
-    fort.withstands("answers without a body", |_| {
-        let said = said.clone();
-        async move {
-            let socket = tokio::net::TcpSocket::new_v4().ok()?;
-            socket.set_recv_buffer_size(4096).ok()?;
-            let mut frames = Frames::begin(socket.connect(to).await.ok()?, &[]).await.ok()?;
-            let _ = tokio::time::timeout(Duration::from_secs(3), frames.send_bytes(said)).await;
-            Some(frames)
-        }
-    })
-    .await;
+    let output: Vec<u8> = (0..4000).map(|stream| head(stream, true, block.clone())).collect::<Vec<_>>().concat();
+    fixture
+        .withstands("answers without a body", |_| {
+            let output = output.clone();
+            async move {
+                let socket = tokio::net::TcpSocket::new_v4().ok()?;
+                socket.set_recv_buffer_size(4096).ok()?;
+                let mut frames = Frames::begin(socket.connect(to).await.ok()?, &[]).await.ok()?;
+                let _ = tokio::time::timeout(Duration::from_secs(3), frames.send_bytes(output)).await;
+                Some(frames)
+            }
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn requests_in_a_row_with_long_heads() {
-    let fort = Fort::new().await;
-    let to = fort.node.address("in");
+    let fixture = NodeFixture::new().await;
+    let to = fixture.node.address("in");
     let lines: String = (0..90).map(|number| format!("x-{number}: {}\r\n", "y".repeat(600))).collect();
-    let said = format!("GET / HTTP/1.1\r\nHost: MUTE\r\n{lines}\r\n").repeat(20);
-    fort.withstands("requests in a row", |_| {
-        let said = said.clone();
-        async move {
-            let mut dialog = Dialog::connect(to).await.ok()?;
-            let _ = tokio::time::timeout(Duration::from_secs(3), dialog.send(said)).await;
-            Some(dialog)
-        }
-    })
-    .await;
+    let output = format!("GET / HTTP/1.1\r\nHost: MUTE\r\n{lines}\r\n").repeat(20);
+    fixture
+        .withstands("requests in a row", |_| {
+            let output = output.clone();
+            async move {
+                let mut http1 = RawHttp1::connect(to).await.ok()?;
+                let _ = tokio::time::timeout(Duration::from_secs(3), http1.send(output)).await;
+                Some(http1)
+            }
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn streams_of_http_3_that_wait() {
-    let fort = Fort::new().await;
-    let door = Door::tls(fort.node.address("tls"), fort.overlay.authority().pem(), None);
+    let fixture = NodeFixture::new().await;
+    let client = ListenerClient::tls(fixture.node.address("tls"), fixture.overlay.authority().pem(), None);
     let fields: Vec<(String, String)> = (0..80).map(|number| (format!("x-{number}"), "y".repeat(100))).collect();
-    fort.withstands("streams of HTTP/3", |number| {
-        let (door, fields) = (door.clone(), fields.clone());
-        async move {
-            let connection = door.h3().await.ok()?;
-            let mut lines = vec![(":method", "GET"), (":scheme", "https"), (":authority", "MUTE"), (":path", "/")];
-            lines.extend(fields.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-            let whole = hermes_testkit::h3::wire::headers(&lines);
-            let mut streams = Vec::new();
-            for _ in 0..50 {
-                let opened = tokio::time::timeout(Duration::from_secs(3), connection.open()).await;
-                let Ok(Ok((mut send, recv))) = opened else { break };
-                // Half of the connections never complete a head.
-                let most = if number % 2 == 0 { whole.len() } else { whole.len() - 1 };
-                let sending = tokio::time::timeout(Duration::from_secs(3), send.bytes(whole.slice(..most))).await;
-                streams.push((send, recv));
-                if !matches!(sending, Ok(Ok(()))) {
-                    break;
+    fixture
+        .withstands("streams of HTTP/3", |number| {
+            let (client, fields) = (client.clone(), fields.clone());
+            async move {
+                let connection = client.h3().await.ok()?;
+                let mut lines = vec![(":method", "GET"), (":scheme", "https"), (":authority", "MUTE"), (":path", "/")];
+                lines.extend(fields.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+                let whole = hermes_testkit::h3::wire::headers(&lines);
+                let mut streams = Vec::new();
+                for _ in 0..50 {
+                    let opened = tokio::time::timeout(Duration::from_secs(3), connection.open()).await;
+                    let Ok(Ok((mut send, recv))) = opened else { break };
+                    // Half of the connections never complete a head.
+                    let most = if number % 2 == 0 { whole.len() } else { whole.len() - 1 };
+                    let sending = tokio::time::timeout(Duration::from_secs(3), send.bytes(whole.slice(..most))).await;
+                    streams.push((send, recv));
+                    if !matches!(sending, Ok(Ok(()))) {
+                        break;
+                    }
                 }
+                Some((connection, streams))
             }
-            Some((connection, streams))
-        }
-    })
-    .await;
+        })
+        .await;
 }

@@ -4,15 +4,15 @@ use std::io;
 
 use bytes::Bytes;
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
     frames::{END_HEADERS, END_STREAM, Frame, Frames, block, kind},
+    listener_client::ListenerClient,
     multiplex::{self, Exchange},
     origin::scripted,
+    raw_http1::RawHttp1,
 };
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use crate::hostile::lab::{BOTH, Fort, last_words, overlay};
+use crate::hostile::lab::{BOTH, NodeFixture, last_words, overlay};
 
 const LIMITS: &str = "header-bytes: 16KiB, header-count: 20";
 /// Fits into 16 KiB with what else a request has.
@@ -31,13 +31,13 @@ fn lines(count: usize) -> String {
 
 #[tokio::test]
 async fn a_head_of_http_1_is_bounded_in_bytes_and_lines() {
-    let mut fort = Fort::with(LIMITS).await;
+    let mut fixture = NodeFixture::with(LIMITS).await;
     let fitting = [h1(&format!("x: {}\r\n", "y".repeat(LONG))), h1(&lines(MANY))];
     for head in fitting {
-        let mut dialog = Dialog::connect(fort.address("h1")).await.unwrap();
-        dialog.send(&head).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200, "{}...", &head[..60]);
-        assert_eq!(fort.still_serves("h1").await.len(), 1);
+        let mut http1 = RawHttp1::connect(fixture.address("h1")).await.unwrap();
+        http1.send(&head).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200, "{}...", &head[..60]);
+        assert_eq!(fixture.still_serves("h1").await.len(), 1);
     }
     let beyond = [
         h1(&format!("x: {}\r\n", "y".repeat(TOO_LONG))),
@@ -48,37 +48,37 @@ async fn a_head_of_http_1_is_bounded_in_bytes_and_lines() {
         format!("GET / HTTP/1.1\r\nHost: WEB\r\nx: {}", "y".repeat(TOO_LONG)),
     ];
     for head in &beyond {
-        let mut dialog = Dialog::connect(fort.address("h1")).await.unwrap();
-        let _ = dialog.send(head).await;
-        let said = last_words(&mut dialog, &head[..60]).await;
+        let mut http1 = RawHttp1::connect(fixture.address("h1")).await.unwrap();
+        let _ = http1.send(head).await;
+        let output = last_words(&mut http1, &head[..60]).await;
         // Whoever is cut off while it still sends may not hear why.
-        assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{}...: {said:?}", &head[..60]);
-        assert!(fort.still_serves("h1").await.is_empty(), "{}... reached the origin", &head[..60]);
+        assert!(output.is_empty() || output.starts_with("HTTP/1.1 4"), "{}...: {output:?}", &head[..60]);
+        assert!(fixture.still_serves("h1").await.is_empty(), "{}... reached the origin", &head[..60]);
     }
-    fort.node.metric_reaches("hermes_limit_hits_total", "headers", beyond.len() as f64).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "headers", beyond.len() as f64).await;
 }
 
 #[tokio::test]
 async fn a_head_of_http_2_is_bounded_in_bytes_and_lines() {
-    let mut fort = Fort::with(LIMITS).await;
+    let mut fixture = NodeFixture::with(LIMITS).await;
     let request = |count: usize, length: usize| {
         let request = Request::get("http://WEB/head").header("x", "y".repeat(length));
         (1..count).fold(request, |request, number| request.header(format!("x-{number}"), "y")).body(()).unwrap()
     };
-    let mut connection = fort.door("h1").h2().await.unwrap();
+    let mut connection = fixture.client("h1").h2().await.unwrap();
     for (count, length, status) in [(1, LONG, 200), (MANY + 1, 1, 200), (1, TOO_LONG, 431), (MANY + 2, 1, 431)] {
         let answer = connection.ask(request(count, length), b"").await.unwrap();
         assert_eq!(answer.status, status, "{count} lines of {length}");
     }
     // The connection is as good as before.
     assert_eq!(connection.get("http://WEB/after").await.unwrap().status, 200);
-    let seen: Vec<_> = fort.still_serves("h1").await.into_iter().map(|seen| seen.target).collect();
+    let seen: Vec<_> = fixture.still_serves("h1").await.into_iter().map(|seen| seen.target).collect();
     assert_eq!(seen, ["/head", "/head", "/after"]);
-    fort.node.metric_reaches("hermes_limit_hits_total", "headers", 1.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "headers", 1.0).await;
     // Far beyond, the connection is given up.
     let answer = connection.ask(request(1, 16 * TOO_LONG), b"").await;
     assert!(answer.as_ref().map_or(true, |answer| answer.status == 431), "{answer:?}");
-    assert!(fort.still_serves("h1").await.is_empty());
+    assert!(fixture.still_serves("h1").await.is_empty());
 }
 
 /// So many names, each as short as can be: `a`, `b`, ..., `zz`, `aaa`, ...
@@ -140,21 +140,21 @@ upstreams:
     let node = overlay.node("fort").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
     for path in ["/many", "/interim", "/trailers"] {
         // Passed on or refused: what matters is that it ends, and what comes after it.
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let _ = connection.get(&format!("http://WEB{path}")).await;
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         assert_eq!(connection.get("http://WEB/").await.unwrap().status, 200, "after {path}");
     }
     for count in [NAMES, NAMES - 2] {
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let request = names(count).iter().fold(Request::get("http://WEB/"), |request, name| request.header(name, ""));
         let answer = connection.ask(request.body(()).unwrap(), b"").await;
         assert!(answer.as_ref().map_or(true, |answer| answer.status == 431), "{answer:?}");
-        let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+        let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
         let lines: String = names(count).iter().map(|name| format!("{name}:\r\n")).collect();
-        let _ = dialog.send(h1(&lines)).await;
-        let said = last_words(&mut dialog, "many names").await;
-        assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said:?}");
+        let _ = http1.send(h1(&lines)).await;
+        let output = last_words(&mut http1, "many names").await;
+        assert!(output.is_empty() || output.starts_with("HTTP/1.1 431"), "{output:?}");
     }
     // A node that panicked is not dropped in silence.
     drop(node);
@@ -178,7 +178,7 @@ upstreams:
 - {name: origin, protocol: h2, overlay: false, endpoints: ['$ORIGIN']}
 ";
     let node = overlay.node("fort").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     for (count, status) in [(20, 200), (21, 502), (20, 200)] {
         let answer = connection.get(&format!("http://WEB/{count}")).await.unwrap();
         assert_eq!(answer.status, status, "{count} lines");
@@ -187,23 +187,23 @@ upstreams:
 
 #[tokio::test]
 async fn the_crumbs_of_a_cookie_are_one_line() {
-    let mut fort = Fort::with(LIMITS).await;
+    let mut fixture = NodeFixture::with(LIMITS).await;
     let request = (0..3 * MANY).fold(Request::get("http://WEB/head"), |request, number| {
         // As browsers split them.
         request.header("cookie", format!("c{number}=1"))
     });
-    let mut connection = fort.door("h1").h2().await.unwrap();
+    let mut connection = fixture.client("h1").h2().await.unwrap();
     assert_eq!(connection.ask(request.body(()).unwrap(), b"").await.unwrap().status, 200);
-    let [seen] = <[_; 1]>::try_from(fort.still_serves("h1").await).unwrap();
+    let [seen] = <[_; 1]>::try_from(fixture.still_serves("h1").await).unwrap();
     assert_eq!(seen.values("cookie").len(), 1);
 }
 
 #[tokio::test]
 async fn what_unpacks_to_megabytes_is_not_unpacked() {
-    let mut fort = Fort::with(LIMITS).await;
-    let before = fort.node.memory().unwrap();
+    let mut fixture = NodeFixture::with(LIMITS).await;
+    let before = fixture.node.memory().unwrap();
     for _ in 0..20 {
-        let mut frames = Frames::connect(fort.address("h1"), &[]).await.unwrap();
+        let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
         let mut bomb = block(&[(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"WEB")]);
         // A literal that is added to the table (RFC 7541, 6.2.1), then named in a byte a time: 4,000 bytes each.
         let mut literal = block(&[(b"x", &[b'y'; 3900])]);
@@ -216,16 +216,16 @@ async fn what_unpacks_to_megabytes_is_not_unpacked() {
         let answer = frames.until("a refusal", answers).await.unwrap();
         assert!(answer.kind != kind::HEADERS || answer.payload.first() != Some(&0x88), "{answer:?}");
     }
-    assert!(fort.still_serves("h1").await.is_empty());
-    let grown = fort.node.memory().unwrap().saturating_sub(before);
+    assert!(fixture.still_serves("h1").await.is_empty());
+    let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < 24 << 20, "20 bombs of 47 MB left {grown} bytes behind");
 }
 
 #[tokio::test]
 async fn trailers_over_http_2_are_bounded_in_lines_too() {
-    let mut fort = Fort::with(LIMITS).await;
+    let mut fixture = NodeFixture::with(LIMITS).await;
     for (count, is_taken) in [(20, true), (21, false), (20, true)] {
-        let mut connection = fort.door("h2").h2().await.unwrap();
+        let mut connection = fixture.client("h2").h2().await.unwrap();
         let request = Request::post("http://WEB/trailers").body(()).unwrap();
         let (answer, mut stream) = connection.open(request, false).await.unwrap();
         multiplex::send_all(&mut stream, Bytes::from_static(b"hello"), false).await.unwrap();
@@ -234,21 +234,21 @@ async fn trailers_over_http_2_are_bounded_in_lines_too() {
         let answered = multiplex::answer(answer).await;
         assert_eq!(answered.is_ok_and(|answer| answer.status == 200), is_taken, "{count} lines");
     }
-    let seen = fort.still_serves("h2").await;
+    let seen = fixture.still_serves("h2").await;
     assert_eq!(seen.iter().filter(|seen| seen.body.is_some()).count(), 2, "{seen:?}");
 }
 
 #[tokio::test]
 async fn trailers_are_bounded_too() {
-    let mut fort = Fort::with(LIMITS).await;
+    let mut fixture = NodeFixture::with(LIMITS).await;
     for listener in BOTH {
         for trailers in [format!("x: {}\r\n", "y".repeat(8 * TOO_LONG)), lines(50 * MANY)] {
             let head = "POST /trailers HTTP/1.1\r\nHost: WEB\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n";
-            let mut dialog = Dialog::connect(fort.address(listener)).await.unwrap();
-            let _ = dialog.send(format!("{head}{trailers}\r\n")).await;
-            let said = last_words(&mut dialog, listener).await;
-            assert!(!said.starts_with("HTTP/1.1 2"), "{listener}: {said:?}");
-            let seen = fort.still_serves(listener).await;
+            let mut http1 = RawHttp1::connect(fixture.address(listener)).await.unwrap();
+            let _ = http1.send(format!("{head}{trailers}\r\n")).await;
+            let output = last_words(&mut http1, listener).await;
+            assert!(!output.starts_with("HTTP/1.1 2"), "{listener}: {output:?}");
+            let seen = fixture.still_serves(listener).await;
             assert!(seen.iter().all(|seen| seen.body.is_none()), "{listener}: {seen:?}");
         }
     }

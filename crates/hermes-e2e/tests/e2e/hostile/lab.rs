@@ -7,11 +7,11 @@ use std::{io, net::SocketAddr};
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::{Dialog, Head},
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::{Head, RawHttp1},
 };
 use http::Response;
 use tokio::{net::TcpStream, sync::mpsc};
@@ -36,11 +36,11 @@ impl Seen {
 }
 
 /// A node before an origin of either version: listener `h1` leads to the one, `h2` to the other.
-pub(crate) struct Fort {
+pub(crate) struct NodeFixture {
     pub(crate) node: Node,
     pub(crate) overlay: Overlay,
     pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
-    asked: usize,
+    requests: usize,
     _origins: [Origin; 2],
 }
 
@@ -63,39 +63,39 @@ upstreams:
 - {name: h2, protocol: h2, overlay: false, endpoints: ['$H2']}
 ";
 
-impl Fort {
+impl NodeFixture {
     pub(crate) async fn new() -> Self {
         Self::with("").await
     }
 
     /// With other limits than the default ones.
     pub(crate) async fn with(limits: &str) -> Self {
-        let (tell, seen) = mpsc::unbounded_channel();
-        let origins = [origin_h1(tell.clone()), origin_h2(tell)];
+        let (sender, seen) = mpsc::unbounded_channel();
+        let origins = [origin_h1(sender.clone()), origin_h2(sender)];
         let overlay = overlay();
         let draft = overlay.node("fort").identity(&Subject::node("fort").with_dns(NODE_NAME)).unwrap();
         let draft = draft.document(DOCUMENT).with("LIMITS", limits).with("H1", origins[0].address());
         let node = draft.with("H2", origins[1].address()).start().await.unwrap();
-        Self { node, overlay, seen, asked: 0, _origins: origins }
+        Self { node, overlay, seen, requests: 0, _origins: origins }
     }
 
     pub(crate) fn address(&self, listener: &str) -> SocketAddr {
         self.node.address(listener)
     }
 
-    /// A door in the clear, or by TLS for the listener of that name.
-    pub(crate) fn door(&self, listener: &str) -> Door {
+    /// A listener in the clear, or by TLS for the listener of that name.
+    pub(crate) fn client(&self, listener: &str) -> ListenerClient {
         match listener {
-            "tls" => Door::tls(self.address("tls"), self.overlay.authority().pem(), None),
-            _ => Door::plain(self.address(listener)),
+            "tls" => ListenerClient::tls(self.address("tls"), self.overlay.authority().pem(), None),
+            _ => ListenerClient::plain(self.address(listener)),
         }
     }
 
     /// An honest client comes behind, is served, and gets the answer to its own request. Returns what origins saw
     /// before it.
     pub(crate) async fn still_serves(&mut self, listener: &str) -> Vec<Seen> {
-        self.asked += 1;
-        let target = format!("/honest/{}", self.asked);
+        self.requests += 1;
+        let target = format!("/honest/{}", self.requests);
         let (status, text) = get(self.address(listener), &target).await;
         assert_eq!((status, text), (200, format!("GET {target} 0")), "the answer to somebody else's request");
         let mut before = Vec::new();
@@ -116,34 +116,34 @@ pub(crate) fn overlay() -> Overlay {
 
 /// GET over a connection of its own.
 pub(crate) async fn get(to: SocketAddr, target: &str) -> (u16, String) {
-    let mut dialog = Dialog::connect(to).await.unwrap();
-    dialog.send(format!("GET {target} HTTP/1.1\r\nHost: WEB\r\nConnection: close\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    (head.status(), dialog.body(&head).await.unwrap().text())
+    let mut http1 = RawHttp1::connect(to).await.unwrap();
+    http1.send(format!("GET {target} HTTP/1.1\r\nHost: WEB\r\nConnection: close\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    (head.status(), http1.body(&head).await.unwrap().text())
 }
 
 /// Answers each request with its method, its target, and the length of its body.
-fn origin_h1(tell: mpsc::UnboundedSender<Seen>) -> Origin {
-    let origin = scripted::h1(move |mut dialog| {
-        let tell = tell.clone();
+fn origin_h1(sender: mpsc::UnboundedSender<Seen>) -> Origin {
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
+                let head = http1.head().await?;
                 assert_clean(&head);
                 if head.header("expect").is_some() {
-                    dialog.send("HTTP/1.1 100 Continue\r\n\r\n").await?;
+                    http1.send("HTTP/1.1 100 Continue\r\n\r\n").await?;
                 }
-                let body = dialog.body(&head).await;
+                let body = http1.body(&head).await;
                 let seen = Seen {
                     method: head.method().to_owned(),
                     target: head.target().to_owned(),
                     headers: head.headers.clone(),
-                    body: body.as_ref().ok().map(hermes_testkit::dialog::Content::text),
+                    body: body.as_ref().ok().map(hermes_testkit::raw_http1::Content::text),
                 };
                 let answer = format!("{} {} {}", seen.method, seen.target, seen.body.as_deref().unwrap_or("").len());
-                let _ = tell.send(seen);
+                let _ = sender.send(seen);
                 body?;
-                dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await?;
+                http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await?;
             }
         }
     });
@@ -163,9 +163,9 @@ fn assert_clean(head: &Head) {
     assert_eq!((count("host"), head.first.split(' ').count()), (1, 3), "{head:?}");
 }
 
-fn origin_h2(tell: mpsc::UnboundedSender<Seen>) -> Origin {
+fn origin_h2(sender: mpsc::UnboundedSender<Seen>) -> Origin {
     let origin = scripted::h2(move |exchange: Exchange| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             let Exchange { request, mut respond } = exchange;
             let (parts, body) = request.into_parts();
@@ -182,7 +182,7 @@ fn origin_h2(tell: mpsc::UnboundedSender<Seen>) -> Origin {
                 body: body.as_ref().ok().map(|(data, _)| String::from_utf8_lossy(data).into_owned()),
             };
             let answer = format!("{} {} {}", seen.method, seen.target, seen.body.as_deref().unwrap_or("").len());
-            let _ = tell.send(seen);
+            let _ = sender.send(seen);
             body?;
             let mut stream = respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
             multiplex::send_all(&mut stream, answer.into(), true).await
@@ -195,10 +195,10 @@ fn origin_h2(tell: mpsc::UnboundedSender<Seen>) -> Origin {
 ///
 /// # Panics
 /// When it stays open.
-pub(crate) async fn last_words(dialog: &mut Dialog<TcpStream>, what: &str) -> String {
-    let ended = dialog.to_end().await;
+pub(crate) async fn last_words(http1: &mut RawHttp1<TcpStream>, what: &str) -> String {
+    let ended = http1.to_end().await;
     let waits = matches!(&ended, Err(error) if error.kind() == io::ErrorKind::TimedOut);
-    assert!(!waits, "{what}: the connection stays open; it said {:?}", dialog.unread());
-    let said = ended.unwrap_or_else(|_| dialog.unread().to_vec());
-    String::from_utf8_lossy(&said).into_owned()
+    assert!(!waits, "{what}: the connection stays open; it said {:?}", http1.unread());
+    let output = ended.unwrap_or_else(|_| http1.unread().to_vec());
+    String::from_utf8_lossy(&output).into_owned()
 }

@@ -8,12 +8,12 @@ use std::{any::Any, io, time::Duration};
 
 use bytes::Bytes;
 use hermes_testkit::{
-    dialog::Dialog,
-    door::{Door, Way},
     frames::{Frame, Frames, INITIAL_WINDOW_SIZE, kind},
+    listener_client::{ListenerClient, TunnelMode},
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::RawHttp1,
 };
 use tokio::{
     net::{TcpStream, UdpSocket},
@@ -27,21 +27,21 @@ const GROWTH: u64 = 64 << 20;
 /// What each of the many sends, unless it is made to wait.
 const MUCH: usize = 32 << 20;
 const MANY: usize = 8;
-const PIECE: usize = 64 << 10;
+const CHUNK_SIZE: usize = 64 << 10;
 /// A peer that takes nothing for so long makes us wait.
 const STALLED: Duration = Duration::from_millis(500);
 
 /// Accepts, reads nothing, and keeps everything open.
 fn stalled() -> Origin {
-    scripted::h1(|dialog| async move {
+    scripted::h1(|http1| async move {
         std::future::pending::<()>().await;
-        drop(dialog);
+        drop(http1);
         io::Result::Ok(())
     })
     .unwrap()
 }
 
-static CONTENT: [u8; PIECE] = [7; PIECE];
+static CONTENT: [u8; CHUNK_SIZE] = [7; CHUNK_SIZE];
 
 /// The length that `/bytes/N` asks for.
 fn asked_for(target: &str) -> usize {
@@ -50,12 +50,12 @@ fn asked_for(target: &str) -> usize {
 
 /// Sends as much as is asked for, as fast as it is taken, at no cost of its own.
 fn fast_h1() -> Origin {
-    let serve = |mut dialog: Dialog<TcpStream>| async move {
+    let serve = |mut http1: RawHttp1<TcpStream>| async move {
         loop {
-            let length = asked_for(dialog.head().await?.target());
-            dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")).await?;
-            for sent in (0..length).step_by(PIECE) {
-                dialog.send(&CONTENT[..PIECE.min(length - sent)]).await?;
+            let length = asked_for(http1.head().await?.target());
+            http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")).await?;
+            for sent in (0..length).step_by(CHUNK_SIZE) {
+                http1.send(&CONTENT[..CHUNK_SIZE.min(length - sent)]).await?;
             }
         }
     };
@@ -67,16 +67,16 @@ fn fast_h2() -> Origin {
         let length = asked_for(exchange.request.uri().path());
         let response = http::Response::new(());
         let mut stream = exchange.respond.send_response(response, false).map_err(io::Error::other)?;
-        for sent in (0..length).step_by(PIECE) {
-            let piece = Bytes::from_static(&CONTENT[..PIECE.min(length - sent)]);
-            multiplex::send_all(&mut stream, piece, sent + PIECE >= length).await?;
+        for sent in (0..length).step_by(CHUNK_SIZE) {
+            let chunk = Bytes::from_static(&CONTENT[..CHUNK_SIZE.min(length - sent)]);
+            multiplex::send_all(&mut stream, chunk, sent + CHUNK_SIZE >= length).await?;
         }
         Ok(())
     };
     scripted::h2(serve).unwrap()
 }
 
-struct Bed {
+struct Fixture {
     node: Node,
     before: u64,
     _overlay: Overlay,
@@ -104,12 +104,12 @@ upstreams:
 - {name: h2, protocol: h2, overlay: false, endpoints: ['$H2']}
 ";
 
-impl Bed {
+impl Fixture {
     async fn new() -> Self {
         // Takes the tunnel, and nothing that goes through it.
-        let proxy = scripted::h1(|mut dialog| async move {
-            dialog.head().await?;
-            dialog
+        let proxy = scripted::h1(|mut http1| async move {
+            http1.head().await?;
+            http1
                 .send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: connect-udp\r\n\r\n")
                 .await?;
             std::future::pending::<io::Result<()>>().await
@@ -125,10 +125,10 @@ impl Bed {
         // What it has once it has worked.
         for host in ["h1", "h2"] {
             let request = format!("GET /bytes/4000000 HTTP/1.1\r\nHost: {host}\r\n\r\n");
-            let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-            dialog.send(request).await.unwrap();
-            let head = dialog.head().await.unwrap();
-            assert_eq!(dialog.body(&head).await.unwrap().data.len(), 4_000_000);
+            let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+            http1.send(request).await.unwrap();
+            let head = http1.head().await.unwrap();
+            assert_eq!(http1.body(&head).await.unwrap().data.len(), 4_000_000);
         }
         node.forget_peak().unwrap();
         let before = node.memory().unwrap();
@@ -138,17 +138,17 @@ impl Bed {
     async fn assert_bounded(&self, what: &str) {
         let grown = self.node.peak_memory().unwrap().saturating_sub(self.before);
         assert!(grown < GROWTH, "{what}: {} MiB", grown >> 20);
-        let mut dialog = Dialog::connect(self.node.address("in")).await.unwrap();
-        dialog.send("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n").await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200, "{what}: and now for somebody else");
+        let mut http1 = RawHttp1::connect(self.node.address("in")).await.unwrap();
+        http1.send("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n").await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200, "{what}: and now for somebody else");
     }
 }
 
 /// Sends much, until it is made to wait. How much went.
 async fn pour(mut send: impl AsyncFnMut(Bytes) -> io::Result<()>) -> usize {
-    let piece = Bytes::from(vec![7; PIECE]);
-    for sent in (0..MUCH).step_by(PIECE) {
-        match tokio::time::timeout(STALLED, send(piece.clone())).await {
+    let chunk = Bytes::from(vec![7; CHUNK_SIZE]);
+    for sent in (0..MUCH).step_by(CHUNK_SIZE) {
+        match tokio::time::timeout(STALLED, send(chunk.clone())).await {
             Ok(Ok(())) => {}
             _ => return sent,
         }
@@ -180,68 +180,69 @@ where
 
 #[tokio::test]
 async fn uploads_that_nobody_reads_wait_at_their_clients() {
-    let bed = Bed::new().await;
-    let to = bed.node.address("in");
+    let fixture = Fixture::new().await;
+    let to = fixture.node.address("in");
     let (poured, _open) = many(|| async move {
-        let mut dialog = Dialog::connect(to).await.unwrap();
+        let mut http1 = RawHttp1::connect(to).await.unwrap();
         let head = format!("POST / HTTP/1.1\r\nHost: STALLED-H1\r\nContent-Length: {MUCH}\r\n\r\n");
-        dialog.send(head).await.unwrap();
-        (pour(async |piece| dialog.send(piece).await).await, Box::new(dialog) as Box<dyn Any>)
+        http1.send(head).await.unwrap();
+        (pour(async |chunk| http1.send(chunk).await).await, Box::new(http1) as Box<dyn Any>)
     })
     .await;
     assert!(poured < MANY * MUCH, "nobody was made to wait: {poured}");
-    bed.assert_bounded("over HTTP/1.1").await;
+    fixture.assert_bounded("over HTTP/1.1").await;
     let (_, _open) = many(|| async move {
         let request = http::Request::post("http://STALLED-H1/").body(()).unwrap();
-        let mut connection = Door::plain(to).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(to).h2().await.unwrap();
         let (_answer, mut stream) = connection.open(request, false).await.unwrap();
-        let sent = pour(async |piece| multiplex::send_all(&mut stream, piece, false).await).await;
+        let sent = pour(async |chunk| multiplex::send_all(&mut stream, chunk, false).await).await;
         (sent, Box::new((connection, stream)) as Box<dyn Any>)
     })
     .await;
-    bed.assert_bounded("over HTTP/2").await;
+    fixture.assert_bounded("over HTTP/2").await;
     let (_, _open) = many(|| async move {
-        let way = Way::ConnectH2;
-        let mut tunnel = Door::plain(to).tunnel(way, "STALLED:1").await.unwrap();
-        (pour(async |piece| tunnel.writer.send(piece).await).await, Box::new(tunnel) as Box<dyn Any>)
+        let mode = TunnelMode::ConnectH2;
+        let mut tunnel = ListenerClient::plain(to).tunnel(mode, "STALLED:1").await.unwrap();
+        (pour(async |chunk| tunnel.writer.send(chunk).await).await, Box::new(tunnel) as Box<dyn Any>)
     })
     .await;
-    bed.assert_bounded("through tunnels").await;
+    fixture.assert_bounded("through tunnels").await;
 }
 
 #[tokio::test]
 async fn requests_in_a_row_wait_until_somebody_reads_their_answers() {
-    let bed = Bed::new().await;
-    let burst = Bytes::from("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n".repeat(PIECE / 32));
+    let fixture = Fixture::new().await;
+    let burst = Bytes::from("GET / HTTP/1.1\r\nHost: HERE\r\n\r\n".repeat(CHUNK_SIZE / 32));
     let mut open = Vec::new();
     for _ in 0..MANY {
-        let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
-        let poured = pour(async |_| dialog.send(&burst).await).await;
+        let mut http1 = RawHttp1::connect(fixture.node.address("in")).await.unwrap();
+        let poured = pour(async |_| http1.send(&burst).await).await;
         assert!(poured < MUCH, "nobody was made to wait");
-        open.push(dialog);
+        open.push(http1);
     }
-    bed.assert_bounded("requests in a row").await;
+    fixture.assert_bounded("requests in a row").await;
 }
 
 #[tokio::test]
 async fn downloads_that_nobody_reads_wait_at_their_origins() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let mut open: Vec<TcpStream> = Vec::new();
     for host in ["H1", "H2"] {
         for _ in 0..MANY {
-            let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
-            dialog.send(format!("GET /bytes/{MUCH} HTTP/1.1\r\nHost: {host}\r\n\r\n")).await.unwrap();
-            dialog.head().await.unwrap();
-            open.push(dialog.into_parts().0);
+            let mut http1 = RawHttp1::connect(fixture.node.address("in")).await.unwrap();
+            http1.send(format!("GET /bytes/{MUCH} HTTP/1.1\r\nHost: {host}\r\n\r\n")).await.unwrap();
+            http1.head().await.unwrap();
+            open.push(http1.into_parts().0);
         }
     }
     tokio::time::sleep(STALLED).await;
-    bed.assert_bounded("over HTTP/1.1").await;
+    fixture.assert_bounded("over HTTP/1.1").await;
     // Windows that stay shut, and windows that are as wide as can be though nobody reads the socket.
     let mut streams = Vec::new();
     for window in [0, u32::MAX >> 1] {
         for host in ["H1", "H2"] {
-            let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, window)]).await.unwrap();
+            let mut frames =
+                Frames::connect(fixture.node.address("in"), &[(INITIAL_WINDOW_SIZE, window)]).await.unwrap();
             let path = format!("/bytes/{MUCH}");
             let gets: Vec<Frame> = (0..100).map(|number| Frame::get(2 * number + 1, host, &path)).collect();
             let wide = Frame::new(kind::WINDOW_UPDATE, 0, 0, (u32::MAX >> 2).to_be_bytes().to_vec());
@@ -250,21 +251,21 @@ async fn downloads_that_nobody_reads_wait_at_their_origins() {
         }
     }
     tokio::time::sleep(STALLED).await;
-    bed.assert_bounded("over HTTP/2").await;
+    fixture.assert_bounded("over HTTP/2").await;
 }
 
 #[tokio::test]
 async fn datagrams_that_nobody_takes_are_dropped_and_counted() {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let mut sockets = Vec::new();
     for _ in 0..MANY {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        socket.connect(bed.node.address("game")).await.unwrap();
+        socket.connect(fixture.node.address("game")).await.unwrap();
         sockets.push(socket);
     }
     // The kernel drops what the node has no time to take: go on until enough of it was taken.
     let deadline = tokio::time::Instant::now() + PATIENCE;
-    while bed.node.metric("hermes_datagrams_dropped_total", "queue-full").await.unwrap() < 10_000.0 {
+    while fixture.node.metric("hermes_datagrams_dropped_total", "queue-full").await.unwrap() < 10_000.0 {
         assert!(tokio::time::Instant::now() < deadline, "no queue was ever full");
         for _ in 0..100 {
             for socket in &sockets {
@@ -273,37 +274,37 @@ async fn datagrams_that_nobody_takes_are_dropped_and_counted() {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    bed.assert_bounded("datagrams").await;
+    fixture.assert_bounded("datagrams").await;
 }
 
 #[tokio::test]
 async fn one_that_reads_nothing_does_not_stop_the_others() {
     // Its answers would fill the window of the connection that all share.
-    let bed = Bed::new().await;
-    let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+    let fixture = Fixture::new().await;
+    let mut frames = Frames::connect(fixture.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
     let path = format!("/bytes/{MUCH}");
     let gets: Vec<Frame> = (0..100).map(|number| Frame::get(2 * number + 1, "H2", &path)).collect();
     frames.send(&gets).await.unwrap();
     frames.ping().await.unwrap();
-    let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
+    let mut http1 = RawHttp1::connect(fixture.node.address("in")).await.unwrap();
     // Larger than any window: it goes on, and does not only begin.
-    dialog.send(format!("GET /bytes/{MUCH} HTTP/1.1\r\nHost: H2\r\nConnection: close\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert_eq!(dialog.body(&head).await.unwrap().data.len(), MUCH);
+    http1.send(format!("GET /bytes/{MUCH} HTTP/1.1\r\nHost: H2\r\nConnection: close\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!(http1.body(&head).await.unwrap().data.len(), MUCH);
     // Most of it was more than may lie unread.
-    bed.node.metric_reaches("hermes_limit_hits_total", "unread", 1.0).await;
-    bed.assert_bounded("a hundred answers that nobody reads").await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "unread", 1.0).await;
+    fixture.assert_bounded("a hundred answers that nobody reads").await;
 }
 
 #[tokio::test]
 async fn one_that_reads_nothing_is_given_up_once_it_owes_progress() {
-    let bed = Bed::new().await;
-    let mut frames = Frames::connect(bed.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+    let fixture = Fixture::new().await;
+    let mut frames = Frames::connect(fixture.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
     let path = format!("/bytes/{MUCH}");
     frames.send(&[Frame::get(1, "HASTY", &path)]).await.unwrap();
-    let mut dialog = Dialog::connect(bed.node.address("in")).await.unwrap();
-    dialog.send(format!("GET {path} HTTP/1.1\r\nHost: HASTY\r\n\r\n")).await.unwrap();
-    dialog.head().await.unwrap();
-    bed.node.quiet().await;
-    bed.assert_bounded("two answers that nobody reads").await;
+    let mut http1 = RawHttp1::connect(fixture.node.address("in")).await.unwrap();
+    http1.send(format!("GET {path} HTTP/1.1\r\nHost: HASTY\r\n\r\n")).await.unwrap();
+    http1.head().await.unwrap();
+    fixture.node.quiet().await;
+    fixture.assert_bounded("two answers that nobody reads").await;
 }

@@ -6,10 +6,10 @@
 use std::io;
 
 use hermes_testkit::{
-    dialog::Dialog,
     frames::{END_HEADERS, END_STREAM, Frame, Frames, block, kind},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::RawHttp1,
 };
 use tokio::net::TcpStream;
 
@@ -34,11 +34,11 @@ enum Wanted {
     /// 502, and nothing of the answer.
     BadGateway,
     /// An answer that breaks off, or a 502.
-    Broken,
+    Abort,
     /// A whole answer with this body: there is no reason to refuse it.
     Whole(&'static str),
 }
-use Wanted::{BadGateway, Broken, Whole};
+use Wanted::{Abort, BadGateway, Whole};
 
 async fn node(overlay: &Overlay, protocol: &str, origin: &Origin) -> Node {
     let draft = overlay.node("fort").document(DOCUMENT).with("PROTOCOL", protocol);
@@ -47,18 +47,18 @@ async fn node(overlay: &Overlay, protocol: &str, origin: &Origin) -> Node {
 
 /// Answers `/N` with the Nth answer, and all else as it should.
 fn origin_h1(answers: Vec<String>) -> Origin {
-    let serve = move |mut dialog: Dialog<TcpStream>| {
+    let serve = move |mut http1: RawHttp1<TcpStream>| {
         let answers = answers.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
+                let head = http1.head().await?;
                 let at = head.target().strip_prefix('/').and_then(|number| number.parse::<usize>().ok());
                 match at.and_then(|at| answers.get(at)) {
-                    Some(answer) => dialog.send(answer).await?,
+                    Some(answer) => http1.send(answer).await?,
                     None => {
                         let text = format!("GET {} 0", head.target());
                         let length = text.len();
-                        dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{text}")).await?;
+                        http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{text}")).await?;
                     }
                 }
                 if head.header("x-close").is_some() {
@@ -71,22 +71,22 @@ fn origin_h1(answers: Vec<String>) -> Origin {
 }
 
 async fn assert_wanted(node: &Node, method: &str, at: usize, close: &str, wanted: Wanted, what: &str) {
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
     let request = format!("{method} /{at} HTTP/1.1\r\nHost: WEB\r\n{close}Connection: close\r\n\r\n");
-    dialog.send(request).await.unwrap();
-    let said = last_words(&mut dialog, what).await;
-    let (head, body) = said.split_once("\r\n\r\n").unwrap_or((&said, ""));
+    http1.send(request).await.unwrap();
+    let output = last_words(&mut http1, what).await;
+    let (head, body) = output.split_once("\r\n\r\n").unwrap_or((&output, ""));
     let status = head.get(9..12).unwrap_or_default();
-    assert!(!said.contains("poison"), "{what}: {said:?}");
+    assert!(!output.contains("poison"), "{what}: {output:?}");
     match wanted {
-        BadGateway => assert_eq!(status, "502", "{what}: {said:?}"),
-        Broken => {
+        BadGateway => assert_eq!(status, "502", "{what}: {output:?}"),
+        Abort => {
             let is_whole = head.contains(&format!("content-length: {}", body.len())) || body.ends_with("0\r\n\r\n");
-            assert!(status == "502" || !is_whole, "{what}: {said:?}");
+            assert!(status == "502" || !is_whole, "{what}: {output:?}");
         }
         Whole(text) => {
-            assert!(status == "200" || status == "204", "{what}: {said:?}");
-            assert!(body == text || body == format!("{:x}\r\n{text}\r\n0\r\n\r\n", text.len()), "{what}: {said:?}");
+            assert!(status == "200" || status == "204", "{what}: {output:?}");
+            assert!(body == text || body == format!("{:x}\r\n{text}\r\n0\r\n\r\n", text.len()), "{what}: {output:?}");
         }
     }
 }
@@ -125,10 +125,10 @@ async fn answers_of_http_1_that_are_none() {
         ("HTTP/1.1 200 OK\r\nX: y".to_owned() + &"y".repeat(1 << 20), BadGateway),
         // Nobody asked to switch.
         ("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx".to_owned(), BadGateway),
-        (ok(chunks, "2\r\nok\r\nzz\r\npoison\r\n0\r\n\r\n"), Broken),
-        (ok(chunks, "2\r\nokay\r\n0\r\n\r\n"), Broken),
-        (ok(chunks, "FFFFFFFFFFFFFFFFF\r\nok\r\n0\r\n\r\n"), Broken),
-        (ok(chunks, &format!("2\r\nok\r\n0\r\nX: {}\r\n\r\n", "y".repeat(1 << 20))), Broken),
+        (ok(chunks, "2\r\nok\r\nzz\r\npoison\r\n0\r\n\r\n"), Abort),
+        (ok(chunks, "2\r\nokay\r\n0\r\n\r\n"), Abort),
+        (ok(chunks, "FFFFFFFFFFFFFFFFF\r\nok\r\n0\r\n\r\n"), Abort),
+        (ok(chunks, &format!("2\r\nok\r\n0\r\nX: {}\r\n\r\n", "y".repeat(1 << 20))), Abort),
         // More than was said, or than there may be: it is nobody's.
         (ok(length, &format!("ok{POISON}")), Whole("ok")),
         (ok(length, "okpoison"), Whole("ok")),
@@ -147,7 +147,7 @@ async fn answers_of_http_1_that_are_none() {
     for (at, (answer, wanted)) in attacks.iter().enumerate() {
         let what = answer.chars().take(120).collect::<String>();
         // What is not refused at once may wait for more: the origin closes behind it.
-        let close = if matches!(wanted, Broken) { "X-Close: yes\r\n" } else { "" };
+        let close = if matches!(wanted, Abort) { "X-Close: yes\r\n" } else { "" };
         assert_wanted(&node, "GET", at, close, *wanted, &what).await;
         still_serves(&node, &what).await;
     }
@@ -167,7 +167,7 @@ async fn a_body_for_head_is_not_the_next_answer() {
 
 #[tokio::test]
 async fn an_origin_that_goes_away_without_a_word_is_a_502() {
-    let origin = scripted::h1(|mut dialog| async move { dialog.head().await.map(drop) }).unwrap();
+    let origin = scripted::h1(|mut http1| async move { http1.head().await.map(drop) }).unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h1", &origin).await;
     assert_eq!(get(node.address("in"), "/").await.0, 502);
@@ -175,10 +175,10 @@ async fn an_origin_that_goes_away_without_a_word_is_a_502() {
 
 /// Begins HTTP/2, answers the first request with these bytes, and has nothing more to say.
 fn origin_h2(answer: Vec<u8>) -> Origin {
-    let serve = move |dialog: Dialog<TcpStream>| {
+    let serve = move |http1: RawHttp1<TcpStream>| {
         let answer = answer.clone();
         async move {
-            let mut frames = Frames::accept(dialog, &[]).await?;
+            let mut frames = Frames::accept(http1, &[]).await?;
             frames.until("a request", |frame| frame.kind == kind::HEADERS).await?;
             frames.send_bytes(answer).await?;
             frames.finish().await?;
@@ -203,8 +203,8 @@ async fn answers_of_http_2_that_are_none() {
     let long = "y".repeat(100 << 10);
     let flood = {
         let begins = Frame::new(kind::HEADERS, 0, 1, block(&[(b":status", b"200")]));
-        let piece = Frame::new(kind::CONTINUATION, 0, 1, block(&[(b"x", b"y")]));
-        bytes(&[&[begins][..], &vec![piece; 20_000]].concat())
+        let chunk = Frame::new(kind::CONTINUATION, 0, 1, block(&[(b"x", b"y")]));
+        bytes(&[&[begins][..], &vec![chunk; 20_000]].concat())
     };
     let hints = head(false, &[(":status", "103"), ("link", "</x>")]);
     let push = [&2u32.to_be_bytes()[..], &block(&[(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/")])];
@@ -248,7 +248,7 @@ async fn answers_of_http_2_that_are_none() {
     for (what, answer) in attacks {
         let origin = origin_h2(answer);
         let node = node(&overlay, "h2", &origin).await;
-        assert_wanted(&node, "GET", 0, "", Broken, what).await;
+        assert_wanted(&node, "GET", 0, "", Abort, what).await;
         assert_eq!(node.ask("/healthz").await.unwrap().0, 200, "behind {what}");
         node.quiet().await;
     }
@@ -261,21 +261,21 @@ async fn lengths_that_agree_are_one_length() {
     let origin = origin_h2(answer);
     let overlay = overlay();
     let node = node(&overlay, "h2", &origin).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nHost: WEB\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nHost: WEB\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
     assert_eq!(head.headers.iter().filter(|(name, _)| name == "content-length").count(), 1, "{head:?}");
-    assert_eq!(dialog.body(&head).await.unwrap().text(), "ok");
+    assert_eq!(http1.body(&head).await.unwrap().text(), "ok");
 }
 
 #[tokio::test]
 async fn an_origin_that_floods_is_not_remembered() {
     let ping = Frame::new(kind::PING, 0, 0, [7; 8].to_vec());
     let settings = Frame::settings(&[(4, 65_535)]);
-    let serve = move |dialog: Dialog<TcpStream>| {
+    let serve = move |http1: RawHttp1<TcpStream>| {
         let (ping, settings) = (ping.clone(), settings.clone());
         async move {
-            let mut frames = Frames::accept(dialog, &[]).await?;
+            let mut frames = Frames::accept(http1, &[]).await?;
             frames.until("a request", |frame| frame.kind == kind::HEADERS).await?;
             for frame in [ping, settings] {
                 let burst = vec![frame; 1000];
@@ -294,7 +294,7 @@ async fn an_origin_that_floods_is_not_remembered() {
     let overlay = overlay();
     let node = node(&overlay, "h2", &origin).await;
     let before = node.memory().unwrap();
-    assert_wanted(&node, "GET", 0, "", Broken, "a flood").await;
+    assert_wanted(&node, "GET", 0, "", Abort, "a flood").await;
     node.quiet().await;
     let grown = node.memory().unwrap().saturating_sub(before);
     assert!(grown < 24 << 20, "a flood of 4 MB left {grown} bytes behind");

@@ -4,11 +4,11 @@
 //! that RFC 9112 reads it; and nobody, whoever reads it and however, may find the second request.
 
 use hermes_testkit::{
-    dialog::Dialog,
     frames::{Frame, Frames, kind},
+    raw_http1::RawHttp1,
 };
 
-use crate::hostile::lab::{BOTH, Fort, SMUGGLED, last_words};
+use crate::hostile::lab::{BOTH, NodeFixture, SMUGGLED, last_words};
 
 /// What becomes of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +16,13 @@ enum Wanted {
     /// Refused before anybody else hears of it.
     Refused,
     /// The head is in order, the body is not: no origin gets a whole request.
-    Broken,
+    Abort,
     /// One request with this body.
     One(&'static str),
     /// The same, and the connection is closed behind its answer.
     Last(&'static str),
 }
-use Wanted::{Broken, Last, One, Refused};
+use Wanted::{Abort, Last, One, Refused};
 
 struct Attack {
     bytes: String,
@@ -45,40 +45,40 @@ fn raw(bytes: &str, wanted: Wanted) -> Attack {
 
 /// Runs attacks one by one, each on a connection of its own, against both kinds of origin.
 async fn run(attacks: &[Attack]) {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     for listener in BOTH {
         for attack in attacks {
-            one(&mut fort, listener, attack).await;
+            one(&mut fixture, listener, attack).await;
         }
     }
 }
 
-async fn one(fort: &mut Fort, listener: &str, attack: &Attack) {
+async fn one(fixture: &mut NodeFixture, listener: &str, attack: &Attack) {
     let what = format!("{listener}: {:?}", attack.bytes);
-    let mut dialog = Dialog::connect(fort.address(listener)).await.unwrap();
+    let mut http1 = RawHttp1::connect(fixture.address(listener)).await.unwrap();
     // One that is refused at its first bytes may be closed before its last ones are sent.
-    let _ = dialog.send(&attack.bytes).await;
+    let _ = http1.send(&attack.bytes).await;
     let mut body = None;
     if let One(text) | Last(text) = attack.wanted {
-        let mut head = dialog.head().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut head = http1.head().await.unwrap_or_else(|error| panic!("{what}: {error}"));
         if head.status() == 100 {
-            head = dialog.head().await.unwrap();
+            head = http1.head().await.unwrap();
         }
-        let answer = dialog.body(&head).await.unwrap().text();
+        let answer = http1.body(&head).await.unwrap().text();
         assert_eq!((head.status(), answer), (200, format!("POST /attack {}", text.len())), "{what}");
         body = Some(text.to_owned());
         if attack.wanted == One(text) {
-            let _ = dialog.finish().await;
+            let _ = http1.finish().await;
         }
     }
-    let rest = last_words(&mut dialog, &what).await;
+    let rest = last_words(&mut http1, &what).await;
     match attack.wanted {
         One(_) | Last(_) => assert_eq!(rest, "", "{what}: a second answer"),
         Refused => assert!(rest.starts_with("HTTP/1.1 4") || rest.starts_with("HTTP/1.1 5"), "{what}: {rest:?}"),
-        Broken => assert!(!rest.contains("HTTP/1.1 2"), "{what}: {rest:?}"),
+        Abort => assert!(!rest.contains("HTTP/1.1 2"), "{what}: {rest:?}"),
     }
     assert!(rest.matches("HTTP/1.1 ").count() <= 1, "{what}: {rest:?}");
-    let seen = fort.still_serves(listener).await;
+    let seen = fixture.still_serves(listener).await;
     let whole: Vec<_> = seen.iter().filter_map(|seen| seen.body.clone()).collect();
     assert_eq!(whole, body.into_iter().collect::<Vec<_>>(), "{what}: {seen:?}");
     assert!(seen.iter().all(|seen| seen.target == "/attack"), "{what}: {seen:?}");
@@ -224,7 +224,7 @@ async fn chunks_are_read_to_the_letter() {
         "5;a\nb",
         "5\0",
     ];
-    let mut attacks: Vec<Attack> = sizes.iter().map(|size| chunked(&behind(size), Broken)).collect();
+    let mut attacks: Vec<Attack> = sizes.iter().map(|size| chunked(&behind(size), Abort)).collect();
     attacks.extend(
         [
             // A chunk that is longer than it says, or not ended, or ended otherwise.
@@ -242,7 +242,7 @@ async fn chunks_are_read_to_the_letter() {
             format!("5\r\nhello\r\n0\r\nX: a\r\n b\r\n\r\n{SMUGGLED}"),
         ]
         .iter()
-        .map(|body| chunked(body, Broken)),
+        .map(|body| chunked(body, Abort)),
     );
     let close = |body: &str| post("Transfer-Encoding: chunked\r\nConnection: close\r\n", body, One("hello"));
     // What is behind the last chunk of a connection's last request is nobody's.
@@ -253,17 +253,17 @@ async fn chunks_are_read_to_the_letter() {
 
 #[tokio::test]
 async fn trailers_do_not_frame_or_route() {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     for listener in BOTH {
         let trailers =
             "Content-Length: 99\r\nTransfer-Encoding: gzip\r\nHost: EVIL\r\nAuthorization: a\r\nhermes-user: e";
         let body = format!("5\r\nhello\r\n0\r\n{trailers}\r\n\r\n");
         let lines =
             "Transfer-Encoding: chunked\r\nTrailer: content-length, host, authorization\r\nConnection: close\r\n";
-        let mut dialog = Dialog::connect(fort.address(listener)).await.unwrap();
-        dialog.send(post(lines, &body, One("hello")).bytes).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200);
-        let [seen] = <[_; 1]>::try_from(fort.still_serves(listener).await).unwrap();
+        let mut http1 = RawHttp1::connect(fixture.address(listener)).await.unwrap();
+        http1.send(post(lines, &body, One("hello")).bytes).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200);
+        let [seen] = <[_; 1]>::try_from(fixture.still_serves(listener).await).unwrap();
         assert_eq!(seen.body.as_deref(), Some("hello"));
         assert!(seen.values("authorization").is_empty() && !seen.headers.iter().any(|(_, value)| value == "EVIL"));
     }
@@ -302,33 +302,33 @@ async fn a_body_is_a_body_whatever_stands_in_it() {
 
 #[tokio::test]
 async fn requests_in_a_row_are_answered_in_their_order() {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     for listener in BOTH {
-        let mut dialog = Dialog::connect(fort.address(listener)).await.unwrap();
+        let mut http1 = RawHttp1::connect(fixture.address(listener)).await.unwrap();
         let body = "5\r\nhello\r\n0\r\n\r\n";
         let chunks = format!("POST /b HTTP/1.1\r\nHost: WEB\r\nTransfer-Encoding: chunked\r\n\r\n{body}");
         let gets = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: WEB\r\n\r\n");
         let length = "POST /c HTTP/1.1\r\nHost: WEB\r\nContent-Length: 5\r\n\r\nhello";
-        dialog.send([gets("/a"), length.to_owned(), gets("/d"), chunks].concat()).await.unwrap();
+        http1.send([gets("/a"), length.to_owned(), gets("/d"), chunks].concat()).await.unwrap();
         for wanted in ["GET /a 0", "POST /c 5", "GET /d 0", "POST /b 5"] {
-            let head = dialog.head().await.unwrap();
-            assert_eq!(dialog.body(&head).await.unwrap().text(), wanted, "{listener}");
+            let head = http1.head().await.unwrap();
+            assert_eq!(http1.body(&head).await.unwrap().text(), wanted, "{listener}");
         }
-        let seen: Vec<_> = fort.still_serves(listener).await.into_iter().map(|seen| seen.target).collect();
+        let seen: Vec<_> = fixture.still_serves(listener).await.into_iter().map(|seen| seen.target).collect();
         assert_eq!(seen, ["/a", "/c", "/d", "/b"], "{listener}");
     }
 }
 
 #[tokio::test]
 async fn connection_names_nothing_of_ours() {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     for listener in BOTH {
         let named = "via, forwarded, traceparent, host, content-length, hermes-user, x-mine";
         let lines = format!("Connection: close, {named}\r\nContent-Length: 5\r\nVia: 1.1 client\r\nX-Mine: 1\r\n");
-        let mut dialog = Dialog::connect(fort.address(listener)).await.unwrap();
-        dialog.send(post(&lines, "hello", One("hello")).bytes).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200);
-        let [seen] = <[_; 1]>::try_from(fort.still_serves(listener).await).unwrap();
+        let mut http1 = RawHttp1::connect(fixture.address(listener)).await.unwrap();
+        http1.send(post(&lines, "hello", One("hello")).bytes).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200);
+        let [seen] = <[_; 1]>::try_from(fixture.still_serves(listener).await).unwrap();
         assert_eq!(seen.body.as_deref(), Some("hello"));
         // Its own may go. What this node says of the request stays, or loops would be hidden.
         assert!(seen.values("x-mine").is_empty(), "{seen:?}");
@@ -340,10 +340,10 @@ async fn connection_names_nothing_of_ours() {
 
 #[tokio::test]
 async fn a_protocol_is_a_token_or_nothing() {
-    let mut fort = Fort::new().await;
+    let mut fixture = NodeFixture::new().await;
     for listener in BOTH {
         for protocol in ["web\r\nx: 1", "a\0b", "", "web socket", "\u{e9}", "websocket, h2c"] {
-            let mut frames = Frames::connect(fort.address(listener), &[]).await.unwrap();
+            let mut frames = Frames::connect(fixture.address(listener), &[]).await.unwrap();
             let fields = [
                 (":method", "CONNECT"),
                 (":protocol", protocol),
@@ -356,7 +356,7 @@ async fn a_protocol_is_a_token_or_nothing() {
             // `:status: 400` is entry 12 of the static table; or the stream is none.
             let is_refused = answer.kind == kind::RST_STREAM || answer.payload.first() == Some(&0x8c);
             assert!(is_refused, "{listener}, {protocol:?}: {answer:?}");
-            assert!(fort.still_serves(listener).await.is_empty(), "{listener}, {protocol:?}: it reached the origin");
+            assert!(fixture.still_serves(listener).await.is_empty(), "{listener}, {protocol:?}: it reached the origin");
         }
     }
 }

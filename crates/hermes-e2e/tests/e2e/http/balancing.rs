@@ -12,11 +12,11 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::Multiplex,
     origin::{Origin, scripted},
     overlay::{Node, Overlay, PATIENCE},
+    raw_http1::RawHttp1,
 };
 use http::Request;
 use tokio::net::TcpStream;
@@ -27,7 +27,7 @@ use crate::http::lab::{Seen, next, overlay, seen};
 struct Site {
     origin: Origin,
     well: Arc<AtomicBool>,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     hold: Arc<AtomicUsize>,
     gate: Arc<tokio::sync::Semaphore>,
 }
@@ -35,21 +35,21 @@ struct Site {
 impl Site {
     fn start(number: usize) -> Self {
         let well = Arc::new(AtomicBool::new(true));
-        let asked = Arc::new(AtomicUsize::new(0));
+        let requests = Arc::new(AtomicUsize::new(0));
         let hold = Arc::new(AtomicUsize::new(0));
         let gate = Arc::new(tokio::sync::Semaphore::new(0));
-        let state = (well.clone(), asked.clone(), hold.clone(), gate.clone());
-        let origin = scripted::h1(move |mut dialog| {
-            let (well, asked, hold, gate) = state.clone();
+        let state = (well.clone(), requests.clone(), hold.clone(), gate.clone());
+        let origin = scripted::h1(move |mut http1| {
+            let (well, requests, hold, gate) = state.clone();
             async move {
                 loop {
-                    let head = dialog.head().await?;
+                    let head = http1.head().await?;
                     if head.target() == "/healthz" {
                         let status = if well.load(Ordering::SeqCst) { 200 } else { 500 };
-                        dialog.send(format!("HTTP/1.1 {status} Said\r\ncontent-length: 0\r\n\r\n")).await?;
+                        http1.send(format!("HTTP/1.1 {status} Said\r\ncontent-length: 0\r\n\r\n")).await?;
                         continue;
                     }
-                    asked.fetch_add(1, Ordering::SeqCst);
+                    requests.fetch_add(1, Ordering::SeqCst);
                     if !well.load(Ordering::SeqCst) {
                         return Ok(());
                     }
@@ -57,11 +57,11 @@ impl Site {
                     if held.is_ok() {
                         gate.acquire().await.map_err(io::Error::other)?.forget();
                     }
-                    dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{number}")).await?;
+                    http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{number}")).await?;
                 }
             }
         });
-        Self { origin: origin.unwrap(), well, asked, hold, gate }
+        Self { origin: origin.unwrap(), well, requests, hold, gate }
     }
 
     fn address(&self) -> SocketAddr {
@@ -92,7 +92,7 @@ async fn node(overlay: &Overlay, balance: &str, route: &str, more: &str, sites: 
 }
 
 async fn connect(node: &Node) -> Multiplex {
-    Door::plain(node.address("in")).h2().await.unwrap()
+    ListenerClient::plain(node.address("in")).h2().await.unwrap()
 }
 
 /// The number of the site that answered.
@@ -145,8 +145,8 @@ async fn least_request_avoids_the_busy() {
     while sites[0].hold.load(Ordering::SeqCst) > 0 {
         let mut connection = connect(&node).await;
         held.spawn(async move { connection.get("http://WEB/").await.map(|answer| answer.status) });
-        let begun = sites[0].asked.load(Ordering::SeqCst) + sites[1].asked.load(Ordering::SeqCst);
-        while sites[0].asked.load(Ordering::SeqCst) + sites[1].asked.load(Ordering::SeqCst) == begun {
+        let begun = sites[0].requests.load(Ordering::SeqCst) + sites[1].requests.load(Ordering::SeqCst);
+        while sites[0].requests.load(Ordering::SeqCst) + sites[1].requests.load(Ordering::SeqCst) == begun {
             tokio::task::yield_now().await;
         }
     }
@@ -277,14 +277,14 @@ async fn who_gets_no_connection_goes_to_a_backup_without_a_policy() {
 /// That nothing was sent is a word between nodes.
 #[tokio::test]
 async fn an_origin_does_not_say_that_nothing_was_sent() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = asked.clone();
-    let origin = scripted::h1(move |mut dialog| {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = requests.clone();
+    let origin = scripted::h1(move |mut http1| {
         let count = count.clone();
         async move {
-            dialog.head().await?;
+            http1.head().await?;
             count.fetch_add(1, Ordering::SeqCst);
-            dialog.send("HTTP/1.1 502 No\r\nhermes-unsent: 1\r\ncontent-length: 0\r\n\r\n").await
+            http1.send("HTTP/1.1 502 No\r\nhermes-unsent: 1\r\ncontent-length: 0\r\n\r\n").await
         }
     });
     let (origin, site, overlay) = (origin.unwrap(), Site::start(1), overlay());
@@ -293,7 +293,7 @@ async fn an_origin_does_not_say_that_nothing_was_sent() {
     let node = draft.with("MORE", format!(", backup: '{}'", site.address())).start().await.unwrap();
     let answer = connect(&node).await.get("http://WEB/").await.unwrap();
     assert_eq!((answer.status, answer.header("hermes-unsent")), (502, None));
-    assert_eq!((asked.load(Ordering::SeqCst), site.asked.load(Ordering::SeqCst)), (1, 0));
+    assert_eq!((requests.load(Ordering::SeqCst), site.requests.load(Ordering::SeqCst)), (1, 0));
 }
 
 /// The header of whoever speaks for himself: version 2, LOCAL, no addresses.
@@ -301,14 +301,14 @@ const PROXY_LOCAL: &[u8; 16] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
 /// What connections begin with, and whether they then ask for `/healthz`.
 fn behind_a_header() -> (Origin, Seen<(Vec<u8>, bool)>) {
-    let (tell, begun) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let tell = tell.clone();
+    let (sender, begun) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            let header = dialog.exactly(PROXY_LOCAL.len()).await?;
-            let asks = header == PROXY_LOCAL && dialog.head().await.is_ok_and(|head| head.target() == "/healthz");
-            tell.send((header, asks)).map_err(io::Error::other)?;
-            if asks { dialog.send("HTTP/1.1 204 No Content\r\n\r\n").await } else { Ok(()) }
+            let header = http1.exactly(PROXY_LOCAL.len()).await?;
+            let asks = header == PROXY_LOCAL && http1.head().await.is_ok_and(|head| head.target() == "/healthz");
+            sender.send((header, asks)).map_err(io::Error::other)?;
+            if asks { http1.send("HTTP/1.1 204 No Content\r\n\r\n").await } else { Ok(()) }
         }
     });
     (origin.unwrap(), begun)
@@ -326,13 +326,13 @@ routes:
 upstreams:
 - {name: sites, protocol: h1, proxy-protocol: v2, endpoints: ['$SITE'], health: {interval: 100ms, unhealthy: 1 $PATH}}
 ";
-    for (name, path, asked) in [("asks", ", path: /healthz", true), ("connects", "", false)] {
+    for (name, path, requests) in [("asks", ", path: /healthz", true), ("connects", "", false)] {
         let (origin, mut begun) = behind_a_header();
         let draft = overlay.node("edge").called(name).document(document).with("PATH", path);
         let node = draft.with("SITE", origin.address()).start().await.unwrap();
         for _ in 0..3 {
             let (header, asks) = next(&mut begun).await;
-            assert_eq!((header.as_slice(), asks), (PROXY_LOCAL.as_slice(), asked), "{name}");
+            assert_eq!((header.as_slice(), asks), (PROXY_LOCAL.as_slice(), requests), "{name}");
         }
         let endpoint = format!("endpoint=\"{}\"", origin.address());
         assert_eq!(node.metric("hermes_upstream_healthy", &endpoint).await.unwrap(), 1.0, "{name}");
@@ -353,8 +353,8 @@ async fn passive_watching_lets_a_failing_endpoint_rest() {
         assert_eq!(ask(&mut connection, "x").await, 1);
     }
     // Two, and again two for each second that twenty requests may have taken.
-    let asked = sites[0].asked.load(Ordering::SeqCst);
-    assert!((2..10).contains(&asked), "a site that fails was asked {asked} times");
+    let requests = sites[0].requests.load(Ordering::SeqCst);
+    assert!((2..10).contains(&requests), "a site that fails was asked {requests} times");
     // When it is well again, it is found out after its rest.
     sites[0].well.store(true, Ordering::SeqCst);
     let found = async {
@@ -385,15 +385,15 @@ upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin).start().await.unwrap();
-    let door = Door::plain(node.address("in"));
+    let listener_client = ListenerClient::plain(node.address("in"));
     let mut clients = Vec::new();
     for _ in 0..8 {
-        clients.push(door.h1().await.unwrap());
+        clients.push(listener_client.h1().await.unwrap());
     }
     let request = "GET / HTTP/1.1\r\nhost: ORIGIN\r\n\r\n";
     clients[0].send(request).await.unwrap();
     let (only, _) = listener.accept().await.unwrap();
-    let mut only = Dialog::new(only);
+    let mut only = RawHttp1::new(only);
     // From now on nobody else gets in: connections fill the queue until one is not answered.
     let mut crowd = Vec::new();
     while let Ok(connected) = tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(origin)).await {

@@ -4,10 +4,10 @@ use std::io;
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::{Dialog, Head},
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::{Head, RawHttp1},
 };
 use http::Request;
 use tokio::net::{TcpSocket, TcpStream};
@@ -15,18 +15,18 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::http::lab::{Seen, next, overlay, seen};
 
 fn origin() -> (Origin, Seen<Head>) {
-    let (tell, told) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let tell = tell.clone();
+    let (sender, received) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
-                let _ = tell.send(head);
-                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+                let head = http1.head().await?;
+                let _ = sender.send(head);
+                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
             }
         }
     });
-    (origin.unwrap(), told)
+    (origin.unwrap(), received)
 }
 
 const FAR: &str = "
@@ -54,10 +54,10 @@ async fn far(overlay: &Overlay, origin: &Origin) -> Node {
     draft.document(FAR).with("ORIGIN", origin.address()).start().await.unwrap()
 }
 
-async fn from(address: &str, to: std::net::SocketAddr) -> io::Result<Dialog<TcpStream>> {
+async fn from(address: &str, to: std::net::SocketAddr) -> io::Result<RawHttp1<TcpStream>> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(format!("{address}:0").parse().map_err(io::Error::other)?)?;
-    Ok(Dialog::new(socket.connect(to).await?))
+    Ok(RawHttp1::new(socket.connect(to).await?))
 }
 
 const CLAIMS: [(&str, &str); 6] = [
@@ -74,7 +74,7 @@ fn claims() -> String {
 }
 
 /// The fields that an origin gets: for, host, proto, prefix, real address, and the template's.
-fn said(head: &Head) -> [Option<String>; 6] {
+fn output(head: &Head) -> [Option<String>; 6] {
     let names =
         ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-prefix", "x-real-ip", "x-client"];
     names.map(|name| head.header(name))
@@ -87,7 +87,7 @@ fn some<const N: usize>(values: [&str; N]) -> [Option<String>; N] {
 #[tokio::test]
 async fn a_stranger_s_claims_are_replaced_by_what_the_first_node_saw() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let far = far(&overlay, &origin).await;
     let near = overlay.node("near").document(NEAR).with("FAR", far.address("nodes")).start().await.unwrap();
     // Over two nodes: the second one passes on what the first one saw.
@@ -96,52 +96,52 @@ async fn a_stranger_s_claims_are_replaced_by_what_the_first_node_saw() {
         client.send(format!("GET / HTTP/1.1\r\nHost: WEB:80\r\n{claims}\r\n")).await.unwrap();
         assert_eq!(client.head().await.unwrap().status(), 200);
         let want = some(["127.0.0.2", host, "http", "", real_ip, "127.0.0.2"]);
-        assert_eq!(said(&next(&mut told).await), want, "{claims}");
+        assert_eq!(output(&next(&mut received).await), want, "{claims}");
     }
     // Over TLS, by each version.
-    let door = Door::tls(far.address("tls"), overlay.authority().pem(), None);
+    let listener = ListenerClient::tls(far.address("tls"), overlay.authority().pem(), None);
     let request = || {
         let request = Request::get("https://WEB/");
         CLAIMS.iter().fold(request, |request, (name, value)| request.header(*name, *value)).body(()).unwrap()
     };
     let want = some(["127.0.0.1", "WEB", "https", "", "127.0.0.1", "127.0.0.1"]);
-    door.h2().await.unwrap().ask(request(), b"").await.unwrap();
-    assert_eq!(said(&next(&mut told).await), want);
-    door.h3().await.unwrap().ask(&request(), b"").await.unwrap();
-    assert_eq!(said(&next(&mut told).await), want);
+    listener.h2().await.unwrap().ask(request(), b"").await.unwrap();
+    assert_eq!(output(&next(&mut received).await), want);
+    listener.h3().await.unwrap().ask(&request(), b"").await.unwrap();
+    assert_eq!(output(&next(&mut received).await), want);
 }
 
 #[tokio::test]
 async fn what_a_trusted_peer_says_of_its_client_is_passed_on() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let far = far(&overlay, &origin).await;
     let mut balancer = from("127.0.0.3", far.address("nodes")).await.unwrap();
     balancer.send(format!("GET / HTTP/1.1\r\nHost: WEB\r\n{}\r\n", claims())).await.unwrap();
     let want = some(["192.0.2.7", "evil.example", "gopher", "/evil", "192.0.2.7", "192.0.2.7"]);
-    assert_eq!(said(&next(&mut told).await), want);
+    assert_eq!(output(&next(&mut received).await), want);
     balancer.head().await.unwrap();
     // It appends the client's address to what the client sent: the last one is what it saw.
     let appended = "X-Forwarded-For: 10.9.9.9, 2001:db8::7\r\n";
     balancer.send(format!("GET / HTTP/1.1\r\nHost: WEB\r\n{appended}\r\n")).await.unwrap();
     let want = some(["10.9.9.9, 2001:db8::7", "", "http", "", "", "2001:db8::7"]);
-    assert_eq!(said(&next(&mut told).await), want);
+    assert_eq!(output(&next(&mut received).await), want);
     // No other client is trusted.
     let mut stranger = from("127.0.0.2", far.address("nodes")).await.unwrap();
     stranger.send(format!("GET / HTTP/1.1\r\nHost: WEB\r\n{}\r\n", claims())).await.unwrap();
     let want = some(["127.0.0.2", "WEB", "http", "", "127.0.0.2", "127.0.0.2"]);
-    assert_eq!(said(&next(&mut told).await), want);
+    assert_eq!(output(&next(&mut received).await), want);
 }
 
 /// A certificate proves who the peer is. Only a standalone node's makes it a proxy.
 #[tokio::test]
 async fn a_certificate_makes_no_proxy_and_no_client_chooses_its_scheme() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let far = far(&overlay, &origin).await;
     let mut stranger = from("127.0.0.2", far.address("nodes")).await.unwrap();
     stranger.send("GET https://WEB/ HTTP/1.1\r\nHost: WEB\r\n\r\n").await.unwrap();
-    assert_eq!(next(&mut told).await.header("x-forwarded-proto").as_deref(), Some("http"));
+    assert_eq!(next(&mut received).await.header("x-forwarded-proto").as_deref(), Some("http"));
     let device = Subject::node("laptop").with_user("ann");
     let standalone = Subject::node("edge").standalone();
     // The device's own client asked for `https` without TLS, and the device says so.
@@ -151,15 +151,15 @@ async fn a_certificate_makes_no_proxy_and_no_client_chooses_its_scheme() {
         (&standalone, "http", "192.0.2.7", "http"),
     ] {
         let identity = overlay.authority().issue(subject).unwrap();
-        let door = Door::tls(far.address("mtls"), overlay.authority().pem(), Some(&identity));
+        let listener = ListenerClient::tls(far.address("mtls"), overlay.authority().pem(), Some(&identity));
         let request = || Request::get("https://WEB/").header("x-forwarded-for", "192.0.2.7");
         let request = || request().header("x-forwarded-proto", sent).body(()).unwrap();
-        door.h2().await.unwrap().ask(request(), b"").await.unwrap();
-        let head = next(&mut told).await;
+        listener.h2().await.unwrap().ask(request(), b"").await.unwrap();
+        let head = next(&mut received).await;
         let got = ["x-forwarded-for", "x-forwarded-proto"].map(|name| head.header(name));
         assert_eq!(got, some([client, protocol]), "h2, {subject:?}");
-        door.h3().await.unwrap().ask(&request(), b"").await.unwrap();
-        let head = next(&mut told).await;
+        listener.h3().await.unwrap().ask(&request(), b"").await.unwrap();
+        let head = next(&mut received).await;
         let got = ["x-forwarded-for", "x-forwarded-proto"].map(|name| head.header(name));
         assert_eq!(got, some([client, protocol]), "h3, {subject:?}");
     }

@@ -5,10 +5,10 @@ use std::io;
 use bytes::Bytes;
 use h2::Reason;
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
+    raw_http1::RawHttp1,
 };
 use http::{Request, Response, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -20,14 +20,14 @@ use crate::http::lab::{Seen, before, next, overlay, seen};
 /// after that.
 fn refusing(version: &str) -> Origin {
     if version == "h1" {
-        return scripted::h1(|mut dialog| async move {
-            dialog.head().await?;
-            dialog
+        return scripted::h1(|mut http1| async move {
+            http1.head().await?;
+            http1
                 .send("HTTP/1.1 413 Content Too Large\r\ncontent-length: 7\r\nconnection: close\r\n\r\ntoo big")
                 .await?;
-            dialog.finish().await?;
+            http1.finish().await?;
             // Lingers, so that no RST overtakes the answer; reads nothing more than the kernel takes.
-            dialog.to_end().await.map(drop)
+            http1.to_end().await.map(drop)
         })
         .unwrap();
     }
@@ -44,15 +44,15 @@ async fn an_answer_before_the_end_of_the_upload_reaches_the_client() {
         let origin = refusing(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let door = Door::plain(node.address("in"));
+        let client = ListenerClient::plain(node.address("in"));
 
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send("POST /up HTTP/1.1\r\nhost: WEB\r\ncontent-length: 100000000\r\n\r\nfirst bytes").await.unwrap();
-        let head = dialog.head().await.unwrap();
+        let mut http1 = client.h1().await.unwrap();
+        http1.send("POST /up HTTP/1.1\r\nhost: WEB\r\ncontent-length: 100000000\r\n\r\nfirst bytes").await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 413, "{version}: {head:?}");
-        assert_eq!(dialog.body(&head).await.unwrap().text(), "too big", "{version}");
+        assert_eq!(http1.body(&head).await.unwrap().text(), "too big", "{version}");
 
-        let mut connection = door.h2().await.unwrap();
+        let mut connection = client.h2().await.unwrap();
         let request = Request::post("http://WEB/up").header("content-length", MUCH).body(()).unwrap();
         let (response, mut stream) = connection.open(request, false).await.unwrap();
         stream.send_data(Bytes::from_static(b"first bytes"), false).unwrap();
@@ -66,16 +66,16 @@ async fn an_answer_before_the_end_of_the_upload_reaches_the_client() {
 }
 
 /// Answers by path: `/empty` 204, `/same` 304, all else 200 with ten bytes.
-async fn answer_h1(mut dialog: Dialog<tokio::net::TcpStream>) -> io::Result<()> {
+async fn answer_h1(mut http1: RawHttp1<tokio::net::TcpStream>) -> io::Result<()> {
     loop {
-        let head = dialog.head().await?;
+        let head = http1.head().await?;
         let (status, body) = match (head.target(), head.method()) {
             ("/empty", _) => ("204 No Content\r\n", ""),
             ("/same", _) => ("304 Not Modified\r\netag: \"x\"\r\ncontent-length: 10\r\n", ""),
             (_, "HEAD") => ("200 OK\r\ncontent-length: 10\r\n", ""),
             _ => ("200 OK\r\ncontent-length: 10\r\n", "0123456789"),
         };
-        dialog.send(format!("HTTP/1.1 {status}\r\n{body}")).await?;
+        http1.send(format!("HTTP/1.1 {status}\r\n{body}")).await?;
     }
 }
 
@@ -100,9 +100,9 @@ async fn responses_without_bodies_have_none_and_leave_the_connection_usable() {
         let origin = origin.unwrap();
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let door = Door::plain(node.address("in"));
-        without_bodies_h1(&mut door.h1().await.unwrap(), version).await;
-        let mut connection = door.h2().await.unwrap();
+        let client = ListenerClient::plain(node.address("in"));
+        without_bodies_h1(&mut client.h1().await.unwrap(), version).await;
+        let mut connection = client.h2().await.unwrap();
         for (method, path, status, length) in
             [("HEAD", "/", 200, Some("10")), ("GET", "/empty", 204, None), ("GET", "/same", 304, Some("10"))]
         {
@@ -115,30 +115,30 @@ async fn responses_without_bodies_have_none_and_leave_the_connection_usable() {
     }
 }
 
-async fn without_bodies_h1(dialog: &mut Dialog<hermes_testkit::tunnel::BoxedStream>, version: &str) {
+async fn without_bodies_h1(http1: &mut RawHttp1<hermes_testkit::tunnel::BoxedStream>, version: &str) {
     for (method, path, status) in [("HEAD", "/", 200), ("GET", "/empty", 204), ("GET", "/same", 304), ("GET", "/", 200)]
     {
-        dialog.send(format!("{method} {path} HTTP/1.1\r\nhost: WEB\r\n\r\n")).await.unwrap();
-        let head = dialog.head().await.unwrap();
+        http1.send(format!("{method} {path} HTTP/1.1\r\nhost: WEB\r\n\r\n")).await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), status, "{method} {path} from {version}: {head:?}");
         assert!(head.header("transfer-encoding").is_none(), "{method} {path} from {version}: {head:?}");
         // RFC 9110, 8.6: never with 204; with 304 it may be left out, and hyper does.
         let wanted = if status == 200 { Some("10".to_owned()) } else { None };
         assert_eq!(head.header("content-length"), wanted, "{method} {path} from {version}");
         if method == "GET" && status == 200 {
-            assert_eq!(dialog.body(&head).await.unwrap().text(), "0123456789");
+            assert_eq!(http1.body(&head).await.unwrap().text(), "0123456789");
         }
         // A byte of a body here would be taken for the beginning of the next answer.
-        assert_eq!(dialog.unread(), b"", "{method} {path} from {version}");
+        assert_eq!(http1.unread(), b"", "{method} {path} from {version}");
     }
 }
 
 /// Promises 100 bytes, sends 10, and breaks off.
 fn breaking(version: &str) -> Origin {
     if version == "h1" {
-        return scripted::h1(|mut dialog| async move {
-            dialog.head().await?;
-            dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n0123456789").await
+        return scripted::h1(|mut http1| async move {
+            http1.head().await?;
+            http1.send("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n0123456789").await
         })
         .unwrap();
     }
@@ -161,15 +161,15 @@ async fn a_response_that_breaks_off_is_not_taken_for_a_whole_one() {
         let origin = breaking(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let door = Door::plain(node.address("in"));
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+        let client = ListenerClient::plain(node.address("in"));
+        let mut http1 = client.h1().await.unwrap();
+        http1.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
         let whole = async {
-            let head = dialog.head().await?;
-            if head.status() == 502 { Err(io::Error::other("said so")) } else { dialog.body(&head).await }
+            let head = http1.head().await?;
+            if head.status() == 502 { Err(io::Error::other("said so")) } else { http1.body(&head).await }
         };
         assert!(whole.await.is_err(), "{version} to h1");
-        let answer = door.h2().await.unwrap().get("http://WEB/").await;
+        let answer = client.h2().await.unwrap().get("http://WEB/").await;
         assert!(answer.as_ref().map_or(true, |answer| answer.status == 502), "{version} to h2: {answer:?}");
         node.record(|record| record["error"] == "connection_terminated").await;
     }
@@ -178,23 +178,23 @@ async fn a_response_that_breaks_off_is_not_taken_for_a_whole_one() {
 /// A chunked response must not look whole either, though it says no length.
 #[tokio::test]
 async fn a_chunked_response_that_breaks_off_is_not_taken_for_a_whole_one() {
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.head().await?;
-        dialog.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
-        dialog.send_chunk(b"0123456789").await
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+        http1.send_chunk(b"0123456789").await
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let door = Door::plain(node.address("in"));
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+    let client = ListenerClient::plain(node.address("in"));
+    let mut http1 = client.h1().await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
     let whole = async {
-        let head = dialog.head().await?;
-        dialog.body(&head).await
+        let head = http1.head().await?;
+        http1.body(&head).await
     };
     assert!(whole.await.is_err());
-    assert!(door.h2().await.unwrap().get("http://WEB/").await.is_err());
+    assert!(client.h2().await.unwrap().get("http://WEB/").await.is_err());
 }
 
 /// What an origin makes of an upload: that it begins, then how many bytes it had, or that it broke off.
@@ -202,71 +202,71 @@ async fn a_chunked_response_that_breaks_off_is_not_taken_for_a_whole_one() {
 enum Upload {
     Begins,
     Whole(usize),
-    Broken,
+    Abort,
 }
 
 fn listening(version: &str) -> (Origin, Seen<Upload>) {
-    let (told, tells) = seen();
+    let (sender, receiver) = seen();
     if version == "h1" {
-        let origin = scripted::h1(move |mut dialog| {
-            let told = told.clone();
+        let origin = scripted::h1(move |mut http1| {
+            let sender = sender.clone();
             async move {
-                let head = dialog.head().await?;
-                let _ = told.send(Upload::Begins);
-                let body = dialog.body(&head).await;
-                let _ = told.send(body.map_or(Upload::Broken, |content| Upload::Whole(content.data.len())));
+                let head = http1.head().await?;
+                let _ = sender.send(Upload::Begins);
+                let body = http1.body(&head).await;
+                let _ = sender.send(body.map_or(Upload::Abort, |content| Upload::Whole(content.data.len())));
                 Ok(())
             }
         });
-        return (origin.unwrap(), tells);
+        return (origin.unwrap(), receiver);
     }
     let origin = scripted::h2(move |exchange: Exchange| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             // Both halves are kept: dropping one would reset the stream.
             let Exchange { request, respond: _respond } = exchange;
-            let _ = told.send(Upload::Begins);
+            let _ = sender.send(Upload::Begins);
             let body = multiplex::receive_all(request.into_body()).await;
-            let _ = told.send(body.map_or(Upload::Broken, |(data, _)| Upload::Whole(data.len())));
+            let _ = sender.send(body.map_or(Upload::Abort, |(data, _)| Upload::Whole(data.len())));
             Ok(())
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 #[tokio::test]
 async fn an_upload_that_breaks_off_is_not_taken_for_a_whole_one() {
     for version in ["h1", "h2"] {
-        let (origin, mut tells) = listening(version);
+        let (origin, mut receiver) = listening(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let door = Door::plain(node.address("in"));
+        let client = ListenerClient::plain(node.address("in"));
 
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n").await.unwrap();
-        assert_eq!(next(&mut tells).await, Upload::Begins);
-        dialog.finish().await.unwrap();
-        assert_eq!(next(&mut tells).await, Upload::Broken, "h1 to {version}");
+        let mut http1 = client.h1().await.unwrap();
+        http1.send("POST / HTTP/1.1\r\nhost: WEB\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n").await.unwrap();
+        assert_eq!(next(&mut receiver).await, Upload::Begins);
+        http1.finish().await.unwrap();
+        assert_eq!(next(&mut receiver).await, Upload::Abort, "h1 to {version}");
 
-        let mut connection = door.h2().await.unwrap();
+        let mut connection = client.h2().await.unwrap();
         let (_, mut stream) = connection.open(Request::post("http://WEB/").body(()).unwrap(), false).await.unwrap();
         multiplex::send_all(&mut stream, Bytes::from_static(b"half"), false).await.unwrap();
-        assert_eq!(next(&mut tells).await, Upload::Begins);
+        assert_eq!(next(&mut receiver).await, Upload::Begins);
         stream.send_reset(Reason::CANCEL);
-        assert_eq!(next(&mut tells).await, Upload::Broken, "h2 to {version}");
+        assert_eq!(next(&mut receiver).await, Upload::Abort, "h2 to {version}");
     }
 }
 
 /// Bodies of unknown length, with methods that seldom have one.
 #[tokio::test]
 async fn a_body_reaches_an_h1_origin_whatever_the_method() {
-    let origin = scripted::h1(|mut dialog| async move {
-        while let Ok(head) = dialog.head().await {
-            let body = dialog.body(&head).await?.text();
+    let origin = scripted::h1(|mut http1| async move {
+        while let Ok(head) = http1.head().await {
+            let body = http1.body(&head).await?.text();
             let coding = head.header("transfer-encoding").unwrap_or_default();
             let saw = format!("{}: {body:?} by {coding:?}", head.method());
             let content = if head.method() == "HEAD" { "" } else { saw.as_str() };
-            dialog
+            http1
                 .send(format!("HTTP/1.1 200 OK\r\nx-saw: {saw}\r\ncontent-length: {}\r\n\r\n{content}", saw.len()))
                 .await?;
         }
@@ -274,17 +274,17 @@ async fn a_body_reaches_an_h1_origin_whatever_the_method() {
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     for method in ["GET", "HEAD", "DELETE", "OPTIONS"] {
         let wanted = format!("{method}: \"query\" by \"chunked\"");
         let request =
             format!("{method} / HTTP/1.1\r\nhost: WEB\r\ntransfer-encoding: chunked\r\n\r\n5\r\nquery\r\n0\r\n\r\n");
-        dialog.send(request).await.unwrap();
-        let head = dialog.head().await.unwrap();
+        http1.send(request).await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.header("x-saw").as_deref(), Some(wanted.as_str()), "{method} over h1");
         if method != "HEAD" {
-            dialog.body(&head).await.unwrap();
+            http1.body(&head).await.unwrap();
         }
         let request = Request::builder().method(method).uri("http://WEB/").body(()).unwrap();
         let answer = connection.ask(request, b"query").await.unwrap();
@@ -310,7 +310,7 @@ upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", closed).start().await.unwrap();
-    let mut stranger = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut stranger = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     let answer = stranger.get("http://WEB/").await.unwrap();
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
     let proxy_status = answer.header("proxy-status").unwrap();
@@ -321,7 +321,7 @@ upstreams:
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
     assert!(answer.header("proxy-status").unwrap().starts_with("edge; error=http_request_denied"), "{answer:?}");
 
-    let mut friend = Door::plain(node.address("trusted")).h2().await.unwrap();
+    let mut friend = ListenerClient::plain(node.address("trusted")).h2().await.unwrap();
     let answer = friend.get("http://WEB/").await.unwrap();
     assert!(answer.header("proxy-status").unwrap().contains(&closed.to_string()), "{answer:?}");
 }
@@ -330,13 +330,13 @@ upstreams:
 const MUCH: usize = 64 << 20;
 
 /// Answers at once and at length, and reads the upload beside that. Says through `told` when it has all of it.
-fn talkative(version: &str, told: UnboundedSender<()>) -> Origin {
+fn talkative(version: &str, sender: UnboundedSender<()>) -> Origin {
     if version == "h1" {
-        return scripted::h1(move |mut dialog| {
-            let told = told.clone();
+        return scripted::h1(move |mut http1| {
+            let sender = sender.clone();
             async move {
-                dialog.head().await?;
-                let (stream, ahead) = dialog.into_parts();
+                http1.head().await?;
+                let (stream, ahead) = http1.into_parts();
                 let (mut read, mut write) = stream.into_split();
                 let talk = async {
                     write.write_all(format!("HTTP/1.1 200 OK\r\ncontent-length: {MUCH}\r\n\r\n").as_bytes()).await?;
@@ -348,7 +348,7 @@ fn talkative(version: &str, told: UnboundedSender<()>) -> Origin {
                 let listen = async {
                     let mut rest = (&mut read).take((MUCH - ahead.len()) as u64);
                     tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
-                    let _ = told.send(());
+                    let _ = sender.send(());
                     io::Result::Ok(())
                 };
                 tokio::try_join!(talk, listen).map(drop)
@@ -357,21 +357,21 @@ fn talkative(version: &str, told: UnboundedSender<()>) -> Origin {
         .unwrap();
     }
     scripted::h2(move |mut exchange: Exchange| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             let response = exchange.respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
             let talk = async {
                 let mut response = response;
                 for sent in 1..=MUCH >> 16 {
-                    let piece = Bytes::from_static(&[7; 1 << 16]);
-                    multiplex::send_all(&mut response, piece, sent == MUCH >> 16).await?;
+                    let chunk = Bytes::from_static(&[7; 1 << 16]);
+                    multiplex::send_all(&mut response, chunk, sent == MUCH >> 16).await?;
                 }
                 io::Result::Ok(())
             };
             let listen = async {
                 let (data, _) = multiplex::receive_all(exchange.request.into_body()).await?;
                 assert_eq!(data.len(), MUCH);
-                let _ = told.send(());
+                let _ = sender.send(());
                 Ok(())
             };
             tokio::try_join!(talk, listen).map(drop)
@@ -383,28 +383,28 @@ fn talkative(version: &str, told: UnboundedSender<()>) -> Origin {
 #[tokio::test]
 async fn an_upload_goes_on_while_nobody_reads_the_answer() {
     for version in ["h1", "h2"] {
-        let (told, mut tells) = seen();
-        let origin = talkative(version, told);
+        let (sender, mut receiver) = seen();
+        let origin = talkative(version, sender);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let piece = Bytes::from_static(&[7; 1 << 16]);
+        let chunk = Bytes::from_static(&[7; 1 << 16]);
 
-        let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-        dialog.send(format!("POST /up HTTP/1.1\r\nhost: WEB\r\ncontent-length: {MUCH}\r\n\r\n")).await.unwrap();
+        let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+        http1.send(format!("POST /up HTTP/1.1\r\nhost: WEB\r\ncontent-length: {MUCH}\r\n\r\n")).await.unwrap();
         for _ in 0..MUCH >> 16 {
-            dialog.send(&piece).await.unwrap();
+            http1.send(&chunk).await.unwrap();
         }
-        next(&mut tells).await;
-        let head = dialog.head().await.unwrap();
-        assert_eq!(dialog.body(&head).await.unwrap().data.len(), MUCH, "{version}");
+        next(&mut receiver).await;
+        let head = http1.head().await.unwrap();
+        assert_eq!(http1.body(&head).await.unwrap().data.len(), MUCH, "{version}");
 
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let request = Request::post("http://WEB/up").header("content-length", MUCH).body(()).unwrap();
         let (response, mut upload) = connection.open(request, false).await.unwrap();
         for sent in 1..=MUCH >> 16 {
-            multiplex::send_all(&mut upload, piece.clone(), sent == MUCH >> 16).await.unwrap();
+            multiplex::send_all(&mut upload, chunk.clone(), sent == MUCH >> 16).await.unwrap();
         }
-        next(&mut tells).await;
+        next(&mut receiver).await;
         assert_eq!(multiplex::answer(response).await.unwrap().data.len(), MUCH, "{version}");
     }
 }

@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use bytes::Bytes;
 use hermes_testkit::{
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
@@ -31,7 +31,7 @@ struct Lab {
     _origin: Origin,
     /// The origin has a head with this `expect`.
     heads: Seen<Option<String>>,
-    /// Lets the origin go on.
+    /// Lets the origin continue.
     verdict: UnboundedSender<Verdict>,
 }
 
@@ -39,40 +39,40 @@ struct Lab {
 const EARLY: Duration = Duration::from_millis(250);
 
 async fn lab(version: &str) -> Lab {
-    let (told, heads) = seen();
+    let (sender, heads) = seen();
     let (verdict, verdicts) = seen::<Verdict>();
     let verdicts = std::sync::Arc::new(tokio::sync::Mutex::new(verdicts));
     let origin = if version == "h1" {
-        scripted::h1(move |mut dialog| {
-            let (told, verdicts) = (told.clone(), verdicts.clone());
+        scripted::h1(move |mut http1| {
+            let (sender, verdicts) = (sender.clone(), verdicts.clone());
             async move {
-                let head = dialog.head().await?;
-                let _ = told.send(head.header("expect"));
+                let head = http1.head().await?;
+                let _ = sender.send(head.header("expect"));
                 let verdict = verdicts.lock().await.recv().await;
                 if verdict == Some(Verdict::Refuse) {
-                    return dialog
+                    return http1
                         .send("HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno")
                         .await;
                 }
                 if verdict == Some(Verdict::Continue) {
-                    dialog.send("HTTP/1.1 100 Continue\r\n\r\n").await?;
-                    let length = dialog.body(&head).await?.data.len().to_string();
-                    return dialog
+                    http1.send("HTTP/1.1 100 Continue\r\n\r\n").await?;
+                    let length = http1.body(&head).await?.data.len().to_string();
+                    return http1
                         .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{length}", length.len()))
                         .await;
                 }
-                dialog.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
-                let length = dialog.body(&head).await?.data.len().to_string();
-                dialog.send_chunk(length.as_bytes()).await?;
-                dialog.send("0\r\n\r\n").await
+                http1.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+                let length = http1.body(&head).await?.data.len().to_string();
+                http1.send_chunk(length.as_bytes()).await?;
+                http1.send("0\r\n\r\n").await
             }
         })
     } else {
         scripted::h2(move |exchange: Exchange| {
-            let (told, verdicts) = (told.clone(), verdicts.clone());
+            let (sender, verdicts) = (sender.clone(), verdicts.clone());
             async move {
                 let Exchange { request, mut respond } = exchange;
-                let _ = told.send(multiplex::joined(request.headers(), "expect"));
+                let _ = sender.send(multiplex::joined(request.headers(), "expect"));
                 let verdict = verdicts.lock().await.recv().await;
                 if verdict == Some(Verdict::Refuse) {
                     let refusal =
@@ -104,16 +104,16 @@ const HEAD: &str = "POST /up HTTP/1.1\r\nhost: WEB\r\nexpect: 100-continue\r\nco
 async fn an_h1_client_is_told_to_go_on_when_the_origin_says_so() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
-        let mut dialog = Door::plain(lab.node.address("in")).h1().await.unwrap();
-        dialog.send(HEAD).await.unwrap();
+        let mut http1 = ListenerClient::plain(lab.node.address("in")).h1().await.unwrap();
+        http1.send(HEAD).await.unwrap();
         assert_eq!(next(&mut lab.heads).await.as_deref(), Some("100-continue"), "{version}");
-        let early = tokio::time::timeout(EARLY, dialog.head()).await;
+        let early = tokio::time::timeout(EARLY, http1.head()).await;
         assert!(early.is_err(), "{version}: the client was answered before the origin said anything: {early:?}");
         lab.verdict.send(Verdict::Continue).unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 100, "{version}");
-        dialog.send("hello").await.unwrap();
-        let head = dialog.head().await.unwrap();
-        assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (200, "5"), "{version}");
+        assert_eq!(http1.head().await.unwrap().status(), 100, "{version}");
+        http1.send("hello").await.unwrap();
+        let head = http1.head().await.unwrap();
+        assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (200, "5"), "{version}");
     }
 }
 
@@ -121,7 +121,7 @@ async fn an_h1_client_is_told_to_go_on_when_the_origin_says_so() {
 async fn an_h2_client_is_told_to_go_on_when_the_origin_says_so() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
-        let mut connection = Door::plain(lab.node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(lab.node.address("in")).h2().await.unwrap();
         let request = Request::post("http://WEB/up").header("expect", "100-continue").body(()).unwrap();
         let (mut response, mut stream) = connection.open(request, false).await.unwrap();
         assert_eq!(next(&mut lab.heads).await.as_deref(), Some("100-continue"), "{version}");
@@ -141,15 +141,15 @@ async fn an_h2_client_is_told_to_go_on_when_the_origin_says_so() {
 async fn a_refusal_comes_without_a_100() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
-        let door = Door::plain(lab.node.address("in"));
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(HEAD).await.unwrap();
+        let client = ListenerClient::plain(lab.node.address("in"));
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(HEAD).await.unwrap();
         next(&mut lab.heads).await;
         lab.verdict.send(Verdict::Refuse).unwrap();
-        let head = dialog.head().await.unwrap();
-        assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (401, "no"), "{version}");
+        let head = http1.head().await.unwrap();
+        assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (401, "no"), "{version}");
 
-        let mut connection = door.h2().await.unwrap();
+        let mut connection = client.h2().await.unwrap();
         let request = Request::post("http://WEB/up").header("expect", "100-continue").body(()).unwrap();
         let (response, _stream) = connection.open(request, false).await.unwrap();
         next(&mut lab.heads).await;
@@ -165,7 +165,7 @@ async fn a_refusal_comes_without_a_100() {
 async fn a_final_head_lets_the_body_through() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
-        let mut connection = Door::plain(lab.node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(lab.node.address("in")).h2().await.unwrap();
         let request = Request::post("http://WEB/up").header("expect", "100-continue").body(()).unwrap();
         let (response, mut stream) = connection.open(request, false).await.unwrap();
         next(&mut lab.heads).await;
@@ -184,14 +184,14 @@ async fn a_final_head_lets_the_body_through() {
 async fn a_client_that_does_not_wait_is_served_too() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
-        let mut dialog = Door::plain(lab.node.address("in")).h1().await.unwrap();
-        dialog.send(format!("{HEAD}hello")).await.unwrap();
+        let mut http1 = ListenerClient::plain(lab.node.address("in")).h1().await.unwrap();
+        http1.send(format!("{HEAD}hello")).await.unwrap();
         next(&mut lab.heads).await;
         lab.verdict.send(Verdict::Continue).unwrap();
-        let mut head = dialog.head().await.unwrap();
+        let mut head = http1.head().await.unwrap();
         if head.status() == 100 {
-            head = dialog.head().await.unwrap();
+            head = http1.head().await.unwrap();
         }
-        assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (200, "5"), "{version}");
+        assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (200, "5"), "{version}");
     }
 }

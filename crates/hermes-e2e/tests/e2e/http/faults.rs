@@ -6,12 +6,12 @@ use std::{io, time::Duration};
 use bytes::Bytes;
 use h2::Reason;
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::{self, Multiplex, receive},
     origin::{Origin, scripted},
     overlay::{Node, PATIENCE},
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
 };
 use http::{Method, Request, Response, Version};
 use socket2::SockRef;
@@ -41,12 +41,12 @@ fn post(path: &str) -> Request<()> {
 
 #[tokio::test]
 async fn a_request_that_is_cut_without_an_error_is_no_whole_request() {
-    let (told, mut tells) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, mut receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            dialog.head().await?;
-            let _ = told.send(String::from_utf8_lossy(&dialog.to_end().await.unwrap_or_default()).into_owned());
+            http1.head().await?;
+            let _ = sender.send(String::from_utf8_lossy(&http1.to_end().await.unwrap_or_default()).into_owned());
             Ok(())
         }
     });
@@ -58,8 +58,8 @@ async fn a_request_that_is_cut_without_an_error_is_no_whole_request() {
     // So that it is on its way before the reset, which may overtake it in the library.
     under_way(&node, 10).await;
     body.send_reset(Reason::NO_ERROR);
-    let heard = next(&mut tells).await;
-    assert!(heard.contains("half of it") && !heard.contains("0\r\n\r\n"), "{heard:?}");
+    let received = next(&mut receiver).await;
+    assert!(received.contains("half of it") && !received.contains("0\r\n\r\n"), "{received:?}");
 }
 
 #[tokio::test]
@@ -74,7 +74,7 @@ async fn a_response_that_is_cut_without_an_error_is_no_whole_response() {
     });
     let (overlay, origin) = (overlay(), origin.await);
     let node = before(&overlay, "h2", origin.address()).await;
-    let mut client = Door::plain(node.address("in")).h1().await.unwrap();
+    let mut client = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     client.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
     let head = client.head().await.unwrap();
     assert_eq!(head.status(), 200);
@@ -86,14 +86,14 @@ async fn a_response_that_is_cut_without_an_error_is_no_whole_response() {
 /// RFC 9110, 10.1.1: not for ever.
 #[tokio::test]
 async fn a_body_is_sent_at_last_to_an_origin_that_says_no_100() {
-    let origin = scripted::h1(|mut dialog| async move {
-        let head = dialog.head().await?;
-        let length = dialog.body(&head).await?.data.len();
-        dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{length}")).await
+    let origin = scripted::h1(|mut http1| async move {
+        let head = http1.head().await?;
+        let length = http1.body(&head).await?.data.len();
+        http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{length}")).await
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut client = Door::plain(node.address("in")).h1().await.unwrap();
+    let mut client = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     client.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n").await.unwrap();
     client.send("body").await.unwrap();
     let mut head = client.head().await.unwrap();
@@ -105,12 +105,12 @@ async fn a_body_is_sent_at_last_to_an_origin_that_says_no_100() {
 
 #[tokio::test]
 async fn a_stream_that_fails_leaves_its_connection_to_the_others() {
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let origin = h2_origin(move |mut exchange| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             let path = exchange.request.uri().path().to_owned();
-            let _ = told.send(path.clone());
+            let _ = sender.send(path.clone());
             if path == "/fails" {
                 exchange.respond.send_reset(Reason::INTERNAL_ERROR);
                 return Ok(());
@@ -124,9 +124,9 @@ async fn a_stream_that_fails_leaves_its_connection_to_the_others() {
     for (path, status) in [("/", 200), ("/fails", 502), ("/", 200), ("/fails", 502), ("/", 200)] {
         assert_eq!(client.get(&format!("http://WEB{path}")).await.unwrap().status, status);
         // Once: a GET that was seen is not sent again without the route's leave.
-        assert_eq!(next(&mut tells).await, path);
+        assert_eq!(next(&mut receiver).await, path);
     }
-    assert!(tells.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
     // One worker has the client's connection, and one pool.
     let connects = node.metric("hermes_upstream_connects_total", "upstream=\"origin\"").await.unwrap();
     assert!((1.0..=1.0).contains(&connects), "{connects} connections");
@@ -134,11 +134,11 @@ async fn a_stream_that_fails_leaves_its_connection_to_the_others() {
 
 #[tokio::test]
 async fn clients_that_break_their_uploads_do_not_rest_an_endpoint() {
-    let origin = scripted::h1(|mut dialog| async move {
+    let origin = scripted::h1(|mut http1| async move {
         loop {
-            let head = dialog.head().await?;
-            dialog.body(&head).await?;
-            dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+            let head = http1.head().await?;
+            http1.body(&head).await?;
+            http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
         }
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
@@ -153,7 +153,7 @@ upstreams:
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
     for _ in 0..6 {
-        let mut client = Dialog::connect(node.address("in")).await.unwrap();
+        let mut client = RawHttp1::connect(node.address("in")).await.unwrap();
         client.send("POST /up HTTP/1.1\r\nhost: WEB\r\ncontent-length: 1000\r\n\r\nsome").await.unwrap();
         under_way(&node, 4).await;
         drop(client);
@@ -162,7 +162,7 @@ upstreams:
         let record = node.record(|record| record["path"] == "/up").await;
         assert_eq!(record["error"], "http_request_error", "{record}");
     }
-    let mut client = Dialog::connect(node.address("in")).await.unwrap();
+    let mut client = RawHttp1::connect(node.address("in")).await.unwrap();
     client.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
     assert_eq!(client.head().await.unwrap().status(), 200);
     assert!(!node.log().contains("rests"), "{}", node.log());
@@ -170,22 +170,22 @@ upstreams:
 
 #[tokio::test]
 async fn a_request_that_its_client_gives_up_is_no_success() {
-    let (told, mut tells) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, mut receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            dialog.head().await?;
-            let _ = told.send(());
-            dialog.to_end().await.map(drop)
+            http1.head().await?;
+            let _ = sender.send(());
+            http1.to_end().await.map(drop)
         }
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
     let node = before(&overlay, "h1", origin.address()).await;
     let stream = TcpStream::connect(node.address("in")).await.unwrap();
     SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
-    let mut client = Dialog::new(stream);
+    let mut client = RawHttp1::new(stream);
     client.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-    next(&mut tells).await;
+    next(&mut receiver).await;
     drop(client);
     let record = node.record(|record| record["path"] == "/").await;
     assert_eq!((&record["status"], &record["error"]), (&0.into(), &"http_request_error".into()), "{record}");

@@ -4,10 +4,10 @@ use std::process::{Output, Stdio};
 
 use bytes::Bytes;
 use hermes_testkit::{
-    dialog::SILENCE,
-    door::Door,
+    listener_client::ListenerClient,
     origin::{self, Origin, scripted},
     overlay::Node,
+    raw_http1::SILENCE,
     skip::skip,
 };
 use tokio::process::Command;
@@ -33,7 +33,7 @@ async fn curl(test: &str, args: &[&str]) -> Option<Output> {
     }
 }
 
-fn said(output: &Output, args: &[&str]) -> String {
+fn text(output: &Output, args: &[&str]) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "curl {args:?}: {err}");
     out.into_owned()
@@ -78,7 +78,7 @@ async fn curl_asks_for_names_and_addresses() {
         (vec!["-p", "-x", &proxy, &site], "site"),
     ] {
         let Some(output) = curl("curl_asks_for_names_and_addresses", &args).await else { return };
-        assert_eq!(said(&output, &args), wanted, "curl {args:?}");
+        assert_eq!(text(&output, &args), wanted, "curl {args:?}");
     }
     // As a server of its own, by both versions.
     let direct = format!("{proxy}/file");
@@ -86,7 +86,7 @@ async fn curl_asks_for_names_and_addresses() {
         let args = [version, "-H", "host: VIDEO", "-w", " %{http_version}", &direct];
         let Some(output) = curl("curl_asks_for_names_and_addresses", &args).await else { return };
         let wanted = if version == "--http1.1" { "video 1.1" } else { "video 2" };
-        assert_eq!(said(&output, &args), wanted, "curl {args:?}");
+        assert_eq!(text(&output, &args), wanted, "curl {args:?}");
     }
 }
 
@@ -103,7 +103,7 @@ async fn curl_uploads_and_is_told_what_went_wrong() {
     // curl sends Expect: 100-continue by itself with a body of this size.
     let args = ["-x", &proxy, "--data-binary", &data, "http://VIDEO/upload"];
     let Some(output) = curl("curl_uploads", &args).await else { return };
-    let got: serde_json::Value = serde_json::from_str(&said(&output, &args)).unwrap();
+    let got: serde_json::Value = serde_json::from_str(&text(&output, &args)).unwrap();
     let mut digest = hermes_testkit::pattern::Digest::default();
     digest.update(&bytes);
     assert_eq!(got, serde_json::json!({"bytes": bytes.len(), "digest": digest.hex()}));
@@ -112,27 +112,27 @@ async fn curl_uploads_and_is_told_what_went_wrong() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = format!("http://{closed}/");
     let args = ["-x", &proxy, "-o", "/dev/null", "-D", "-", &nobody];
-    let head = said(&curl("curl_uploads", &args).await.unwrap(), &args);
+    let head = text(&curl("curl_uploads", &args).await.unwrap(), &args);
     assert!(head.starts_with("HTTP/1.1 502") && head.contains("connection_refused"), "{head}");
 }
 
 /// An absolute URI overrides `Host` (RFC 9112, 3.2.2), and the origin gets origin form with its own name.
 #[tokio::test]
 async fn absolute_form_becomes_origin_form() {
-    let (told, mut tells) = crate::http::lab::seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, mut receiver) = crate::http::lab::seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            let _ = told.send(dialog.head().await?);
-            dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await
+            let _ = sender.send(http1.head().await?);
+            http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await
         }
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = proxy(&overlay, &origin).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send("GET http://VIDEO/a?b=c HTTP/1.1\r\nhost: elsewhere.test\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    let head = crate::http::lab::next(&mut tells).await;
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+    http1.send("GET http://VIDEO/a?b=c HTTP/1.1\r\nhost: elsewhere.test\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    let head = crate::http::lab::next(&mut receiver).await;
     assert_eq!((head.target(), head.header("host").as_deref()), ("/a?b=c", Some("VIDEO")));
 }

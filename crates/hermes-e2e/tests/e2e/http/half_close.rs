@@ -3,8 +3,8 @@
 use std::io;
 
 use hermes_testkit::{
-    dialog::Dialog,
     origin::{Origin, scripted},
+    raw_http1::RawHttp1,
 };
 use socket2::SockRef;
 use tokio::net::TcpStream;
@@ -13,32 +13,32 @@ use crate::http::lab::{Seen, before, next, overlay, seen};
 
 /// An origin that reports each path, and responds in two parts when the test releases it.
 fn origin() -> (Origin, Seen<String>, tokio::sync::broadcast::Sender<()>) {
-    let (told, tells) = seen();
+    let (sender, receiver) = seen();
     let (release, _) = tokio::sync::broadcast::channel(16);
     let released = release.clone();
-    let origin = scripted::h1(move |mut dialog| {
-        let (told, released) = (told.clone(), released.clone());
+    let origin = scripted::h1(move |mut http1| {
+        let (sender, released) = (sender.clone(), released.clone());
         async move {
-            while let Ok(head) = dialog.head().await {
-                let body = dialog.body(&head).await?.text();
+            while let Ok(head) = http1.head().await {
+                let body = http1.body(&head).await?.text();
                 let mut released = released.subscribe();
-                let _ = told.send(format!("{} {} {body}", head.method(), head.target()));
+                let _ = sender.send(format!("{} {} {body}", head.method(), head.target()));
                 released.recv().await.map_err(io::Error::other)?;
-                dialog.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
-                dialog.send_chunk(b"first ").await?;
+                http1.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+                http1.send_chunk(b"first ").await?;
                 released.recv().await.map_err(io::Error::other)?;
-                dialog.send_chunk(head.target().as_bytes()).await?;
-                dialog.send("0\r\n\r\n").await?;
+                http1.send_chunk(head.target().as_bytes()).await?;
+                http1.send("0\r\n\r\n").await?;
             }
             Ok(())
         }
     });
-    (origin.unwrap(), tells, release)
+    (origin.unwrap(), receiver, release)
 }
 
 #[tokio::test]
 async fn a_client_that_closes_its_side_gets_its_answers() {
-    let (origin, mut tells, release) = origin();
+    let (origin, mut receiver, release) = origin();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
     let requests = [
@@ -49,19 +49,19 @@ async fn a_client_that_closes_its_side_gets_its_answers() {
         ("a pipeline", "GET /e HTTP/1.1\r\nhost: WEB\r\n\r\nGET /e HTTP/1.1\r\nhost: WEB\r\n\r\n", 2),
     ];
     for (name, request, answers) in requests {
-        let mut client = Dialog::connect(node.address("in")).await.unwrap();
+        let mut client = RawHttp1::connect(node.address("in")).await.unwrap();
         client.send(request).await.unwrap();
         client.finish().await.unwrap();
         for _ in 0..answers {
-            let asked = next(&mut tells).await;
+            let request_count = next(&mut receiver).await;
             release.send(()).unwrap();
             let head = client.head().await.unwrap_or_else(|error| panic!("{name}: {error}"));
             // The node has seen the end of the client's side by now, in the middle of the answer.
             release.send(()).unwrap();
             let content = client.body(&head).await.unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(head.status(), 200, "{name}");
-            let path = asked.split(' ').nth(1).unwrap_or_default();
-            assert_eq!(content.text(), format!("first {path}"), "{name}: {asked}");
+            let path = request_count.split(' ').nth(1).unwrap_or_default();
+            assert_eq!(content.text(), format!("first {path}"), "{name}: {request_count}");
         }
         assert!(client.is_ended().await, "{name}");
     }
@@ -77,7 +77,7 @@ async fn a_client_of_the_admin_endpoint_may_close_its_side() {
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
     for path in ["/healthz", "/sessions", "/metrics"] {
-        let mut client = Dialog::connect(node.admin()).await.unwrap();
+        let mut client = RawHttp1::connect(node.admin()).await.unwrap();
         client.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", node.admin())).await.unwrap();
         client.finish().await.unwrap();
         let head = client.head().await.unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -89,28 +89,28 @@ async fn a_client_of_the_admin_endpoint_may_close_its_side() {
 /// A body that a half-close cuts off is incomplete, and so is its request.
 #[tokio::test]
 async fn a_client_that_closes_its_side_within_a_body_gets_no_answer_to_it() {
-    let (origin, mut tells, _release) = origin();
+    let (origin, mut receiver, _release) = origin();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut client = Dialog::connect(node.address("in")).await.unwrap();
+    let mut client = RawHttp1::connect(node.address("in")).await.unwrap();
     client.send("POST /a HTTP/1.1\r\nhost: WEB\r\ncontent-length: 9\r\n\r\nbody").await.unwrap();
     client.finish().await.unwrap();
     let record = node.record(|record| record["path"] == "/a").await;
     assert_eq!(record["error"], "http_request_error", "{record}");
-    assert!(tells.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
 }
 
 /// A reset shows that no client waits.
 #[tokio::test]
 async fn a_client_that_resets_its_connection_ends_its_request() {
-    let (origin, mut tells, _release) = origin();
+    let (origin, mut receiver, _release) = origin();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
     let stream = TcpStream::connect(node.address("in")).await.unwrap();
     SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
-    let mut client = Dialog::new(stream);
+    let mut client = RawHttp1::new(stream);
     client.send("GET /a HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-    next(&mut tells).await;
+    next(&mut receiver).await;
     drop(client);
     let record = node.record(|record| record["path"] == "/a").await;
     assert_eq!((&record["status"], &record["error"]), (&0.into(), &"http_request_error".into()), "{record}");

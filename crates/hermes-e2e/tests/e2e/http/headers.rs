@@ -3,11 +3,11 @@
 use std::io;
 
 use hermes_testkit::{
-    dialog::Head,
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::Exchange,
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::Head,
 };
 use http::{HeaderMap, Request, Response};
 
@@ -15,13 +15,13 @@ use crate::http::lab::{Seen, before, next, overlay, seen};
 
 /// Answers with fields that must not pass, and tells what it was asked.
 fn origin_h1() -> (Origin, Seen<Head>) {
-    let (told, tells) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let _ = told.send(dialog.head().await?);
-                dialog
+                let _ = sender.send(http1.head().await?);
+                http1
                     .send(
                         "HTTP/1.1 200 OK\r\nconnection: keep-alive, x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\n\
                          proxy-connection: keep-alive\r\nhermes-user: eve\r\nhermes-secret: 1\r\nx-stays: yes\r\n\
@@ -31,20 +31,20 @@ fn origin_h1() -> (Origin, Seen<Head>) {
             }
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 fn origin_h2() -> (Origin, Seen<HeaderMap>) {
-    let (told, tells) = seen();
+    let (sender, receiver) = seen();
     let origin = scripted::h2(move |exchange: Exchange| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
-            let _ = told.send(exchange.request.headers().clone());
+            let _ = sender.send(exchange.request.headers().clone());
             let response = Response::builder().header("hermes-user", "eve").header("x-stays", "yes").body(());
             exchange.answer(response.map_err(io::Error::other)?, "").await
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 const REQUEST: &str = "GET /x HTTP/1.1\r\nhost: WEB\r\nconnection: close, X-Named\r\nx-named: 1\r\nkeep-alive: 300\r\n\
@@ -64,12 +64,12 @@ const GONE: [&str; 8] = [
 
 #[tokio::test]
 async fn fields_of_the_hop_and_the_overlay_end_at_the_edge() {
-    let (origin, mut tells) = origin_h1();
+    let (origin, mut receiver) = origin_h1();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send(REQUEST).await.unwrap();
-    let head = next(&mut tells).await;
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+    http1.send(REQUEST).await.unwrap();
+    let head = next(&mut receiver).await;
     for name in GONE {
         assert_eq!(head.header(name), None, "{name} went to the origin: {head:?}");
     }
@@ -78,7 +78,7 @@ async fn fields_of_the_hop_and_the_overlay_end_at_the_edge() {
     assert_eq!(head.header("host").as_deref(), Some("WEB"));
     assert_eq!(head.header("via").as_deref(), Some("1.1 edge"));
     assert_eq!(head.header("forwarded").as_deref(), Some("for=127.0.0.1"), "a stranger's own claim is dropped");
-    let answer = dialog.head().await.unwrap();
+    let answer = http1.head().await.unwrap();
     for name in ["x-hop", "keep-alive", "proxy-connection", "hermes-user", "hermes-secret"] {
         assert_eq!(answer.header(name), None, "{name} came back: {answer:?}");
     }
@@ -88,16 +88,16 @@ async fn fields_of_the_hop_and_the_overlay_end_at_the_edge() {
 
 #[tokio::test]
 async fn fields_of_the_hop_do_not_reach_an_h2_origin() {
-    let (origin, mut tells) = origin_h2();
+    let (origin, mut receiver) = origin_h2();
     let overlay = overlay();
     let node = before(&overlay, "h2", origin.address()).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-    dialog.send(REQUEST).await.unwrap();
-    let headers = next(&mut tells).await;
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+    http1.send(REQUEST).await.unwrap();
+    let headers = next(&mut receiver).await;
     for name in GONE.iter().chain(&["connection", "transfer-encoding", "host"]) {
         assert!(!headers.contains_key(*name), "{name} went to the origin: {headers:?}");
     }
-    let answer = dialog.head().await.unwrap();
+    let answer = http1.head().await.unwrap();
     assert_eq!((answer.header("hermes-user"), answer.header("x-stays").as_deref()), (None, Some("yes")));
 }
 
@@ -127,13 +127,13 @@ upstreams:
 #[tokio::test]
 async fn the_overlay_s_fields_pass_between_nodes_and_end_at_the_last() {
     for hop in ["h1", "h2"] {
-        let (origin, mut tells) = origin_h1();
+        let (origin, mut receiver) = origin_h1();
         let overlay = overlay();
         let (near, far) = two_nodes(&overlay, &origin, hop).await;
-        let mut connection = Door::plain(near.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(near.address("in")).h2().await.unwrap();
         let answer = connection.get("http://WEB/").await.unwrap();
         assert_eq!((answer.status, answer.header("hermes-user")), (200, None));
-        let head = next(&mut tells).await;
+        let head = next(&mut receiver).await;
         assert!(head.headers.iter().all(|(name, _)| !name.starts_with("hermes-")), "{hop}: {head:?}");
         let version = if hop == "h1" { "1.1" } else { "2" };
         assert_eq!(head.header("via").unwrap(), format!("2 laptop, {version} edge"), "{hop}");
@@ -144,15 +144,15 @@ async fn the_overlay_s_fields_pass_between_nodes_and_end_at_the_last() {
 
 #[tokio::test]
 async fn a_trace_is_continued_and_each_hop_is_a_span() {
-    let (origin, mut tells) = origin_h1();
+    let (origin, mut receiver) = origin_h1();
     let overlay = overlay();
     let (near, far) = two_nodes(&overlay, &origin, "h2").await;
-    let mut connection = Door::plain(near.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(near.address("in")).h2().await.unwrap();
     let trace = "0af7651916cd43dd8448eb211c80319c";
     let request = Request::get("http://WEB/").header("traceparent", format!("00-{trace}-b7ad6b7169203331-01"));
     let request = request.header("tracestate", "vendor=1").body(()).unwrap();
     connection.ask(request, b"").await.unwrap();
-    let head = next(&mut tells).await;
+    let head = next(&mut receiver).await;
     let parent = head.header("traceparent").unwrap();
     let parts: Vec<&str> = parent.split('-').collect();
     assert_eq!((parts[0], parts[1], parts[3]), ("00", trace, "01"), "{parent}");
@@ -164,7 +164,7 @@ async fn a_trace_is_continued_and_each_hop_is_a_span() {
     // A malformed one begins a new trace, and so does none.
     for request in [Request::get("http://WEB/").header("traceparent", "00-nonsense"), Request::get("http://WEB/")] {
         connection.ask(request.body(()).unwrap(), b"").await.unwrap();
-        let parent = next(&mut tells).await.header("traceparent").unwrap();
+        let parent = next(&mut receiver).await.header("traceparent").unwrap();
         assert!(parent.len() == 55 && !parent.contains(trace), "{parent}");
     }
 }
@@ -177,9 +177,10 @@ async fn a_trace_goes_through_tunnels() {
     let lab = crate::http::lab::Tunnels::to(echo.address()).await;
     let trace = "0af7651916cd43dd8448eb211c80319c";
     for hop in ["H1", "H2", "POST-H1", "POST-H2"] {
-        let door = lab.door(hermes_testkit::door::Way::ConnectH2, hop);
-        let door = door.with("traceparent", &format!("00-{trace}-b7ad6b7169203331-01"));
-        let tunnel = door.tunnel(hermes_testkit::door::Way::ConnectH2, &format!("{hop}:7")).await.unwrap();
+        let client = lab.client(hermes_testkit::listener_client::TunnelMode::ConnectH2, hop);
+        let client = client.with("traceparent", &format!("00-{trace}-b7ad6b7169203331-01"));
+        let tunnel =
+            client.tunnel(hermes_testkit::listener_client::TunnelMode::ConnectH2, &format!("{hop}:7")).await.unwrap();
         drop(tunnel);
         let authority = format!("{}:7", hop.to_ascii_lowercase());
         for node in [&lab.near, &lab.far] {
@@ -190,12 +191,12 @@ async fn a_trace_goes_through_tunnels() {
 
 #[tokio::test]
 async fn crumbs_of_a_cookie_are_joined_for_h1() {
-    let (origin, mut tells) = origin_h1();
+    let (origin, mut receiver) = origin_h1();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     let request = Request::get("http://WEB/").header("cookie", "a=1").header("cookie", "b=2").body(()).unwrap();
     connection.ask(request, b"").await.unwrap();
-    let cookies: Vec<_> = next(&mut tells).await.headers.into_iter().filter(|(name, _)| name == "cookie").collect();
+    let cookies: Vec<_> = next(&mut receiver).await.headers.into_iter().filter(|(name, _)| name == "cookie").collect();
     assert_eq!(cookies, [("cookie".to_owned(), "a=1; b=2".to_owned())]);
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use hermes_testkit::{
     ca::{Authority, Subject},
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
     tls,
@@ -16,33 +16,33 @@ use crate::http::lab::{Seen, next, overlay, seen};
 
 /// An event at the origin: a request's target and its secret, or the first byte of a connection without TLS.
 #[derive(Debug, PartialEq)]
-enum Came {
+enum OriginResult {
     Request(String, Option<String>),
     InTheClear(u8),
 }
 
 /// An origin by TLS with a certificate for `subject`; it serves connection after connection.
-fn origin(authority: &Authority, subject: &Subject) -> (Origin, Seen<Came>) {
-    let (told, tells) = seen();
+fn origin(authority: &Authority, subject: &Subject) -> (Origin, Seen<OriginResult>) {
+    let (sender, receiver) = seen();
     let identity = authority.issue(subject).unwrap();
     let config = tls::server(&identity, None, &["http/1.1"]).unwrap();
-    let strangers = told.clone();
-    let stranger = move |byte| drop(strangers.send(Came::InTheClear(byte)));
-    let origin = scripted::h1_by_tls(config, stranger, move |mut dialog| {
-        let told = told.clone();
+    let strangers = sender.clone();
+    let stranger = move |byte| drop(strangers.send(OriginResult::InTheClear(byte)));
+    let origin = scripted::h1_by_tls(config, stranger, move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
+                let head = http1.head().await?;
                 let secret = head.header("authorization");
-                let _ = told.send(Came::Request(
+                let _ = sender.send(OriginResult::Request(
                     format!("{} {}", head.target(), head.header("host").unwrap_or_default()),
                     secret,
                 ));
-                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret").await?;
+                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret").await?;
             }
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 /// A node with a plaintext and a TLS listener; `tls` goes into its terminating route.
@@ -74,44 +74,44 @@ fn secret(origin: SocketAddr) -> Request<()> {
 }
 
 /// The answer to an absolute-form request.
-async fn by_h1(door: &Door, origin: SocketAddr) -> (u16, String) {
-    let mut dialog = door.h1().await.unwrap();
+async fn by_h1(client: &ListenerClient, origin: SocketAddr) -> (u16, String) {
+    let mut http1 = client.h1().await.unwrap();
     let head =
         format!("GET https://{origin}/secret HTTP/1.1\r\nhost: {origin}\r\nauthorization: Bearer s3cr3t\r\n\r\n");
-    dialog.send(head).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    (head.status(), format!("{head:?} {}", dialog.body(&head).await.unwrap().text()))
+    http1.send(head).await.unwrap();
+    let head = http1.head().await.unwrap();
+    (head.status(), format!("{head:?} {}", http1.body(&head).await.unwrap().text()))
 }
 
 #[tokio::test]
 async fn requests_for_https_reach_their_origin_by_tls_in_every_version() {
     let (overlay, web) = (overlay(), Authority::new("web").unwrap());
-    let (origin, mut came) = origin(&web, &for_loopback());
+    let (origin, mut received) = origin(&web, &for_loopback());
     let ca = written(&overlay, &web);
     let node = gate(&overlay, &format!(", tls: {{ca: {}}}", ca.display()), &[]).await;
-    let wanted = Came::Request(format!("/secret {}", origin.address()), Some("Bearer s3cr3t".to_owned()));
+    let wanted = OriginResult::Request(format!("/secret {}", origin.address()), Some("Bearer s3cr3t".to_owned()));
 
-    let plain = Door::plain(node.address("in"));
+    let plain = ListenerClient::plain(node.address("in"));
     let (status, text) = by_h1(&plain, origin.address()).await;
     assert_eq!(status, 200, "{text}");
-    assert_eq!(next(&mut came).await, wanted);
+    assert_eq!(next(&mut received).await, wanted);
     let answer = plain.h2().await.unwrap().ask(secret(origin.address()), b"").await.unwrap();
     assert_eq!((answer.status, answer.text().as_str()), (200, "secret"));
-    assert_eq!(next(&mut came).await, wanted);
-    let secure = Door::tls(node.address("secure"), overlay.authority().pem(), None);
+    assert_eq!(next(&mut received).await, wanted);
+    let secure = ListenerClient::tls(node.address("secure"), overlay.authority().pem(), None);
     let answer = secure.h3().await.unwrap().ask(&secret(origin.address()), b"").await.unwrap();
     assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(next(&mut came).await, wanted);
+    assert_eq!(next(&mut received).await, wanted);
 
     let answer = secure.h2().await.unwrap().ask(secret(origin.address()), b"").await.unwrap();
     assert_eq!((answer.status, answer.header("alt-svc")), (200, None), "HTTP/3 of this node is not the origin's");
-    assert_eq!(next(&mut came).await, wanted);
+    assert_eq!(next(&mut received).await, wanted);
 
     // A request for `http` never uses a pooled connection of `https` to the same port.
-    let mut dialog = plain.h1().await.unwrap();
-    dialog.send(format!("GET http://{0}/ HTTP/1.1\r\nhost: {0}\r\n\r\n", origin.address())).await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 502);
-    assert_eq!(next(&mut came).await, Came::InTheClear(b'G'));
+    let mut http1 = plain.h1().await.unwrap();
+    http1.send(format!("GET http://{0}/ HTTP/1.1\r\nhost: {0}\r\n\r\n", origin.address())).await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 502);
+    assert_eq!(next(&mut received).await, OriginResult::InTheClear(b'G'));
 }
 
 #[tokio::test]
@@ -120,15 +120,15 @@ async fn an_origin_that_does_not_prove_its_name_gets_nothing() {
     let ca = written(&overlay, &web);
     let by_file = gate(&overlay, &format!(", tls: {{ca: {}}}", ca.display()), &[]).await;
     let other = Authority::new("web").unwrap();
-    for (what, (origin, mut came)) in [
+    for (what, (origin, mut received)) in [
         ("another CA", origin(&other, &for_loopback())),
         ("another name", origin(&web, &Subject::server("elsewhere.test"))),
         ("an expired certificate", origin(&web, &for_loopback().over())),
     ] {
-        let (status, text) = by_h1(&Door::plain(by_file.address("in")), origin.address()).await;
+        let (status, text) = by_h1(&ListenerClient::plain(by_file.address("in")), origin.address()).await;
         assert_eq!(status, 502, "{what}: {text}");
         assert!(text.contains("tls_certificate_error"), "{what}: {text}");
-        assert!(came.try_recv().is_err(), "{what}");
+        assert!(received.try_recv().is_err(), "{what}");
     }
 }
 
@@ -136,13 +136,13 @@ async fn an_origin_that_does_not_prove_its_name_gets_nothing() {
 #[tokio::test]
 async fn the_systems_ca_certificates_are_the_default() {
     let (overlay, web) = (overlay(), Authority::new("web").unwrap());
-    let (origin, mut came) = origin(&web, &for_loopback());
+    let (origin, mut received) = origin(&web, &for_loopback());
     let ca = written(&overlay, &web);
     let variable = format!("SSL_CERT_FILE={}", ca.display());
     let trusting = gate(&overlay, "", &["env", &variable]).await;
-    let (status, text) = by_h1(&Door::plain(trusting.address("in")), origin.address()).await;
+    let (status, text) = by_h1(&ListenerClient::plain(trusting.address("in")), origin.address()).await;
     assert_eq!(status, 200, "{text}");
-    assert!(matches!(next(&mut came).await, Came::Request(..)));
+    assert!(matches!(next(&mut received).await, OriginResult::Request(..)));
     drop(trusting);
 
     // A system without CA certificates: the node runs, and reports what is missing.
@@ -150,8 +150,8 @@ async fn the_systems_ca_certificates_are_the_default() {
     std::fs::create_dir(&empty).unwrap();
     let (file, dir) = (format!("SSL_CERT_FILE={}/none", empty.display()), format!("SSL_CERT_DIR={}", empty.display()));
     let lacking = gate(&overlay, "", &["env", &file, &dir]).await;
-    let (status, text) = by_h1(&Door::plain(lacking.address("in")), origin.address()).await;
+    let (status, text) = by_h1(&ListenerClient::plain(lacking.address("in")), origin.address()).await;
     assert_eq!(status, 502, "{text}");
-    assert!(came.try_recv().is_err());
+    assert!(received.try_recv().is_err());
     lacking.record(|record| record["reason"].as_str().is_some_and(|reason| reason.contains("CA certificates"))).await;
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use bytes::Bytes;
 use hermes_testkit::{
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::{self, Exchange, joined},
     origin::{Origin, scripted},
 };
@@ -15,12 +15,12 @@ use crate::http::lab::{before, in_front, overlay};
 /// 103 twice, with a field that must not pass, then 200.
 fn hinting(version: &str) -> Origin {
     if version == "h1" {
-        return scripted::h1(|mut dialog| async move {
-            dialog.head().await?;
+        return scripted::h1(|mut http1| async move {
+            http1.head().await?;
             for hint in ["</a.css>", "</b.css>"] {
-                dialog.send(format!("HTTP/1.1 103 Early Hints\r\nlink: {hint}\r\nhermes-user: eve\r\n\r\n")).await?;
+                http1.send(format!("HTTP/1.1 103 Early Hints\r\nlink: {hint}\r\nhermes-user: eve\r\n\r\n")).await?;
             }
-            dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone").await
+            http1.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone").await
         })
         .unwrap();
     }
@@ -42,7 +42,7 @@ async fn early_hints_reach_an_h2_client() {
         let origin = hinting(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let answer = Door::plain(node.address("in")).h2().await.unwrap().get("http://WEB/").await.unwrap();
+        let answer = ListenerClient::plain(node.address("in")).h2().await.unwrap().get("http://WEB/").await.unwrap();
         let hints: Vec<_> =
             answer.interim.iter().map(|(status, fields)| (*status, joined(fields, "link").unwrap())).collect();
         assert_eq!(hints, [(103, "</a.css>".to_owned()), (103, "</b.css>".to_owned())], "{version}");
@@ -59,10 +59,10 @@ async fn an_h1_client_gets_the_final_response_alone() {
         let origin = hinting(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-        dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-        let head = dialog.head().await.unwrap();
-        assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (200, "done"), "{version}");
+        let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+        http1.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+        let head = http1.head().await.unwrap();
+        assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (200, "done"), "{version}");
     }
 }
 
@@ -73,6 +73,6 @@ async fn early_hints_pass_through_a_chain() {
     let overlay = overlay();
     let far = before(&overlay, "h1", origin.address()).await;
     let near = in_front(&overlay, "h2", &far).await;
-    let answer = Door::plain(near.address("in")).h2().await.unwrap().get("http://WEB/").await.unwrap();
+    let answer = ListenerClient::plain(near.address("in")).h2().await.unwrap().get("http://WEB/").await.unwrap();
     assert_eq!((answer.interim.len(), answer.status), (2, 200), "{answer:?}");
 }

@@ -4,7 +4,7 @@ use hermes_testkit::binary::hermes;
 use std::net::SocketAddr;
 
 use hermes_testkit::{
-    door::{Door, Way},
+    listener_client::{ListenerClient, TunnelMode},
     overlay::{Node, Overlay},
 };
 
@@ -55,7 +55,8 @@ upstreams:
 }
 
 /// Every way into an overlay.
-pub(crate) const WAYS: [Way; 5] = [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2];
+pub(crate) const MODES: [TunnelMode; 5] =
+    [TunnelMode::Raw, TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::PostH1, TunnelMode::PostH2];
 /// Every way on: names of routes of [`Tunnels`]. `HERE` ends at the first node.
 pub(crate) const HOPS: [&str; 6] = ["HERE", "H1", "H2", "POST-H1", "POST-H2", "BARE"];
 
@@ -104,9 +105,9 @@ impl Tunnels {
         Self { near, far, _overlay: overlay }
     }
 
-    /// The near node's door for this way and hop.
-    pub(crate) fn door(&self, way: Way, hop: &str) -> Door {
-        let listener = if way == Way::Raw { format!("raw-{hop}") } else { "door".to_owned() };
-        Door::plain(self.near.address(&listener))
+    /// The near node's listener for this way and hop.
+    pub(crate) fn client(&self, mode: TunnelMode, hop: &str) -> ListenerClient {
+        let listener = if mode == TunnelMode::Raw { format!("raw-{hop}") } else { "door".to_owned() };
+        ListenerClient::plain(self.near.address(&listener))
     }
 }

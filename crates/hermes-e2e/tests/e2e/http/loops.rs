@@ -1,8 +1,8 @@
 //! Loops end with 508, which names both nodes, for requests, tunnels and flows alike.
 
 use hermes_testkit::{
-    door::{Door, Way},
-    flow::{Flow, FlowWay},
+    flow::{Flow, FlowMode},
+    listener_client::{ListenerClient, TunnelMode},
     overlay::{Node, Overlay},
 };
 use http::{Request, StatusCode};
@@ -35,7 +35,7 @@ async fn a_request_that_comes_round_is_ended() {
     for protocol in ["h1", "h2"] {
         let overlay = overlay();
         let (first, second) = circle(&overlay, protocol).await;
-        let mut connection = Door::plain(first.address("door")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(first.address("door")).h2().await.unwrap();
         let answer = connection.get("http://NOWHERE/").await.unwrap();
         assert_eq!(answer.status, StatusCode::LOOP_DETECTED, "{protocol}: {answer:?}");
         let text = answer.text();
@@ -51,23 +51,23 @@ async fn tunnels_and_flows_that_come_round_are_ended() {
     for protocol in ["h1", "h2"] {
         let overlay = overlay();
         let (first, _second) = circle(&overlay, protocol).await;
-        let door = Door::plain(first.address("door"));
-        for way in [Way::ConnectH1, Way::ConnectH2] {
-            let said = door.tunnel(way, "DB:5432").await.err().expect("a circle became a tunnel").to_string();
+        let client = ListenerClient::plain(first.address("door"));
+        for mode in [TunnelMode::ConnectH1, TunnelMode::ConnectH2] {
+            let output = client.tunnel(mode, "DB:5432").await.err().expect("a circle became a tunnel").to_string();
             assert!(
-                said.contains("508") && said.contains("ping") && said.contains("pong"),
-                "{way:?} {protocol}: {said}"
+                output.contains("508") && output.contains("ping") && output.contains("pong"),
+                "{mode:?} {protocol}: {output}"
             );
         }
-        for way in [FlowWay::UpgradeH1, FlowWay::ConnectH2] {
-            let said = Flow::open(&door, way, "GAME", 9).await.err().expect("a circle became a flow").to_string();
+        for mode in [FlowMode::UpgradeH1, FlowMode::ConnectH2] {
+            let output = Flow::open(&client, mode, "GAME", 9).await.err().expect("a circle became a flow").to_string();
             assert!(
-                said.contains("508") && said.contains("ping") && said.contains("pong"),
-                "{way:?} {protocol}: {said}"
+                output.contains("508") && output.contains("ping") && output.contains("pong"),
+                "{mode:?} {protocol}: {output}"
             );
         }
-        let raw = Door::plain(first.address("raw"));
-        let end = async { raw.tunnel(Way::Raw, "").await?.reader.to_end().await };
+        let raw = ListenerClient::plain(first.address("raw"));
+        let end = async { raw.tunnel(TunnelMode::Raw, "").await?.reader.to_end().await };
         assert!(end.await.is_err(), "{protocol}");
     }
 }
@@ -82,7 +82,7 @@ routes:
 - {name: hello, respond: {body: hello}}
 ";
     let node = overlay.node("edge").document(document).start().await.unwrap();
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     for (hops, status) in [(16, 200), (17, 508)] {
         let via: Vec<String> = (0..hops).map(|hop| format!("1.1 hop-{hop}")).collect();
         let request = Request::get("http://ANY/").header("via", via.join(", ")).body(()).unwrap();

@@ -1,11 +1,11 @@
 //! `Max-Forwards` (RFC 9110, 7.6.2): TRACE and OPTIONS go so far and no further, and tell where they ended.
 
 use hermes_testkit::{
-    dialog::Head,
-    door::Door,
+    listener_client::ListenerClient,
     multiplex::Answer,
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::Head,
 };
 use http::{Method, Request};
 
@@ -13,18 +13,18 @@ use crate::http::lab::{Seen, next, overlay, seen};
 
 /// An origin that tells what it was asked, and answers 204.
 fn origin() -> (Origin, Seen<Head>) {
-    let (told, tells) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
-                let _ = told.send(head);
-                dialog.send("HTTP/1.1 204 No Content\r\n\r\n").await?;
+                let head = http1.head().await?;
+                let _ = sender.send(head);
+                http1.send("HTTP/1.1 204 No Content\r\n\r\n").await?;
             }
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 const DOCUMENT: &str = "
@@ -57,12 +57,12 @@ fn request(method: &Method, hops: &str) -> Request<()> {
 }
 
 async fn ask(node: &Node, request: Request<()>) -> Answer {
-    Door::plain(node.address("in")).h2().await.unwrap().ask(request, b"").await.unwrap()
+    ListenerClient::plain(node.address("in")).h2().await.unwrap().ask(request, b"").await.unwrap()
 }
 
 #[tokio::test]
 async fn a_request_ends_at_the_node_that_its_hops_allow() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let nodes = chain(&overlay, &origin).await;
     for method in [Method::TRACE, Method::OPTIONS] {
@@ -89,22 +89,22 @@ async fn a_request_ends_at_the_node_that_its_hops_allow() {
         }
         for (sent, arrives) in [("3", "0"), ("4", "1"), ("18446744073709551616", "253")] {
             assert_eq!(ask(&nodes[0], request(&method, sent)).await.status, 204, "{method} {sent}");
-            let head = next(&mut tells).await;
+            let head = next(&mut receiver).await;
             assert_eq!((head.method(), head.target()), (method.as_str(), "/path?query=1"));
             assert_eq!(head.header("max-forwards").as_deref(), Some(arrives), "{method} {sent}");
         }
     }
-    assert!(tells.try_recv().is_err(), "nothing that had ended came here");
+    assert!(receiver.try_recv().is_err(), "nothing that had ended came here");
 }
 
 #[tokio::test]
 async fn other_methods_and_other_answers_are_left_alone() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let [near, _middle, _far] = chain(&overlay, &origin).await;
     for method in [Method::GET, Method::POST, Method::DELETE] {
         assert_eq!(ask(&near, request(&method, "0")).await.status, 204, "{method}");
-        assert_eq!(next(&mut tells).await.header("max-forwards").as_deref(), Some("0"), "{method}");
+        assert_eq!(next(&mut receiver).await.header("max-forwards").as_deref(), Some("0"), "{method}");
     }
     // A route that answers is the last recipient anyway.
     let denied = Request::options("http://DENIED/").header("max-forwards", "0").body(()).unwrap();
@@ -114,19 +114,19 @@ async fn other_methods_and_other_answers_are_left_alone() {
         assert_eq!(answer.status, 400, "{malformed:?}: {answer:?}");
         assert!(answer.text().contains("Max-Forwards"), "{}", answer.text());
     }
-    assert!(tells.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
 }
 
 /// `OPTIONS *` asks the server as such (RFC 9110, 9.3.7), in either version and across them.
 #[tokio::test]
 async fn options_of_the_server_itself_passes() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let [near, _middle, _far] = chain(&overlay, &origin).await;
-    let mut dialog = Door::plain(near.address("in")).h1().await.unwrap();
-    dialog.send("OPTIONS * HTTP/1.1\r\nhost: WEB\r\nmax-forwards: 9\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 204);
-    let head = next(&mut tells).await;
+    let mut http1 = ListenerClient::plain(near.address("in")).h1().await.unwrap();
+    http1.send("OPTIONS * HTTP/1.1\r\nhost: WEB\r\nmax-forwards: 9\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 204);
+    let head = next(&mut receiver).await;
     assert_eq!((head.method(), head.target()), ("OPTIONS", "*"), "{head:?}");
     assert_eq!((head.header("host").as_deref(), head.header("max-forwards").as_deref()), (Some("WEB"), Some("6")));
 }

@@ -4,11 +4,11 @@ use std::{io, time::Duration};
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::{Dialog, Head},
-    door::{Door, NODE_NAME},
     frames::{Frame, Frames, kind},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::{Head, RawHttp1},
 };
 use http::Request;
 use tokio::net::TcpStream;
@@ -17,33 +17,33 @@ use crate::http::lab::{Seen, next, overlay, seen};
 
 /// An origin that reports each head; it answers `/slow` after many interim responses, and `/mute` never.
 fn origin() -> (Origin, Seen<Head>) {
-    let (tell, told) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let tell = tell.clone();
+    let (sender, received) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
+                let head = http1.head().await?;
                 let target = head.target().to_owned();
                 if target != "/mute" {
-                    dialog.body(&head).await?;
+                    http1.body(&head).await?;
                 }
-                let _ = tell.send(head);
+                let _ = sender.send(head);
                 match target.as_str() {
-                    "/mute" => dialog.to_end().await.map(drop)?,
+                    "/mute" => http1.to_end().await.map(drop)?,
                     "/slow" => {
                         // Longer in all than the route's `progress`, but with less than that between two responses.
                         for _ in 0..6 {
                             tokio::time::sleep(Duration::from_millis(500)).await;
-                            dialog.send("HTTP/1.1 102 Processing\r\n\r\n").await?;
+                            http1.send("HTTP/1.1 102 Processing\r\n\r\n").await?;
                         }
                     }
                     _ => {}
                 }
-                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
+                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
             }
         }
     });
-    (origin.unwrap(), told)
+    (origin.unwrap(), received)
 }
 
 const DOCUMENT: &str = "
@@ -75,60 +75,60 @@ const TARGETS: [(&str, &str); 5] = [
 #[tokio::test]
 async fn characters_that_no_uri_has_are_escaped() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let node = node(&overlay, &origin).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
     // Each target on a shared connection, and as the first request of its own.
     for (target, want) in TARGETS {
-        let mut first = Dialog::connect(node.address("in")).await.unwrap();
-        for dialog in [&mut dialog, &mut first] {
-            dialog.send(format!("GET {target} HTTP/1.1\r\nHost: WEB\r\nx: \"<\u{e9}>\"\r\n\r\n")).await.unwrap();
-            let head = dialog.head().await.unwrap();
-            assert_eq!((head.status(), dialog.body(&head).await.unwrap().text()), (200, "ok".to_owned()), "{target}");
-            let head = next(&mut told).await;
+        let mut first = RawHttp1::connect(node.address("in")).await.unwrap();
+        for http1 in [&mut http1, &mut first] {
+            http1.send(format!("GET {target} HTTP/1.1\r\nHost: WEB\r\nx: \"<\u{e9}>\"\r\n\r\n")).await.unwrap();
+            let head = http1.head().await.unwrap();
+            assert_eq!((head.status(), http1.body(&head).await.unwrap().text()), (200, "ok".to_owned()), "{target}");
+            let head = next(&mut received).await;
             assert_eq!(head.target(), want);
             assert!(head.headers.iter().any(|(name, value)| name == "x" && value.contains("\"<")), "{head:?}");
         }
     }
     // Not UTF-8 either.
-    let mut latin = Dialog::connect(node.address("in")).await.unwrap();
+    let mut latin = RawHttp1::connect(node.address("in")).await.unwrap();
     latin.send(&b"GET /caf\xe9 HTTP/1.1\r\nHost: WEB\r\n\r\n"[..]).await.unwrap();
-    assert_eq!((latin.head().await.unwrap().status(), next(&mut told).await.target()), (200, "/caf%E9"));
+    assert_eq!((latin.head().await.unwrap().status(), next(&mut received).await.target()), (200, "/caf%E9"));
     // A body must not change, even if it looks like a request.
     let body = "GET /\" HTTP/1.1\r\n\r\n";
-    dialog.send(format!("POST / HTTP/1.1\r\nHost: WEB\r\nContent-Length: {}\r\n\r\n", body.len())).await.unwrap();
-    dialog.send(body).await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    next(&mut told).await;
-    let door = Door::tls(node.address("tls"), overlay.authority().pem(), None);
-    let connection = door.h3().await.unwrap();
+    http1.send(format!("POST / HTTP/1.1\r\nHost: WEB\r\nContent-Length: {}\r\n\r\n", body.len())).await.unwrap();
+    http1.send(body).await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    next(&mut received).await;
+    let client = ListenerClient::tls(node.address("tls"), overlay.authority().pem(), None);
+    let connection = client.h3().await.unwrap();
     for (target, want) in TARGETS {
         let (mut send, mut recv) = connection.open().await.unwrap();
         let fields = [(":method", "GET"), (":scheme", "https"), (":authority", "WEB"), (":path", target)];
         send.headers(&fields).await.unwrap();
         send.finish().unwrap();
         assert_eq!(recv.answer().await.unwrap().status, 200, "{target}");
-        assert_eq!(next(&mut told).await.target(), want);
+        assert_eq!(next(&mut received).await.target(), want);
     }
 }
 
 #[tokio::test]
 async fn http_1_0_without_a_host_asks_whom_it_has_come_to() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let node = node(&overlay, &origin).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("GET /check HTTP/1.0\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    assert_eq!(next(&mut told).await.header("host"), Some(node.address("in").to_string()));
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("GET /check HTTP/1.0\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    assert_eq!(next(&mut received).await.header("host"), Some(node.address("in").to_string()));
     // HTTP/1.1 requires `Host`.
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("GET /check HTTP/1.1\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 400);
-    let mut admin = Dialog::connect(node.admin()).await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("GET /check HTTP/1.1\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 400);
+    let mut admin = RawHttp1::connect(node.admin()).await.unwrap();
     admin.send("GET /healthz HTTP/1.0\r\n\r\n").await.unwrap();
     assert_eq!(admin.head().await.unwrap().status(), 200);
-    let mut admin = Dialog::connect(node.admin()).await.unwrap();
+    let mut admin = RawHttp1::connect(node.admin()).await.unwrap();
     admin.send("GET /healthz HTTP/1.0\r\nHost: evil.example\r\n\r\n").await.unwrap();
     assert_eq!(admin.head().await.unwrap().status(), 403);
 }
@@ -136,12 +136,12 @@ async fn http_1_0_without_a_host_asks_whom_it_has_come_to() {
 #[tokio::test]
 async fn a_port_that_is_empty_is_none() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let node = node(&overlay, &origin).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nHost: web:\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    assert_eq!(next(&mut told).await.header("host").as_deref(), Some("web"));
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nHost: web:\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    assert_eq!(next(&mut received).await.header("host").as_deref(), Some("web"));
 }
 
 #[tokio::test]
@@ -149,9 +149,9 @@ async fn an_origin_that_says_that_it_is_at_it_makes_progress() {
     let overlay = overlay();
     let (origin, _told) = origin();
     let node = node(&overlay, &origin).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("GET /slow HTTP/1.1\r\nHost: WEB\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("GET /slow HTTP/1.1\r\nHost: WEB\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
 }
 
 #[tokio::test]
@@ -159,33 +159,33 @@ async fn an_upload_that_stalls_is_its_client_s_fault() {
     let overlay = overlay();
     let (origin, _told) = origin();
     let node = node(&overlay, &origin).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("POST /mute HTTP/1.1\r\nHost: WEB\r\nContent-Length: 10\r\n\r\nhello").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 408);
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("POST /mute HTTP/1.1\r\nHost: WEB\r\nContent-Length: 10\r\n\r\nhello").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 408);
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     let request = Request::post("http://WEB/mute").body(()).unwrap();
     let (answer, _stream) = connection.open(request, false).await.unwrap();
     assert_eq!(hermes_testkit::multiplex::answer(answer).await.unwrap().status, 408);
     // A client that has sent its whole request waits for the origin.
-    dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("POST /mute HTTP/1.1\r\nHost: WEB\r\nContent-Length: 5\r\n\r\nhello").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 504);
+    http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("POST /mute HTTP/1.1\r\nHost: WEB\r\nContent-Length: 5\r\n\r\nhello").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 504);
 }
 
 #[tokio::test]
 async fn a_line_of_the_proxy_protocol_says_who_the_client_is() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let node = node(&overlay, &origin).await;
     for (line, client) in [
         ("PROXY TCP4 192.0.2.7 198.51.100.2 50000 443\r\n", "192.0.2.7"),
         ("PROXY TCP6 2001:db8::7 2001:db8::2 50000 443\r\n", "2001:db8::7"),
         ("PROXY UNKNOWN\r\n", "127.0.0.1"),
     ] {
-        let mut dialog = Dialog::new(TcpStream::connect(node.address("balanced")).await.unwrap());
-        dialog.send(format!("{line}GET / HTTP/1.1\r\nHost: WEB\r\n\r\n")).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200, "{line}");
-        assert_eq!(next(&mut told).await.header("x-forwarded-for").as_deref(), Some(client), "{line}");
+        let mut http1 = RawHttp1::new(TcpStream::connect(node.address("balanced")).await.unwrap());
+        http1.send(format!("{line}GET / HTTP/1.1\r\nHost: WEB\r\n\r\n")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200, "{line}");
+        assert_eq!(next(&mut received).await.header("x-forwarded-for").as_deref(), Some(client), "{line}");
     }
 }
 
@@ -212,15 +212,15 @@ upstreams:
     let draft = draft.with("KEY", file("marked.key", &identity.key_pem).unwrap());
     let draft = draft.with("CA", file("marked-ca.pem", overlay.authority().pem()).unwrap());
     let node = draft.with("ORIGIN", origin.address()).start().await.unwrap();
-    let door = Door::tls(node.address("in"), overlay.authority().pem(), None);
-    assert_eq!(door.h2().await.unwrap().get("https://WEB/").await.unwrap().status, 200);
+    let listener = ListenerClient::tls(node.address("in"), overlay.authority().pem(), None);
+    assert_eq!(listener.h2().await.unwrap().get("https://WEB/").await.unwrap().status, 200);
 }
 
 /// The HTTP/2 library parses `:path` before the node sees it: some characters cost the client its stream, and no other.
 #[tokio::test]
 async fn characters_that_no_uri_has_end_their_stream_alone_over_h2() {
     let overlay = overlay();
-    let (origin, mut told) = origin();
+    let (origin, mut received) = origin();
     let mut node = node(&overlay, &origin).await;
     let mut frames = Frames::connect(node.address("in"), &[]).await.unwrap();
     let mut stream = 1;
@@ -232,7 +232,7 @@ async fn characters_that_no_uri_has_end_their_stream_alone_over_h2() {
     }
     for (path, want) in [("/a\"b", "/a\"b"), ("/caf\u{e9}?\u{e9}", "/caf\u{e9}?\u{e9}"), ("/fine", "/fine")] {
         frames.send(&[Frame::get(stream, "WEB", path)]).await.unwrap();
-        assert_eq!(next(&mut told).await.target(), want);
+        assert_eq!(next(&mut received).await.target(), want);
         stream += 2;
     }
     node.assert_sound();

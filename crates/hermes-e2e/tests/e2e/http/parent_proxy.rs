@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use hermes_testkit::{
-    door::{Door, Way},
+    listener_client::{ListenerClient, TunnelMode},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
     process::{Port, Program, Running},
@@ -17,20 +17,20 @@ use crate::http::lab::{Seen, next, overlay, seen};
 const HELPERS: [&str; 3] = ["/usr/lib/squid", "/usr/lib64/squid", "/usr/libexec/squid"];
 
 /// An origin that answers with its target, and tells which head it got.
-fn origin() -> (Origin, Seen<hermes_testkit::dialog::Head>) {
-    let (told, tells) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+fn origin() -> (Origin, Seen<hermes_testkit::raw_http1::Head>) {
+    let (sender, receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
+                let head = http1.head().await?;
                 let body = head.target().to_owned();
-                let _ = told.send(head);
-                dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await?;
+                let _ = sender.send(head);
+                http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await?;
             }
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 /// squid, which requires credentials and accepts any; `None` if it is not installed.
@@ -76,33 +76,33 @@ upstreams:
 
 #[tokio::test]
 async fn squid_takes_requests_and_tunnels() {
-    let (overlay, (origin, mut tells)) = (overlay(), origin());
+    let (overlay, (origin, mut receiver)) = (overlay(), origin());
     let Some((_squid, port)) = squid("squid_takes_requests_and_tunnels", &overlay) else { return };
     let node = before_proxy(&overlay, port).await;
-    let (own, clients) = (Door::plain(node.address("own")), Door::plain(node.address("clients")));
+    let (own, clients) = (ListenerClient::plain(node.address("own")), ListenerClient::plain(node.address("clients")));
     let (site, url) = (origin.address().to_string(), format!("http://{}/page?a=b", origin.address()));
 
     // By each version, with the node's credentials.
-    let mut dialog = own.h1().await.unwrap();
-    dialog.send(format!("GET {url} HTTP/1.1\r\nhost: {site}\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (200, "/page?a=b"), "{head:?}");
+    let mut http1 = own.h1().await.unwrap();
+    http1.send(format!("GET {url} HTTP/1.1\r\nhost: {site}\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (200, "/page?a=b"), "{head:?}");
     let answer = own.h2().await.unwrap().get(&url).await.unwrap();
     assert_eq!((answer.status, answer.text().as_str()), (200, "/page?a=b"));
     for _ in 0..2 {
-        let head = next(&mut tells).await;
+        let head = next(&mut receiver).await;
         assert!(head.header("via").unwrap().contains("squid"), "{head:?}");
         assert_eq!(head.header("proxy-authorization"), None);
     }
-    let mut tunnel = own.tunnel(Way::ConnectH1, &site).await.unwrap();
+    let mut tunnel = own.tunnel(TunnelMode::ConnectH1, &site).await.unwrap();
     tunnel.writer.send(format!("GET /tunnel HTTP/1.1\r\nhost: {site}\r\n\r\n")).await.unwrap();
-    assert_eq!(next(&mut tells).await.target(), "/tunnel");
+    assert_eq!(next(&mut receiver).await.target(), "/tunnel");
 
     // By the client's own, which the proxy asks for.
     for (line, wanted) in [("", 407), ("proxy-authorization: Basic eDp5\r\n", 200)] {
-        let mut dialog = clients.h1().await.unwrap();
-        dialog.send(format!("GET {url} HTTP/1.1\r\nhost: {site}\r\n{line}\r\n")).await.unwrap();
-        let head = dialog.head().await.unwrap();
+        let mut http1 = clients.h1().await.unwrap();
+        http1.send(format!("GET {url} HTTP/1.1\r\nhost: {site}\r\n{line}\r\n")).await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), wanted, "{head:?}");
         assert_eq!(head.header("proxy-authenticate").is_some(), wanted == 407, "{head:?}");
     }
@@ -110,9 +110,9 @@ async fn squid_takes_requests_and_tunnels() {
 
 #[tokio::test]
 async fn a_forward_proxy_is_asked_in_absolute_form() {
-    let (overlay, (parent, mut tells)) = (overlay(), origin());
+    let (overlay, (parent, mut receiver)) = (overlay(), origin());
     let node = before_proxy(&overlay, parent.address().port()).await;
-    let door = Door::plain(node.address("clients"));
+    let client = ListenerClient::plain(node.address("clients"));
     for (sent, wanted) in [
         ("GET http://web.test/a?b=c", "http://web.test/a?b=c"),
         ("GET http://web.test:8080/", "http://web.test:8080/"),
@@ -120,47 +120,47 @@ async fn a_forward_proxy_is_asked_in_absolute_form() {
         ("GET /origin-form", "http://web.test/origin-form"),
         ("OPTIONS *", "*"),
     ] {
-        let mut dialog = door.h1().await.unwrap();
+        let mut http1 = client.h1().await.unwrap();
         let host = if sent.contains(":8080") { "web.test:8080" } else { "web.test" };
-        dialog.send(format!("{sent} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200, "{sent}");
-        let head = next(&mut tells).await;
+        http1.send(format!("{sent} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200, "{sent}");
+        let head = next(&mut receiver).await;
         assert_eq!((head.target(), head.header("host").as_deref()), (wanted, Some(host)), "{sent}");
     }
     let request = Request::get("http://web.test/h2").header("proxy-authorization", "Basic eDp5").body(()).unwrap();
-    assert_eq!(door.h2().await.unwrap().ask(request, b"").await.unwrap().status, 200);
-    let head = next(&mut tells).await;
+    assert_eq!(client.h2().await.unwrap().ask(request, b"").await.unwrap().status, 200);
+    let head = next(&mut receiver).await;
     assert_eq!(head.target(), "http://web.test/h2");
     assert_eq!(head.header("proxy-authorization").as_deref(), Some("Basic eDp5"));
     // An upgrade too.
-    let mut dialog = door.h1().await.unwrap();
-    dialog
+    let mut http1 = client.h1().await.unwrap();
+    http1
         .send("GET http://web.test/chat HTTP/1.1\r\nhost: web.test\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n")
         .await
         .unwrap();
-    assert_eq!(next(&mut tells).await.target(), "http://web.test/chat");
+    assert_eq!(next(&mut receiver).await.target(), "http://web.test/chat");
 }
 
 /// Single dots in paths, as apt sends them for flat repositories.
 #[tokio::test]
 async fn single_dots_are_left_out_of_paths() {
-    let (overlay, (origin, mut tells)) = (overlay(), origin());
+    let (overlay, (origin, mut receiver)) = (overlay(), origin());
     let node = crate::http::lab::before(&overlay, "h1", origin.address()).await;
-    let door = Door::plain(node.address("in"));
+    let client = ListenerClient::plain(node.address("in"));
     for (sent, wanted) in
         [("/./Packages.gz", "/Packages.gz"), ("/a/./b/.?c=/./d", "/a/b/?c=/./d"), ("/?a=/./b", "/?a=/./b")]
     {
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(format!("GET {sent} HTTP/1.1\r\nhost: web.test\r\n\r\n")).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200, "{sent}");
-        assert_eq!(next(&mut tells).await.target(), wanted);
-        let answer = door.h2().await.unwrap().get(&format!("http://web.test{sent}")).await.unwrap();
-        assert_eq!((answer.status, next(&mut tells).await.target()), (200, wanted), "{sent}");
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(format!("GET {sent} HTTP/1.1\r\nhost: web.test\r\n\r\n")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200, "{sent}");
+        assert_eq!(next(&mut receiver).await.target(), wanted);
+        let answer = client.h2().await.unwrap().get(&format!("http://web.test{sent}")).await.unwrap();
+        assert_eq!((answer.status, next(&mut receiver).await.target()), (200, wanted), "{sent}");
     }
     for sent in ["/./../b", "/a/%2e/b", "/a/.;x/b"] {
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(format!("GET {sent} HTTP/1.1\r\nhost: web.test\r\n\r\n")).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 400, "{sent}");
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(format!("GET {sent} HTTP/1.1\r\nhost: web.test\r\n\r\n")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 400, "{sent}");
     }
 }
 
@@ -175,17 +175,17 @@ listeners:
 routes:
 - {name: all, respond: {body: hello}}
 ";
-    let subject = hermes_testkit::ca::Subject::node("near").with_dns(hermes_testkit::door::NODE_NAME);
+    let subject = hermes_testkit::ca::Subject::node("near").with_dns(hermes_testkit::listener_client::NODE_NAME);
     let node = overlay.node("near").document(document).identity(&subject).unwrap().start().await.unwrap();
-    let secure = Door::tls(node.address("secure"), overlay.authority().pem(), None);
+    let secure = ListenerClient::tls(node.address("secure"), overlay.authority().pem(), None);
     for alpn in [&["h2", "http/1.1"][..], &["http/1.1"], &[]] {
-        let mut dialog = hermes_testkit::dialog::Dialog::new(secure.stream(alpn).await.unwrap());
-        dialog.send("GET / HTTP/1.1\r\nhost: web.test\r\n\r\n").await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 200, "{alpn:?}");
+        let mut http1 = hermes_testkit::raw_http1::RawHttp1::new(secure.stream(alpn).await.unwrap());
+        http1.send("GET / HTTP/1.1\r\nhost: web.test\r\n\r\n").await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200, "{alpn:?}");
     }
     assert!(secure.stream(&["h2"]).await.is_err());
-    let mut dialog = Door::plain(node.address("plain")).h1().await.unwrap();
-    dialog.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    let answer = dialog.to_end().await.unwrap();
+    let mut http1 = ListenerClient::plain(node.address("plain")).h1().await.unwrap();
+    http1.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let answer = http1.to_end().await.unwrap();
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 "), "{answer:?}");
 }

@@ -11,13 +11,13 @@ use std::{
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::Dialog,
-    door::{Door, Way},
     frames::{END_HEADERS, END_STREAM, Frame, Frames, kind},
+    listener_client::{ListenerClient, TunnelMode},
     multiplex::{Exchange, Multiplex, serve_connection},
     origin::{self, Origin, scripted},
     overlay::{Node, Overlay},
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
     tls,
     tunnel::Tunnel,
 };
@@ -33,13 +33,13 @@ use crate::http::lab::{next, overlay, seen};
 
 const WEB: &str = "web.test";
 
-/// An origin by TLS whose handshakes wait at a door, and requests at a gate. Counts who is connected, and how many
+/// An origin by TLS whose handshakes wait at one gate, and requests at another. Counts who is connected, and how many
 /// ever were at once.
 struct Gated {
     origin: Origin,
-    door: Arc<Semaphore>,
+    client: Arc<Semaphore>,
     gate: Arc<Semaphore>,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     ever: Arc<AtomicUsize>,
@@ -59,20 +59,20 @@ impl Gated {
     fn start(overlay: &Overlay, alpn: &str, handshakes: usize) -> Self {
         let identity = overlay.authority().issue(&Subject::server(WEB)).unwrap();
         let acceptor = TlsAcceptor::from(tls::server(&identity, None, &[alpn]).unwrap());
-        let (door, gate) = (Arc::new(Semaphore::new(handshakes)), Arc::new(Semaphore::new(0)));
-        let [asked, open, most, ever] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
-        let state = (door.clone(), gate.clone(), asked.clone(), open.clone(), most.clone(), ever.clone());
+        let (client, gate) = (Arc::new(Semaphore::new(handshakes)), Arc::new(Semaphore::new(0)));
+        let [requests, open, most, ever] = [(); 4].map(|()| Arc::new(AtomicUsize::new(0)));
+        let state = (client.clone(), gate.clone(), requests.clone(), open.clone(), most.clone(), ever.clone());
         let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let origin = Origin::accepting(listener, move |stream| {
-            let (acceptor, (door, gate, asked, open, most, ever)) = (acceptor.clone(), state.clone());
+            let (acceptor, (client, gate, requests, open, most, ever)) = (acceptor.clone(), state.clone());
             async move {
                 ever.fetch_add(1, Ordering::SeqCst);
                 most.fetch_max(open.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 let _present = Present(open);
-                let Ok(()) = door.acquire().await.map(tokio::sync::SemaphorePermit::forget) else { return };
+                let Ok(()) = client.acquire().await.map(tokio::sync::SemaphorePermit::forget) else { return };
                 let Ok(stream) = acceptor.accept(stream).await else { return };
                 let wait = move || {
-                    asked.fetch_add(1, Ordering::SeqCst);
+                    requests.fetch_add(1, Ordering::SeqCst);
                     let gate = gate.clone();
                     async move { gate.acquire().await.map(tokio::sync::SemaphorePermit::forget) }
                 };
@@ -86,13 +86,13 @@ impl Gated {
                     };
                     return serve_connection(stream, serve).await;
                 }
-                let mut dialog = Dialog::new(stream);
-                while dialog.head().await.is_ok() && wait().await.is_ok() {
-                    let _ = dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                let mut http1 = RawHttp1::new(stream);
+                while http1.head().await.is_ok() && wait().await.is_ok() {
+                    let _ = http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
                 }
             }
         });
-        Self { origin: origin.unwrap(), door, gate, asked, open, most, ever }
+        Self { origin: origin.unwrap(), client, gate, requests, open, most, ever }
     }
 }
 
@@ -142,7 +142,7 @@ async fn what_alpn_settles_on_h1_is_bounded_as_h1_is() {
     let answers = burst(&mut client, 10).await;
     // Three are served, four wait, and the others are told so.
     node.metric_reaches("hermes_limit_hits_total", "limit=\"upstream-pending\"", 3.0).await;
-    until("three are asked", || async { origin.asked.load(Ordering::SeqCst) == 1 + 3 }).await;
+    until("three are asked", || async { origin.requests.load(Ordering::SeqCst) == 1 + 3 }).await;
     origin.gate.add_permits(10);
     let mut all = answers.join_all().await;
     all.sort_unstable();
@@ -158,8 +158,8 @@ async fn what_alpn_settles_on_h2_is_dialled_once_for_all() {
     let mut client = Multiplex::connect(node.address("in")).await.unwrap();
     let answers = burst(&mut client, 20).await;
     until("all are there", || async { node.metric("hermes_sessions_open", "").await.unwrap() == 20.0 }).await;
-    origin.door.add_permits(20);
-    until("all are asked", || async { origin.asked.load(Ordering::SeqCst) == 20 }).await;
+    origin.client.add_permits(20);
+    until("all are asked", || async { origin.requests.load(Ordering::SeqCst) == 20 }).await;
     origin.gate.add_permits(20);
     assert_eq!(answers.join_all().await, [200; 20]);
     assert_eq!(origin.ever.load(Ordering::SeqCst), 1, "connections");
@@ -175,7 +175,7 @@ async fn a_dial_for_all_that_fails_is_one_failure() {
         let node = by_tls(&overlay, protocol, "", "connect: 1s", &origin.origin).await;
         let mut client = Multiplex::connect(node.address("in")).await.unwrap();
         assert_eq!(burst(&mut client, 20).await.join_all().await, [504; 20], "{protocol}");
-        origin.door.add_permits(20);
+        origin.client.add_permits(20);
         origin.gate.add_permits(20);
         assert_eq!(client.get("http://WEB/").await.unwrap().status, 200, "{protocol}: {}", node.log());
         assert!(!node.log().contains("rests"), "{protocol}: {}", node.log());
@@ -196,7 +196,7 @@ async fn a_dial_for_all_that_nobody_waits_for_is_there_for_the_next() {
         until("the origin is dialled", async || origin.ever.load(Ordering::SeqCst) == 1).await;
         gone.shutdown().await;
         until("all are gone", async || sessions().await == 0.0).await;
-        origin.door.add_permits(20);
+        origin.client.add_permits(20);
         node.metric_reaches("hermes_upstream_connects_total", "upstream=\"web\"", 1.0).await;
         origin.gate.add_permits(1);
         assert_eq!(client.get("http://WEB/").await.unwrap().status, 200, "{protocol}, {alpn}");
@@ -229,15 +229,15 @@ async fn a_dial_for_all_that_fails_is_told_of_by_who_is_there() {
 #[tokio::test]
 async fn who_waits_is_overtaken_by_nobody() {
     let overlay = overlay();
-    let (asked, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Semaphore::new(0)));
-    let (tell, waits) = (asked.clone(), gate.clone());
+    let (requests, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Semaphore::new(0)));
+    let (sender, waits) = (requests.clone(), gate.clone());
     let origin = Origin::accepting(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap(), move |stream| {
-        let (tell, waits) = (tell.clone(), waits.clone());
+        let (sender, waits) = (sender.clone(), waits.clone());
         async move {
             let mut lines = BufReader::new(stream).lines();
             while let Ok(Some(line)) = lines.next_line().await {
                 if let Some(path) = line.strip_prefix("GET ") {
-                    tell.lock().unwrap().push(path.starts_with("/other"));
+                    sender.lock().unwrap().push(path.starts_with("/other"));
                     waits.acquire().await.unwrap().forget();
                 }
                 if line.is_empty() {
@@ -260,15 +260,15 @@ upstreams:
     let origin = origin.unwrap();
     let draft = overlay.node("edge").document(document).with("ORIGIN", origin.address());
     let node = draft.start().await.unwrap();
-    let mut busy = Dialog::connect(node.address("in")).await.unwrap();
-    let mut other = Dialog::connect(node.address("in")).await.unwrap();
+    let mut busy = RawHttp1::connect(node.address("in")).await.unwrap();
+    let mut other = RawHttp1::connect(node.address("in")).await.unwrap();
     busy.send(&"GET /busy HTTP/1.1\r\nhost: WEB\r\n\r\n".repeat(100)).await.unwrap();
-    until("the first is asked", async || !asked.lock().unwrap().is_empty()).await;
+    until("the first is asked", async || !requests.lock().unwrap().is_empty()).await;
     other.send("GET /other HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
     until("both are there", async || node.metric("hermes_sessions_open", "").await.unwrap() == 2.0).await;
     gate.add_permits(200);
     assert_eq!(other.head().await.unwrap().status(), 200);
-    let place = asked.lock().unwrap().iter().position(|is_other| *is_other);
+    let place = requests.lock().unwrap().iter().position(|is_other| *is_other);
     assert!(place.is_some_and(|place| place < 5), "{place:?}");
 }
 
@@ -284,18 +284,18 @@ async fn a_dial_that_comes_too_late_is_there_for_the_next() {
         until("the origin sees it", || async { count.load(Ordering::SeqCst) >= least }).await;
     };
     let first = burst(&mut client, 1).await;
-    reaches(&origin.asked, 1).await;
-    // Two more, for which there is none: both dial, and wait at the door.
+    reaches(&origin.requests, 1).await;
+    // Two more, for which there is none: both dial, and wait at the listener.
     let others = burst(&mut client, 2).await;
     reaches(&origin.ever, 3).await;
-    for asked in 1..=3 {
-        reaches(&origin.asked, asked).await;
+    for requests in 1..=3 {
+        reaches(&origin.requests, requests).await;
         origin.gate.add_permits(1);
     }
     // The first connection has served them all, one after the other.
     assert_eq!((first.join_all().await, others.join_all().await), (vec![200], vec![200; 2]));
     assert_eq!(origin.open.load(Ordering::SeqCst), 3, "a dial was given up");
-    origin.door.add_permits(2);
+    origin.client.add_permits(2);
     let dialled = || async {
         let connects = node.metric("hermes_upstream_connects_total", "upstream=\"web\"").await.unwrap();
         connects > 2.0
@@ -303,7 +303,7 @@ async fn a_dial_that_comes_too_late_is_there_for_the_next() {
     until("the dials are through", dialled).await;
     let answers = burst(&mut client, 3).await;
     // At once, with nobody dialling.
-    reaches(&origin.asked, 6).await;
+    reaches(&origin.requests, 6).await;
     origin.gate.add_permits(3);
     assert_eq!(answers.join_all().await, [200; 3]);
     assert_eq!((origin.ever.load(Ordering::SeqCst), origin.open.load(Ordering::SeqCst)), (3, 3), "connections");
@@ -337,11 +337,11 @@ async fn a_slow_handshake_leaves_less_time_for_the_preface() {
 
 /// Tells of each connection that ends.
 fn tells_of_ends(name: &'static str, ended: tokio::sync::mpsc::UnboundedSender<&'static str>) -> Origin {
-    let origin = scripted::h1(move |mut dialog| {
+    let origin = scripted::h1(move |mut http1| {
         let ended = ended.clone();
         async move {
-            while dialog.head().await.is_ok() {
-                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+            while http1.head().await.is_ok() {
+                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
             }
             ended.send(name).map_err(io::Error::other)
         }
@@ -352,8 +352,8 @@ fn tells_of_ends(name: &'static str, ended: tokio::sync::mpsc::UnboundedSender<&
 /// Whoever may name endpoints makes a pool of each, but no heap of idle connections.
 #[tokio::test]
 async fn the_oldest_idle_connection_makes_room() {
-    let (tell, mut ends) = seen();
-    let [one, two, three] = ["one", "two", "three"].map(|name| tells_of_ends(name, tell.clone()));
+    let (sender, mut ends) = seen();
+    let [one, two, three] = ["one", "two", "three"].map(|name| tells_of_ends(name, sender.clone()));
     let multiplexed = scripted::h2(|exchange: Exchange| exchange.answer(Response::new(()), "")).unwrap();
     let overlay = overlay();
     let document = "
@@ -397,8 +397,8 @@ upstreams:
 /// A reload is no reason to dial again, unless it changes where a route may go.
 #[tokio::test]
 async fn a_route_that_stays_keeps_its_connections() {
-    let (tell, mut ends) = seen();
-    let origin = tells_of_ends("origin", tell);
+    let (sender, mut ends) = seen();
+    let origin = tells_of_ends("origin", sender);
     let overlay = overlay();
     let document = "
 workers: 1
@@ -429,13 +429,13 @@ $MORE
 const OWN: [&str; 2] = ["h1", "tcp"];
 
 fn numbered(protocol: &'static str, number: usize) -> Origin {
-    let origin = scripted::h1(move |mut dialog| async move {
+    let origin = scripted::h1(move |mut http1| async move {
         if protocol == "h1" {
-            dialog.head().await?;
-            dialog.send("HTTP/1.1 200 OK\r\n\r\n").await?;
+            http1.head().await?;
+            http1.send("HTTP/1.1 200 OK\r\n\r\n").await?;
         }
-        dialog.send(number.to_string()).await?;
-        dialog.to_end().await.map(drop)
+        http1.send(number.to_string()).await?;
+        http1.to_end().await.map(drop)
     });
     origin.unwrap()
 }
@@ -466,17 +466,17 @@ async fn tunnels_with_a_connection_of_their_own_weigh_on_their_endpoint() {
     for protocol in OWN {
         let sites = [0, 1].map(|site| numbered(protocol, site));
         let node = before_numbered(&overlay, protocol, "", &sites).await;
-        let door = Door::plain(node.address("in"));
+        let client = ListenerClient::plain(node.address("in"));
         let mut held = Vec::new();
         while held.len() < 16 {
-            let mut tunnel = door.tunnel(Way::ConnectH1, "DB:1").await.unwrap();
+            let mut tunnel = client.tunnel(TunnelMode::ConnectH1, "DB:1").await.unwrap();
             if number(&mut tunnel).await == b"0" {
                 held.push(tunnel);
             }
         }
         let mut idle = 0;
         for _ in 0..200 {
-            let mut tunnel = door.tunnel(Way::ConnectH1, "DB:1").await.unwrap();
+            let mut tunnel = client.tunnel(TunnelMode::ConnectH1, "DB:1").await.unwrap();
             idle += usize::from(number(&mut tunnel).await == b"1");
         }
         // 150 of 200 where the busy one is taken only if it was drawn twice; 100 where nobody knows. Less than
@@ -491,18 +491,18 @@ async fn tunnels_with_a_connection_of_their_own_count_as_connections() {
     for protocol in OWN {
         let site = [numbered(protocol, 7)];
         let node = before_numbered(&overlay, protocol, "upstream-connections: 2, upstream-pending: 1", &site).await;
-        let door = Door::plain(node.address("in"));
+        let client = ListenerClient::plain(node.address("in"));
         let mut open = Vec::new();
         for _ in 0..2 {
-            open.push(door.tunnel(Way::ConnectH1, "DB:1").await.unwrap());
+            open.push(client.tunnel(TunnelMode::ConnectH1, "DB:1").await.unwrap());
         }
         let mut waits = JoinSet::new();
         waits.spawn({
-            let door = door.clone();
-            async move { number(&mut door.tunnel(Way::ConnectH1, "DB:1").await.unwrap()).await }
+            let client = client.clone();
+            async move { number(&mut client.tunnel(TunnelMode::ConnectH1, "DB:1").await.unwrap()).await }
         });
         until("one waits", || async { node.metric("hermes_sessions_open", "").await.unwrap() > 2.0 }).await;
-        let refused = door.tunnel(Way::ConnectH1, "DB:1").await.err().unwrap().to_string();
+        let refused = client.tunnel(TunnelMode::ConnectH1, "DB:1").await.err().unwrap().to_string();
         assert!(refused.contains("503"), "{protocol}: {refused}");
         assert!(waits.try_join_next().is_none(), "{protocol}: a third was opened");
         drop(open.pop());
@@ -517,10 +517,10 @@ async fn tunnels_with_a_connection_of_their_own_count_as_connections() {
 #[tokio::test]
 async fn a_connection_that_has_gone_silent_gets_no_further_request() {
     let connections = Arc::new(AtomicUsize::new(0));
-    let origin = scripted::h1(move |dialog| {
+    let origin = scripted::h1(move |http1| {
         let is_first = connections.fetch_add(1, Ordering::Relaxed) == 0;
         async move {
-            let mut frames = Frames::accept(dialog, &[]).await?;
+            let mut frames = Frames::accept(http1, &[]).await?;
             loop {
                 let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
                 // `:status: 200` is entry 8 of the static table (RFC 7541, appendix A).
@@ -542,7 +542,7 @@ upstreams:
 - {name: web, protocol: h2, overlay: false, endpoints: ['$WEB'], outlier: {failures: 0}}
 ";
     let node = overlay.node("edge").document(document).with("WEB", origin.address()).start().await.unwrap();
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     for status in [200, 504, 200, 200] {
         assert_eq!(connection.get("http://WEB/").await.unwrap().status, status);
     }
@@ -570,18 +570,18 @@ routes:
 upstreams:
 - {name: web, protocol: h2, overlay: false, endpoints: ['$WEB'], outlier: {failures: 1}}
 ";
-    for (goes, way) in [
+    for (goes, mode) in [
         (Goes::AtOnce, None),
         (Goes::WhenAsked, None),
-        (Goes::AtOnce, Some(Way::ConnectH1)),
-        (Goes::WhenAsked, Some(Way::ConnectH1)),
+        (Goes::AtOnce, Some(TunnelMode::ConnectH1)),
+        (Goes::WhenAsked, Some(TunnelMode::ConnectH1)),
     ] {
         let connections = Arc::new(AtomicUsize::new(0));
         let accepted = connections.clone();
-        let origin = scripted::h1(move |dialog| {
+        let origin = scripted::h1(move |http1| {
             let is_first = accepted.fetch_add(1, Ordering::Relaxed) == 0;
             async move {
-                let mut frames = Frames::accept(dialog, &[]).await?;
+                let mut frames = Frames::accept(http1, &[]).await?;
                 if !is_first || matches!(goes, Goes::WhenAsked) {
                     let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
                     if !is_first {
@@ -596,10 +596,10 @@ upstreams:
         });
         let origin = origin.unwrap();
         let node = overlay.node("edge").document(document).with("WEB", origin.address()).start().await.unwrap();
-        let door = Door::plain(node.address("in"));
-        match way {
-            None => assert_eq!(door.h2().await.unwrap().get("http://WEB/").await.unwrap().status, 200, "{goes:?}"),
-            Some(way) => assert_eq!(number(&mut door.tunnel(way, "WEB:1").await.unwrap()).await, b"7", "{goes:?}"),
+        let client = ListenerClient::plain(node.address("in"));
+        match mode {
+            None => assert_eq!(client.h2().await.unwrap().get("http://WEB/").await.unwrap().status, 200, "{goes:?}"),
+            Some(mode) => assert_eq!(number(&mut client.tunnel(mode, "WEB:1").await.unwrap()).await, b"7", "{goes:?}"),
         }
         assert_eq!(connections.load(Ordering::Relaxed), 2, "{goes:?}");
     }

@@ -11,8 +11,8 @@ use std::{
 
 use h2::Reason;
 use hermes_testkit::{
-    door::Door,
     frames::{Frame, Frames, kind},
+    listener_client::ListenerClient,
     multiplex::{self, Answer, Exchange},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
@@ -23,7 +23,7 @@ use crate::http::lab::{Seen, next, overlay, seen};
 
 /// What an origin does with one request.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum OriginBehaviour {
     /// Answers with this status.
     Status(u16),
     /// Reads it whole and closes without an answer.
@@ -31,27 +31,27 @@ enum Deed {
 }
 
 /// Does one deed after the other, the last one for ever. Tells the body of each request it got.
-fn origin(deeds: &'static [Deed]) -> (Origin, Seen<Vec<u8>>) {
-    let (told, tells) = seen();
+fn origin(deeds: &'static [OriginBehaviour]) -> (Origin, Seen<Vec<u8>>) {
+    let (sender, receiver) = seen();
     let count = Arc::new(AtomicUsize::new(0));
-    let origin = scripted::h1(move |mut dialog| {
-        let (told, count) = (told.clone(), count.clone());
+    let origin = scripted::h1(move |mut http1| {
+        let (sender, count) = (sender.clone(), count.clone());
         async move {
             loop {
-                let head = dialog.head().await?;
-                let body = dialog.body(&head).await?.data;
+                let head = http1.head().await?;
+                let body = http1.body(&head).await?.data;
                 let number = count.fetch_add(1, Ordering::SeqCst);
-                let _ = told.send(body);
+                let _ = sender.send(body);
                 match deeds[number.min(deeds.len() - 1)] {
-                    Deed::Status(status) => {
-                        dialog.send(format!("HTTP/1.1 {status} Said\r\ncontent-length: 2\r\n\r\nok")).await?;
+                    OriginBehaviour::Status(status) => {
+                        http1.send(format!("HTTP/1.1 {status} Said\r\ncontent-length: 2\r\n\r\nok")).await?;
                     }
-                    Deed::Break => return Ok(()),
+                    OriginBehaviour::Break => return Ok(()),
                 }
             }
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 const DOCUMENT: &str = "
@@ -74,14 +74,14 @@ async fn node(overlay: &Overlay, protocol: &str, retry: &str, endpoints: &[Socke
 }
 
 async fn ask(node: &Node, method: Method, body: &[u8]) -> Answer {
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     let request = Request::builder().method(method).uri("http://WEB/thing").body(()).unwrap();
     connection.ask(request, body).await.unwrap()
 }
 
 /// How many requests an origin got that were not waited for.
-fn further<T>(tells: &mut Seen<T>) -> usize {
-    std::iter::from_fn(|| tells.try_recv().ok()).count()
+fn further<T>(receiver: &mut Seen<T>) -> usize {
+    std::iter::from_fn(|| receiver.try_recv().ok()).count()
 }
 
 fn nobody() -> SocketAddr {
@@ -90,27 +90,28 @@ fn nobody() -> SocketAddr {
 
 #[tokio::test]
 async fn an_endpoint_that_refuses_is_followed_by_another() {
-    let (origin, mut tells) = origin(&[Deed::Status(200)]);
+    let (origin, mut receiver) = origin(&[OriginBehaviour::Status(200)]);
     let overlay = overlay();
     let node = node(&overlay, "h1", ALL, &[nobody(), origin.address()]).await;
     // Nothing was sent: whatever the method, and with its whole body.
     for _ in 0..4 {
         assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
-        assert_eq!(next(&mut tells).await, b"body");
+        assert_eq!(next(&mut receiver).await, b"body");
     }
     node.record(|record| record["tries"] == 2).await;
 }
 
 #[tokio::test]
 async fn without_a_policy_nothing_is_tried_again() {
-    let (origin, mut tells) = origin(&[Deed::Status(503), Deed::Break, Deed::Status(200)]);
+    let (origin, mut receiver) =
+        origin(&[OriginBehaviour::Status(503), OriginBehaviour::Break, OriginBehaviour::Status(200)]);
     let overlay = overlay();
     let node = node(&overlay, "h1", "", &[origin.address()]).await;
     assert_eq!(ask(&node, Method::GET, b"").await.status, 503);
     // The connection is in the pool, but it was no stale one: the origin read the request.
     let broken = ask(&node, Method::POST, b"x").await;
     assert_eq!((broken.status, broken.header("proxy-status").is_some()), (502, true));
-    assert_eq!(further(&mut tells), 2);
+    assert_eq!(further(&mut receiver), 2);
 }
 
 #[tokio::test]
@@ -123,46 +124,51 @@ async fn a_broken_exchange_is_repeated_only_where_that_does_no_harm() {
         (Method::POST, b"once", 502, 1),
         (Method::PATCH, b"once", 502, 1),
     ] {
-        let (origin, mut tells) = origin(&[Deed::Break, Deed::Status(200)]);
+        let (origin, mut receiver) = origin(&[OriginBehaviour::Break, OriginBehaviour::Status(200)]);
         let overlay = overlay();
         let node = node(&overlay, "h1", ALL, &[origin.address()]).await;
         assert_eq!(ask(&node, method.clone(), body).await.status, status, "{method}");
         for attempt in 0..attempts {
-            assert_eq!(next(&mut tells).await, body, "{method}, attempt {attempt}");
+            assert_eq!(next(&mut receiver).await, body, "{method}, attempt {attempt}");
         }
-        assert_eq!(further(&mut tells), 0, "{method}");
+        assert_eq!(further(&mut receiver), 0, "{method}");
     }
 }
 
 #[tokio::test]
 async fn statuses_are_retried_as_the_policy_says() {
     for (method, deeds, status, attempts) in [
-        (Method::GET, &[Deed::Status(503), Deed::Status(500), Deed::Status(200)][..], 200, 3),
+        (
+            Method::GET,
+            &[OriginBehaviour::Status(503), OriginBehaviour::Status(500), OriginBehaviour::Status(200)][..],
+            200,
+            3,
+        ),
         // 429 says that it was not done; 503 does not.
-        (Method::POST, &[Deed::Status(429), Deed::Status(200)], 200, 2),
-        (Method::POST, &[Deed::Status(503), Deed::Status(200)], 503, 1),
-        (Method::GET, &[Deed::Status(404), Deed::Status(200)], 404, 1),
+        (Method::POST, &[OriginBehaviour::Status(429), OriginBehaviour::Status(200)], 200, 2),
+        (Method::POST, &[OriginBehaviour::Status(503), OriginBehaviour::Status(200)], 503, 1),
+        (Method::GET, &[OriginBehaviour::Status(404), OriginBehaviour::Status(200)], 404, 1),
         // Three tries in all; the last answer is the client's.
-        (Method::GET, &[Deed::Status(502)], 502, 3),
+        (Method::GET, &[OriginBehaviour::Status(502)], 502, 3),
     ] {
-        let (origin, mut tells) = origin(Box::leak(deeds.to_vec().into_boxed_slice()));
+        let (origin, mut receiver) = origin(Box::leak(deeds.to_vec().into_boxed_slice()));
         let overlay = overlay();
         let node = node(&overlay, "h1", ALL, &[origin.address()]).await;
         let body: &[u8] = if method == Method::POST { b"body" } else { b"" };
         assert_eq!(ask(&node, method.clone(), body).await.status, status, "{method} {deeds:?}");
-        assert_eq!(further(&mut tells), attempts, "{method} {deeds:?}");
+        assert_eq!(further(&mut receiver), attempts, "{method} {deeds:?}");
     }
 }
 
 #[tokio::test]
 async fn a_body_that_was_not_kept_is_not_sent_again() {
-    let (origin, mut tells) = origin(&[Deed::Break, Deed::Status(200)]);
+    let (origin, mut receiver) = origin(&[OriginBehaviour::Break, OriginBehaviour::Status(200)]);
     let overlay = overlay();
     let node = node(&overlay, "h1", ALL, &[origin.address()]).await;
     let large = vec![b'x'; 100 << 10];
     assert_eq!(ask(&node, Method::PUT, &large).await.status, 502);
-    assert_eq!(next(&mut tells).await.len(), large.len());
-    assert_eq!(further(&mut tells), 0);
+    assert_eq!(next(&mut receiver).await.len(), large.len());
+    assert_eq!(further(&mut receiver), 0);
     // What fits is kept.
     assert_eq!(ask(&node, Method::PUT, &large[..60 << 10]).await.status, 200);
 }
@@ -171,14 +177,14 @@ async fn a_body_that_was_not_kept_is_not_sent_again() {
 #[tokio::test]
 async fn a_stale_connection_is_replaced_free_of_charge() {
     let (closed, mut closes) = seen();
-    let origin = scripted::h1(move |mut dialog| {
+    let origin = scripted::h1(move |mut http1| {
         let closed = closed.clone();
         async move {
-            let head = dialog.head().await?;
-            dialog.body(&head).await?;
+            let head = http1.head().await?;
+            http1.body(&head).await?;
             // Promises to stay, and goes.
-            dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
-            drop(dialog);
+            http1.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
+            drop(http1);
             let _ = closed.send(());
             Ok(())
         }
@@ -195,10 +201,10 @@ async fn a_stale_connection_is_replaced_free_of_charge() {
 /// REFUSED_STREAM says that nothing was done (RFC 9113, 8.7): even POST is sent again.
 #[tokio::test]
 async fn a_refused_stream_is_always_retried() {
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let count = Arc::new(AtomicUsize::new(0));
     let origin = scripted::h2(move |exchange: Exchange| {
-        let (told, count) = (told.clone(), count.clone());
+        let (sender, count) = (sender.clone(), count.clone());
         async move {
             let Exchange { request, mut respond } = exchange;
             if count.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -206,7 +212,7 @@ async fn a_refused_stream_is_always_retried() {
                 return Ok(());
             }
             let (body, _) = multiplex::receive_all(request.into_body()).await?;
-            let _ = told.send(body);
+            let _ = sender.send(body);
             respond.send_response(http::Response::new(()), true).map(drop).map_err(io::Error::other)
         }
     });
@@ -214,72 +220,72 @@ async fn a_refused_stream_is_always_retried() {
     let overlay = overlay();
     let node = node(&overlay, "h2", ALL, &[origin.address()]).await;
     assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
-    assert_eq!(next(&mut tells).await, b"body");
+    assert_eq!(next(&mut receiver).await, b"body");
 }
 
 /// The same without `retry`, at the only endpoint, for a stream that is refused after some of its body has come.
 #[tokio::test]
 async fn a_refused_stream_is_opened_again_without_a_policy() {
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let count = Arc::new(AtomicUsize::new(0));
     let origin = scripted::h2(move |exchange: Exchange| {
-        let (told, count) = (told.clone(), count.clone());
+        let (sender, count) = (sender.clone(), count.clone());
         async move {
             let Exchange { request, mut respond } = exchange;
             let always = request.uri().path() == "/never";
             let mut body = request.into_body();
             if always || count.fetch_add(1, Ordering::SeqCst) == 0 {
                 multiplex::receive(&mut body).await?;
-                let _ = told.send(b"refused".to_vec());
+                let _ = sender.send(b"refused".to_vec());
                 respond.send_reset(Reason::REFUSED_STREAM);
                 return Ok(());
             }
             let (body, _) = multiplex::receive_all(body).await?;
-            let _ = told.send(body);
+            let _ = sender.send(body);
             respond.send_response(http::Response::new(()), true).map(drop).map_err(io::Error::other)
         }
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h2", "", &[origin.address()]).await;
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     let grpc =
         || Request::post("http://WEB/svc/Call").header("content-type", "application/grpc").header("te", "trailers");
     let (response, mut stream) = connection.open(grpc().body(()).unwrap(), false).await.unwrap();
     stream.send_data("first ".into(), false).unwrap();
     // The rest of the body comes after the refusal.
-    assert_eq!(next(&mut tells).await, b"refused");
+    assert_eq!(next(&mut receiver).await, b"refused");
     stream.send_data("second".into(), true).unwrap();
     assert_eq!(multiplex::answer(response).await.unwrap().status, 200);
-    assert_eq!(next(&mut tells).await, b"first second");
+    assert_eq!(next(&mut receiver).await, b"first second");
 
     // A peer that always refuses is not asked for ever.
     let request = Request::post("http://WEB/never").body(()).unwrap();
     assert_eq!(connection.ask(request, b"body").await.unwrap().status, 502);
-    assert_eq!((next(&mut tells).await, further(&mut tells)), (b"refused".to_vec(), 2));
+    assert_eq!((next(&mut receiver).await, further(&mut receiver)), (b"refused".to_vec(), 2));
     // A body that is no longer held is not sent again.
     let request = Request::post("http://WEB/never").body(()).unwrap();
     let (response, mut stream) = connection.open(request, false).await.unwrap();
     let _ = multiplex::send_all(&mut stream, vec![7; 100 << 10].into(), false).await;
     let status = multiplex::answer(response).await.unwrap().status;
-    let asked = 1 + {
-        next(&mut tells).await;
-        further(&mut tells)
+    let requests = 1 + {
+        next(&mut receiver).await;
+        further(&mut receiver)
     };
-    assert!(status == 502 && asked <= 3, "{status} {asked}");
+    assert!(status == 502 && requests <= 3, "{status} {requests}");
 }
 
 /// GOAWAY names the last stream that was looked at; those beyond it go to a new connection (RFC 9113, 6.8).
 #[tokio::test]
 async fn a_stream_beyond_goaway_is_opened_again_without_a_policy() {
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let count = Arc::new(AtomicUsize::new(0));
-    let origin = scripted::h1(move |dialog| {
-        let (told, count) = (told.clone(), count.clone());
+    let origin = scripted::h1(move |http1| {
+        let (sender, count) = (sender.clone(), count.clone());
         async move {
-            let mut frames = Frames::accept(dialog, &[]).await?;
+            let mut frames = Frames::accept(http1, &[]).await?;
             let data = frames.until("DATA", |frame| frame.kind == kind::DATA).await?;
-            let _ = told.send(data.payload.to_vec());
+            let _ = sender.send(data.payload.to_vec());
             if count.fetch_add(1, Ordering::SeqCst) == 0 {
                 frames.send(&[Frame::new(kind::GOAWAY, 0, 0, vec![0; 8])]).await?;
                 // The connection stays: nothing but the frame says that the stream is lost.
@@ -293,24 +299,24 @@ async fn a_stream_beyond_goaway_is_opened_again_without_a_policy() {
     let overlay = overlay();
     let node = node(&overlay, "h2", "", &[origin.address()]).await;
     assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
-    assert_eq!((next(&mut tells).await, next(&mut tells).await), (b"body".to_vec(), b"body".to_vec()));
+    assert_eq!((next(&mut receiver).await, next(&mut receiver).await), (b"body".to_vec(), b"body".to_vec()));
 }
 
 /// Many requests fail together: only a part of them may come again.
 #[tokio::test]
 async fn retries_keep_to_their_budget() {
     const TOGETHER: usize = 20;
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let opened = gate.clone();
-    let origin = scripted::h1(move |mut dialog| {
-        let (told, gate) = (told.clone(), gate.clone());
+    let origin = scripted::h1(move |mut http1| {
+        let (sender, gate) = (sender.clone(), gate.clone());
         async move {
             loop {
-                dialog.head().await?;
-                let _ = told.send(());
+                http1.head().await?;
+                let _ = sender.send(());
                 gate.acquire().await.map_err(io::Error::other)?.forget();
-                dialog.send("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n").await?;
+                http1.send("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n").await?;
             }
         }
     });
@@ -321,11 +327,11 @@ async fn retries_keep_to_their_budget() {
     let node = draft.with("ENDPOINTS", format!("'{}'", origin.address())).start().await.unwrap();
     let mut requests = tokio::task::JoinSet::new();
     for _ in 0..TOGETHER {
-        let door = Door::plain(node.address("in"));
-        requests.spawn(async move { door.h2().await?.get("http://WEB/").await.map(|answer| answer.status) });
+        let client = ListenerClient::plain(node.address("in"));
+        requests.spawn(async move { client.h2().await?.get("http://WEB/").await.map(|answer| answer.status) });
     }
     for _ in 0..TOGETHER {
-        next(&mut tells).await;
+        next(&mut receiver).await;
     }
     // All fail at one instant; those that come again wait at the gate, so that none makes room for others.
     opened.add_permits(TOGETHER);
@@ -334,9 +340,9 @@ async fn retries_keep_to_their_budget() {
         assert_eq!(requests.join_next().await.unwrap().unwrap().unwrap(), 503);
     }
     for _ in 0..again {
-        next(&mut tells).await;
+        next(&mut receiver).await;
     }
-    assert_eq!(further(&mut tells), 0, "more than a fifth of the requests came again");
+    assert_eq!(further(&mut receiver), 0, "more than a fifth of the requests came again");
     node.metric_reaches("hermes_limit_hits_total", "retry-budget", (TOGETHER - again) as f64).await;
     opened.add_permits(again);
     for _ in 0..again {
@@ -347,20 +353,20 @@ async fn retries_keep_to_their_budget() {
 /// An endpoint that refuses a stream is busy. Only a refusal that nobody makes good counts against it.
 #[tokio::test]
 async fn a_refused_stream_that_is_sent_elsewhere_does_not_count_against_the_endpoint() {
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let origin = |name: &'static str| {
-        let (told, count) = (told.clone(), Arc::new(AtomicUsize::new(0)));
+        let (sender, count) = (sender.clone(), Arc::new(AtomicUsize::new(0)));
         let origin = scripted::h2(move |exchange: Exchange| {
-            let (told, count) = (told.clone(), count.clone());
+            let (sender, count) = (sender.clone(), count.clone());
             async move {
                 let Exchange { request, mut respond } = exchange;
                 let is_first = count.fetch_add(1, Ordering::SeqCst) == 0;
                 if request.uri().path() == "/never" || (name == "busy" && is_first) {
-                    let _ = told.send("refused");
+                    let _ = sender.send("refused");
                     respond.send_reset(Reason::REFUSED_STREAM);
                     return Ok(());
                 }
-                let _ = told.send(name);
+                let _ = sender.send(name);
                 respond.send_response(http::Response::new(()), true).map(drop).map_err(io::Error::other)
             }
         });
@@ -375,14 +381,14 @@ async fn a_refused_stream_that_is_sent_elsewhere_does_not_count_against_the_endp
     let mut served = Vec::new();
     for _ in 0..6 {
         assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
-        served.push(next(&mut tells).await);
+        served.push(next(&mut receiver).await);
         if served.last() == Some(&"refused") {
-            served.push(next(&mut tells).await);
+            served.push(next(&mut receiver).await);
         }
     }
     assert!(served.contains(&"refused") && served.contains(&"busy"), "{served:?}");
     assert!(!node.log().contains("and rests"), "{}", node.log());
-    let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+    let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
     let request = Request::post("http://WEB/never").body(()).unwrap();
     assert_eq!(connection.ask(request, b"body").await.unwrap().status, 502);
     node.says("and rests").await;

@@ -3,7 +3,7 @@
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     overlay::{Node, Overlay},
 };
 use http::Request;
@@ -52,21 +52,21 @@ async fn chain(overlay: &Overlay) -> (Node, Node) {
 async fn they_are_the_client_s_through_every_pair_of_versions() {
     let overlay = overlay();
     let (near, _far) = chain(&overlay).await;
-    let secure = Door::tls(near.address("secure"), overlay.authority().pem(), None);
-    let clear = Door::plain(near.address("clear"));
+    let secure = ListenerClient::tls(near.address("secure"), overlay.authority().pem(), None);
+    let clear = ListenerClient::plain(near.address("clear"));
     for hop in ["h1", "h2", "h3", "h1-clear", "h2-clear"] {
-        for (door, scheme) in [(&clear, "http"), (&secure, "https")] {
-            let mut dialog = door.h1().await.unwrap();
+        for (client, scheme) in [(&clear, "http"), (&secure, "https")] {
+            let mut http1 = client.h1().await.unwrap();
             // Also the absolute form of the other scheme.
             for named in ["http", "https"] {
-                dialog.send(format!("GET {named}://web/{hop} HTTP/1.1\r\nhost: web\r\n\r\n")).await.unwrap();
-                let head = dialog.head().await.unwrap();
-                assert_eq!(dialog.body(&head).await.unwrap().text(), named, "{scheme}, h1, {hop}");
+                http1.send(format!("GET {named}://web/{hop} HTTP/1.1\r\nhost: web\r\n\r\n")).await.unwrap();
+                let head = http1.head().await.unwrap();
+                assert_eq!(http1.body(&head).await.unwrap().text(), named, "{scheme}, h1, {hop}");
             }
-            dialog.send(format!("GET /{hop} HTTP/1.1\r\nhost: web\r\n\r\n")).await.unwrap();
-            let head = dialog.head().await.unwrap();
-            assert_eq!(dialog.body(&head).await.unwrap().text(), scheme, "{scheme}, h1, {hop}");
-            let mut connection = door.h2().await.unwrap();
+            http1.send(format!("GET /{hop} HTTP/1.1\r\nhost: web\r\n\r\n")).await.unwrap();
+            let head = http1.head().await.unwrap();
+            assert_eq!(http1.body(&head).await.unwrap().text(), scheme, "{scheme}, h1, {hop}");
+            let mut connection = client.h2().await.unwrap();
             let answer = connection.get(&format!("{scheme}://web/{hop}")).await.unwrap();
             assert_eq!(answer.text(), scheme, "{scheme}, h2, {hop}");
         }
@@ -74,8 +74,8 @@ async fn they_are_the_client_s_through_every_pair_of_versions() {
         let request = Request::get(format!("https://web/{hop}")).body(()).unwrap();
         assert_eq!(connection.ask(&request, b"").await.unwrap().text(), "https", "h3, {hop}");
     }
-    let mut dialog = clear.h1().await.unwrap();
-    dialog.send("OPTIONS * HTTP/1.1\r\nhost: web\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert_eq!(dialog.body(&head).await.unwrap().text(), "star");
+    let mut http1 = clear.h1().await.unwrap();
+    http1.send("OPTIONS * HTTP/1.1\r\nhost: web\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!(http1.body(&head).await.unwrap().text(), "star");
 }

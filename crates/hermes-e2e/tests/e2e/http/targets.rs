@@ -6,8 +6,8 @@ use std::io;
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME},
     frames::{END_HEADERS, Frame, Frames, kind},
+    listener_client::{ListenerClient, NODE_NAME},
     multiplex::Exchange,
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
@@ -18,31 +18,31 @@ use crate::http::lab::{Seen, next, overlay, seen};
 
 /// An origin that reports each request target as it is on the wire.
 fn origin_h1() -> (Origin, Seen<String>) {
-    let (tell, told) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let tell = tell.clone();
+    let (sender, received) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
-                let _ = tell.send(head.first.clone());
-                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+                let head = http1.head().await?;
+                let _ = sender.send(head.first.clone());
+                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
             }
         }
     });
-    (origin.unwrap(), told)
+    (origin.unwrap(), received)
 }
 
 fn origin_h2() -> (Origin, Seen<String>) {
-    let (tell, told) = seen();
+    let (sender, received) = seen();
     let origin = scripted::h2(move |exchange: Exchange| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             let target = exchange.request.uri().path_and_query().map(ToString::to_string);
-            let _ = tell.send(target.unwrap_or_default());
+            let _ = sender.send(target.unwrap_or_default());
             exchange.answer(Response::builder().body(()).map_err(io::Error::other)?, "").await
         }
     });
-    (origin.unwrap(), told)
+    (origin.unwrap(), received)
 }
 
 /// Listener `in` speaks every version, over TLS; listener `clear` speaks the first two.
@@ -71,8 +71,8 @@ async fn status_h2(node: &Node, path: &str) -> Option<u16> {
         .then(|| if answer.payload.first() == Some(&0x88) { 200 } else { 400 })
 }
 
-async fn status_h3(door: &Door, path: &str) -> Option<u16> {
-    let connection = door.h3().await.unwrap();
+async fn status_h3(client: &ListenerClient, path: &str) -> Option<u16> {
+    let connection = client.h3().await.unwrap();
     let (mut send, mut recv) = connection.open().await.unwrap();
     let fields = [(":method", "GET"), (":scheme", "https"), (":authority", "WEB"), (":path", path)];
     send.headers(&fields).await.unwrap();
@@ -87,19 +87,19 @@ const EMPTY: [(&str, &str); 3] = [("#x", "/"), ("?a=1", "/?a=1"), ("?a=1#x", "/?
 async fn a_target_without_a_path_reaches_origins_as_a_slash() {
     for protocol in ["h1", "h2"] {
         let overlay = overlay();
-        let (origin, mut told) = if protocol == "h1" { origin_h1() } else { origin_h2() };
+        let (origin, mut received) = if protocol == "h1" { origin_h1() } else { origin_h2() };
         let node = node(&overlay, protocol, &origin).await;
-        let door = Door::tls(node.address("in"), overlay.authority().pem(), None);
+        let client = ListenerClient::tls(node.address("in"), overlay.authority().pem(), None);
         for (path, want) in EMPTY {
             let want = if protocol == "h1" { format!("GET {want} HTTP/1.1") } else { want.to_owned() };
-            let mut h1 = Door::plain(node.address("clear")).h1().await.unwrap();
+            let mut h1 = ListenerClient::plain(node.address("clear")).h1().await.unwrap();
             h1.send(format!("GET http://WEB{path} HTTP/1.1\r\nHost: WEB\r\n\r\n")).await.unwrap();
             assert_eq!(h1.head().await.unwrap().status(), 200, "{protocol}: {path}");
-            assert_eq!(next(&mut told).await, want, "http/1.1 to {protocol}: {path}");
+            assert_eq!(next(&mut received).await, want, "http/1.1 to {protocol}: {path}");
             assert_eq!(status_h2(&node, path).await, Some(200), "{protocol}: {path}");
-            assert_eq!(next(&mut told).await, want, "h2 to {protocol}: {path}");
-            assert_eq!(status_h3(&door, path).await, Some(200), "{protocol}: {path}");
-            assert_eq!(next(&mut told).await, want, "h3 to {protocol}: {path}");
+            assert_eq!(next(&mut received).await, want, "h2 to {protocol}: {path}");
+            assert_eq!(status_h3(&client, path).await, Some(200), "{protocol}: {path}");
+            assert_eq!(next(&mut received).await, want, "h3 to {protocol}: {path}");
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::{io, time::Duration};
 
 use hermes_testkit::{
-    dialog::Dialog,
-    door::{Door, Way},
+    listener_client::{ListenerClient, TunnelMode},
     multiplex::{self, Exchange},
     origin::{self, scripted},
     overlay::{Node, Overlay},
+    raw_http1::RawHttp1,
 };
 use http::{Request, Response};
 
@@ -30,7 +30,7 @@ async fn node(overlay: &Overlay, protocol: &str, timeout: &str, more: &str, orig
 
 /// Accepts, and says nothing until the other side goes.
 fn silent() -> origin::Origin {
-    scripted::h1(|mut dialog| async move { dialog.to_end().await.map(drop) }).unwrap()
+    scripted::h1(|mut http1| async move { http1.to_end().await.map(drop) }).unwrap()
 }
 
 #[tokio::test]
@@ -43,12 +43,17 @@ async fn a_peer_that_accepts_and_says_nothing_is_no_connection() {
     let tls = format!(", tls: {{ca: {}, server-name: web.test, anonymous: true}}", ca.display());
     for (protocol, more) in [("h2", ""), ("h1", &*tls)] {
         let node = node(&overlay, protocol, "{connect: 200ms}", more, origin.address()).await;
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let answer = connection.get("http://WEB/").await.unwrap();
         assert_eq!(answer.status, 504, "{protocol}: {answer:?}");
         assert!(answer.header("proxy-status").unwrap().contains("connection_timeout"), "{protocol}: {answer:?}");
-        let said = Door::plain(node.address("in")).tunnel(Way::ConnectH1, "DB:1").await.err().unwrap().to_string();
-        assert!(said.contains("504"), "{protocol}: {said}");
+        let output = ListenerClient::plain(node.address("in"))
+            .tunnel(TunnelMode::ConnectH1, "DB:1")
+            .await
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(output.contains("504"), "{protocol}: {output}");
     }
 }
 
@@ -68,32 +73,32 @@ async fn an_origin_that_never_answers_owes_progress() {
         };
         let overlay = overlay();
         let node = node(&overlay, version, "{progress: 1s}", "", origin.address()).await;
-        let door = Door::plain(node.address("in"));
-        let answer = door.h2().await.unwrap().get("http://WEB/").await.unwrap();
+        let client = ListenerClient::plain(node.address("in"));
+        let answer = client.h2().await.unwrap().get("http://WEB/").await.unwrap();
         assert_eq!(answer.status, 504, "{version}: {answer:?}");
         assert!(answer.header("proxy-status").unwrap().contains("http_response_timeout"), "{version}: {answer:?}");
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 504, "{version}");
+        let mut http1 = client.h1().await.unwrap();
+        http1.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 504, "{version}");
     }
 }
 
 #[tokio::test]
 async fn a_response_that_stops_is_broken_off() {
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.head().await?;
-        dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345").await?;
-        dialog.to_end().await.map(drop)
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345").await?;
+        http1.to_end().await.map(drop)
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h1", "{idle: 1s}", "", origin.address()).await;
-    let door = Door::plain(node.address("in"));
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert!(dialog.body(&head).await.is_err());
-    assert!(door.h2().await.unwrap().get("http://WEB/").await.is_err());
+    let client = ListenerClient::plain(node.address("in"));
+    let mut http1 = client.h1().await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert!(http1.body(&head).await.is_err());
+    assert!(client.h2().await.unwrap().get("http://WEB/").await.is_err());
     node.record(|record| record["error"] == "connection_read_timeout").await;
     node.quiet().await;
 }
@@ -101,28 +106,28 @@ async fn a_response_that_stops_is_broken_off() {
 /// A client that takes nothing holds an origin's answer back for `progress`, and no longer.
 #[tokio::test]
 async fn a_reader_that_takes_nothing_is_given_up() {
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.head().await?;
-        dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await?;
-        let piece = vec![0; 64 << 10];
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await?;
+        let chunk = vec![0; 64 << 10];
         // Until nobody takes any more.
         loop {
-            dialog.send(&piece).await?;
+            http1.send(&chunk).await?;
         }
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h1", "{progress: 2s, idle: 2s}", "", origin.address()).await;
-    let door = Door::plain(node.address("in"));
+    let client = ListenerClient::plain(node.address("in"));
 
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
-    let mut connection = door.h2().await.unwrap();
+    let mut http1 = client.h1().await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+    let mut connection = client.h2().await.unwrap();
     let (response, _) = connection.open(Request::get("http://WEB/").body(()).unwrap(), true).await.unwrap();
     // Its window stays shut: nothing of the body is taken.
     let response = response.await.unwrap();
     node.quiet().await;
-    drop((dialog, response));
+    drop((http1, response));
 }
 
 #[tokio::test]
@@ -130,9 +135,9 @@ async fn an_idle_tunnel_ends_and_a_busy_one_does_not() {
     let echo = origin::stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h1", "{idle: 2s}", "", echo.address()).await;
-    let door = Door::plain(node.address("in"));
-    let mut idle = door.tunnel(Way::ConnectH1, "HERE:1").await.unwrap();
-    let mut busy = door.tunnel(Way::ConnectH2, "HERE:1").await.unwrap();
+    let client = ListenerClient::plain(node.address("in"));
+    let mut idle = client.tunnel(TunnelMode::ConnectH1, "HERE:1").await.unwrap();
+    let mut busy = client.tunnel(TunnelMode::ConnectH2, "HERE:1").await.unwrap();
     let mut ended = std::pin::pin!(async { idle.reader.to_end().await });
     let over = loop {
         tokio::select! {
@@ -152,29 +157,29 @@ async fn an_idle_tunnel_ends_and_a_busy_one_does_not() {
 /// An upload that goes on is progress, however long it takes to be answered.
 #[tokio::test]
 async fn a_slow_upload_is_not_cut() {
-    let (told, mut tells) = seen();
+    let (sender, mut receiver) = seen();
     let origin = scripted::h2(move |exchange: Exchange| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             let Exchange { request, mut respond } = exchange;
             let (data, _) = multiplex::receive_all(request.into_body()).await?;
-            let _ = told.send(data.len());
+            let _ = sender.send(data.len());
             respond.send_response(Response::new(()), true).map(drop).map_err(io::Error::other)
         }
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h2", "{progress: 2s}", "", origin.address()).await;
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("POST / HTTP/1.1\r\nhost: WEB\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
     // Three seconds and more, a byte every tenth.
     for _ in 0..30 {
-        dialog.send_chunk(b"x").await.unwrap();
+        http1.send_chunk(b"x").await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    dialog.send("0\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 200);
-    assert_eq!(next(&mut tells).await, 30);
+    http1.send("0\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    assert_eq!(next(&mut receiver).await, 30);
 }
 
 /// Accepts and takes whatever comes, in either version, and answers nothing.
@@ -216,9 +221,9 @@ async fn an_endpoint_that_never_answers_rests() {
     let overlay = overlay();
     for version in ["h1", "h2"] {
         let well = if version == "h1" {
-            scripted::h1(|mut dialog| async move {
-                while dialog.head().await.is_ok() {
-                    dialog.send("HTTP/1.1 204 No Content\r\n\r\n").await?;
+            scripted::h1(|mut http1| async move {
+                while http1.head().await.is_ok() {
+                    http1.send("HTTP/1.1 204 No Content\r\n\r\n").await?;
                 }
                 Ok(())
             })
@@ -227,7 +232,7 @@ async fn an_endpoint_that_never_answers_rests() {
         };
         let (well, hung) = (well.unwrap(), hung(version));
         let node = two_sites(&overlay, version, version, &[&well, &hung]).await;
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let mut failed = 0;
         for _ in 0..12 {
             let status = connection.get("http://WEB/").await.unwrap().status;
@@ -245,8 +250,13 @@ async fn an_endpoint_that_never_opens_a_tunnel_rests() {
         let hung = [hung(version), hung(version)];
         let node = two_sites(&overlay, version, version, &hung.each_ref()).await;
         for _ in 0..4 {
-            let said = Door::plain(node.address("in")).tunnel(Way::ConnectH1, "DB:1").await.err().unwrap().to_string();
-            assert!(said.contains("504"), "{version}: {said}");
+            let output = ListenerClient::plain(node.address("in"))
+                .tunnel(TunnelMode::ConnectH1, "DB:1")
+                .await
+                .err()
+                .unwrap()
+                .to_string();
+            assert!(output.contains("504"), "{version}: {output}");
         }
         node.says_times(" rests ", 2).await;
     }
@@ -260,17 +270,17 @@ async fn a_client_that_stops_in_the_midst_of_its_upload_is_not_its_endpoint_s_fa
         let hung = hung(version);
         let node = two_sites(&overlay, version, version, &[&hung]).await;
         for _ in 0..3 {
-            let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-            dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 10\r\n\r\nhalf").await.unwrap();
-            assert_eq!(dialog.head().await.unwrap().status(), 408, "{version}");
+            let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+            http1.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 10\r\n\r\nhalf").await.unwrap();
+            assert_eq!(http1.head().await.unwrap().status(), 408, "{version}");
         }
         // The second would have been told half a second ago.
         assert!(!node.log().contains(" rests "), "{version}: {}", node.log());
         // The same, sent whole, is the endpoint's fault, which shows that it would have been noted.
         for _ in 0..2 {
-            let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-            dialog.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 4\r\n\r\nfull").await.unwrap();
-            assert_eq!(dialog.head().await.unwrap().status(), 504, "{version}");
+            let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+            http1.send("POST / HTTP/1.1\r\nhost: WEB\r\ncontent-length: 4\r\n\r\nfull").await.unwrap();
+            assert_eq!(http1.head().await.unwrap().status(), 504, "{version}");
         }
         node.says(" rests ").await;
     }

@@ -9,25 +9,25 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::Dialog,
-    door::{Door, Way},
     frames::{END_HEADERS, END_STREAM, Frame, Frames, kind},
+    listener_client::{ListenerClient, TunnelMode},
     origin::{self, scripted, stream},
     overlay::PATIENCE,
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
     tunnel::Tunnel,
 };
 use tokio::net::TcpStream;
 
-use crate::http::lab::{HOPS, Tunnels, WAYS, before, next, overlay, seen};
+use crate::http::lab::{HOPS, MODES, Tunnels, before, next, overlay, seen};
 
 /// Every way over every hop, each with a tunnel of its own.
 async fn each(lab: &Tunnels, check: impl AsyncFn(Tunnel) -> io::Result<()>) {
-    for way in WAYS {
+    for mode in MODES {
         for hop in HOPS {
-            let failed = |error: io::Error| -> Tunnel { panic!("{way:?} over {hop}: {error}") };
-            let tunnel = lab.door(way, hop).tunnel(way, &format!("{hop}:7")).await.unwrap_or_else(failed);
-            check(tunnel).await.unwrap_or_else(|error| panic!("{way:?} over {hop}: {error}"));
+            let failed = |error: io::Error| -> Tunnel { panic!("{mode:?} over {hop}: {error}") };
+            let tunnel = lab.client(mode, hop).tunnel(mode, &format!("{hop}:7")).await.unwrap_or_else(failed);
+            check(tunnel).await.unwrap_or_else(|error| panic!("{mode:?} over {hop}: {error}"));
         }
     }
     lab.near.quiet().await;
@@ -36,10 +36,10 @@ async fn each(lab: &Tunnels, check: impl AsyncFn(Tunnel) -> io::Result<()>) {
 
 #[tokio::test]
 async fn a_client_that_ends_its_side_still_hears_the_far_end() {
-    let origin = scripted::h1(|mut dialog| async move {
-        let all = dialog.to_end().await?;
-        dialog.send(format!("{} bytes", all.len())).await?;
-        dialog.finish().await
+    let origin = scripted::h1(|mut http1| async move {
+        let all = http1.to_end().await?;
+        http1.send(format!("{} bytes", all.len())).await?;
+        http1.finish().await
     });
     let origin = origin.unwrap();
     let lab = Tunnels::to(origin.address()).await;
@@ -55,27 +55,27 @@ async fn a_client_that_ends_its_side_still_hears_the_far_end() {
 
 #[tokio::test]
 async fn a_far_end_that_ends_its_side_still_hears_the_client() {
-    let (heard, mut hears) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let heard = heard.clone();
+    let (received, mut receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let received = received.clone();
         async move {
-            dialog.send("bye").await?;
-            dialog.finish().await?;
-            drop(heard.send(dialog.to_end().await?));
+            http1.send("bye").await?;
+            http1.finish().await?;
+            drop(received.send(http1.to_end().await?));
             Ok(())
         }
     });
     let origin = origin.unwrap();
     let lab = Tunnels::to(origin.address()).await;
-    let hears = tokio::sync::Mutex::new(&mut hears);
+    let receiver = tokio::sync::Mutex::new(&mut receiver);
     each(&lab, async |mut tunnel| {
         assert_eq!(tunnel.reader.to_end().await?, b"bye");
         tunnel.writer.send("after ").await?;
         tunnel.writer.send("all").await?;
         tunnel.writer.finish().await?;
-        let heard = tokio::time::timeout(PATIENCE, hears.lock().await.recv()).await;
-        match heard {
-            Ok(Some(heard)) if heard == b"after all" => Ok(()),
+        let received = tokio::time::timeout(PATIENCE, receiver.lock().await.recv()).await;
+        match received {
+            Ok(Some(received)) if received == b"after all" => Ok(()),
             other => Err(io::Error::other(format!("the far end heard {other:?}"))),
         }
     })
@@ -85,11 +85,11 @@ async fn a_far_end_that_ends_its_side_still_hears_the_client() {
 #[tokio::test]
 async fn a_client_that_goes_away_ends_the_tunnel_at_the_far_end() {
     let (gone, mut goes) = seen();
-    let origin = scripted::h1(move |mut dialog| {
+    let origin = scripted::h1(move |mut http1| {
         let gone = gone.clone();
         async move {
-            dialog.send("hello").await?;
-            let _ = gone.send(dialog.to_end().await.is_err());
+            http1.send("hello").await?;
+            let _ = gone.send(http1.to_end().await.is_err());
             Ok(())
         }
     });
@@ -106,19 +106,19 @@ async fn a_client_that_goes_away_ends_the_tunnel_at_the_far_end() {
 }
 
 /// Closing with unread bytes and no linger makes the kernel send RST.
-fn reset(dialog: Dialog<TcpStream>) {
-    let (stream, _) = dialog.into_parts();
+fn reset(http1: RawHttp1<TcpStream>) {
+    let (stream, _) = http1.into_parts();
     let socket = socket2::SockRef::from(&stream);
     socket.set_linger(Some(std::time::Duration::ZERO)).unwrap();
 }
 
 #[tokio::test]
 async fn a_far_end_that_breaks_is_not_taken_for_one_that_ends() {
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.send("half of it").await?;
+    let origin = scripted::h1(|mut http1| async move {
+        http1.send("half of it").await?;
         // The client has it: now the rest is missing for good.
-        dialog.exactly(2).await?;
-        reset(dialog);
+        http1.exactly(2).await?;
+        reset(http1);
         Ok(())
     });
     let origin = origin.unwrap();
@@ -137,19 +137,19 @@ async fn a_far_end_that_breaks_is_not_taken_for_one_that_ends() {
 #[tokio::test]
 async fn a_client_that_breaks_is_not_taken_for_one_that_ends() {
     let (ended, mut ends) = seen();
-    let origin = scripted::h1(move |mut dialog| {
+    let origin = scripted::h1(move |mut http1| {
         let ended = ended.clone();
         async move {
-            dialog.send("hello").await?;
-            drop(ended.send(dialog.to_end().await.map_err(|error| error.kind())));
+            http1.send("hello").await?;
+            drop(ended.send(http1.to_end().await.map_err(|error| error.kind())));
             Ok(())
         }
     });
     let origin = origin.unwrap();
     let lab = Tunnels::to(origin.address()).await;
     for hop in HOPS {
-        let door = lab.door(Way::ConnectH2, hop);
-        let mut tunnel = door.tunnel(Way::ConnectH2, &format!("{hop}:7")).await.unwrap();
+        let client = lab.client(TunnelMode::ConnectH2, hop);
+        let mut tunnel = client.tunnel(TunnelMode::ConnectH2, &format!("{hop}:7")).await.unwrap();
         tunnel.reader.at_least(5).await.unwrap();
         tunnel.writer.send("half").await.unwrap();
         tunnel.writer.reset();
@@ -164,37 +164,38 @@ async fn a_target_that_refuses_is_told_to_the_client() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let lab = Tunnels::to(closed).await;
     for hop in HOPS {
-        for way in [Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2] {
-            let refused = lab.door(way, hop).tunnel(way, &format!("{hop}:7")).await.err();
+        for mode in [TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::PostH1, TunnelMode::PostH2] {
+            let refused = lab.client(mode, hop).tunnel(mode, &format!("{hop}:7")).await.err();
             if hop == "BARE" {
                 // The far node has no way to say no but to break the connection, after the near one said yes.
                 continue;
             }
-            let said = refused.unwrap_or_else(|| panic!("{way:?} over {hop} opened a tunnel to nowhere")).to_string();
-            assert!(said.contains("502") && said.contains("proxy-status"), "{way:?} over {hop}: {said}");
-            assert!(said.contains("connection_refused"), "{way:?} over {hop}: {said}");
+            let output =
+                refused.unwrap_or_else(|| panic!("{mode:?} over {hop} opened a tunnel to nowhere")).to_string();
+            assert!(output.contains("502") && output.contains("proxy-status"), "{mode:?} over {hop}: {output}");
+            assert!(output.contains("connection_refused"), "{mode:?} over {hop}: {output}");
         }
-        let end = async { lab.door(Way::Raw, hop).tunnel(Way::Raw, "").await?.reader.to_end().await };
+        let end = async { lab.client(TunnelMode::Raw, hop).tunnel(TunnelMode::Raw, "").await?.reader.to_end().await };
         assert_eq!(end.await.map_err(|error| error.kind()), Err(io::ErrorKind::ConnectionReset), "over {hop}");
     }
 }
 
 #[tokio::test]
 async fn bytes_sent_before_the_answer_to_connect_reach_the_target() {
-    let origin = scripted::h1(|mut dialog| async move {
-        let early = dialog.exactly(5).await?;
-        dialog.send(early).await?;
-        dialog.finish().await
+    let origin = scripted::h1(|mut http1| async move {
+        let early = http1.exactly(5).await?;
+        http1.send(early).await?;
+        http1.finish().await
     });
     let origin = origin.unwrap();
     let lab = Tunnels::to(origin.address()).await;
     for hop in HOPS {
-        let mut dialog = lab.door(Way::ConnectH1, hop).h1().await.unwrap();
-        dialog.send(format!("CONNECT {hop}:7 HTTP/1.1\r\nhost: {hop}:7\r\n\r\nearly")).await.unwrap();
-        let head = dialog.head().await.unwrap();
+        let mut http1 = lab.client(TunnelMode::ConnectH1, hop).h1().await.unwrap();
+        http1.send(format!("CONNECT {hop}:7 HTTP/1.1\r\nhost: {hop}:7\r\n\r\nearly")).await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 200, "over {hop}: {head:?}");
         assert!(head.header("content-length").is_none() && head.header("transfer-encoding").is_none(), "{head:?}");
-        assert_eq!(dialog.to_end().await.unwrap(), b"early", "over {hop}");
+        assert_eq!(http1.to_end().await.unwrap(), b"early", "over {hop}");
     }
 }
 
@@ -210,39 +211,39 @@ routes:
 - {name: tcp, match: {kind: tcp}, terminate: {tcp: '$ORIGIN'}}
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
-    let door = Door::plain(node.address("in"));
-    for way in [Way::PostH1, Way::PostH2] {
-        let said = door.tunnel(way, "ECHO:7").await.err().expect("a stranger's POST became a tunnel").to_string();
-        assert!(said.contains("404"), "{way:?}: {said}");
+    let client = ListenerClient::plain(node.address("in"));
+    for mode in [TunnelMode::PostH1, TunnelMode::PostH2] {
+        let output = client.tunnel(mode, "ECHO:7").await.err().expect("a stranger's POST became a tunnel").to_string();
+        assert!(output.contains("404"), "{mode:?}: {output}");
     }
     // CONNECT is no secret handshake.
-    door.tunnel(Way::ConnectH2, "ECHO:7").await.unwrap();
+    client.tunnel(TunnelMode::ConnectH2, "ECHO:7").await.unwrap();
 }
 
 #[tokio::test]
 async fn tunnels_and_requests_share_a_connection() {
-    let origin = scripted::h1(|mut dialog| async move {
+    let origin = scripted::h1(|mut http1| async move {
         loop {
-            let head = dialog.head().await?;
+            let head = http1.head().await?;
             let text = format!("{} {}", head.method(), head.target());
-            dialog.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len())).await?;
+            http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len())).await?;
         }
     });
     let origin = origin.unwrap();
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
+    let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     // A refused CONNECT leaves the connection as it was.
     for target in ["/one", "/two"] {
-        dialog.send(format!("GET {target} HTTP/1.1\r\nhost: WEB\r\n\r\n")).await.unwrap();
-        let head = dialog.head().await.unwrap();
-        assert_eq!(dialog.body(&head).await.unwrap().text(), format!("GET {target}"));
+        http1.send(format!("GET {target} HTTP/1.1\r\nhost: WEB\r\n\r\n")).await.unwrap();
+        let head = http1.head().await.unwrap();
+        assert_eq!(http1.body(&head).await.unwrap().text(), format!("GET {target}"));
     }
     // Two requests in one piece: answered in their order.
-    dialog.send("GET /three HTTP/1.1\r\nhost: WEB\r\n\r\nGET /four HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
+    http1.send("GET /three HTTP/1.1\r\nhost: WEB\r\n\r\nGET /four HTTP/1.1\r\nhost: WEB\r\n\r\n").await.unwrap();
     for target in ["/three", "/four"] {
-        let head = dialog.head().await.unwrap();
-        assert_eq!(dialog.body(&head).await.unwrap().text(), format!("GET {target}"));
+        let head = http1.head().await.unwrap();
+        assert_eq!(http1.body(&head).await.unwrap().text(), format!("GET {target}"));
     }
 }
 
@@ -262,16 +263,16 @@ routes:
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
     let ask = async |authority: &str| {
-        let mut dialog = Door::plain(node.address("in")).h1().await.unwrap();
-        dialog.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
-        let status = dialog.head().await.unwrap().status();
-        (status, dialog)
+        let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
+        http1.send(format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n")).await.unwrap();
+        let status = http1.head().await.unwrap().status();
+        (status, http1)
     };
     // That none of four workers but one gets a connection of forty happens never.
     let (mut open, mut refused) = (Vec::new(), 0.0);
     for _ in 0..40 {
         match ask("ECHO:7").await {
-            (200, dialog) => open.push(dialog),
+            (200, http1) => open.push(http1),
             (status, _) => {
                 assert_eq!(status, 503);
                 refused += 1.0;
@@ -288,9 +289,9 @@ routes:
         })
         .await;
         assert_eq!(ask("NOWHERE:7").await.0, 404);
-        let (status, dialog) = ask("ECHO:7").await;
+        let (status, http1) = ask("ECHO:7").await;
         assert_eq!(status, 200);
-        open.push(dialog);
+        open.push(http1);
     }
     assert_eq!(ask("ECHO:7").await.0, 503);
 }
@@ -298,16 +299,17 @@ routes:
 #[tokio::test]
 async fn a_client_that_ended_its_side_and_then_breaks_off_is_heard() {
     // Over HTTP/2 its END_STREAM and its RST_STREAM are two things, and the far end says nothing that would show it.
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.to_end().await?;
-        dialog.send("heard").await?;
+    let origin = scripted::h1(|mut http1| async move {
+        http1.to_end().await?;
+        http1.send("heard").await?;
         std::future::pending::<io::Result<()>>().await
     });
     let origin = origin.unwrap();
     let lab = Tunnels::to(origin.address()).await;
     // Of a reset over TCP nobody hears who does not write.
     for hop in ["HERE", "H2"] {
-        let mut tunnel = lab.door(Way::ConnectH2, hop).tunnel(Way::ConnectH2, &format!("{hop}:7")).await.unwrap();
+        let mut tunnel =
+            lab.client(TunnelMode::ConnectH2, hop).tunnel(TunnelMode::ConnectH2, &format!("{hop}:7")).await.unwrap();
         tunnel.writer.finish().await.unwrap();
         assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"heard", "{hop}");
         tunnel.writer.reset();
@@ -321,17 +323,17 @@ async fn many_that_end_their_side_in_a_frame_of_its_own_do_not_end_the_connectio
     // h2 counts empty frames over a connection's life, and ends it after a hundred.
     let origin = stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
     let lab = Tunnels::to(origin.address()).await;
-    let door = lab.door(Way::ConnectH2, "H2");
-    let mut bystander = door.tunnel(Way::ConnectH2, "H2:7").await.unwrap();
+    let client = lab.client(TunnelMode::ConnectH2, "H2");
+    let mut bystander = client.tunnel(TunnelMode::ConnectH2, "H2:7").await.unwrap();
     for _ in 0..150 {
-        let mut tunnel = door.tunnel(Way::ConnectH2, "H2:7").await.unwrap();
+        let mut tunnel = client.tunnel(TunnelMode::ConnectH2, "H2:7").await.unwrap();
         tunnel.writer.send("x").await.unwrap();
         assert_eq!(tunnel.reader.at_least(1).await.unwrap(), b"x");
         tunnel.writer.finish().await.unwrap();
         assert_eq!(tunnel.reader.to_end().await.unwrap(), b"");
     }
     // Before there is an answer it goes another way.
-    let mut frames = Frames::connect(door.address, &[]).await.unwrap();
+    let mut frames = Frames::connect(client.address, &[]).await.unwrap();
     for number in 0..150 {
         let stream = 2 * number + 1;
         let connect = Frame::headers(stream, false, &[(":method", "CONNECT"), (":authority", "H2:7")]);
@@ -345,11 +347,11 @@ async fn many_that_end_their_side_in_a_frame_of_its_own_do_not_end_the_connectio
 #[tokio::test]
 async fn a_refused_tunnel_by_post_has_its_answer_whole() {
     const LONG: usize = 300_000;
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.head().await?;
-        dialog.send(format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {LONG}\r\n\r\n")).await?;
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send(format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {LONG}\r\n\r\n")).await?;
         for _ in 0..LONG / 1000 {
-            dialog.send([b'n'; 1000]).await?;
+            http1.send([b'n'; 1000]).await?;
         }
         std::future::pending::<io::Result<()>>().await
     });
@@ -363,11 +365,11 @@ upstreams:
 - {name: next, protocol: h1, tunnel-method: POST, overlay: false, endpoints: ['$NEXT']}
 ";
     let node = overlay.node("edge").document(document).with("NEXT", origin.address()).start().await.unwrap();
-    let mut dialog = Dialog::connect(node.address("in")).await.unwrap();
-    dialog.send("CONNECT DB:7 HTTP/1.1\r\nhost: DB:7\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
+    let mut http1 = RawHttp1::connect(node.address("in")).await.unwrap();
+    http1.send("CONNECT DB:7 HTTP/1.1\r\nhost: DB:7\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
     assert_eq!(head.status(), 403);
-    assert_eq!(dialog.body(&head).await.unwrap().data.len(), LONG);
+    assert_eq!(http1.body(&head).await.unwrap().data.len(), LONG);
 }
 
 /// Servers reset a stream with NO_ERROR behind its end, once they have said all and want to hear no more (RFC 9113,
@@ -377,10 +379,10 @@ async fn a_reset_with_no_error_ends_what_had_ended_and_breaks_what_had_not() {
     const LONG: usize = 1_000_000;
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();
-    let proxy = scripted::h1(move |dialog| {
+    let proxy = scripted::h1(move |http1| {
         let whole = is_whole.clone();
         async move {
-            let mut frames = Frames::accept(dialog, &[]).await?;
+            let mut frames = Frames::accept(http1, &[]).await?;
             loop {
                 let stream = frames.until("a request", |frame| frame.kind == kind::HEADERS).await?.stream;
                 // `:status: 200` is entry 8 of the static table (RFC 7541, appendix A).
@@ -405,16 +407,16 @@ upstreams:
 - {name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}
 ";
     let node = overlay.node("edge").document(document).with("NEXT", proxy.address()).start().await.unwrap();
-    for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2] {
-        let door = Door::plain(node.address(if way == Way::Raw { "db" } else { "in" }));
-        let mut tunnel = door.tunnel(way, "DB:7").await.unwrap();
+    for mode in [TunnelMode::Raw, TunnelMode::ConnectH1, TunnelMode::ConnectH2] {
+        let client = ListenerClient::plain(node.address(if mode == TunnelMode::Raw { "db" } else { "in" }));
+        let mut tunnel = client.tunnel(mode, "DB:7").await.unwrap();
         // Still sends when all was said, and is slow to read.
         tunnel.writer.send("hello").await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        assert_eq!(tunnel.reader.to_end().await.unwrap().len(), LONG, "{way:?}");
+        assert_eq!(tunnel.reader.to_end().await.unwrap().len(), LONG, "{mode:?}");
         whole.store(false, Ordering::Relaxed);
-        let mut tunnel = door.tunnel(way, "DB:7").await.unwrap();
-        assert!(tunnel.reader.to_end().await.is_err(), "{way:?}: it seems to be whole");
+        let mut tunnel = client.tunnel(mode, "DB:7").await.unwrap();
+        assert!(tunnel.reader.to_end().await.is_err(), "{mode:?}: it seems to be whole");
         whole.store(true, Ordering::Relaxed);
     }
 }

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use h2::ext::Protocol;
 use hermes_testkit::{
     ca::Subject,
-    dialog::Head,
-    door::{Door, open_h2},
     flow::Flow,
+    listener_client::{ListenerClient, open_h2},
     multiplex::{self, Exchange, joined},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::Head,
     tunnel::Tunnel,
 };
 use http::{Method, Request, Response, StatusCode};
@@ -41,50 +41,50 @@ pub(crate) struct Handshake {
 
 /// Echoes what comes after the handshake; `/refuse` is refused.
 pub(crate) fn websocket(version: &str) -> (Origin, Seen<Handshake>) {
-    let (told, tells) = seen();
+    let (sender, receiver) = seen();
     if version == "h1" {
-        let origin = scripted::h1(move |mut dialog| {
-            let told = told.clone();
+        let origin = scripted::h1(move |mut http1| {
+            let sender = sender.clone();
             async move {
-                let head: Head = dialog.head().await?;
+                let head: Head = http1.head().await?;
                 let key = head.header("sec-websocket-key");
-                let _ = told.send(Handshake {
+                let _ = sender.send(Handshake {
                     protocol: head.header("upgrade").unwrap_or_default(),
                     version: head.header("sec-websocket-version"),
                     subprotocol: head.header("sec-websocket-protocol"),
                     key: key.clone(),
                 });
                 if head.target() == "/refuse" {
-                    return dialog.send("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await;
+                    return http1.send("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno").await;
                 }
                 let proof = key.map_or_else(String::new, |key| format!("sec-websocket-accept: {}\r\n", proof(&key)));
                 let upgrade = head.header("upgrade").unwrap_or_default();
-                dialog
+                http1
                     .send(format!(
                         "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {upgrade}\r\n\
                          sec-websocket-protocol: chat\r\n{proof}\r\n"
                     ))
                     .await?;
-                while let Some(bytes) = dialog.some().await? {
-                    dialog.send(bytes).await?;
+                while let Some(bytes) = http1.some().await? {
+                    http1.send(bytes).await?;
                 }
-                dialog.finish().await
+                http1.finish().await
             }
         });
-        return (origin.unwrap(), tells);
+        return (origin.unwrap(), receiver);
     }
     let origin = scripted::h2(move |exchange: Exchange| {
-        let told = told.clone();
-        async move { websocket_h2(exchange, &told).await }
+        let sender = sender.clone();
+        async move { websocket_h2(exchange, &sender).await }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
-async fn websocket_h2(exchange: Exchange, told: &tokio::sync::mpsc::UnboundedSender<Handshake>) -> io::Result<()> {
+async fn websocket_h2(exchange: Exchange, sender: &tokio::sync::mpsc::UnboundedSender<Handshake>) -> io::Result<()> {
     let Exchange { request, mut respond } = exchange;
     let field = |name| joined(request.headers(), name);
     let protocol = request.extensions().get::<Protocol>().map(|protocol| protocol.as_str().to_owned());
-    let _ = told.send(Handshake {
+    let _ = sender.send(Handshake {
         protocol: format!("{} {}", request.method(), protocol.unwrap_or_default()),
         version: field("sec-websocket-version"),
         subprotocol: field("sec-websocket-protocol"),
@@ -97,8 +97,8 @@ async fn websocket_h2(exchange: Exchange, told: &tokio::sync::mpsc::UnboundedSen
     let response = Response::builder().header("sec-websocket-protocol", "chat").body(()).map_err(io::Error::other)?;
     let mut send = respond.send_response(response, false).map_err(io::Error::other)?;
     let mut recv = request.into_body();
-    while let Some(piece) = multiplex::receive(&mut recv).await? {
-        multiplex::send_all(&mut send, piece, false).await?;
+    while let Some(chunk) = multiplex::receive(&mut recv).await? {
+        multiplex::send_all(&mut send, chunk, false).await?;
     }
     send.send_data(Bytes::new(), true).map_err(io::Error::other)
 }
@@ -114,15 +114,15 @@ async fn echoes(mut tunnel: Tunnel) {
     assert_eq!(tunnel.reader.to_end().await.unwrap(), b"once more");
 }
 
-pub(crate) async fn opened_by_h1(door: &Door) -> Tunnel {
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
-    let head = dialog.head().await.unwrap();
+pub(crate) async fn opened_by_h1(client: &ListenerClient) -> Tunnel {
+    let mut http1 = client.h1().await.unwrap();
+    http1.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+    let head = http1.head().await.unwrap();
     assert_eq!(head.status(), 101, "{head:?}");
     assert_eq!(head.header("upgrade").as_deref(), Some("websocket"), "{head:?}");
     assert_eq!(head.header("sec-websocket-accept").as_deref(), Some(PROOF), "{head:?}");
     assert_eq!(head.header("sec-websocket-protocol").as_deref(), Some("chat"), "{head:?}");
-    let (stream, ahead) = dialog.into_parts();
+    let (stream, ahead) = http1.into_parts();
     Tunnel::io(stream, ahead)
 }
 
@@ -137,41 +137,41 @@ fn extended(path: &str) -> Request<()> {
         .unwrap()
 }
 
-pub(crate) async fn opened_by_h2(door: &Door) -> Tunnel {
-    let mut connection = door.h2().await.unwrap();
+pub(crate) async fn opened_by_h2(client: &ListenerClient) -> Tunnel {
+    let mut connection = client.h2().await.unwrap();
     assert!(connection.takes_extended_connect());
     let (recv, send) = open_h2(&mut connection, extended("/chat")).await.unwrap();
     Tunnel::h2(connection, recv, send)
 }
 
-pub(crate) async fn by_h1(door: &Door) {
-    echoes(opened_by_h1(door).await).await;
+pub(crate) async fn by_h1(client: &ListenerClient) {
+    echoes(opened_by_h1(client).await).await;
 }
 
-pub(crate) async fn by_h2(door: &Door) {
-    echoes(opened_by_h2(door).await).await;
+pub(crate) async fn by_h2(client: &ListenerClient) {
+    echoes(opened_by_h2(client).await).await;
 }
 
 #[tokio::test]
 async fn websocket_through_every_pair_of_versions() {
     for version in ["h1", "h2"] {
-        let (origin, mut tells) = websocket(version);
+        let (origin, mut receiver) = websocket(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let door = Door::plain(node.address("in"));
+        let client = ListenerClient::plain(node.address("in"));
         for from_h2 in [false, true] {
             if from_h2 {
-                by_h2(&door).await
+                by_h2(&client).await
             } else {
-                by_h1(&door).await
+                by_h1(&client).await
             }
-            let told = next(&mut tells).await;
-            assert_eq!(told.version.as_deref(), Some("13"), "{told:?}");
-            assert_eq!(told.subprotocol.as_deref(), Some("chat"), "{told:?}");
+            let handshake = next(&mut receiver).await;
+            assert_eq!(handshake.version.as_deref(), Some("13"), "{handshake:?}");
+            assert_eq!(handshake.subprotocol.as_deref(), Some("chat"), "{handshake:?}");
             let protocol = if version == "h2" { "CONNECT websocket" } else { "websocket" };
-            assert_eq!(told.protocol, protocol);
+            assert_eq!(handshake.protocol, protocol);
             // Over HTTP/2 nobody has a key (RFC 8441, 5).
-            match told.key {
+            match handshake.key {
                 None => assert_eq!(version, "h2"),
                 Some(key) if from_h2 => {
                     assert_eq!(base64::engine::general_purpose::STANDARD.decode(key).unwrap().len(), 16);
@@ -190,7 +190,7 @@ async fn a_key_is_proven_whatever_carries_it() {
         let (origin, _tells) = websocket(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let mut connection = Door::plain(node.address("in")).h2().await.unwrap();
+        let mut connection = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let mut request = extended("/chat");
         request.headers_mut().insert("sec-websocket-key", http::HeaderValue::from_static(KEY));
         let (response, _send) = connection.open(request, false).await.unwrap();
@@ -207,12 +207,12 @@ async fn a_key_is_proven_whatever_carries_it() {
 #[tokio::test]
 async fn an_http2_peer_gets_a_key_where_it_wants_one() {
     for wants_key in [false, true] {
-        let (told, mut tells) = seen();
+        let (sender, mut receiver) = seen();
         let origin = scripted::h2(move |exchange: Exchange| {
-            let told = told.clone();
+            let sender = sender.clone();
             async move {
                 if exchange.request.headers().contains_key("sec-websocket-key") == wants_key {
-                    return websocket_h2(exchange, &told).await;
+                    return websocket_h2(exchange, &sender).await;
                 }
                 let refusal = Response::builder().status(StatusCode::BAD_REQUEST).body(()).map_err(io::Error::other)?;
                 exchange.answer(refusal, "bad handshake").await
@@ -220,11 +220,11 @@ async fn an_http2_peer_gets_a_key_where_it_wants_one() {
         });
         let (origin, overlay) = (origin.unwrap(), overlay());
         let node = before(&overlay, "h2", origin.address()).await;
-        let door = Door::plain(node.address("in"));
-        by_h1(&door).await;
-        by_h2(&door).await;
+        let client = ListenerClient::plain(node.address("in"));
+        by_h1(&client).await;
+        by_h2(&client).await;
         for _ in 0..2 {
-            assert_eq!(next(&mut tells).await.key.is_some(), wants_key);
+            assert_eq!(next(&mut receiver).await.key.is_some(), wants_key);
         }
     }
 }
@@ -233,7 +233,7 @@ async fn an_http2_peer_gets_a_key_where_it_wants_one() {
 #[tokio::test]
 async fn a_protocol_with_a_version_passes_every_hop() {
     for hop in ["h1", "h2", "h3"] {
-        let (origin, mut tells) = websocket("h1");
+        let (origin, mut receiver) = websocket("h1");
         let overlay = overlay();
         let document = "
 listeners:
@@ -255,13 +255,13 @@ upstreams:
 ";
         let near = overlay.node("near").document(document).with("PROTOCOL", hop).with("FAR", far.address("in"));
         let near = near.identity(&Subject::node("near")).unwrap().start().await.unwrap();
-        let mut dialog = Door::plain(near.address("in")).h1().await.unwrap();
-        dialog.send("GET / HTTP/1.1\r\nhost: K8S\r\nconnection: upgrade\r\nupgrade: SPDY/3.1\r\n\r\n").await.unwrap();
-        let head = dialog.head().await.unwrap();
+        let mut http1 = ListenerClient::plain(near.address("in")).h1().await.unwrap();
+        http1.send("GET / HTTP/1.1\r\nhost: K8S\r\nconnection: upgrade\r\nupgrade: SPDY/3.1\r\n\r\n").await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 101, "{hop}: {head:?}");
         assert!(head.header("upgrade").unwrap().eq_ignore_ascii_case("SPDY/3.1"), "{hop}: {head:?}");
-        assert!(next(&mut tells).await.protocol.eq_ignore_ascii_case("SPDY/3.1"), "{hop}");
-        let (stream, ahead) = dialog.into_parts();
+        assert!(next(&mut receiver).await.protocol.eq_ignore_ascii_case("SPDY/3.1"), "{hop}");
+        let (stream, ahead) = http1.into_parts();
         echoes(Tunnel::io(stream, ahead)).await;
     }
 }
@@ -272,9 +272,9 @@ async fn websocket_through_a_chain_of_both_versions() {
     let overlay = overlay();
     let far = before(&overlay, "h1", origin.address()).await;
     let near = in_front(&overlay, "h2", &far).await;
-    let door = Door::plain(near.address("in"));
-    by_h1(&door).await;
-    by_h2(&door).await;
+    let client = ListenerClient::plain(near.address("in"));
+    by_h1(&client).await;
+    by_h2(&client).await;
     near.quiet().await;
     far.quiet().await;
 }
@@ -285,16 +285,16 @@ async fn a_refused_upgrade_is_an_ordinary_answer() {
         let (origin, _tells) = websocket(version);
         let overlay = overlay();
         let node = before(&overlay, version, origin.address()).await;
-        let door = Door::plain(node.address("in"));
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(format!("GET /refuse HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
-        let head = dialog.head().await.unwrap();
+        let client = ListenerClient::plain(node.address("in"));
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(format!("GET /refuse HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(
-            (head.status(), dialog.body(&head).await.unwrap().text().as_str()),
+            (head.status(), http1.body(&head).await.unwrap().text().as_str()),
             (403, "no"),
             "{version}: {head:?}"
         );
-        let answer = door.h2().await.unwrap().ask(extended("/refuse"), b"").await.unwrap();
+        let answer = client.h2().await.unwrap().ask(extended("/refuse"), b"").await.unwrap();
         assert_eq!((answer.status, answer.text().as_str()), (403, "no"), "{version}: {answer:?}");
     }
 }
@@ -303,18 +303,18 @@ async fn a_refused_upgrade_is_an_ordinary_answer() {
 /// the other.
 #[tokio::test]
 async fn an_origin_that_ignores_an_upgrade_opens_no_tunnel() {
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.head().await?;
-        dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\na page").await
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\na page").await
     });
     let (origin, overlay) = (origin.unwrap(), overlay());
     let node = before(&overlay, "h1", origin.address()).await;
-    let door = Door::plain(node.address("in"));
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (200, "a page"), "{head:?}");
-    let answer = door.h2().await.unwrap().ask(extended("/chat"), b"").await.unwrap();
+    let client = ListenerClient::plain(node.address("in"));
+    let mut http1 = client.h1().await.unwrap();
+    http1.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (200, "a page"), "{head:?}");
+    let answer = client.h2().await.unwrap().ask(extended("/chat"), b"").await.unwrap();
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY, "{answer:?}");
     assert!(answer.header("proxy-status").unwrap().contains("http_upgrade_failed"), "{answer:?}");
 }
@@ -323,19 +323,19 @@ async fn an_origin_that_ignores_an_upgrade_opens_no_tunnel() {
 #[tokio::test]
 async fn an_origin_that_did_not_understand_the_key_is_refused() {
     for accept in ["", "sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOA=\r\n"] {
-        let origin = scripted::h1(move |mut dialog| async move {
-            dialog.head().await?;
+        let origin = scripted::h1(move |mut http1| async move {
+            http1.head().await?;
             let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
-            dialog.send(format!("{switching}{accept}\r\n")).await?;
-            dialog.to_end().await.map(drop)
+            http1.send(format!("{switching}{accept}\r\n")).await?;
+            http1.to_end().await.map(drop)
         });
         let (origin, overlay) = (origin.unwrap(), overlay());
         let node = before(&overlay, "h1", origin.address()).await;
-        let door = Door::plain(node.address("in"));
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 502, "{accept:?}");
-        let answer = door.h2().await.unwrap().ask(extended("/chat"), b"").await.unwrap();
+        let client = ListenerClient::plain(node.address("in"));
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 502, "{accept:?}");
+        let answer = client.h2().await.unwrap().ask(extended("/chat"), b"").await.unwrap();
         assert_eq!(answer.status, StatusCode::BAD_GATEWAY, "{accept:?}: {answer:?}");
         node.record(|record| record["reason"].as_str().is_some_and(|reason| reason.contains("RFC 6455"))).await;
     }
@@ -343,68 +343,68 @@ async fn an_origin_that_did_not_understand_the_key_is_refused() {
 
 #[tokio::test]
 async fn an_unknown_protocol_passes_and_h2c_is_ignored() {
-    let (origin, mut tells) = websocket("h1");
+    let (origin, mut receiver) = websocket("h1");
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let door = Door::plain(node.address("in"));
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: CHAT\r\nconnection: upgrade\r\nupgrade: gopher/2\r\n\r\n").await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 101);
-    assert_eq!(next(&mut tells).await.protocol, "gopher/2");
-    let (stream, ahead) = dialog.into_parts();
+    let client = ListenerClient::plain(node.address("in"));
+    let mut http1 = client.h1().await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: CHAT\r\nconnection: upgrade\r\nupgrade: gopher/2\r\n\r\n").await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 101);
+    assert_eq!(next(&mut receiver).await.protocol, "gopher/2");
+    let (stream, ahead) = http1.into_parts();
     echoes(Tunnel::io(stream, ahead)).await;
 
     // RFC 9113, 3.1: h2c by Upgrade is obsolete; the request is served as it stands, without the field.
-    let mut dialog = door.h1().await.unwrap();
+    let mut http1 = client.h1().await.unwrap();
     let h2c = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
-    dialog.send(format!("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n{h2c}\r\n")).await.unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 403);
-    assert_eq!(next(&mut tells).await.protocol, "");
+    http1.send(format!("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n{h2c}\r\n")).await.unwrap();
+    assert_eq!(http1.head().await.unwrap().status(), 403);
+    assert_eq!(next(&mut receiver).await.protocol, "");
 }
 
 /// An origin that switches to `tcp` after a request with a body, like docker's, and reports its requests.
 fn switching() -> (Origin, Seen<String>) {
-    let (told, tells) = seen();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, receiver) = seen();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            let head: Head = dialog.head().await?;
-            let body = dialog.body(&head).await?.text();
+            let head: Head = http1.head().await?;
+            let body = http1.body(&head).await?.text();
             let upgrade = head.header("upgrade").unwrap_or_default();
             let overlay = head.header("hermes-method").is_some();
-            let _ = told.send(format!("{} {upgrade} {body:?} {overlay}", head.method()));
+            let _ = sender.send(format!("{} {upgrade} {body:?} {overlay}", head.method()));
             if upgrade.is_empty() {
-                return dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nasis").await;
+                return http1.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nasis").await;
             }
-            dialog.send("HTTP/1.1 101 UPGRADED\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n").await?;
-            while let Some(bytes) = dialog.some().await? {
-                dialog.send(bytes).await?;
+            http1.send("HTTP/1.1 101 UPGRADED\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n").await?;
+            while let Some(bytes) = http1.some().await? {
+                http1.send(bytes).await?;
             }
-            dialog.finish().await
+            http1.finish().await
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 #[tokio::test]
 async fn an_upgrade_keeps_its_method_and_its_body() {
-    let (origin, mut tells) = switching();
+    let (origin, mut receiver) = switching();
     let overlay = overlay();
     let far = before_nodes(&overlay, origin.address()).await;
-    let direct = Door::plain(far.address("in"));
+    let direct = ListenerClient::plain(far.address("in"));
     for (hop, body) in [("", "{}"), ("", ""), ("h1", "{}"), ("h1", ""), ("h2", ""), ("h2", "{}")] {
         let near = if hop.is_empty() { None } else { Some(in_front(&overlay, hop, &far).await) };
-        let door = near.as_ref().map_or_else(|| direct.clone(), |near| Door::plain(near.address("in")));
-        let mut dialog = door.h1().await.unwrap();
+        let client = near.as_ref().map_or_else(|| direct.clone(), |near| ListenerClient::plain(near.address("in")));
+        let mut http1 = client.h1().await.unwrap();
         let length = body.len();
         let head = format!(
             "POST /exec/1/start HTTP/1.1\r\nhost: DOCKER\r\nconnection: Upgrade\r\nupgrade: tcp\r\ncontent-length: {length}\r\n\r\n"
         );
-        dialog.send(format!("{head}{body}")).await.unwrap();
-        assert_eq!(next(&mut tells).await, format!("POST tcp {body:?} false"), "{hop:?}");
-        let answer = dialog.head().await.unwrap();
+        http1.send(format!("{head}{body}")).await.unwrap();
+        assert_eq!(next(&mut receiver).await, format!("POST tcp {body:?} false"), "{hop:?}");
+        let answer = http1.head().await.unwrap();
         assert_eq!((answer.status(), answer.header("upgrade").as_deref()), (101, Some("tcp")), "{hop:?}");
-        let (stream, ahead) = dialog.into_parts();
+        let (stream, ahead) = http1.into_parts();
         echoes(Tunnel::io(stream, ahead)).await;
     }
 }
@@ -428,20 +428,20 @@ async fn connect_udp_without_its_path_is_malformed() {
     let (origin, _tells) = websocket("h1");
     let overlay = overlay();
     let node = before(&overlay, "h1", origin.address()).await;
-    let door = Door::plain(node.address("in"));
+    let client = ListenerClient::plain(node.address("in"));
     let request = Request::builder().method(Method::CONNECT).uri("http://proxy.test/somewhere");
     let request = request.extension(Protocol::from_static("connect-udp")).body(()).unwrap();
-    let answer = door.h2().await.unwrap().ask(request, b"").await.unwrap();
+    let answer = client.h2().await.unwrap().ask(request, b"").await.unwrap();
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
     assert!(answer.text().contains("/.well-known/masque/udp/"), "{}", answer.text());
-    let refused = Flow::open(&door, hermes_testkit::flow::FlowWay::UpgradeH1, "NAME", 0).await.err().unwrap();
+    let refused = Flow::open(&client, hermes_testkit::flow::FlowMode::UpgradeH1, "NAME", 0).await.err().unwrap();
     assert!(refused.to_string().contains("400"), "{refused}");
 }
 
 /// What `limits.tunnels` bounds is what stays open, by whichever name it was asked for.
 #[tokio::test]
 async fn upgrades_are_tunnels_of_the_node() {
-    let (origin, mut tells) = websocket("h1");
+    let (origin, mut receiver) = websocket("h1");
     let overlay = overlay();
     let document = "
 limits: {tunnels: 2}
@@ -453,27 +453,27 @@ upstreams:
 - {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
-    let door = Door::plain(node.address("in"));
+    let client = ListenerClient::plain(node.address("in"));
     let handshake = format!("GET /chat HTTP/1.1\r\nupgrade: websocket\r\n{HANDSHAKE}");
     let ask = async || {
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(&handshake).await.unwrap();
-        (dialog.head().await.unwrap().status(), dialog)
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(&handshake).await.unwrap();
+        (http1.head().await.unwrap().status(), http1)
     };
     let (status, first) = ask().await;
     assert_eq!(status, 101);
-    let mut connection = door.h2().await.unwrap();
+    let mut connection = client.h2().await.unwrap();
     let second = open_h2(&mut connection, extended("/chat")).await.unwrap();
     assert_eq!(ask().await.0, 503);
     let refused = open_h2(&mut connection, extended("/chat")).await.err().unwrap().to_string();
     assert!(refused.contains("503"), "{refused}");
     assert_eq!(node.metric("hermes_limit_hits_total", "limit=\"tunnels\"").await.unwrap(), 2.0);
     for _ in 0..2 {
-        next(&mut tells).await;
+        next(&mut receiver).await;
     }
-    assert!(tells.try_recv().is_err(), "a third was asked for");
+    assert!(receiver.try_recv().is_err(), "a third was asked for");
     // A place that is given back is taken again; what is refused by the origin keeps none.
     drop(first);
-    hermes_testkit::patience::until("room for another", || async { ask().await.0 == 101 }).await;
+    hermes_testkit::poll::until("room for another", || async { ask().await.0 == 101 }).await;
     drop(second);
 }

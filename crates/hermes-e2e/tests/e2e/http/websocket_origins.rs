@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hermes_testkit::{
     ca::{Authority, Subject},
-    door::Door,
+    listener_client::ListenerClient,
     origin::{Origin, scripted},
     overlay::Overlay,
     process::{Port, Program, Running},
@@ -50,7 +50,7 @@ fn nginx(test: &str, overlay: &Overlay, authority: &Authority, origin: &Origin) 
 async fn an_origin_of_http2_without_extended_connect_is_asked_by_http1() {
     let test = "an_origin_of_http2_without_extended_connect_is_asked_by_http1";
     let (overlay, web) = (overlay(), Authority::new("web").unwrap());
-    let (origin, mut tells) = websocket("h1");
+    let (origin, mut receiver) = websocket("h1");
     let Some((_nginx, port)) = nginx(test, &overlay, &web, &origin) else { return };
     let ca = overlay.dir().join("web-ca.pem");
     std::fs::write(&ca, web.pem()).unwrap();
@@ -66,20 +66,20 @@ upstreams:
         let node =
             overlay.node("edge").called(&format!("edge-{protocol}")).document(document).with("PROTOCOL", protocol);
         let node = node.with("CA", ca.display()).with("PORT", port).start().await.unwrap();
-        let door = Door::plain(node.address("in"));
+        let client = ListenerClient::plain(node.address("in"));
         // nginx closes both directions when one ends, so the test does not half-close before the echo.
-        for mut tunnel in [opened_by_h1(&door).await, opened_by_h2(&door).await] {
+        for mut tunnel in [opened_by_h1(&client).await, opened_by_h2(&client).await] {
             tunnel.writer.send("hello").await.unwrap();
             assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"hello", "{protocol}");
         }
         for _ in 0..2 {
-            assert_eq!(next(&mut tells).await.protocol, "websocket", "{protocol}");
+            assert_eq!(next(&mut receiver).await.protocol, "websocket", "{protocol}");
         }
         // Ordinary requests still use HTTP/2; nginx forwards them.
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n\r\n").await.unwrap();
-        assert_eq!(dialog.head().await.unwrap().status(), 403, "{protocol}");
-        next(&mut tells).await;
+        let mut http1 = client.h1().await.unwrap();
+        http1.send("GET /refuse HTTP/1.1\r\nhost: CHAT\r\n\r\n").await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 403, "{protocol}");
+        next(&mut receiver).await;
     }
 }
 
@@ -87,7 +87,7 @@ upstreams:
 #[tokio::test]
 async fn a_terminating_route_opens_websockets() {
     let (overlay, web) = (overlay(), Authority::new("web").unwrap());
-    let (origin, mut tells) = websocket("h1");
+    let (origin, mut receiver) = websocket("h1");
     let ca = overlay.dir().join("web-ca.pem");
     std::fs::write(&ca, web.pem()).unwrap();
     // TLS in front of the same origin, byte for byte.
@@ -96,8 +96,8 @@ async fn a_terminating_route_opens_websockets() {
     let secure = scripted::h1_by_tls(
         tls::server(&identity, None, &["http/1.1"]).unwrap(),
         |_| {},
-        move |dialog| async move {
-            let (mut near, _) = dialog.into_parts();
+        move |http1| async move {
+            let (mut near, _) = http1.into_parts();
             let mut far = tokio::net::TcpStream::connect(target).await?;
             tokio::io::copy_bidirectional(&mut near, &mut far).await.map(drop)
         },
@@ -112,27 +112,27 @@ routes:
 ";
     let node = overlay.node("gate").document(document).with("ORIGIN", origin.address()).with("CA", ca.display());
     let node = node.start().await.unwrap();
-    let door = Door::plain(node.address("in"));
-    by_h1(&door).await;
-    by_h2(&door).await;
+    let client = ListenerClient::plain(node.address("in"));
+    by_h1(&client).await;
+    by_h2(&client).await;
     for _ in 0..2 {
-        assert_eq!(next(&mut tells).await.protocol, "websocket");
+        assert_eq!(next(&mut receiver).await.protocol, "websocket");
     }
     for url in [format!("http://{}", origin.address()), format!("https://{}", secure.address())] {
-        let mut dialog = door.h1().await.unwrap();
+        let mut http1 = client.h1().await.unwrap();
         let fields = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n";
         let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
-        dialog.send(format!("GET {url}/chat HTTP/1.1\r\nhost: x\r\n{fields}{key}\r\nhello")).await.unwrap();
-        let head = dialog.head().await.unwrap();
+        http1.send(format!("GET {url}/chat HTTP/1.1\r\nhost: x\r\n{fields}{key}\r\nhello")).await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 101, "{url}: {head:?}");
-        assert_eq!(dialog.exactly(5).await.unwrap(), b"hello", "{url}");
-        next(&mut tells).await;
+        assert_eq!(http1.exactly(5).await.unwrap(), b"hello", "{url}");
+        next(&mut receiver).await;
         // A refusal is an answer.
-        let mut dialog = door.h1().await.unwrap();
-        dialog.send(format!("GET {url}/refuse HTTP/1.1\r\nhost: x\r\n{fields}{key}\r\n")).await.unwrap();
-        let head = dialog.head().await.unwrap();
-        assert_eq!((head.status(), dialog.body(&head).await.unwrap().text().as_str()), (403, "no"), "{url}");
-        next(&mut tells).await;
+        let mut http1 = client.h1().await.unwrap();
+        http1.send(format!("GET {url}/refuse HTTP/1.1\r\nhost: x\r\n{fields}{key}\r\n")).await.unwrap();
+        let head = http1.head().await.unwrap();
+        assert_eq!((head.status(), http1.body(&head).await.unwrap().text().as_str()), (403, "no"), "{url}");
+        next(&mut receiver).await;
     }
     node.quiet().await;
 }

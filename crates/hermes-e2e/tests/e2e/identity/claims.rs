@@ -2,48 +2,48 @@
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, Way},
-    flow::{Flow, FlowWay},
+    flow::{Flow, FlowMode},
+    listener_client::{ListenerClient, TunnelMode},
     multiplex::Answer,
 };
 use http::Request;
 
-use crate::identity::lab::{door, identity, ingress, middle, origin, overlay, subject};
+use crate::identity::lab::{client, identity, ingress, middle, origin, overlay, subject};
 
-/// GET from a door, with claims.
-async fn ask(door: &Door, authority: &str, claims: &[&str]) -> Answer {
+/// GET from a listener client, with claims.
+async fn ask(client: &ListenerClient, authority: &str, claims: &[&str]) -> Answer {
     let request = Request::get(format!("http://{authority}/"));
     let request = claims.iter().fold(request, |request, claim| request.header("hermes-user", *claim));
-    door.h2().await.unwrap().ask(request.body(()).unwrap(), b"").await.unwrap()
+    client.h2().await.unwrap().ask(request.body(()).unwrap(), b"").await.unwrap()
 }
 
 #[tokio::test]
 async fn a_device_speaks_for_the_users_in_its_certificate() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;
     let laptop = identity(&overlay, &Subject::node("laptop").with_user("alice").with_user("bob"));
-    let laptop = door(&overlay, &node, "door", Some(&laptop));
+    let laptop = client(&overlay, &node, "door", Some(&laptop));
     for user in ["alice", "bob"] {
         assert_eq!(ask(&laptop, "HOME", &[user]).await.status, 200);
         node.record(|record| record["user"] == user && record["peer"] == "laptop").await;
         // The origin is not told who asks.
-        assert_eq!(tells.recv().await.unwrap().header("hermes-user"), None);
+        assert_eq!(receiver.recv().await.unwrap().header("hermes-user"), None);
     }
     // Two users and no claim: nobody in particular.
     assert_eq!(ask(&laptop, "HOME", &[]).await.status, 404);
     // One user and no claim: that one.
     let phone = identity(&overlay, &Subject::default().with_user("alice"));
-    assert_eq!(ask(&door(&overlay, &node, "door", Some(&phone)), "HOME", &[]).await.status, 200);
+    assert_eq!(ask(&client(&overlay, &node, "door", Some(&phone)), "HOME", &[]).await.status, 200);
 }
 
 #[tokio::test]
 async fn a_claim_to_be_somebody_else_is_refused_at_the_first_hop() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;
     let laptop = identity(&overlay, &Subject::node("laptop").with_user("alice"));
-    let laptop = door(&overlay, &node, "door", Some(&laptop));
+    let laptop = client(&overlay, &node, "door", Some(&laptop));
     let answer = ask(&laptop, "OPEN", &["bob"]).await;
     assert_eq!(answer.status, 403);
     let sentence = "node laptop claims to be user bob, who is not bound to it";
@@ -53,16 +53,16 @@ async fn a_claim_to_be_somebody_else_is_refused_at_the_first_hop() {
     assert!(answer.header("proxy-status").unwrap().contains("http_request_denied"), "{answer:?}");
     // Tunnels and flows are no way around.
     let liar = laptop.clone().with("hermes-user", "bob");
-    for way in [Way::ConnectH1, Way::ConnectH2, Way::PostH1, Way::PostH2] {
-        let said = liar.tunnel(way, "DB:5432").await.err().unwrap().to_string();
-        assert!(said.contains("403") && said.contains(sentence), "{way:?}: {said}");
+    for mode in [TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::PostH1, TunnelMode::PostH2] {
+        let output = liar.tunnel(mode, "DB:5432").await.err().unwrap().to_string();
+        assert!(output.contains("403") && output.contains(sentence), "{mode:?}: {output}");
     }
-    for way in [FlowWay::UpgradeH1, FlowWay::ConnectH2] {
-        let said = Flow::open(&liar, way, "GAME", 9).await.err().unwrap().to_string();
-        assert!(said.contains("403") && said.contains(sentence), "{way:?}: {said}");
+    for mode in [FlowMode::UpgradeH1, FlowMode::ConnectH2] {
+        let output = Flow::open(&liar, mode, "GAME", 9).await.err().unwrap().to_string();
+        assert!(output.contains("403") && output.contains(sentence), "{mode:?}: {output}");
     }
     node.record(|record| record["status"] == 403 && record["peer"] == "laptop").await;
-    assert!(tells.try_recv().is_err(), "something of it reached the origin");
+    assert!(receiver.try_recv().is_err(), "something of it reached the origin");
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn claims_that_cannot_be_understood_are_refused() {
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;
     let laptop = identity(&overlay, &Subject::node("laptop").with_user("alice"));
-    let laptop = door(&overlay, &node, "door", Some(&laptop));
+    let laptop = client(&overlay, &node, "door", Some(&laptop));
     assert_eq!(ask(&laptop, "HOME", &["alice", "alice"]).await.status, 200, "twice the same is the same");
     for claims in [&["alice", "bob"][..], &["alice, bob"], &[""], &["al ice"]] {
         let answer = ask(&laptop, "OPEN", claims).await;
@@ -81,17 +81,17 @@ async fn claims_that_cannot_be_understood_are_refused() {
 
 #[tokio::test]
 async fn a_stranger_s_claim_is_removed() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;
-    for stranger in [Door::plain(node.address("plain")), door(&overlay, &node, "perhaps", None)] {
+    for stranger in [ListenerClient::plain(node.address("plain")), client(&overlay, &node, "perhaps", None)] {
         assert_eq!(ask(&stranger, "HOME", &["alice"]).await.status, 404);
         assert_eq!(ask(&stranger, "OPEN", &["alice"]).await.status, 200);
-        assert_eq!(tells.recv().await.unwrap().header("hermes-user"), None);
+        assert_eq!(receiver.recv().await.unwrap().header("hermes-user"), None);
     }
     // The same listener believes who shows a certificate.
     let laptop = identity(&overlay, &Subject::node("laptop").with_user("alice"));
-    assert_eq!(ask(&door(&overlay, &node, "perhaps", Some(&laptop)), "HOME", &["alice"]).await.status, 200);
+    assert_eq!(ask(&client(&overlay, &node, "perhaps", Some(&laptop)), "HOME", &["alice"]).await.status, 200);
     assert!(node.records().iter().all(|record| record["peer"] == "laptop" || record["user"].is_null()));
 }
 
@@ -100,34 +100,34 @@ async fn a_document_binds_users_to_nodes() {
     let (origin, _tells) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "users: {kiosk: [carol], hub: ['*']}", &origin).await;
-    let kiosk = door(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("kiosk"))));
+    let kiosk = client(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("kiosk"))));
     assert_eq!(ask(&kiosk, "HOME", &["carol"]).await.status, 200);
     assert_eq!(ask(&kiosk, "HOME", &["alice"]).await.status, 403);
-    let hub = door(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("hub"))));
+    let hub = client(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("hub"))));
     assert_eq!(ask(&hub, "HOME", &["alice"]).await.status, 200);
     assert_eq!(ask(&hub, "HOME", &["bob"]).await.status, 200);
     // Another node of the same overlay, without users: its claim is removed and counted.
-    let other = door(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("other"))));
+    let other = client(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("other"))));
     assert_eq!(ask(&other, "OPEN", &["carol"]).await.status, 200);
     node.metric_reaches("hermes_identities_removed_total", "", 1.0).await;
 }
 
 #[tokio::test]
 async fn a_lying_listener_of_a_laptop_is_refused_by_the_edge() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let ingress = ingress(&overlay, "", &origin).await;
     let edge = middle(&overlay, subject("edge").standalone(), None, &ingress).await;
     // Its owner may write into the document what he likes.
     let laptop = middle(&overlay, subject("laptop").with_user("alice"), Some("bob"), &edge).await;
-    let answer = ask(&Door::plain(laptop.address("apps")), "HOME", &[]).await;
+    let answer = ask(&ListenerClient::plain(laptop.address("apps")), "HOME", &[]).await;
     assert_eq!(answer.status, 403, "{answer:?}");
     assert!(answer.text().contains("edge: node laptop claims to be user bob"), "{}", answer.text());
     // A bare connection cannot be told; it is reset.
-    let database = Door::plain(laptop.address("database"));
-    let end = async { database.tunnel(Way::Raw, "").await?.reader.to_end().await };
+    let database = ListenerClient::plain(laptop.address("database"));
+    let end = async { database.tunnel(TunnelMode::Raw, "").await?.reader.to_end().await };
     assert!(end.await.is_err());
-    assert!(tells.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
     assert!(ingress.records().is_empty(), "{:?}", ingress.records());
 }
 
@@ -140,7 +140,7 @@ async fn a_standalone_node_passes_on_who_it_is() {
     for user in ["alice", "bob"] {
         let name = format!("{user}-laptop");
         let laptop = middle(&overlay, subject(&name).with_user(user), Some(user), &edge).await;
-        assert_eq!(ask(&Door::plain(laptop.address("apps")), "HOME", &[]).await.status, 200);
+        assert_eq!(ask(&ListenerClient::plain(laptop.address("apps")), "HOME", &[]).await.status, 200);
         let route = format!("for-{user}");
         // The far end routes by the user that the first hop has proven.
         ingress.record(|record| record["user"] == user && record["route"] == *route && record["peer"] == "edge").await;
@@ -155,11 +155,11 @@ async fn a_dependent_node_is_not_believed_for_others() {
     // The edge's own document calls it what it likes: its certificate does not say standalone.
     let edge = middle(&overlay, subject("edge"), None, &ingress).await;
     let laptop = middle(&overlay, subject("laptop").with_user("alice"), Some("alice"), &edge).await;
-    assert_eq!(ask(&Door::plain(laptop.address("apps")), "HOME", &[]).await.status, 404);
-    assert_eq!(ask(&Door::plain(laptop.address("apps")), "OPEN", &[]).await.status, 200);
+    assert_eq!(ask(&ListenerClient::plain(laptop.address("apps")), "HOME", &[]).await.status, 404);
+    assert_eq!(ask(&ListenerClient::plain(laptop.address("apps")), "OPEN", &[]).await.status, 200);
     ingress.metric_reaches("hermes_identities_removed_total", "", 2.0).await;
     // One with users of its own says so aloud when it is used for somebody else's.
-    let desk = middle(&overlay, subject("desk").with_user("carol"), None, &ingress).await;
-    let answer = ask(&Door::plain(desk.address("apps")), "HOME", &[]).await;
+    let operator = middle(&overlay, subject("desk").with_user("carol"), None, &ingress).await;
+    let answer = ask(&ListenerClient::plain(operator.address("apps")), "HOME", &[]).await;
     assert_eq!(answer.status, 200, "carol's desk is carol: {answer:?}");
 }

@@ -2,55 +2,55 @@
 
 use hermes_testkit::{
     ca::{Authority, Identity, Subject},
-    dialog::Dialog,
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     multiplex::Answer,
     overlay::{Node, Overlay},
+    raw_http1::RawHttp1,
 };
 
-use crate::identity::lab::{door, identity, ingress, origin, overlay, subject};
+use crate::identity::lab::{client, identity, ingress, origin, overlay, subject};
 
 /// Whether this client gets an answer, of whatever kind.
-async fn is_heard(door: &Door) -> bool {
+async fn is_heard(client: &ListenerClient) -> bool {
     // With TLS 1.3 a client learns of a refused certificate only when it reads.
-    async { door.h2().await?.get("http://OPEN/").await }.await.is_ok()
+    async { client.h2().await?.get("http://OPEN/").await }.await.is_ok()
 }
 
 #[tokio::test]
 async fn a_listener_that_demands_a_certificate_hears_nobody_else() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;
     let other = Authority::new("lab").unwrap();
     let (right, wrong) = (identity(&overlay, &Subject::node("laptop")), other.issue(&Subject::node("laptop")).unwrap());
-    let at = |identity: Option<&Identity>| door(&overlay, &node, "door", identity);
+    let at = |identity: Option<&Identity>| client(&overlay, &node, "door", identity);
     assert!(is_heard(&at(Some(&right))).await);
     // A CA of the same name is another CA.
     assert!(!is_heard(&at(Some(&wrong))).await);
     assert!(!is_heard(&at(None)).await);
     node.metric_reaches("hermes_tls_handshake_failures_total", "listener=\"door\"", 2.0).await;
-    // Where a certificate is optional, a wrong one is no better than at a door that demands one.
-    assert!(is_heard(&door(&overlay, &node, "perhaps", None)).await);
-    assert!(!is_heard(&door(&overlay, &node, "perhaps", Some(&wrong))).await);
+    // Where a certificate is optional, a wrong one is no better than at a listener client that demands one.
+    assert!(is_heard(&client(&overlay, &node, "perhaps", None)).await);
+    assert!(!is_heard(&client(&overlay, &node, "perhaps", Some(&wrong))).await);
     // A certificate of the CA that names nobody of the overlay proves nothing.
     let nobody = identity(&overlay, &Subject::server("laptop.test"));
     assert!(!is_heard(&at(Some(&nobody))).await);
-    drop(tells.recv().await);
-    drop(tells.recv().await);
-    assert!(tells.try_recv().is_err());
+    drop(receiver.recv().await);
+    drop(receiver.recv().await);
+    assert!(receiver.try_recv().is_err());
 }
 
 #[tokio::test]
 async fn tls_and_plaintext_do_not_meet() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;
-    let mut dialog = Dialog::connect(node.address("door")).await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: OPEN\r\n\r\n").await.unwrap();
-    let answer = dialog.to_end().await.unwrap_or_default();
+    let mut http1 = RawHttp1::connect(node.address("door")).await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: OPEN\r\n\r\n").await.unwrap();
+    let answer = http1.to_end().await.unwrap_or_default();
     assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
-    assert!(!is_heard(&door(&overlay, &node, "plain", None)).await);
-    assert!(tells.try_recv().is_err());
+    assert!(!is_heard(&client(&overlay, &node, "plain", None)).await);
+    assert!(receiver.try_recv().is_err());
 }
 
 #[tokio::test]
@@ -62,9 +62,9 @@ async fn a_certificate_of_another_overlay_is_refused_though_its_ca_is_trusted() 
     let draft = overlay.node("ingress").document(document).with("USERS", "").with("ROLE", "dependent");
     let draft = draft.with("ORIGIN", origin.address()).identity(&subject("ingress")).unwrap();
     let node = draft.trusting(&other).unwrap().start().await.unwrap();
-    assert!(is_heard(&door(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("laptop"))))).await);
+    assert!(is_heard(&client(&overlay, &node, "door", Some(&identity(&overlay, &Subject::node("laptop"))))).await);
     let foreign = other.issue(&Subject::node("laptop").with_user("alice")).unwrap();
-    assert!(!is_heard(&door(&overlay, &node, "door", Some(&foreign))).await);
+    assert!(!is_heard(&client(&overlay, &node, "door", Some(&foreign))).await);
 }
 
 /// A node with these parts of `tls`, before `next`; what a client of it is told.
@@ -88,7 +88,7 @@ upstreams:
         draft = draft.trusting(other).unwrap();
     }
     let edge = draft.start().await.unwrap();
-    Door::plain(edge.address("apps")).h2().await.unwrap().get("http://OPEN/").await.unwrap()
+    ListenerClient::plain(edge.address("apps")).h2().await.unwrap().get("http://OPEN/").await.unwrap()
 }
 
 #[tokio::test]
@@ -121,15 +121,15 @@ listeners:
     for protocol in ["h2", "h3"] {
         for (tls, node) in [("node: other", &next), ("", &far)] {
             let answer = over(&overlay, protocol, tls, node, None).await;
-            let said = answer.header("proxy-status").unwrap();
-            assert!(said.starts_with("edge; error=tls_certificate_error;"), "{protocol}, {{{tls}}}: {said}");
+            let output = answer.header("proxy-status").unwrap();
+            assert!(output.starts_with("edge; error=tls_certificate_error;"), "{protocol}, {{{tls}}}: {output}");
         }
     }
 }
 
 #[tokio::test]
 async fn an_upstream_of_another_overlay_or_ca_is_refused() {
-    let (origin, mut tells) = origin();
+    let (origin, mut receiver) = origin();
     let overlay = overlay();
     let other = Authority::new("other").unwrap();
     // A node of the other overlay that would let us in.
@@ -143,7 +143,7 @@ async fn an_upstream_of_another_overlay_or_ca_is_refused() {
     let (status, text) = through(&overlay, "", &stranger, Some(&other)).await;
     assert_eq!(status, 502, "its CA is trusted, its overlay is not ours: {text}");
     assert!(text.contains("spiffe://lab/node/"), "{text}");
-    assert!(tells.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
 }
 
 /// A node does not start with a certificate that names another.

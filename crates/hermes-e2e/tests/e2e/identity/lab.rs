@@ -3,10 +3,10 @@
 use hermes_testkit::binary::hermes;
 use hermes_testkit::{
     ca::{Identity, Subject},
-    dialog::Head,
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
+    raw_http1::Head,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -21,19 +21,19 @@ pub(crate) fn subject(node: &str) -> Subject {
 
 /// An origin of requests, and its heads.
 pub(crate) fn origin() -> (Origin, UnboundedReceiver<Head>) {
-    let (told, tells) = tokio::sync::mpsc::unbounded_channel();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
             loop {
-                let head = dialog.head().await?;
-                dialog.body(&head).await?;
-                let _ = told.send(head);
-                dialog.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
+                let head = http1.head().await?;
+                http1.body(&head).await?;
+                let _ = sender.send(head);
+                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
             }
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 /// Demands certificates, and knows a place for alice, one for bob, one for anybody.
@@ -86,6 +86,6 @@ pub(crate) fn identity(overlay: &Overlay, subject: &Subject) -> Identity {
 }
 
 /// A listener of a node, for a client with this certificate.
-pub(crate) fn door(overlay: &Overlay, node: &Node, listener: &str, identity: Option<&Identity>) -> Door {
-    Door::tls(node.address(listener), overlay.authority().pem(), identity)
+pub(crate) fn client(overlay: &Overlay, node: &Node, listener: &str, identity: Option<&Identity>) -> ListenerClient {
+    ListenerClient::tls(node.address(listener), overlay.authority().pem(), identity)
 }

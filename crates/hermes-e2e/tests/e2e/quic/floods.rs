@@ -8,16 +8,16 @@ use std::{
     },
 };
 
-use hermes_testkit::patience::until;
+use hermes_testkit::poll::until;
 use tokio::{net::UdpSocket, task::JoinSet};
 
-use crate::quic::lab::{Behind, Echo, door, loopback, overlay};
+use crate::quic::lab::{Behind, Echo, client, loopback, overlay};
 
 /// What a node sends to an address before it knows that somebody is there: three times what it got from
 /// there (RFC 9000, section 8.1).
 const AMPLIFICATION: usize = 3;
 
-/// Lets one datagram of a client through, and nothing back: to the node, a client that sent from an address
+/// Passes one datagram of a client through, and nothing back: to the node, a client that sent from an address
 /// which is not its own.
 struct Forger {
     /// Where its client connects to.
@@ -60,8 +60,8 @@ async fn unfinished_handshakes_keep_nobody_out_and_nothing_is_amplified() {
     let mut clients = JoinSet::new();
     for _ in 0..FORGED {
         let forger = Forger::start(to).await;
-        let door = door(&overlay, forger.address);
-        clients.spawn(async move { door.h3().await.map(drop) });
+        let client = client(&overlay, forger.address);
+        clients.spawn(async move { client.h3().await.map(drop) });
         until("the forged datagram is answered", || async { forger.received.load(Ordering::Relaxed) > 0 }).await;
         forgers.push(forger);
     }
@@ -69,7 +69,7 @@ async fn unfinished_handshakes_keep_nobody_out_and_nothing_is_amplified() {
     assert_eq!(retried().await.unwrap(), 2.0, "the first four are believed");
     assert_eq!(node.metric("hermes_connections_open", "").await.unwrap(), 4.0, "a Retry costs no memory");
     // Who shows that it has its address gets in.
-    Echo::open(&door(&overlay, to), 1).await.round(10_000).await;
+    Echo::open(&client(&overlay, to), 1).await.round(10_000).await;
     assert_eq!(retried().await.unwrap(), 3.0);
     for forger in &forgers {
         let (sent, received) = (forger.sent.load(Ordering::Relaxed), forger.received.load(Ordering::Relaxed));
@@ -86,7 +86,7 @@ async fn connections_that_stand_are_no_handshakes() {
     let mut node = behind.limited(&overlay, 1, loopback(), "handshakes: 2").start().await.unwrap();
     let mut standing = Vec::new();
     for seed in 0..STANDING {
-        standing.push(Echo::open(&door(&overlay, node.address("in")), seed).await);
+        standing.push(Echo::open(&client(&overlay, node.address("in")), seed).await);
     }
     assert_eq!(node.metric("hermes_limit_hits_total", "limit=\"handshakes\"").await.unwrap(), 0.0);
     for echo in &mut standing {

@@ -7,8 +7,8 @@ use ::http::Request;
 use bytes::Bytes;
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME, open_h3},
     h3,
+    listener_client::{ListenerClient, NODE_NAME, open_h3},
     origin::{
         self, Origin,
         http::{self, BYTES_SEED, Version},
@@ -67,8 +67,8 @@ pub(crate) fn overlay() -> Overlay {
     Overlay::new(hermes()).unwrap()
 }
 
-pub(crate) fn door(overlay: &Overlay, address: SocketAddr) -> Door {
-    Door::tls(address, overlay.authority().pem(), None)
+pub(crate) fn client(overlay: &Overlay, address: SocketAddr) -> ListenerClient {
+    ListenerClient::tls(address, overlay.authority().pem(), None)
 }
 
 /// A tunnel to the echo.
@@ -82,8 +82,8 @@ pub(crate) struct Echo {
 }
 
 impl Echo {
-    pub(crate) async fn open(door: &Door, seed: u64) -> Self {
-        let connection = door.h3().await.unwrap();
+    pub(crate) async fn open(client: &ListenerClient, seed: u64) -> Self {
+        let connection = client.h3().await.unwrap();
         let request = Request::connect("ECHO:7").body(()).unwrap();
         let (recv, send) = open_h3(&connection, &request).await.unwrap();
         Self { connection, send, recv, ahead: Vec::new(), pattern: Pattern::new(seed), offset: 0 }
@@ -95,8 +95,8 @@ impl Echo {
         self.pattern.fill(self.offset, &mut sent);
         self.send.data(Bytes::from(sent)).await.unwrap();
         while self.ahead.len() < length {
-            let piece = self.recv.piece().await.unwrap().expect("the tunnel ended");
-            self.ahead.extend_from_slice(&piece);
+            let chunk = self.recv.chunk().await.unwrap().expect("the tunnel ended");
+            self.ahead.extend_from_slice(&chunk);
         }
         let behind = self.ahead.split_off(length);
         assert_eq!(self.pattern.mismatch(self.offset, &self.ahead), None);
@@ -115,8 +115,8 @@ pub(crate) struct Download {
 }
 
 impl Download {
-    pub(crate) async fn begin(door: &Door, size: u64) -> Self {
-        let connection = door.h3().await.unwrap();
+    pub(crate) async fn begin(client: &ListenerClient, size: u64) -> Self {
+        let connection = client.h3().await.unwrap();
         let request = Request::get(format!("https://WEB/bytes/{size}")).body(()).unwrap();
         let (send, mut recv) = connection.request(&request, true).await.unwrap();
         recv.head().await.unwrap();
@@ -126,15 +126,15 @@ impl Download {
     /// Reads up to this byte at least.
     pub(crate) async fn read_to(&mut self, end: u64) {
         while self.offset < end.min(self.size) {
-            let piece = self.recv.piece().await.unwrap().expect("the download ended");
-            assert_eq!(Pattern::new(BYTES_SEED).mismatch(self.offset, &piece), None);
-            self.offset += piece.len() as u64;
+            let chunk = self.recv.chunk().await.unwrap().expect("the download ended");
+            assert_eq!(Pattern::new(BYTES_SEED).mismatch(self.offset, &chunk), None);
+            self.offset += chunk.len() as u64;
         }
     }
 
     pub(crate) async fn finish(mut self) {
         self.read_to(self.size).await;
-        assert_eq!((self.offset, self.recv.piece().await.unwrap()), (self.size, None));
+        assert_eq!((self.offset, self.recv.chunk().await.unwrap()), (self.size, None));
     }
 }
 

@@ -1,14 +1,14 @@
 //! What an operator sets of QUIC: how long silence may last, and how large packets may be.
 
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
-    h3::relay::{Lets, Relay},
-    patience::until,
+    h3::relay::{Direction, Relay},
+    listener_client::ListenerClient,
+    poll::until,
+    raw_http1::RawHttp1,
 };
 
 use crate::quic::{
-    lab::{Behind, Echo, door, loopback, overlay},
+    lab::{Behind, Echo, client, loopback, overlay},
     restart::{Lasting, download},
 };
 
@@ -19,19 +19,19 @@ async fn silence_ends_a_connection_after_its_time_and_what_is_kept_is_not_silent
     let (overlay, behind) = (overlay(), Behind::start());
     let node = behind.limited(&overlay, 1, loopback(), SHORT).start().await.unwrap();
     let relay = Relay::before(node.address("in")).await.unwrap();
-    let through: Door = door(&overlay, relay.address());
+    let through: ListenerClient = client(&overlay, relay.address());
     let mut echo = Echo::open(&through, 1).await;
     echo.round(1000).await;
     // Its client says nothing by itself: ten times the node does, which takes longer than the time of silence.
     let sent = node.metric("hermes_quic_packets_sent_total", "").await.unwrap();
     node.metric_reaches("hermes_quic_packets_sent_total", "", sent + 10.0).await;
     echo.round(1000).await;
-    relay.lets(Lets::Nothing);
+    relay.direction(Direction::Nothing);
     until("the connection is given up", || async { node.metric("hermes_connections_open", "").await.unwrap() == 0.0 })
         .await;
 }
 
-async fn echo(tunnel: &mut Dialog<tokio::net::TcpStream>) {
+async fn echo(tunnel: &mut RawHttp1<tokio::net::TcpStream>) {
     tunnel.send("1").await.unwrap();
     assert_eq!(tunnel.exactly(1).await.unwrap(), b"1");
 }
@@ -46,7 +46,7 @@ async fn a_path_where_only_signs_of_life_are_heard_is_not_dark() {
     // said at other times after it, one looks between a sign of life and its answer.
     for number in 0..10 {
         let near = lasting.neighbour_called(&format!("near-{number}"), "quic-keep-alive: 25s").await;
-        let mut tunnel = Dialog::connect(near.address("in")).await.unwrap();
+        let mut tunnel = RawHttp1::connect(near.address("in")).await.unwrap();
         tunnel.send("CONNECT echo.test:7 HTTP/1.1\r\nhost: echo.test:7\r\n\r\n").await.unwrap();
         assert_eq!(tunnel.head().await.unwrap().status(), 200);
         tokio::time::sleep(std::time::Duration::from_millis(25 * number)).await;

@@ -2,7 +2,7 @@
 
 use tokio::task::JoinSet;
 
-use crate::quic::lab::{Behind, Download, Echo, door, elsewhere, loopback, overlay};
+use crate::quic::lab::{Behind, Download, Echo, client, elsewhere, loopback, overlay};
 
 const TUNNELS: u64 = 24;
 const DOWNLOADS: u64 = 8;
@@ -14,12 +14,12 @@ const MOVES: u64 = 3;
 async fn connections_survive_moves(workers: usize) {
     let (overlay, behind) = (overlay(), Behind::start());
     let mut node = behind.node(&overlay, workers, loopback()).start().await.unwrap();
-    let door = door(&overlay, node.address("in"));
+    let listener = client(&overlay, node.address("in"));
     let mut clients = JoinSet::new();
     for seed in 0..TUNNELS {
-        let door = door.clone();
+        let listener = listener.clone();
         clients.spawn(async move {
-            let mut echo = Echo::open(&door, seed).await;
+            let mut echo = Echo::open(&listener, seed).await;
             for _ in 0..MOVES {
                 echo.round(30_000).await;
                 echo.connection.move_to(elsewhere()).unwrap();
@@ -28,9 +28,9 @@ async fn connections_survive_moves(workers: usize) {
         });
     }
     for _ in 0..DOWNLOADS {
-        let door = door.clone();
+        let listener = listener.clone();
         clients.spawn(async move {
-            let mut download = Download::begin(&door, SIZE).await;
+            let mut download = Download::begin(&listener, SIZE).await;
             for step in 1..=MOVES {
                 download.read_to(step * SIZE / (MOVES + 1)).await;
                 download.connection.move_to(elsewhere()).unwrap();

@@ -2,9 +2,9 @@
 
 use std::net::TcpListener;
 
-use hermes_testkit::{overlay::Node, patience::until};
+use hermes_testkit::{overlay::Node, poll::until};
 
-use crate::quic::lab::{Behind, DOCUMENT, Echo, door, overlay};
+use crate::quic::lab::{Behind, DOCUMENT, Echo, client, overlay};
 
 /// The document with something replaced.
 async fn reload(node: &mut Node, behind: &Behind, at: std::net::SocketAddr, from: &str, to: &str) {
@@ -24,27 +24,27 @@ async fn connections_outlive_their_listener_and_its_successor_shares_their_socke
     let (overlay, behind) = (overlay(), Behind::start());
     let at = TcpListener::bind("127.0.36.1:0").unwrap().local_addr().unwrap();
     let mut node = behind.node(&overlay, 2, at).start().await.unwrap();
-    let door = door(&overlay, at);
+    let client = client(&overlay, at);
     let mut tunnels = Vec::new();
     for seed in 0..6 {
-        tunnels.push(Echo::open(&door, seed).await);
+        tunnels.push(Echo::open(&client, seed).await);
     }
 
     // Another name at the same address, then no HTTP/3, then HTTP/3 again.
     reload(&mut node, &behind, at, "name: in,", "name: another,").await;
-    tunnels.push(Echo::open(&door, 10).await);
+    tunnels.push(Echo::open(&client, 10).await);
     for tunnel in &mut tunnels {
         tunnel.round(20_000).await;
     }
     reload(&mut node, &behind, at, "http3: true", "http3: false").await;
-    let refused = door.h3().await.unwrap_err();
+    let refused = client.h3().await.unwrap_err();
     assert_ne!(refused.kind(), std::io::ErrorKind::TimedOut, "who comes anew is told at once: {refused}");
     for tunnel in &mut tunnels {
         tunnel.round(20_000).await;
     }
     reload(&mut node, &behind, at, "access-log: off", "access-log: off").await;
     for seed in 20..26 {
-        tunnels.push(Echo::open(&door, seed).await);
+        tunnels.push(Echo::open(&client, seed).await);
     }
     for tunnel in &mut tunnels {
         tunnel.round(20_000).await;

@@ -9,14 +9,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_testkit::{
     ca::{IdentityFiles, Subject},
-    dialog::Dialog,
-    door::NODE_NAME,
+    listener_client::NODE_NAME,
     overlay::{Node, Overlay},
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
 };
 use nix::sys::signal::Signal;
 
-use crate::quic::lab::{Behind, door, overlay};
+use crate::quic::lab::{Behind, client, overlay};
 
 const DOCUMENT: &str = "
 access-log: off
@@ -80,10 +80,10 @@ impl Lasting {
 
 /// Asks for so many bytes; the status of the answer.
 pub(crate) async fn download(near: &Node, size: usize) -> u16 {
-    let mut dialog = Dialog::connect(near.address("in")).await.unwrap();
-    dialog.send(format!("GET /bytes/{size} HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    let body = dialog.body(&head).await.unwrap();
+    let mut http1 = RawHttp1::connect(near.address("in")).await.unwrap();
+    http1.send(format!("GET /bytes/{size} HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    let body = http1.body(&head).await.unwrap();
     assert!(head.status() != 200 || body.data.len() == size, "{} of {size} bytes", body.data.len());
     head.status()
 }
@@ -100,7 +100,7 @@ async fn connections_of_a_process_that_died_are_reset_by_the_next_one() {
     let first = lasting.start("first", 2, "").await;
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        let client = door(&lasting.overlay, lasting.at).h3().await.unwrap();
+        let client = client(&lasting.overlay, lasting.at).h3().await.unwrap();
         assert_eq!(client.get("https://WEB/").await.unwrap().status, 200);
         clients.push(client);
     }

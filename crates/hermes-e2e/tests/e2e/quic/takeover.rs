@@ -10,23 +10,23 @@ use std::{
 };
 
 use hermes_testkit::{
-    door::Door,
+    listener_client::ListenerClient,
     overlay::{Draft, Node, Overlay},
-    patience::until,
+    poll::until,
     traffic::Traffic,
 };
 use tokio::task::JoinSet;
 
-use crate::quic::lab::{Behind, DOCUMENT, Echo, door, elsewhere, overlay};
+use crate::quic::lab::{Behind, DOCUMENT, Echo, client, elsewhere, overlay};
 
 /// One node's successive processes.
-struct Dynasty {
+struct ProcessSequence {
     overlay: Overlay,
     behind: Behind,
     at: SocketAddr,
 }
 
-impl Dynasty {
+impl ProcessSequence {
     /// At a port of its own, as a service has it.
     fn new(host: [u8; 4]) -> Self {
         let at = TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).unwrap().local_addr().unwrap();
@@ -43,8 +43,8 @@ impl Dynasty {
         self.draft(process, workers).start().await.unwrap()
     }
 
-    fn door(&self) -> Door {
-        door(&self.overlay, self.at)
+    fn client(&self) -> ListenerClient {
+        client(&self.overlay, self.at)
     }
 }
 
@@ -62,8 +62,8 @@ struct Lasting {
 
 impl Lasting {
     /// Opened here and now; every other one moves to another address now and then.
-    async fn open(&mut self, door: &Door, seed: u64) {
-        let mut echo = Echo::open(door, seed).await;
+    async fn open(&mut self, client: &ListenerClient, seed: u64) {
+        let mut echo = Echo::open(client, seed).await;
         let (stop, rounds) = (self.stop.clone(), Arc::<AtomicU64>::default());
         self.rounds.push(rounds.clone());
         self.tunnels.spawn(async move {
@@ -97,15 +97,15 @@ impl Lasting {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn takeovers_in_a_row_under_load_lose_nothing() {
-    let dynasty = Dynasty::new([127, 0, 35, 1]);
+    let dynasty = ProcessSequence::new([127, 0, 35, 1]);
     let mut reigning = dynasty.start("front-0", 2).await;
     let mut traffic = Traffic::default();
     for _ in 0..4 {
-        traffic.h3(&dynasty.door(), "WEB", "/bytes/20000");
+        traffic.h3(&dynasty.client(), "WEB", "/bytes/20000");
     }
     let mut lasting = Lasting::default();
     for seed in 0..8 {
-        lasting.open(&dynasty.door(), seed).await;
+        lasting.open(&dynasty.client(), seed).await;
     }
     let mut retired = Vec::new();
     // As many, fewer and more workers than the process before.
@@ -114,7 +114,7 @@ async fn takeovers_in_a_row_under_load_lose_nothing() {
         let successor = dynasty.start(&format!("front-{number}"), workers).await;
         parted(&reigning).await;
         retired.push(std::mem::replace(&mut reigning, successor));
-        lasting.open(&dynasty.door(), 100 + number).await;
+        lasting.open(&dynasty.client(), 100 + number).await;
         lasting.progress(5).await;
     }
     traffic.progress(5).await;
@@ -132,14 +132,14 @@ async fn takeovers_in_a_row_under_load_lose_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_that_fails_changes_nothing() {
-    let dynasty = Dynasty::new([127, 0, 35, 2]);
+    let dynasty = ProcessSequence::new([127, 0, 35, 2]);
     let mut reigning = dynasty.start("front-0", 2).await;
     let mut lasting = Lasting::default();
     for seed in 0..4 {
-        lasting.open(&dynasty.door(), seed).await;
+        lasting.open(&dynasty.client(), seed).await;
     }
     let mut traffic = Traffic::default();
-    traffic.h3(&dynasty.door(), "WEB", "/bytes/20000");
+    traffic.h3(&dynasty.client(), "WEB", "/bytes/20000");
     traffic.progress(5).await;
     // It gets all sockets, adds some of its own, and then cannot have its admin address.
     let taken = TcpListener::bind("127.0.35.2:0").unwrap();
@@ -162,11 +162,11 @@ fn without_http3() -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_outlive_a_successor_that_has_no_such_listener() {
-    let dynasty = Dynasty::new([127, 0, 35, 3]);
+    let dynasty = ProcessSequence::new([127, 0, 35, 3]);
     let first = dynasty.start("front-0", 2).await;
     let mut lasting = Lasting::default();
     for seed in 0..6 {
-        lasting.open(&dynasty.door(), seed).await;
+        lasting.open(&dynasty.client(), seed).await;
     }
     let second = dynasty.draft("front-1", 1).document(&without_http3()).start().await.unwrap();
     parted(&first).await;
@@ -175,7 +175,7 @@ async fn connections_outlive_a_successor_that_has_no_such_listener() {
     // One that has it again gets the sockets, and the ways to the first.
     let mut third = dynasty.start("front-2", 2).await;
     parted(&second).await;
-    lasting.open(&dynasty.door(), 100).await;
+    lasting.open(&dynasty.client(), 100).await;
     lasting.progress(30).await;
     lasting.finish().await;
     assert!(first.ended().await.success() && second.ended().await.success());
@@ -184,11 +184,11 @@ async fn connections_outlive_a_successor_that_has_no_such_listener() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listener_that_comes_back_finds_the_sockets_of_the_process_before() {
-    let dynasty = Dynasty::new([127, 0, 35, 4]);
+    let dynasty = ProcessSequence::new([127, 0, 35, 4]);
     let first = dynasty.start("front-0", 2).await;
     let mut lasting = Lasting::default();
     for seed in 0..4 {
-        lasting.open(&dynasty.door(), seed).await;
+        lasting.open(&dynasty.client(), seed).await;
     }
     let mut second = dynasty.draft("front-1", 2).document(&without_http3()).start().await.unwrap();
     parted(&first).await;
@@ -201,7 +201,7 @@ async fn a_listener_that_comes_back_finds_the_sockets_of_the_process_before() {
         ("WEB", dynasty.behind.web.address().to_string()),
     ];
     second.reload(DOCUMENT, &values).await.unwrap();
-    lasting.open(&dynasty.door(), 100).await;
+    lasting.open(&dynasty.client(), 100).await;
     lasting.progress(10).await;
     lasting.finish().await;
     assert!(first.ended().await.success());

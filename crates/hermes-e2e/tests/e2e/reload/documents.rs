@@ -9,7 +9,7 @@ use std::{
 use hermes_testkit::{
     ca::{Authority, Identity, Subject},
     overlay::Node,
-    patience::until,
+    poll::until,
     tls,
 };
 use nix::{
@@ -150,10 +150,10 @@ async fn a_bad_document_is_refused_with_its_reasons_and_changes_nothing() {
         ("identity: {cert: no.pem, key: no.key, ca: no.ca}\nlisteners: []", "identity"),
     ];
     for (number, (mistake, place)) in mistakes.iter().enumerate() {
-        let said = node.log().len();
+        let output = node.log().len();
         node.replace(&format!("{mistake}\n"), &[]).unwrap();
         until("it is refused", || async { refusals(&node).await > number as f64 }).await;
-        until(place, || async { node.log()[said..].contains(place) }).await;
+        until(place, || async { node.log()[output..].contains(place) }).await;
         assert_eq!(get(node.address("apps"), "APP", "/").await.unwrap(), (200, "good".to_owned()));
         assert_eq!(node.generation().await.unwrap(), 1);
     }

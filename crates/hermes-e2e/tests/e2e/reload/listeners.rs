@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 
 use hermes_testkit::{
     ca::{Authority, Subject},
-    dialog::Dialog,
     origin::{self, Origin, datagram::UdpEcho, stream},
     overlay::{Node, Overlay},
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
     tls,
-    traffic::{Traffic, Way},
+    traffic::{Traffic, TunnelTarget},
 };
 use rustls_pki_types::ServerName;
 use tokio::{
@@ -31,13 +31,13 @@ routes:
 - {name: hello, respond: {body: hello}}
 ";
 
-struct Bed {
+struct Fixture {
     overlay: Overlay,
     echo: Origin,
     udp: UdpEcho,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
         Self { overlay: overlay(), echo, udp: UdpEcho::start(loopback(), "").unwrap() }
@@ -79,20 +79,20 @@ async fn is_closed(at: SocketAddr) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listeners_come_move_and_go_while_another_serves() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let [one, two] = [free([127, 0, 35, 1]).await, free([127, 0, 35, 2]).await];
-    let mut node = bed.start("").await;
+    let mut node = fixture.start("").await;
     let mut traffic = Traffic::default();
     traffic.one_shot(node.address("constant"), "APP", "/");
     traffic.keep_alive(node.address("constant"), "APP", "/");
     traffic.h2(node.address("constant"), "app", "/");
-    traffic.tunnel(Way::Connect(node.address("constant"), "DB:1".to_owned()), 1);
+    traffic.tunnel(TunnelTarget::Connect(node.address("constant"), "DB:1".to_owned()), 1);
     traffic.progress(1).await;
     for _ in 0..5 {
-        bed.reload(&mut node, &http("extra", one)).await;
+        fixture.reload(&mut node, &http("extra", one)).await;
         assert!(serves(one).await, "a new listener serves when the document is applied");
         let mut tunnel = connect(one, "DB:1").await;
-        bed.reload(&mut node, &http("extra", two)).await;
+        fixture.reload(&mut node, &http("extra", two)).await;
         assert!(serves(two).await);
         until("the place that was left is closed", || is_closed(one)).await;
         assert!(echoes(&mut tunnel, b"still").await, "what runs there goes on");
@@ -100,10 +100,10 @@ async fn listeners_come_move_and_go_while_another_serves() {
         let mut visitors = Traffic::default();
         visitors.one_shot(two, "APP", "/");
         visitors.progress(1).await;
-        bed.reload(&mut node, &http("renamed", two)).await;
+        fixture.reload(&mut node, &http("renamed", two)).await;
         visitors.progress(1).await;
         visitors.finish().await.assert_whole(2);
-        bed.reload(&mut node, "").await;
+        fixture.reload(&mut node, "").await;
         until("a removed listener is closed", || is_closed(two)).await;
         assert!(echoes(&mut tunnel, b"and on").await);
     }
@@ -114,16 +114,16 @@ async fn listeners_come_move_and_go_while_another_serves() {
 /// Two listeners that change places never leave either place without one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listeners_change_places() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let [one, two] = [free([127, 0, 35, 3]).await, free([127, 0, 35, 3]).await];
     let both = |first: SocketAddr, second: SocketAddr| format!("{}\n{}", http("a", first), http("b", second));
-    let mut node = bed.start(&both(one, two)).await;
+    let mut node = fixture.start(&both(one, two)).await;
     let mut traffic = Traffic::default();
     traffic.one_shot(one, "APP", "/");
     traffic.one_shot(two, "APP", "/");
     for turn in 0..6 {
         traffic.progress(1).await;
-        bed.reload(&mut node, &if turn % 2 == 0 { both(two, one) } else { both(one, two) }).await;
+        fixture.reload(&mut node, &if turn % 2 == 0 { both(two, one) } else { both(one, two) }).await;
     }
     traffic.finish().await.assert_whole(6);
 }
@@ -131,19 +131,19 @@ async fn listeners_change_places() {
 /// Connections that wait to be accepted when their listener goes are served, not reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_at_a_listener_that_goes_is_served() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let at = free([127, 0, 35, 4]).await;
     for _ in 0..10 {
-        let mut node = bed.start(&http("extra", at)).await;
+        let mut node = fixture.start(&http("extra", at)).await;
         // While it is stopped nobody accepts.
         node.signal(nix::sys::signal::Signal::SIGSTOP).unwrap();
         let mut waiting = Vec::new();
         for _ in 0..20 {
-            let mut visitor = Dialog::connect(at).await.unwrap();
+            let mut visitor = RawHttp1::connect(at).await.unwrap();
             visitor.send("GET / HTTP/1.1\r\nhost: app\r\n\r\n").await.unwrap();
             waiting.push(visitor);
         }
-        node.replace(DOCUMENT, &bed.values("")).unwrap();
+        node.replace(DOCUMENT, &fixture.values("")).unwrap();
         node.signal(nix::sys::signal::Signal::SIGCONT).unwrap();
         for mut visitor in waiting {
             let head = visitor.head().await.unwrap();
@@ -157,20 +157,21 @@ async fn what_waits_at_a_listener_that_goes_is_served() {
 /// Whoever connects by TLS while the listener goes is served by TLS or not at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listener_that_goes_never_drops_its_tls() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let at = free([127, 0, 35, 5]).await;
     let strangers = Authority::new("strangers").unwrap();
-    let files = strangers.issue(&Subject::server("shop.example")).unwrap().write(bed.overlay.dir(), "shop").unwrap();
+    let files =
+        strangers.issue(&Subject::server("shop.example")).unwrap().write(fixture.overlay.dir(), "shop").unwrap();
     let (cert, key, ca) = (files.cert.display(), files.key.display(), files.ca.display());
     let secure = format!(
         "- {{name: secure, bind: '{at}', protocol: http, proxy-protocol: 127.0.0.0/8, \
          tls: {{client: required, cert: '{cert}', key: '{key}', ca: '{ca}'}}}}"
     );
-    let mut node = bed.start(&secure).await;
-    let connect = || async { Dialog::connect(at).await.unwrap() };
+    let mut node = fixture.start(&secure).await;
+    let connect = || async { RawHttp1::connect(at).await.unwrap() };
     let (mut plain, mut client) = (connect().await, connect().await);
     node.metric_reaches("hermes_connections_total", "secure", 2.0).await;
-    bed.reload(&mut node, "").await;
+    fixture.reload(&mut node, "").await;
     // Both were accepted before; their first bytes come after. A PROXY header that speaks for nobody:
     let local = b"\r\n\r\n\0\r\nQUIT\n\x20\x00\x00\x00";
     plain.send(local).await.unwrap();
@@ -209,30 +210,30 @@ async fn flow_to(at: SocketAddr) -> UdpSocket {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn udp_flows_outlive_their_listener_and_its_address_can_be_had_again() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let at = free([127, 0, 35, 6]).await;
     let udp = |name: &str| format!("- {{name: {name}, bind: '{at}', protocol: udp, authority: 'VIDEO:1'}}");
-    let mut node = bed.start(&udp("video")).await;
+    let mut node = fixture.start(&udp("video")).await;
     let mut flows = Vec::new();
     for round in 1..=4 {
         let old = flow_to(at).await;
         assert!(talks(&old, b"one").await);
         flows.push(old);
-        bed.reload(&mut node, "").await;
+        fixture.reload(&mut node, "").await;
         let stranger = flow_to(at).await;
         is_heard_by_nobody(&stranger).await;
         for flow in &flows {
             assert!(talks(flow, b"two").await, "a flow of round {round} does not go on");
         }
         // Back at once, although flows of the old one still live there.
-        bed.reload(&mut node, &udp(if round % 2 == 0 { "video" } else { "video-again" })).await;
+        fixture.reload(&mut node, &udp(if round % 2 == 0 { "video" } else { "video-again" })).await;
         let new = flow_to(at).await;
         assert!(talks(&new, b"three").await);
         for flow in &flows {
             assert!(talks(flow, b"four").await);
         }
         flows.push(new);
-        assert_eq!(bed.udp.sources(), flows.len(), "each flow is one session");
+        assert_eq!(fixture.udp.sources(), flows.len(), "each flow is one session");
     }
     drop(flows);
     node.quiet().await;
@@ -254,8 +255,8 @@ async fn is_heard_by_nobody(stranger: &UdpSocket) {
 /// Which of the sockets it is, and what to do. Nothing of the document is applied.
 #[tokio::test]
 async fn an_address_that_somebody_has_is_told_with_its_transport() {
-    let bed = Bed::new();
-    let node = bed.start("").await;
+    let fixture = Fixture::new();
+    let node = fixture.start("").await;
     let taken = UdpSocket::bind(loopback()).await.unwrap();
     let taken_too = UdpSocket::bind(loopback()).await.unwrap();
     let (udp, dns) = (taken.local_addr().unwrap(), taken_too.local_addr().unwrap());
@@ -263,7 +264,7 @@ async fn an_address_that_somebody_has_is_told_with_its_transport() {
         "- {{name: flows, bind: '{udp}', protocol: udp, authority: 'VIDEO:1'}}\n\
          - {{name: dns, bind: '{dns}', protocol: dns, names: [A], addresses: [198.18.0.0/16]}}\n"
     );
-    node.replace(DOCUMENT, &bed.values(&listeners)).unwrap();
+    node.replace(DOCUMENT, &fixture.values(&listeners)).unwrap();
     let remedy = "Address already in use (os error 98). Stop the process that uses the address";
     node.says(&format!("listeners[1].bind: listening on {udp} over UDP: {remedy}")).await;
     node.says(&format!("listeners[2].bind: listening on {dns} over UDP (DNS): {remedy}")).await;

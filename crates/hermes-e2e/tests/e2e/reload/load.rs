@@ -12,12 +12,12 @@ use std::{
 
 use hermes_testkit::{
     ca::{Authority, Identity, Subject},
+    generation_log::GenerationLog,
     origin::{self, Origin, stream},
     overlay::{Node, Overlay, PATIENCE},
-    patience::until,
-    sighting::Sightings,
+    poll::until,
     tls,
-    traffic::{Traffic, Way},
+    traffic::{Traffic, TunnelTarget},
 };
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::net::{TcpListener, TcpStream};
@@ -38,9 +38,9 @@ async fn free_ports(host: [u8; 4]) -> [SocketAddr; 2] {
 }
 
 /// A far node behind a near one, and origins behind both: what is reloaded in the large test.
-struct Bed {
+struct Fixture {
     overlay: Overlay,
-    sightings: Sightings,
+    generations: GenerationLog,
     web: [Origin; 3],
     far: Node,
     ports: [SocketAddr; 2],
@@ -118,14 +118,14 @@ impl Plan {
     }
 }
 
-impl Bed {
+impl Fixture {
     async fn new() -> Self {
         let overlay = overlay();
-        let sightings = Sightings::default();
+        let generations = GenerationLog::default();
         let web = [
-            sightings.origin(loopback(), "a").await.unwrap(),
-            sightings.origin(loopback(), "b").await.unwrap(),
-            sightings.origin(loopback(), "c").await.unwrap(),
+            generations.origin(loopback(), "a").await.unwrap(),
+            generations.origin(loopback(), "b").await.unwrap(),
+            generations.origin(loopback(), "c").await.unwrap(),
         ];
         let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
         let udp = Origin::udp_echo(loopback()).unwrap();
@@ -133,7 +133,7 @@ impl Bed {
         let far = far.with("ECHO", echo.address()).with("UDP", udp.address()).with("MORE", "").start().await.unwrap();
         let ports = free_ports([127, 0, 33, 1]).await;
         let strangers = Authority::new("strangers").unwrap();
-        Self { overlay, sightings, web, far, ports, strangers, _echoes: [echo, udp] }
+        Self { overlay, generations, web, far, ports, strangers, _echoes: [echo, udp] }
     }
 
     /// A new certificate of the `secure` listener, under a name of its own.
@@ -160,9 +160,9 @@ impl Bed {
 
     /// What was changed can be seen from outside.
     async fn see(&self, near: &Node, plan: Plan, certificate: &Identity) {
-        let sighting = self.sightings.of(plan.number, PATIENCE).await;
-        assert_eq!(sighting.origin, plan.origin(), "generation {} leads elsewhere", plan.number);
-        assert_eq!(sighting.head.header("x-colour").as_deref(), Some(plan.colour()));
+        let first_request = self.generations.of(plan.number, PATIENCE).await;
+        assert_eq!(first_request.origin, plan.origin(), "generation {} leads elsewhere", plan.number);
+        assert_eq!(first_request.head.header("x-colour").as_deref(), Some(plan.colour()));
         let (moved, left) = (self.ports[usize::from(plan.other_port)], self.ports[usize::from(!plan.other_port)]);
         match plan.number % 5 {
             3 => {
@@ -197,8 +197,8 @@ fn all_kinds(near: &Node) -> Traffic {
         traffic.uploads(apps, "APP", "/upload");
     }
     for seed in 0..3 {
-        traffic.tunnel(Way::Bare(near.address("db")), seed);
-        traffic.tunnel(Way::Connect(apps, "DB:3306".to_owned()), 10 + seed);
+        traffic.tunnel(TunnelTarget::Bare(near.address("db")), seed);
+        traffic.tunnel(TunnelTarget::Connect(apps, "DB:3306".to_owned()), 10 + seed);
         traffic.flow(near.address("video"), 20 + seed);
     }
     traffic
@@ -214,12 +214,12 @@ fn print_latencies(mut all: Vec<Duration>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reloads_under_load_lose_nothing_and_are_seen_at_once() {
-    let mut bed = Bed::new().await;
+    let mut fixture = Fixture::new().await;
     let mut plan =
         Plan { number: 0, second: false, other_endpoint: false, red: false, certificate: 0, other_port: false };
-    let mut certificate = bed.certificate(0);
-    let mut near = bed.overlay.node("near").identity(&Subject::node("near")).unwrap().document(NEAR);
-    for (name, value) in bed.values(plan, &certificate) {
+    let mut certificate = fixture.certificate(0);
+    let mut near = fixture.overlay.node("near").identity(&Subject::node("near")).unwrap().document(NEAR);
+    for (name, value) in fixture.values(plan, &certificate) {
         near = near.with(name, value);
     }
     let near = near.start().await.unwrap();
@@ -230,18 +230,18 @@ async fn reloads_under_load_lose_nothing_and_are_seen_at_once() {
     for round in 0..reloads(60) {
         plan = plan.next();
         if plan.certificate == plan.number {
-            certificate = bed.certificate(plan.number);
+            certificate = fixture.certificate(plan.number);
         }
         let written = Instant::now();
-        near.replace(NEAR, &bed.values(plan, &certificate)).unwrap();
-        let sighting = bed.sightings.of(plan.number, PATIENCE).await;
-        latencies.push(sighting.at.saturating_duration_since(written));
-        bed.see(&near, plan, &certificate.2).await;
+        near.replace(NEAR, &fixture.values(plan, &certificate)).unwrap();
+        let first_request = fixture.generations.of(plan.number, PATIENCE).await;
+        latencies.push(first_request.at.saturating_duration_since(written));
+        fixture.see(&near, plan, &certificate.2).await;
         if round % 10 == 9 {
             let more = "- {name: more, bind: '127.0.0.1:0', protocol: http}";
             let more = if round % 20 == 9 { more } else { "" };
-            let [echo, udp] = [&bed._echoes[0], &bed._echoes[1]].map(|origin| origin.address().to_string());
-            bed.far.reload(FAR, &[("MORE", more.to_owned()), ("ECHO", echo), ("UDP", udp)]).await.unwrap();
+            let [echo, udp] = [&fixture._echoes[0], &fixture._echoes[1]].map(|origin| origin.address().to_string());
+            fixture.far.reload(FAR, &[("MORE", more.to_owned()), ("ECHO", echo), ("UDP", udp)]).await.unwrap();
         }
     }
     traffic.progress(2).await;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use hermes_testkit::{
-    dialog::Dialog,
     origin::{self, Origin, datagram::UdpEcho, http, stream},
     overlay::Node,
-    patience::until,
+    poll::until,
+    raw_http1::RawHttp1,
 };
 use tokio::net::UdpSocket;
 
@@ -23,13 +23,13 @@ upstreams:
 - {name: web, protocol: h1, endpoints: ['$WEB']}
 ";
 
-struct Bed {
+struct Fixture {
     overlay: hermes_testkit::overlay::Overlay,
     echoes: [Origin; 2],
     web: Origin,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let echo = || stream::echo(origin::listen(loopback()).unwrap()).unwrap();
         let web = origin::listen(loopback()).unwrap();
@@ -60,21 +60,21 @@ const RED: &str = "- {name: red, match: {kind: tcp, authority: 'RED:1'}, termina
 const GREEN: &str = "- {name: green, match: {kind: tcp, authority: 'GREEN:1'}, terminate: {tcp: '$ECHO'}}";
 const RAW: &str = "- {name: raw, match: {kind: tcp, authority: 'RAW:1'}, terminate: {tcp: '$ECHO'}}";
 
-fn filled(bed: &Bed, routes: &[&str]) -> String {
-    bed.values("").iter().fold(routes.join("\n"), |text, (name, value)| text.replace(&format!("${name}"), value))
+fn filled(fixture: &Fixture, routes: &[&str]) -> String {
+    fixture.values("").iter().fold(routes.join("\n"), |text, (name, value)| text.replace(&format!("${name}"), value))
 }
 
 #[tokio::test]
 async fn exactly_the_sessions_that_are_no_longer_allowed_end() {
-    let bed = Bed::new();
-    let mut node = bed.start(TUNNELS, &filled(&bed, &[RED, GREEN, RAW])).await;
+    let fixture = Fixture::new();
+    let mut node = fixture.start(TUNNELS, &filled(&fixture, &[RED, GREEN, RAW])).await;
     let apps = node.address("apps");
     let (mut red, mut green) = (connect(apps, "RED:1").await, connect(apps, "GREEN:1").await);
-    let mut raw = Dialog::connect(node.address("db")).await.unwrap();
+    let mut raw = RawHttp1::connect(node.address("db")).await.unwrap();
     for tunnel in [&mut red, &mut green, &mut raw] {
         assert!(echoes(tunnel, b"one").await);
     }
-    bed.reload(&mut node, TUNNELS, &filled(&bed, &[GREEN, RAW])).await;
+    fixture.reload(&mut node, TUNNELS, &filled(&fixture, &[GREEN, RAW])).await;
     assert!(red.is_ended().await);
     assert!(echoes(&mut green, b"two").await && echoes(&mut raw, b"two").await);
     let record = node.record(|record| record["authority"] == "red:1").await;
@@ -82,37 +82,37 @@ async fn exactly_the_sessions_that_are_no_longer_allowed_end() {
     assert!(record["reason"].as_str().unwrap().contains("no route"), "{record}");
 
     // Byte streams never move: they stay with their old target.
-    bed.reload(&mut node, TUNNELS, &filled(&bed, &[&GREEN.replace("$ECHO", "$OTHER"), RAW])).await;
+    fixture.reload(&mut node, TUNNELS, &filled(&fixture, &[&GREEN.replace("$ECHO", "$OTHER"), RAW])).await;
     assert!(echoes(&mut green, b"three").await && echoes(&mut raw, b"three").await);
     // A route that answers refuses tunnels.
     let refuses = "- {name: green, match: {authority: 'GREEN:1'}, respond: {status: 403}}";
-    bed.reload(&mut node, TUNNELS, &filled(&bed, &[refuses, RAW])).await;
+    fixture.reload(&mut node, TUNNELS, &filled(&fixture, &[refuses, RAW])).await;
     assert!(green.is_ended().await);
     assert!(echoes(&mut raw, b"four").await);
     // A route of another name that allows the same is as good.
-    bed.reload(&mut node, TUNNELS, &filled(&bed, &[&RAW.replace("name: raw", "name: bare")])).await;
+    fixture.reload(&mut node, TUNNELS, &filled(&fixture, &[&RAW.replace("name: raw", "name: bare")])).await;
     assert!(echoes(&mut raw, b"five").await);
-    bed.reload(&mut node, TUNNELS, "").await;
+    fixture.reload(&mut node, TUNNELS, "").await;
     assert!(raw.is_ended().await);
     node.quiet().await;
 }
 
 #[tokio::test]
 async fn a_response_under_way_ends_when_it_is_refused_and_not_when_it_is_led_elsewhere() {
-    let bed = Bed::new();
-    let mut node = bed.start(TUNNELS, "").await;
+    let fixture = Fixture::new();
+    let mut node = fixture.start(TUNNELS, "").await;
     let apps = node.address("apps");
-    let mut download = Dialog::connect(apps).await.unwrap();
+    let mut download = RawHttp1::connect(apps).await.unwrap();
     download.send("GET /drip/1000000/10/5 HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
     assert_eq!(download.head().await.unwrap().status(), 200);
     assert!(download.chunk().await.unwrap().is_some());
     let elsewhere = TUNNELS.replace("upstream: web}", "respond: {body: maintenance, status: 503}}");
-    bed.reload(&mut node, &elsewhere, "").await;
+    fixture.reload(&mut node, &elsewhere, "").await;
     assert_eq!(get(apps, "APP", "/").await.unwrap(), (503, "maintenance".to_owned()));
     for _ in 0..5 {
         assert!(download.chunk().await.unwrap().is_some(), "what runs may finish");
     }
-    bed.reload(&mut node, &TUNNELS.replace("upstream: web}", "respond: {status: 403}}"), "").await;
+    fixture.reload(&mut node, &TUNNELS.replace("upstream: web}", "respond: {status: 403}}"), "").await;
     // What was sent before may still come.
     while download.chunk().await.is_ok() {}
     let record = node.record(|record| record["path"] == "/drip/1000000/10/5").await;
@@ -177,9 +177,9 @@ async fn flows_move_where_their_route_says_so_and_lose_nothing() {
     let mut moving = FlowClient::new(near.address("video")).await;
     let mut staying = FlowClient::new(near.address("fixed")).await;
     assert_eq!((moving.who().await.as_str(), staying.who().await.as_str()), ("one", "one"));
-    let ways = [(terminate(&two), "two"), ("upstream: far".to_owned(), "three"), (terminate(&one), "one")];
+    let modes = [(terminate(&two), "two"), ("upstream: far".to_owned(), "three"), (terminate(&one), "one")];
     for round in 0..3 {
-        for (action, label) in &ways {
+        for (action, label) in &modes {
             near.reload(FLOWS, &values(action.clone())).await.unwrap();
             // Not one datagram is lost on the way, and in the end it has moved.
             for _ in 0..200 {
@@ -228,9 +228,9 @@ upstreams:
 /// Reloads that come faster than health checks must not keep them from coming to a result.
 #[tokio::test]
 async fn health_checks_go_on_over_reloads() {
-    let bed = Bed::new();
-    let values = |number: u32| vec![("WEB", bed.web.address().to_string()), ("NUMBER", number.to_string())];
-    let draft = bed.overlay.node("near").document(CHECKED).with("WEB", bed.web.address()).with("NUMBER", 0);
+    let fixture = Fixture::new();
+    let values = |number: u32| vec![("WEB", fixture.web.address().to_string()), ("NUMBER", number.to_string())];
+    let draft = fixture.overlay.node("near").document(CHECKED).with("WEB", fixture.web.address()).with("NUMBER", 0);
     let node = draft.start().await.unwrap();
     let apps = node.address("apps");
     let mut number = 0;
@@ -250,8 +250,8 @@ async fn health_checks_go_on_over_reloads() {
     node.replace(&CHECKED.replace(", '127.0.0.1:9'", ""), &values(9999)).unwrap();
     until("the dead endpoint is forgotten", || async {
         let (_, text) = node.ask("/metrics").await.unwrap();
-        let told: Vec<&str> = text.lines().filter(|line| line.starts_with("hermes_upstream_healthy{")).collect();
-        matches!(told.as_slice(), [one] if one.ends_with(" 1"))
+        let metrics: Vec<&str> = text.lines().filter(|line| line.starts_with("hermes_upstream_healthy{")).collect();
+        matches!(metrics.as_slice(), [one] if one.ends_with(" 1"))
     })
     .await;
 }

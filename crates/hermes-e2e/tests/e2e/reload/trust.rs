@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use hermes_testkit::{
     ca::{Authority, Subject},
-    dialog::Dialog,
-    door::{Door, NODE_NAME},
     frames::{Frame, Frames, kind},
+    listener_client::{ListenerClient, NODE_NAME},
     origin::{self, stream},
     overlay::PATIENCE,
+    raw_http1::RawHttp1,
 };
 
 use crate::reload::{echoes, loopback, overlay};
@@ -57,7 +57,7 @@ async fn a_tunnel_of_who_was_believed_by_address_ends_with_that() {
     let (overlay, echo) = (overlay(), stream::echo(origin::listen(loopback()).unwrap()).unwrap());
     let draft = overlay.node("edge").document(DOCUMENT).with("TRUST", "trust: [127.0.0.0/8]");
     let mut node = draft.with("ECHO", echo.address()).start().await.unwrap();
-    let mut tunnel = Dialog::connect(node.address("in")).await.unwrap();
+    let mut tunnel = RawHttp1::connect(node.address("in")).await.unwrap();
     tunnel.send("CONNECT DB:7 HTTP/1.1\r\nhost: DB:7\r\nhermes-user: alice\r\n\r\n").await.unwrap();
     assert_eq!(tunnel.head().await.unwrap().status(), 200);
     assert!(echoes(&mut tunnel, b"before").await);
@@ -76,13 +76,13 @@ async fn connections_that_another_ca_verified_are_let_go() {
     let draft = draft.document(DOCUMENT).with("TRUST", "tls: {client: required}").with("ECHO", "127.0.0.1:9");
     let node = draft.start().await.unwrap();
     let alice = overlay.authority().issue(&Subject::node("laptop").with_user("alice")).unwrap();
-    let door = Door::tls(node.address("in"), overlay.authority().pem(), Some(&alice));
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send("GET / HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
-    let head = dialog.head().await.unwrap();
-    assert_eq!(dialog.body(&head).await.unwrap().text(), "alice");
+    let listener = ListenerClient::tls(node.address("in"), overlay.authority().pem(), Some(&alice));
+    let mut http1 = listener.h1().await.unwrap();
+    http1.send("GET / HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!(http1.body(&head).await.unwrap().text(), "alice");
     let before = node.generation().await.unwrap();
     std::fs::write(overlay.dir().join("edge/ca.pem"), Authority::new("lab").unwrap().pem()).unwrap();
     node.says(&format!("applied generation={} ", before + 1)).await;
-    assert!(dialog.is_ended().await, "it is kept");
+    assert!(http1.is_ended().await, "it is kept");
 }

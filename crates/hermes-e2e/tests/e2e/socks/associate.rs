@@ -1,6 +1,6 @@
 //! UDP ASSOCIATE: a flow for each target, the right header before each answer, and one client alone.
 
-use hermes_testkit::{dialog::Dialog, patience::until, pattern::Pattern};
+use hermes_testkit::{pattern::Pattern, poll::until, raw_http1::RawHttp1};
 use tokio::net::UdpSocket;
 
 use crate::socks::lab::{ANY, ASSOCIATE, Association, Lab, ask, greeted, target};
@@ -70,14 +70,14 @@ async fn nobody_else_speaks_for_the_client_or_hears_it() {
 async fn a_client_that_says_its_port_is_held_to_it() {
     let lab = Lab::new().await;
     let (socket, other) = (UdpSocket::bind(ANY).await.unwrap(), UdpSocket::bind(ANY).await.unwrap());
-    let mut dialog = greeted(lab.socks()).await;
+    let mut http1 = greeted(lab.socks()).await;
     let port = socket.local_addr().unwrap().port();
-    let (code, relay) = ask(&mut dialog, ASSOCIATE, "127.0.0.1", port).await.unwrap();
+    let (code, relay) = ask(&mut http1, ASSOCIATE, "127.0.0.1", port).await.unwrap();
     assert_eq!(code, 0);
     let datagram = [&[0, 0, 0][..], &target("ECHO", 7), b"x"].concat();
     other.send_to(&datagram, relay).await.unwrap();
     lab.near.metric_reaches("hermes_datagrams_dropped_total", "not-the-client", 1.0).await;
-    let association = Association { dialog, socket, relay };
+    let association = Association { http1, socket, relay };
     association.echo("ECHO", 7, b"x").await;
 }
 
@@ -120,7 +120,7 @@ async fn an_association_ends_with_its_connection_or_when_nothing_is_alive_on_it(
     let sockets = lab.near.descriptors().unwrap();
     let mut association = Association::open(lab.socks()).await;
     association.echo("ECHO", 7, b"x").await;
-    assert_eq!(association.dialog.to_end().await.unwrap_or_default(), b"", "closed once its flow was idle");
+    assert_eq!(association.http1.to_end().await.unwrap_or_default(), b"", "closed once its flow was idle");
     // A busy one lives on, however short `keep-alive` is.
     let busy = Association::open(lab.socks()).await;
     for _ in 0..20 {
@@ -146,7 +146,7 @@ async fn a_reload_decides_the_flows_again() {
     // A listener that goes takes no new flows, and ends its associations when theirs are over.
     lab.reload(|document| document.replace("name: socks,", "name: successor,")).await;
     association.echo("ECHO", 7, b"goes on").await;
-    let mut fresh = Dialog::connect(lab.near.address("successor")).await.unwrap();
+    let mut fresh = RawHttp1::connect(lab.near.address("successor")).await.unwrap();
     fresh.send([5, 1, 0]).await.unwrap();
     assert_eq!(fresh.exactly(2).await.unwrap(), [5, 0]);
 }

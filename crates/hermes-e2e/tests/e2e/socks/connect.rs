@@ -4,8 +4,8 @@ use std::process::Stdio;
 
 use hermes_testkit::{
     ca::Subject,
-    dialog::{Dialog, SILENCE},
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
+    raw_http1::{RawHttp1, SILENCE},
     skip::skip,
 };
 use tokio::process::Command;
@@ -67,12 +67,12 @@ async fn curl_resolves_by_itself_where_it_is_told_to() {
 async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
     let lab = Lab::new().await;
     for socks in [lab.socks(), lab.near.address("socks-6")] {
-        let mut dialog = connected(socks, "ECHO", 7).await;
+        let mut http1 = connected(socks, "ECHO", 7).await;
         let text = "there and back\n".repeat(10_000);
-        dialog.send(&text).await.unwrap();
-        assert_eq!(dialog.exactly(text.len()).await.unwrap(), text.as_bytes());
-        dialog.finish().await.unwrap();
-        assert_eq!(dialog.to_end().await.unwrap(), b"");
+        http1.send(&text).await.unwrap();
+        assert_eq!(http1.exactly(text.len()).await.unwrap(), text.as_bytes());
+        http1.finish().await.unwrap();
+        assert_eq!(http1.to_end().await.unwrap(), b"");
     }
     lab.quiet().await;
 }
@@ -80,12 +80,12 @@ async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
 #[tokio::test]
 async fn whoever_does_not_wait_for_replies_loses_nothing() {
     let lab = Lab::new().await;
-    let mut dialog = Dialog::connect(lab.socks()).await.unwrap();
+    let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
     let all = [&[5, 3, 1, 0, 2][..], &[5, CONNECT, 0], &target("ECHO", 7), b"ahead"].concat();
-    dialog.send(all).await.unwrap();
-    assert_eq!(dialog.exactly(2).await.unwrap(), [5, 0]);
-    assert_eq!(reply(&mut dialog).await.unwrap().0, 0);
-    assert_eq!(dialog.exactly(5).await.unwrap(), b"ahead");
+    http1.send(all).await.unwrap();
+    assert_eq!(http1.exactly(2).await.unwrap(), [5, 0]);
+    assert_eq!(reply(&mut http1).await.unwrap().0, 0);
+    assert_eq!(http1.exactly(5).await.unwrap(), b"ahead");
 }
 
 #[tokio::test]
@@ -104,10 +104,10 @@ async fn each_failure_has_its_reply() {
         (9, "VIDEO", 80, 7, "a command of nobody's"),
     ];
     for (command, host, port, code, what) in table {
-        let mut dialog = greeted(lab.socks()).await;
-        let (got, _) = ask(&mut dialog, command, host, port).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut http1 = greeted(lab.socks()).await;
+        let (got, _) = ask(&mut http1, command, host, port).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(got, code, "{what}");
-        assert_eq!(dialog.to_end().await.unwrap(), b"", "{what}: closed in order");
+        assert_eq!(http1.to_end().await.unwrap(), b"", "{what}: closed in order");
     }
     // What failed is in the records, as over HTTP.
     let denied = lab.near.record(|record| record["authority"] == "denied:80").await;
@@ -118,10 +118,10 @@ async fn each_failure_has_its_reply() {
 #[tokio::test]
 async fn who_insists_on_a_password_is_told_so() {
     let lab = Lab::new().await;
-    let mut dialog = Dialog::connect(lab.socks()).await.unwrap();
-    dialog.send([5, 1, 2]).await.unwrap();
-    assert_eq!(dialog.exactly(2).await.unwrap(), [5, 0xff]);
-    assert_eq!(dialog.to_end().await.unwrap(), b"");
+    let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
+    http1.send([5, 1, 2]).await.unwrap();
+    assert_eq!(http1.exactly(2).await.unwrap(), [5, 0xff]);
+    assert_eq!(http1.to_end().await.unwrap(), b"");
     lab.near.says("insists on authentication").await;
 }
 
@@ -137,13 +137,13 @@ routes:
     let draft = overlay.node("secure").identity(&Subject::node("secure").with_dns(NODE_NAME)).unwrap();
     let node = lab.services.fill(draft.document(document)).start().await.unwrap();
     let alice = overlay.authority().issue(&Subject::node("laptop").with_user("alice")).unwrap();
-    let door = Door::tls(node.address("socks"), overlay.authority().pem(), Some(&alice));
+    let listener = ListenerClient::tls(node.address("socks"), overlay.authority().pem(), Some(&alice));
     for (command, code) in [(CONNECT, 0), (ASSOCIATE, 7)] {
-        let mut dialog = Dialog::new(door.stream(&[]).await.unwrap());
-        dialog.send([&[5, 1, 0, 5, command, 0][..], &target("ECHO", 7), b"hello"].concat()).await.unwrap();
-        assert_eq!(dialog.exactly(4).await.unwrap(), [5, 0, 5, code]);
+        let mut http1 = RawHttp1::new(listener.stream(&[]).await.unwrap());
+        http1.send([&[5, 1, 0, 5, command, 0][..], &target("ECHO", 7), b"hello"].concat()).await.unwrap();
+        assert_eq!(http1.exactly(4).await.unwrap(), [5, 0, 5, code]);
         if code == 0 {
-            assert_eq!(dialog.exactly(8 + 5).await.unwrap()[8..], *b"hello");
+            assert_eq!(http1.exactly(8 + 5).await.unwrap()[8..], *b"hello");
         }
     }
     let record = node.record(|record| record["authority"] == "echo:7").await;

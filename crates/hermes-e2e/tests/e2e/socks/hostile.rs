@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use hermes_testkit::{dialog::Dialog, patience::until};
+use hermes_testkit::{poll::until, raw_http1::RawHttp1};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::socks::lab::{ASSOCIATE, Association, CONNECT, Lab, ask, connected, greeted, target};
 
 /// All that it says up to its end.
-async fn last_words(mut dialog: Dialog<TcpStream>, what: &str) -> Vec<u8> {
-    let ended = dialog.to_end().await;
+async fn last_words(mut http1: RawHttp1<TcpStream>, what: &str) -> Vec<u8> {
+    let ended = http1.to_end().await;
     let waits = matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::TimedOut);
     assert!(!waits, "{what}: the connection stays open");
-    ended.unwrap_or_else(|_| dialog.unread().to_vec())
+    ended.unwrap_or_else(|_| http1.unread().to_vec())
 }
 
 async fn still_serves(lab: &Lab) {
-    let mut dialog = connected(lab.socks(), "ECHO", 7).await;
-    dialog.send("hello").await.unwrap();
-    assert_eq!(dialog.exactly(5).await.unwrap(), b"hello");
+    let mut http1 = connected(lab.socks(), "ECHO", 7).await;
+    http1.send("hello").await.unwrap();
+    assert_eq!(http1.exactly(5).await.unwrap(), b"hello");
 }
 
 #[tokio::test]
@@ -35,10 +35,10 @@ async fn what_is_no_socks_is_closed_with_the_word_that_there_is() {
         (b"\x05\x01\x00\x05\x01\x00\x03\x00", b"\x05\x00\x05\x01\x00\x01\0\0\0\0\0\0"),
     ];
     for (bytes, words) in table {
-        let mut dialog = Dialog::connect(lab.socks()).await.unwrap();
-        dialog.send(bytes).await.unwrap();
-        dialog.finish().await.unwrap();
-        assert_eq!(last_words(dialog, &format!("{bytes:?}")).await, words, "{bytes:?}");
+        let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
+        http1.send(bytes).await.unwrap();
+        http1.finish().await.unwrap();
+        assert_eq!(last_words(http1, &format!("{bytes:?}")).await, words, "{bytes:?}");
     }
     lab.near.metric_reaches("hermes_tls_handshake_failures_total", "socks", table.len() as f64).await;
     still_serves(&lab).await;
@@ -51,12 +51,12 @@ async fn whoever_does_not_come_to_a_request_is_closed() {
     let beginnings: [&[u8]; 5] = [b"", b"\x05", b"\x05\xff\x00\x01", b"\x05\x01\x00", &longest];
     let mut waiting = Vec::new();
     for bytes in beginnings {
-        let mut dialog = Dialog::connect(lab.socks()).await.unwrap();
-        dialog.send(bytes).await.unwrap();
-        waiting.push(dialog);
+        let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
+        http1.send(bytes).await.unwrap();
+        waiting.push(http1);
     }
     // A byte now and then wins no time.
-    let mut trickling = Dialog::connect(lab.socks()).await.unwrap();
+    let mut trickling = RawHttp1::connect(lab.socks()).await.unwrap();
     for byte in &longest {
         if trickling.send([*byte]).await.is_err() {
             break;
@@ -65,8 +65,8 @@ async fn whoever_does_not_come_to_a_request_is_closed() {
     }
     waiting.push(trickling);
     let count = waiting.len();
-    for dialog in waiting {
-        let words = last_words(dialog, "a beginning").await;
+    for http1 in waiting {
+        let words = last_words(http1, "a beginning").await;
         assert!(words.is_empty() || words == [5, 0], "{words:?}");
     }
     lab.near.metric_reaches("hermes_limit_hits_total", "slow-client", count as f64).await;
@@ -111,11 +111,11 @@ async fn associations_of_one_client_yield_to_those_of_others_until_both_have_as_
     let open = async |from: &str| {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(from.parse().unwrap()).unwrap();
-        let mut dialog = Dialog::new(socket.connect(lab.socks()).await.unwrap());
-        dialog.send([5, 1, 0]).await.unwrap();
-        assert_eq!(dialog.exactly(2).await.unwrap(), [5, 0]);
-        assert_eq!(ask(&mut dialog, ASSOCIATE, "0.0.0.0", 0).await.unwrap().0, 0);
-        dialog
+        let mut http1 = RawHttp1::new(socket.connect(lab.socks()).await.unwrap());
+        http1.send([5, 1, 0]).await.unwrap();
+        assert_eq!(http1.exactly(2).await.unwrap(), [5, 0]);
+        assert_eq!(ask(&mut http1, ASSOCIATE, "0.0.0.0", 0).await.unwrap().0, 0);
+        http1
     };
     let (mut flood, mut others) = (Vec::new(), Vec::new());
     for _ in 0..10 {
@@ -137,7 +137,7 @@ async fn what_is_sent_on_an_associations_connection_is_not_kept() {
     association.echo("ECHO", 7, b"x").await;
     let before = lab.near.memory().unwrap();
     for _ in 0..64 {
-        association.dialog.send(vec![0; 1 << 20]).await.unwrap();
+        association.http1.send(vec![0; 1 << 20]).await.unwrap();
     }
     assert!(lab.near.memory().unwrap() < before + (16 << 20), "it keeps what nobody reads");
     association.echo("ECHO", 7, b"still here").await;
@@ -148,8 +148,8 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() {
     let lab = Lab::new().await;
     let whole = [&[5, 1, 0, 5, CONNECT, 0][..], &target("ECHO", 7), b"payload"].concat();
     for length in 0..=whole.len() {
-        let mut dialog = Dialog::connect(lab.socks()).await.unwrap();
-        dialog.send(&whole[..length]).await.unwrap();
+        let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
+        http1.send(&whole[..length]).await.unwrap();
     }
     for _ in 0..20 {
         let association = Association::open(lab.socks()).await;

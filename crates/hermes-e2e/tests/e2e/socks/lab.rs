@@ -7,9 +7,9 @@ use std::{
 };
 
 use hermes_testkit::{
-    dialog::{Dialog, in_time},
     origin::services::Services,
     overlay::{Node, Overlay},
+    raw_http1::{RawHttp1, in_time},
 };
 use tokio::net::{TcpStream, UdpSocket};
 
@@ -103,59 +103,59 @@ pub(crate) fn target(host: &str, port: u16) -> Vec<u8> {
 }
 
 /// A client's connection, after its greeting.
-pub(crate) async fn greeted(socks: SocketAddr) -> Dialog<TcpStream> {
-    let mut dialog = Dialog::connect(socks).await.unwrap();
-    dialog.send([5, 1, 0]).await.unwrap();
-    assert_eq!(dialog.exactly(2).await.unwrap(), [5, 0]);
-    dialog
+pub(crate) async fn greeted(socks: SocketAddr) -> RawHttp1<TcpStream> {
+    let mut http1 = RawHttp1::connect(socks).await.unwrap();
+    http1.send([5, 1, 0]).await.unwrap();
+    assert_eq!(http1.exactly(2).await.unwrap(), [5, 0]);
+    http1
 }
 
 /// Asks for something: the reply's code, and the address in it.
 pub(crate) async fn ask(
-    dialog: &mut Dialog<TcpStream>,
+    http1: &mut RawHttp1<TcpStream>,
     command: u8,
     host: &str,
     port: u16,
 ) -> io::Result<(u8, SocketAddr)> {
-    dialog.send([&[5, command, 0][..], &target(host, port)].concat()).await?;
-    reply(dialog).await
+    http1.send([&[5, command, 0][..], &target(host, port)].concat()).await?;
+    reply(http1).await
 }
 
-pub(crate) async fn reply(dialog: &mut Dialog<TcpStream>) -> io::Result<(u8, SocketAddr)> {
-    let head = dialog.exactly(4).await?;
+pub(crate) async fn reply(http1: &mut RawHttp1<TcpStream>) -> io::Result<(u8, SocketAddr)> {
+    let head = http1.exactly(4).await?;
     assert_eq!((head[0], head[2]), (5, 0), "{head:?}");
     let ip: IpAddr = match head[3] {
-        1 => <[u8; 4]>::try_from(dialog.exactly(4).await?).unwrap().into(),
-        4 => <[u8; 16]>::try_from(dialog.exactly(16).await?).unwrap().into(),
+        1 => <[u8; 4]>::try_from(http1.exactly(4).await?).unwrap().into(),
+        4 => <[u8; 16]>::try_from(http1.exactly(16).await?).unwrap().into(),
         other => panic!("address type {other}"),
     };
-    let port = u16::from_be_bytes(dialog.exactly(2).await?.try_into().unwrap());
+    let port = u16::from_be_bytes(http1.exactly(2).await?.try_into().unwrap());
     Ok((head[1], SocketAddr::new(ip, port)))
 }
 
 /// A tunnel by CONNECT.
-pub(crate) async fn connected(socks: SocketAddr, host: &str, port: u16) -> Dialog<TcpStream> {
-    let mut dialog = greeted(socks).await;
-    assert_eq!(ask(&mut dialog, CONNECT, host, port).await.unwrap().0, 0, "{host}:{port}");
-    dialog
+pub(crate) async fn connected(socks: SocketAddr, host: &str, port: u16) -> RawHttp1<TcpStream> {
+    let mut http1 = greeted(socks).await;
+    assert_eq!(ask(&mut http1, CONNECT, host, port).await.unwrap().0, 0, "{host}:{port}");
+    http1
 }
 
 /// An association: its connection, and a socket of the client's.
 pub(crate) struct Association {
-    pub(crate) dialog: Dialog<TcpStream>,
+    pub(crate) http1: RawHttp1<TcpStream>,
     pub(crate) socket: UdpSocket,
     pub(crate) relay: SocketAddr,
 }
 
 impl Association {
     pub(crate) async fn open(socks: SocketAddr) -> Self {
-        let mut dialog = greeted(socks).await;
+        let mut http1 = greeted(socks).await;
         let unspecified = if socks.is_ipv4() { "0.0.0.0" } else { "::" };
-        let (code, relay) = ask(&mut dialog, ASSOCIATE, unspecified, 0).await.unwrap();
+        let (code, relay) = ask(&mut http1, ASSOCIATE, unspecified, 0).await.unwrap();
         assert_eq!(code, 0);
         assert_eq!(relay.ip(), socks.ip(), "the relay is where the client reached us");
         let socket = UdpSocket::bind(SocketAddr::new(socks.ip(), 0)).await.unwrap();
-        Self { dialog, socket, relay }
+        Self { http1, socket, relay }
     }
 
     pub(crate) async fn send(&self, host: &str, port: u16, payload: &[u8]) {

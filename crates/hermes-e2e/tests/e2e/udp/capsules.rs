@@ -5,7 +5,7 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use h2::ext::Protocol;
 use hermes_testkit::{
-    flow::{self, Flow, FlowWay, capsule, datagram, put_varint},
+    flow::{self, Flow, FlowMode, capsule, datagram, put_varint},
     multiplex::{self, Exchange},
     origin::{Origin, datagram::UdpEcho, scripted},
     pattern::Pattern,
@@ -24,9 +24,9 @@ const STRANGERS: [u64; 5] = [0x17, 0x17 + 0x29 * 1_000, 0x01, 0x4000_0000, (1 <<
 async fn unknown_capsules_are_skipped_at_the_end_of_a_tunnel() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
-    for way in FlowWay::TUNNELS {
+    for mode in FlowMode::TUNNELS {
         for hop in HOPS {
-            let mut flow = lab.open(way, hop).await;
+            let mut flow = lab.open(mode, hop).await;
             for (number, kind) in STRANGERS.into_iter().enumerate() {
                 // The longest is longer than any datagram may be.
                 let length = [0, 1, 100, 70_000, 1 << 20][number];
@@ -34,9 +34,9 @@ async fn unknown_capsules_are_skipped_at_the_end_of_a_tunnel() {
                 flow.as_capsules().tunnel.writer.send(stranger).await.unwrap();
                 echo(&mut flow, &number.to_be_bytes())
                     .await
-                    .unwrap_or_else(|error| panic!("{way:?} over {hop}, behind type {kind:#x}: {error}"));
+                    .unwrap_or_else(|error| panic!("{mode:?} over {hop}, behind type {kind:#x}: {error}"));
             }
-            assert_eq!(flow.as_capsules().close().await.unwrap(), None, "{way:?} over {hop}");
+            assert_eq!(flow.as_capsules().close().await.unwrap(), None, "{mode:?} over {hop}");
         }
     }
     lab.quiet().await;
@@ -47,9 +47,9 @@ async fn datagrams_of_unknown_contexts_are_dropped_and_counted() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
     let mut strangers = 0.0;
-    for way in FlowWay::TUNNELS {
+    for mode in FlowMode::TUNNELS {
         for hop in ["HERE", "H2"] {
-            let mut flow = lab.open(way, hop).await;
+            let mut flow = lab.open(mode, hop).await;
             for context in [1, 2, 63, 64, 16_384, (1 << 62) - 1] {
                 let mut value = BytesMut::new();
                 put_varint(&mut value, context);
@@ -62,7 +62,7 @@ async fn datagrams_of_unknown_contexts_are_dropped_and_counted() {
                 node.metric("hermes_datagrams_dropped_total", "reason=\"unknown-context\"").await.unwrap()
             };
             let far = lab.far.as_ref().unwrap();
-            assert_eq!(dropped(&lab.near).await + dropped(far).await, strangers, "{way:?} over {hop}");
+            assert_eq!(dropped(&lab.near).await + dropped(far).await, strangers, "{mode:?} over {hop}");
         }
     }
 }
@@ -72,9 +72,9 @@ async fn datagrams_of_unknown_contexts_are_dropped_and_counted() {
 async fn capsules_come_in_any_pieces() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
-    for way in FlowWay::TUNNELS {
+    for mode in FlowMode::TUNNELS {
         for hop in ["HERE", "H1", "H2"] {
-            let mut flow = lab.open(way, hop).await;
+            let mut flow = lab.open(mode, hop).await;
             let whole = [datagram(b"one"), capsule(0x17, b"stranger"), datagram(b""), datagram(&[7; 300])].concat();
             for byte in &whole {
                 flow.as_capsules().tunnel.writer.send(vec![*byte]).await.unwrap();
@@ -82,13 +82,13 @@ async fn capsules_come_in_any_pieces() {
             flow.as_capsules().tunnel.writer.send(whole).await.unwrap();
             for round in 0..2 {
                 for expected in [&b"one"[..], b"", &[7; 300]] {
-                    assert_eq!(flow.receive().await.unwrap(), expected, "{way:?} over {hop}, round {round}");
+                    assert_eq!(flow.receive().await.unwrap(), expected, "{mode:?} over {hop}, round {round}");
                 }
             }
             // RFC 9000, 16: nobody has to choose the shortest form.
             let long = b"\xc0\0\0\0\0\0\0\0\x80\0\0\x09\xc0\0\0\0\0\0\0\0!";
             flow.as_capsules().tunnel.writer.send(&long[..]).await.unwrap();
-            assert_eq!(flow.receive().await.unwrap(), b"!", "{way:?} over {hop}");
+            assert_eq!(flow.receive().await.unwrap(), b"!", "{mode:?} over {hop}");
         }
     }
 }
@@ -103,57 +103,57 @@ fn reply() -> Vec<u8> {
 
 /// A proxy that answers with [`reply`] and ends when its client has.
 fn proxy_h1() -> (Origin, Seen) {
-    let (told, tells) = tokio::sync::mpsc::unbounded_channel();
-    let origin = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    let origin = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            let head = dialog.head().await?;
+            let head = http1.head().await?;
             if head.method() == "POST" {
-                dialog.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
-                dialog.send_chunk(&reply()).await?;
+                http1.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+                http1.send_chunk(&reply()).await?;
                 let mut all = Vec::new();
-                while let Some(chunk) = dialog.chunk().await? {
+                while let Some(chunk) = http1.chunk().await? {
                     all.extend_from_slice(&chunk);
                 }
-                dialog.send("0\r\n\r\n").await?;
-                drop(told.send(all));
-                return dialog.to_end().await.map(drop);
+                http1.send("0\r\n\r\n").await?;
+                drop(sender.send(all));
+                return http1.to_end().await.map(drop);
             }
             let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-udp\r\ncapsule-protocol: ?1\r\n\r\n";
-            dialog.send([switching.as_bytes(), &reply()].concat()).await?;
-            drop(told.send(dialog.to_end().await?));
-            dialog.finish().await
+            http1.send([switching.as_bytes(), &reply()].concat()).await?;
+            drop(sender.send(http1.to_end().await?));
+            http1.finish().await
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 fn proxy_h2() -> (Origin, Seen) {
-    let (told, tells) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
     let origin = scripted::h2(move |Exchange { request, mut respond }| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             let is_flow = request.extensions().get::<Protocol>().is_some_and(|name| name.as_str() == "connect-udp");
             assert_eq!(is_flow, request.method() == http::Method::CONNECT, "{request:?}");
             let mut send = respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
             multiplex::send_all(&mut send, Bytes::from(reply()), false).await?;
             let (all, _) = multiplex::receive_all(request.into_body()).await?;
-            drop(told.send(all));
+            drop(sender.send(all));
             send.send_data(Bytes::new(), true).map_err(io::Error::other)
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 /// A node in the middle of a tunnel looks at no capsule: what goes in comes out, byte for byte, both ways.
 #[tokio::test]
 async fn whoever_is_between_passes_every_byte_on() {
     for (proxy, hops) in [(proxy_h1(), ["H1", "POST-H1"]), (proxy_h2(), ["H2", "POST-H2"])] {
-        let (origin, mut tells) = proxy;
+        let (origin, mut receiver) = proxy;
         let lab = Lab::before(origin.address(), Extras::default()).await;
-        for way in FlowWay::TUNNELS {
+        for mode in FlowMode::TUNNELS {
             for hop in hops {
-                let flow = lab.open(way, hop).await;
+                let flow = lab.open(mode, hop).await;
                 let Flow::Capsules(capsules) = flow else { unreachable!("a tunnel") };
                 let Tunnel { mut reader, mut writer } = capsules.tunnel;
                 let mut sent = Vec::new();
@@ -162,14 +162,14 @@ async fn whoever_is_between_passes_every_byte_on() {
                     sent.extend_from_slice(&datagram(&Pattern::new(!kind).bytes(1200)));
                     sent.extend_from_slice(&capsule(0, b"\x09of another context"));
                 }
-                for piece in sent.chunks(777) {
-                    writer.send(piece.to_vec()).await.unwrap();
+                for chunk in sent.chunks(777) {
+                    writer.send(chunk.to_vec()).await.unwrap();
                 }
                 writer.finish().await.unwrap();
-                let back = reader.to_end().await.unwrap_or_else(|error| panic!("{way:?} over {hop}: {error}"));
-                assert_eq!(back, reply(), "{way:?} over {hop}");
-                let heard = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, tells.recv()).await;
-                assert!(heard.unwrap().unwrap() == sent, "{way:?} over {hop}: the proxy saw other bytes");
+                let back = reader.to_end().await.unwrap_or_else(|error| panic!("{mode:?} over {hop}: {error}"));
+                assert_eq!(back, reply(), "{mode:?} over {hop}");
+                let received = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, receiver.recv()).await;
+                assert!(received.unwrap().unwrap() == sent, "{mode:?} over {hop}: the proxy saw other bytes");
             }
         }
         lab.quiet().await;
@@ -183,7 +183,7 @@ async fn a_listener_takes_datagrams_out_of_what_a_proxy_says() {
         [(proxy_h1(), "H1"), (proxy_h1(), "POST-H1"), (proxy_h2(), "H2"), (proxy_h2(), "POST-H2")]
     {
         let lab = Lab::before(origin.address(), Extras::default()).await;
-        let mut flow = lab.open(FlowWay::Raw, hop).await;
+        let mut flow = lab.open(FlowMode::Raw, hop).await;
         flow.send(b"hello").await.unwrap();
         assert_eq!(flow.receive().await.unwrap(), b"mine", "over {hop}");
         lab.near.metric_reaches("hermes_datagrams_dropped_total", "reason=\"unknown-context\"", 1.0).await;
@@ -196,14 +196,14 @@ async fn datagrams_that_udp_cannot_carry_are_dropped_and_counted() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
     let mut sent = 0.0;
-    for way in FlowWay::TUNNELS {
-        let mut flow = lab.open(way, "HERE").await;
+    for mode in FlowMode::TUNNELS {
+        let mut flow = lab.open(mode, "HERE").await;
         for length in [flow::MAX_PAYLOAD + 1, 65_527] {
             flow.send(&vec![0; length]).await.unwrap();
             sent += 1.0;
         }
-        echo(&mut flow, &vec![1; flow::MAX_PAYLOAD]).await.unwrap_or_else(|error| panic!("{way:?}: {error}"));
+        echo(&mut flow, &vec![1; flow::MAX_PAYLOAD]).await.unwrap_or_else(|error| panic!("{mode:?}: {error}"));
         let dropped = lab.near.metric("hermes_datagrams_dropped_total", "reason=\"too-large\"").await.unwrap();
-        assert_eq!(dropped, sent, "{way:?}");
+        assert_eq!(dropped, sent, "{mode:?}");
     }
 }

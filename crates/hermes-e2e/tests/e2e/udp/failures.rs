@@ -2,11 +2,11 @@
 //! as soon as it can be had.
 
 use hermes_testkit::{
-    door::Door,
-    flow::{Flow, FlowWay},
+    flow::{Flow, FlowMode},
+    listener_client::ListenerClient,
     origin::{self, datagram::UdpEcho},
     overlay::Overlay,
-    patience::until,
+    poll::until,
 };
 
 use crate::udp::lab::{ANY, HOPS, Lab, echo, overlay};
@@ -34,11 +34,11 @@ async fn a_target_that_is_not_there_yet() {
     let address = unused();
     let lab = Lab::to(address).await;
     let mut flows = Vec::new();
-    for way in FlowWay::ALL {
+    for mode in FlowMode::ALL {
         for hop in HOPS {
-            let mut flow = lab.open(way, hop).await;
+            let mut flow = lab.open(mode, hop).await;
             flow.send(b"anybody?").await.unwrap();
-            flows.push((way, hop, flow));
+            flows.push((mode, hop, flow));
         }
     }
     for (node, count) in [(&lab.near, flows.len()), (lab.far.as_ref().unwrap(), flows.len() / HOPS.len() * 4)] {
@@ -51,8 +51,8 @@ async fn a_target_that_is_not_there_yet() {
         .await;
     }
     let _origin = UdpEcho::start(address, "").unwrap();
-    for (way, hop, flow) in &mut flows {
-        echo(flow, b"hello").await.unwrap_or_else(|error| panic!("{way:?} over {hop}: {error}"));
+    for (mode, hop, flow) in &mut flows {
+        echo(flow, b"hello").await.unwrap_or_else(|error| panic!("{mode:?} over {hop}: {error}"));
     }
     assert!(lab.near.records().is_empty(), "no flow ended: {:?}", lab.near.records());
     for node in [&lab.near, lab.far.as_ref().unwrap()] {
@@ -84,8 +84,8 @@ upstreams:
 async fn clients_of_tunnels_are_told() {
     let overlay = overlay();
     let node = overlay.node("near").document(DOCUMENT).with("NEXT", unused()).start().await.unwrap();
-    let door = Door::plain(node.address("door"));
-    for way in FlowWay::TUNNELS {
+    let client = ListenerClient::plain(node.address("door"));
+    for mode in FlowMode::TUNNELS {
         for (name, status, word) in [
             ("H1", "502", "connection_refused"),
             ("H2", "502", "connection_refused"),
@@ -94,17 +94,18 @@ async fn clients_of_tunnels_are_told() {
             ("BYTES", "403", "http_request_denied"),
         ] {
             // A POST is a tunnel only where a route says so by its kind.
-            if name == "BYTES" && matches!(way, FlowWay::PostH1 | FlowWay::PostH2) {
+            if name == "BYTES" && matches!(mode, FlowMode::PostH1 | FlowMode::PostH2) {
                 continue;
             }
-            let refused = Flow::open(&door, way, name, 7).await.err().unwrap_or_else(|| panic!("{name} by {way:?}"));
-            let said = refused.to_string();
-            assert!(said.contains(status) && said.contains(word), "{name} by {way:?}: {said}");
+            let refused =
+                Flow::open(&client, mode, name, 7).await.err().unwrap_or_else(|| panic!("{name} by {mode:?}"));
+            let output = refused.to_string();
+            assert!(output.contains(status) && output.contains(word), "{name} by {mode:?}: {output}");
         }
     }
-    for way in [FlowWay::UpgradeH1, FlowWay::ConnectH2] {
-        let said = Flow::open(&door, way, "NOWHERE", 7).await.err().unwrap().to_string();
-        assert!(said.contains("404"), "{way:?}: {said}");
+    for mode in [FlowMode::UpgradeH1, FlowMode::ConnectH2] {
+        let output = Flow::open(&client, mode, "NOWHERE", 7).await.err().unwrap().to_string();
+        assert!(output.contains("404"), "{mode:?}: {output}");
     }
 }
 
@@ -118,8 +119,9 @@ async fn sources_of_raw_flows_are_turned_away_at_little_cost() {
         ("NOWHERE", "http_request_denied"),
         ("BYTES", "http_request_denied"),
     ] {
-        let mut flow =
-            Flow::open(&Door::plain(node.address(&format!("raw-{name}"))), FlowWay::Raw, "", 0).await.unwrap();
+        let mut flow = Flow::open(&ListenerClient::plain(node.address(&format!("raw-{name}"))), FlowMode::Raw, "", 0)
+            .await
+            .unwrap();
         let dropped = "hermes_datagrams_dropped_total";
         let before = node.metric(dropped, "reason=\"flow-failed\"").await.unwrap();
         let authority = format!("{}:7", name.to_lowercase());
@@ -161,8 +163,8 @@ async fn a_next_node_that_comes_back() {
     let (next, origin, overlay) = (unused(), UdpEcho::start(ANY, "").unwrap(), overlay());
     let node = overlay.node("near").document(DOCUMENT).with("NEXT", next).start().await.unwrap();
     for name in ["H1", "H2"] {
-        let door = Door::plain(node.address(&format!("raw-{name}")));
-        let mut flow = Flow::open(&door, FlowWay::Raw, "", 0).await.unwrap();
+        let client = ListenerClient::plain(node.address(&format!("raw-{name}")));
+        let mut flow = Flow::open(&client, FlowMode::Raw, "", 0).await.unwrap();
         flow.send(b"too early").await.unwrap();
         let authority = format!("{}:7", name.to_lowercase());
         node.record(|record| record["authority"] == authority && record["error"] == "connection_refused").await;

@@ -3,8 +3,8 @@
 use std::{io, time::Duration};
 
 use hermes_testkit::{
-    door::Door,
-    flow::{Flow, FlowWay, MAX_PAYLOAD},
+    flow::{Flow, FlowMode, MAX_PAYLOAD},
+    listener_client::ListenerClient,
     origin::{Origin, datagram::UdpEcho},
     pattern::Pattern,
 };
@@ -13,10 +13,10 @@ use crate::udp::lab::{ANY, Extras, HOPS, Lab, echo, overlay};
 
 /// Every way in over every hop, each with a flow of its own.
 async fn each(lab: &Lab, check: impl AsyncFn(Flow) -> io::Result<()>) {
-    for way in FlowWay::ALL {
+    for mode in FlowMode::ALL {
         for hop in HOPS {
-            let flow = lab.open(way, hop).await;
-            check(flow).await.unwrap_or_else(|error| panic!("{way:?} over {hop}: {error}"));
+            let flow = lab.open(mode, hop).await;
+            check(flow).await.unwrap_or_else(|error| panic!("{mode:?} over {hop}: {error}"));
         }
     }
 }
@@ -59,12 +59,12 @@ upstreams:
     let far = draft("far", "[::1]:1").start().await.unwrap();
     let near = draft("near", &far.address("door").to_string());
     let near = near.start().await.unwrap();
-    for (way, listener) in [(FlowWay::Raw, "raw"), (FlowWay::UpgradeH1, "door"), (FlowWay::ConnectH2, "door")] {
-        let mut flow = Flow::open(&Door::plain(near.address(listener)), way, "::1", 9).await.unwrap();
+    for (mode, listener) in [(FlowMode::Raw, "raw"), (FlowMode::UpgradeH1, "door"), (FlowMode::ConnectH2, "door")] {
+        let mut flow = Flow::open(&ListenerClient::plain(near.address(listener)), mode, "::1", 9).await.unwrap();
         for size in [0, 1200, MAX_PAYLOAD, MAX_PAYLOAD + 1, 65_527] {
             echo(&mut flow, &Pattern::new(6).bytes(size))
                 .await
-                .unwrap_or_else(|error| panic!("{size} bytes by {way:?}: {error}"));
+                .unwrap_or_else(|error| panic!("{size} bytes by {mode:?}: {error}"));
         }
     }
 }
@@ -84,7 +84,7 @@ routes:
         let target = format!("{written}:{}", origin.address().port());
         let node = overlay.node(&format!("at-{}", here.len())).document(document).with("ORIGIN", target);
         let node = node.start().await.unwrap();
-        let mut flow = Flow::open(&Door::plain(node.address("raw")), FlowWay::Raw, "HERE", 9).await.unwrap();
+        let mut flow = Flow::open(&ListenerClient::plain(node.address("raw")), FlowMode::Raw, "HERE", 9).await.unwrap();
         echo(&mut flow, b"anybody").await.unwrap_or_else(|error| panic!("{written}: {error}"));
     }
 }
@@ -134,7 +134,7 @@ async fn a_silent_flow_ends_and_its_source_begins_another() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::with(origin.address(), Extras { limits: "workers: 1", route: ", timeout: {idle: 1s}" }).await;
     for (number, hop) in HOPS.into_iter().enumerate() {
-        let (mut flow, mut other) = (lab.open(FlowWay::Raw, hop).await, lab.open(FlowWay::Raw, hop).await);
+        let (mut flow, mut other) = (lab.open(FlowMode::Raw, hop).await, lab.open(FlowMode::Raw, hop).await);
         echo(&mut flow, b"first").await.unwrap();
         let authority = format!("{}:7", hop.to_lowercase());
         // Others at the same listener go on meanwhile.
@@ -164,12 +164,12 @@ async fn a_silent_flow_ends_and_its_source_begins_another() {
 async fn a_tunnel_that_is_silent_ends_in_order() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::with(origin.address(), Extras { route: ", timeout: {idle: 1s}", ..Extras::default() }).await;
-    for way in FlowWay::TUNNELS {
+    for mode in FlowMode::TUNNELS {
         for hop in HOPS {
-            let mut flow = lab.open(way, hop).await;
+            let mut flow = lab.open(mode, hop).await;
             echo(&mut flow, b"hello").await.unwrap();
             let end = flow.as_capsules().next().await;
-            assert!(matches!(end, Ok(None)), "{way:?} over {hop}: {end:?}");
+            assert!(matches!(end, Ok(None)), "{mode:?} over {hop}: {end:?}");
         }
     }
     lab.quiet().await;
@@ -178,7 +178,7 @@ async fn a_tunnel_that_is_silent_ends_in_order() {
 /// Whether a flow in which one side alone speaks for several idle times is still the same flow. `None` where this
 /// machine was too slow to say so: it fell silent itself.
 async fn outlives_its_idle_time(lab: &Lab, origin: &UdpEcho, idle: Duration) -> Option<bool> {
-    let mut flow = lab.open(FlowWay::Raw, "H2").await;
+    let mut flow = lab.open(FlowMode::Raw, "H2").await;
     let before = origin.sources();
     let begun = tokio::time::Instant::now();
     let mut last = begun;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use h2::ext::Protocol;
 use hermes_testkit::{
-    door::{Door, Way},
-    flow::{Flow, FlowWay, datagram, path},
+    flow::{Flow, FlowMode, datagram, path},
+    listener_client::{ListenerClient, TunnelMode},
     multiplex::joined,
     origin::{datagram::UdpEcho, scripted},
     overlay::Node,
@@ -17,11 +17,11 @@ use http::{Method, Request};
 
 use crate::udp::lab::{ANY, Extras, Lab, echo, overlay};
 
-async fn ask(node: &Node, request: &str) -> (hermes_testkit::dialog::Head, Tunnel) {
-    let mut dialog = Door::plain(node.address("door")).h1().await.unwrap();
-    dialog.send(request).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    let (stream, ahead) = dialog.into_parts();
+async fn ask(node: &Node, request: &str) -> (hermes_testkit::raw_http1::Head, Tunnel) {
+    let mut http1 = ListenerClient::plain(node.address("door")).h1().await.unwrap();
+    http1.send(request).await.unwrap();
+    let head = http1.head().await.unwrap();
+    let (stream, ahead) = http1.into_parts();
     (head, Tunnel::io(stream, ahead))
 }
 
@@ -56,7 +56,7 @@ async fn an_extended_connect_is_granted_as_rfc_9298_has_it() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
     for (hop, method) in [("HERE", Method::CONNECT), ("H1", Method::CONNECT), ("H2", Method::POST)] {
-        let mut connection = lab.door(FlowWay::ConnectH2, hop).h2().await.unwrap();
+        let mut connection = lab.client(FlowMode::ConnectH2, hop).h2().await.unwrap();
         assert!(connection.takes_extended_connect());
         let mut request = Request::builder().method(method.clone()).uri(format!("http://proxy.test{}", path(hop, 7)));
         if method == Method::CONNECT {
@@ -81,12 +81,12 @@ async fn an_extended_connect_is_granted_as_rfc_9298_has_it() {
 async fn flows_share_a_connection() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
-    let mut connection = lab.door(FlowWay::ConnectH2, "H2").h2().await.unwrap();
+    let mut connection = lab.client(FlowMode::ConnectH2, "H2").h2().await.unwrap();
     let mut streams = Vec::new();
     for number in 0..50u8 {
         let request = Request::builder().method(Method::CONNECT).uri(format!("http://proxy.test{}", path("H2", 7)));
         let request = request.extension(Protocol::from_static("connect-udp")).body(()).unwrap();
-        let (recv, send) = hermes_testkit::door::open_h2(&mut connection, request).await.unwrap();
+        let (recv, send) = hermes_testkit::listener_client::open_h2(&mut connection, request).await.unwrap();
         streams.push((number, recv, send));
     }
     for (number, _, send) in &mut streams {
@@ -134,7 +134,7 @@ async fn what_is_no_connect_udp_is_refused_with_400() {
         assert_eq!(head.status(), 400, "{path}: {head:?}");
         let request = Request::builder().method(Method::CONNECT).uri(format!("http://proxy.test{path}"));
         let request = request.extension(Protocol::from_static("connect-udp")).body(()).unwrap();
-        let answer = lab.door(FlowWay::ConnectH2, "HERE").h2().await.unwrap().ask(request, b"").await.unwrap();
+        let answer = lab.client(FlowMode::ConnectH2, "HERE").h2().await.unwrap().ask(request, b"").await.unwrap();
         assert_eq!(answer.status, 400, "{path}: {answer:?}");
     }
     // RFC 9298, 3.2: by Upgrade it is a GET, and has no body.
@@ -158,16 +158,16 @@ async fn an_answer_that_switches_to_something_else_is_a_failure() {
         "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\n\r\n",
     ] {
-        let origin = scripted::h1(move |mut dialog| async move {
-            dialog.head().await?;
-            dialog.send(answer).await?;
-            dialog.to_end().await.map(drop)
+        let origin = scripted::h1(move |mut http1| async move {
+            http1.head().await?;
+            http1.send(answer).await?;
+            http1.to_end().await.map(drop)
         });
         let origin = origin.unwrap();
         let lab = Lab::before(origin.address(), Extras::default()).await;
-        for way in FlowWay::TUNNELS {
-            let refused = lab.try_open(way, "H1").await.err().expect("it is no tunnel").to_string();
-            assert!(refused.contains("502") && refused.contains("connection_terminated"), "{way:?}: {refused}");
+        for mode in FlowMode::TUNNELS {
+            let refused = lab.try_open(mode, "H1").await.err().expect("it is no tunnel").to_string();
+            assert!(refused.contains("502") && refused.contains("connection_terminated"), "{mode:?}: {refused}");
         }
         // Nor has one that switches for a CONNECT.
         let overlay = overlay();
@@ -180,8 +180,8 @@ upstreams:
 - {name: next, protocol: h1, overlay: false, endpoints: ['$NEXT']}
 ";
         let node = overlay.node("edge").document(document).with("NEXT", origin.address()).start().await.unwrap();
-        let door = Door::plain(node.address("door"));
-        let refused = door.tunnel(Way::ConnectH1, "DB:5432").await.err().expect("it is no tunnel").to_string();
+        let client = ListenerClient::plain(node.address("door"));
+        let refused = client.tunnel(TunnelMode::ConnectH1, "DB:5432").await.err().expect("it is no tunnel").to_string();
         assert!(refused.contains("502"), "{refused}");
     }
 }
@@ -189,18 +189,18 @@ upstreams:
 /// RFC 9298, 3.3: an upgrade that is answered with anything but 101 has failed, also where that sounds like success.
 #[tokio::test]
 async fn a_proxy_that_does_not_switch_has_not_opened_a_flow() {
-    let origin = scripted::h1(|mut dialog| async move {
-        dialog.head().await?;
-        dialog.send("HTTP/1.1 200 OK\r\ncapsule-protocol: ?1\r\n\r\n").await?;
-        dialog.to_end().await.map(drop)
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send("HTTP/1.1 200 OK\r\ncapsule-protocol: ?1\r\n\r\n").await?;
+        http1.to_end().await.map(drop)
     });
     let origin = origin.unwrap();
     let lab = Lab::before(origin.address(), Extras::default()).await;
-    for way in FlowWay::TUNNELS {
-        let refused = lab.try_open(way, "H1").await.err().expect("it is no tunnel").to_string();
-        assert!(refused.contains("502") && refused.contains("http_upgrade_failed"), "{way:?}: {refused}");
+    for mode in FlowMode::TUNNELS {
+        let refused = lab.try_open(mode, "H1").await.err().expect("it is no tunnel").to_string();
+        assert!(refused.contains("502") && refused.contains("http_upgrade_failed"), "{mode:?}: {refused}");
     }
-    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    let mut flow = lab.open(FlowMode::Raw, "H1").await;
     flow.send(b"hello").await.unwrap();
     let record = lab.near.record(|record| record["listener"] == "raw-H1").await;
     assert_eq!(record["error"], "http_upgrade_failed", "{record}");
@@ -221,28 +221,28 @@ routes:
 - {name: web, match: {kind: http}, respond: {body: 'just a POST'}}
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
-    let door = |listener: &str| Door::plain(node.address(listener));
-    for way in [FlowWay::PostH1, FlowWay::PostH2] {
-        let mut flow = Flow::open(&door("trusted"), way, "GAME", 7).await.unwrap();
+    let client = |listener: &str| ListenerClient::plain(node.address(listener));
+    for mode in [FlowMode::PostH1, FlowMode::PostH2] {
+        let mut flow = Flow::open(&client("trusted"), mode, "GAME", 7).await.unwrap();
         echo(&mut flow, b"hello").await.unwrap();
         // Another name, or a route that does not say `kind: udp`: a POST is what it looks like.
         for (listener, name) in [("strangers", "GAME"), ("without", "GAME"), ("trusted", "OTHER"), ("trusted", "ANY")] {
-            let answer = posted(&door(listener), &path(name, 7)).await;
-            assert_eq!(answer, "just a POST", "{way:?} at {listener} for {name}");
+            let answer = posted(&client(listener), &path(name, 7)).await;
+            assert_eq!(answer, "just a POST", "{mode:?} at {listener} for {name}");
         }
         for other in ["/.well-known/masque/udp/GAME/0/", "/.well-known/masque/udp/GAME/7/more"] {
-            assert_eq!(posted(&door("trusted"), other).await, "just a POST");
+            assert_eq!(posted(&client("trusted"), other).await, "just a POST");
         }
     }
     // One that says what it brings is no tunnel either.
-    let mut connection = door("trusted").h2().await.unwrap();
+    let mut connection = client("trusted").h2().await.unwrap();
     let request = Request::post(format!("http://proxy.test{}", path("GAME", 7))).header("content-type", "text/plain");
     assert_eq!(connection.ask(request.body(()).unwrap(), b"x").await.unwrap().text(), "just a POST");
 }
 
 /// The answer to a POST with a body of unknown length.
-async fn posted(door: &Door, path: &str) -> String {
-    let mut connection = door.h2().await.unwrap();
+async fn posted(client: &ListenerClient, path: &str) -> String {
+    let mut connection = client.h2().await.unwrap();
     let request = Request::post(format!("http://proxy.test{path}")).body(()).unwrap();
     let (response, mut send) = connection.open(request, false).await.unwrap();
     send.send_data(Bytes::from_static(b"x"), true).unwrap();
@@ -252,18 +252,18 @@ async fn posted(door: &Door, path: &str) -> String {
 /// Flows have sources too: those that a PROXY header told, and those that one is told of.
 #[tokio::test]
 async fn proxy_headers_speak_for_flows() {
-    let (told, mut tells) = tokio::sync::mpsc::unbounded_channel();
-    let next = scripted::h1(move |mut dialog| {
-        let told = told.clone();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let next = scripted::h1(move |mut http1| {
+        let sender = sender.clone();
         async move {
-            let _ = told.send(dialog.exactly(28).await?);
-            dialog.head().await?;
+            let _ = sender.send(http1.exactly(28).await?);
+            http1.head().await?;
             let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-udp\r\n\r\n";
-            dialog.send(switching).await?;
-            while let Some(capsules) = dialog.some().await? {
-                dialog.send(capsules).await?;
+            http1.send(switching).await?;
+            while let Some(capsules) = http1.some().await? {
+                http1.send(capsules).await?;
             }
-            dialog.finish().await
+            http1.finish().await
         }
     });
     let next = next.unwrap();
@@ -279,23 +279,23 @@ upstreams:
 ";
     let node = overlay.node("edge").document(document).with("NEXT", next.address()).start().await.unwrap();
     let far_client: SocketAddr = "198.51.100.7:4321".parse().unwrap();
-    let mut dialog = Door::plain(node.address("behind")).h1().await.unwrap();
-    dialog.send(proxy_header::v2(far_client, node.address("behind"))).await.unwrap();
-    dialog
+    let mut http1 = ListenerClient::plain(node.address("behind")).h1().await.unwrap();
+    http1.send(proxy_header::v2(far_client, node.address("behind"))).await.unwrap();
+    http1
         .send("GET /.well-known/masque/udp/GAME/7/ HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: connect-udp\r\n\r\n")
         .await
         .unwrap();
-    assert_eq!(dialog.head().await.unwrap().status(), 101);
-    assert_eq!(tells.recv().await.unwrap(), proxy_header::v2(far_client, next.address()));
-    let (stream, ahead) = dialog.into_parts();
+    assert_eq!(http1.head().await.unwrap().status(), 101);
+    assert_eq!(receiver.recv().await.unwrap(), proxy_header::v2(far_client, next.address()));
+    let (stream, ahead) = http1.into_parts();
     let mut flow = Flow::capsules(Tunnel::io(stream, ahead));
     echo(&mut flow, b"hello").await.unwrap();
     drop(flow);
     node.record(|record| record["source"] == far_client.to_string()).await;
 
-    let mut flow = Flow::open(&Door::plain(node.address("raw")), FlowWay::Raw, "", 0).await.unwrap();
+    let mut flow = Flow::open(&ListenerClient::plain(node.address("raw")), FlowMode::Raw, "", 0).await.unwrap();
     echo(&mut flow, b"hello").await.unwrap();
     let Flow::Socket(socket) = &flow else { unreachable!("a raw flow") };
     let source = SocketAddr::new([127, 0, 0, 1].into(), socket.local_addr().unwrap().port());
-    assert_eq!(tells.recv().await.unwrap(), proxy_header::v2(source, next.address()));
+    assert_eq!(receiver.recv().await.unwrap(), proxy_header::v2(source, next.address()));
 }

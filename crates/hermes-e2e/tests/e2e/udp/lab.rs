@@ -7,8 +7,8 @@ use std::{
 };
 
 use hermes_testkit::{
-    door::Door,
-    flow::{Flow, FlowWay},
+    flow::{Flow, FlowMode},
+    listener_client::ListenerClient,
     overlay::{Node, Overlay},
 };
 
@@ -87,18 +87,18 @@ impl Lab {
         self.far.as_ref().filter(|_| hop != "HERE").unwrap_or(&self.near)
     }
 
-    /// The near node's door for this way and hop.
-    pub(crate) fn door(&self, way: FlowWay, hop: &str) -> Door {
-        let listener = if way == FlowWay::Raw { format!("raw-{hop}") } else { "door".to_owned() };
-        Door::plain(self.near.address(&listener))
+    /// The near node's listener for this way and hop.
+    pub(crate) fn client(&self, mode: FlowMode, hop: &str) -> ListenerClient {
+        let listener = if mode == FlowMode::Raw { format!("raw-{hop}") } else { "door".to_owned() };
+        ListenerClient::plain(self.near.address(&listener))
     }
 
-    pub(crate) async fn try_open(&self, way: FlowWay, hop: &str) -> io::Result<Flow> {
-        Flow::open(&self.door(way, hop), way, hop, 7).await
+    pub(crate) async fn try_open(&self, mode: FlowMode, hop: &str) -> io::Result<Flow> {
+        Flow::open(&self.client(mode, hop), mode, hop, 7).await
     }
 
-    pub(crate) async fn open(&self, way: FlowWay, hop: &str) -> Flow {
-        self.try_open(way, hop).await.unwrap_or_else(|error| panic!("{way:?} over {hop}: {error}"))
+    pub(crate) async fn open(&self, mode: FlowMode, hop: &str) -> Flow {
+        self.try_open(mode, hop).await.unwrap_or_else(|error| panic!("{mode:?} over {hop}: {error}"))
     }
 
     /// Every session is over, everywhere.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use hermes_testkit::{
-    flow::{Flow, FlowWay, capsule, datagram, put_varint},
+    flow::{Flow, FlowMode, capsule, datagram, put_varint},
     origin::{Origin, datagram::UdpEcho, scripted},
     overlay::Node,
 };
@@ -44,12 +44,12 @@ fn malformed(node: &Node) -> usize {
 async fn a_client_that_sends_no_capsules_is_broken_off() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
-    for way in FlowWay::TUNNELS {
+    for mode in FlowMode::TUNNELS {
         for hop in ["HERE", "H1", "H2", "POST-H1"] {
             for (what, bytes, ends) in mistakes() {
-                let case = format!("{what} by {way:?} over {hop}");
+                let case = format!("{what} by {mode:?} over {hop}");
                 let before = malformed(lab.terminator(hop));
-                let mut flow = lab.open(way, hop).await;
+                let mut flow = lab.open(mode, hop).await;
                 echo(&mut flow, b"good").await.unwrap();
                 let Flow::Capsules(mut capsules) = flow else { unreachable!("a tunnel") };
                 capsules.tunnel.writer.send(bytes).await.unwrap();
@@ -58,9 +58,9 @@ async fn a_client_that_sends_no_capsules_is_broken_off() {
                 }
                 let end = capsules.tunnel.reader.to_end().await;
                 assert!(end.is_err(), "{case} was taken for an orderly end: {end:?}");
-                hermes_testkit::patience::until(&case, || {
-                    let told = malformed(lab.terminator(hop)) > before;
-                    async move { told }
+                hermes_testkit::poll::until(&case, || {
+                    let counted = malformed(lab.terminator(hop)) > before;
+                    async move { counted }
                 })
                 .await;
             }
@@ -77,22 +77,22 @@ async fn a_client_that_sends_no_capsules_is_broken_off() {
 async fn a_proxy_that_sends_no_capsules_is_broken_off() {
     for (what, bytes, ends) in mistakes() {
         let answer = bytes.clone();
-        let origin: Origin = scripted::h1(move |mut dialog| {
+        let origin: Origin = scripted::h1(move |mut http1| {
             let answer = answer.clone();
             async move {
-                dialog.head().await?;
+                http1.head().await?;
                 let switching =
                     "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-udp\r\n\r\n";
-                dialog.send([switching.as_bytes(), &answer].concat()).await?;
+                http1.send([switching.as_bytes(), &answer].concat()).await?;
                 if ends {
-                    return dialog.finish().await;
+                    return http1.finish().await;
                 }
-                dialog.to_end().await.map(drop)
+                http1.to_end().await.map(drop)
             }
         })
         .unwrap();
         let lab = Lab::before(origin.address(), Extras::default()).await;
-        let mut flow = lab.open(FlowWay::Raw, "H1").await;
+        let mut flow = lab.open(FlowMode::Raw, "H1").await;
         flow.send(b"hello").await.unwrap();
         let record = lab.near.record(|record| record["kind"] == "udp").await;
         assert_eq!(record["error"], "connection_terminated", "{what}: {record}");

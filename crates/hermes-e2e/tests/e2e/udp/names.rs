@@ -10,12 +10,12 @@ use std::{
 
 use hermes_testkit::{
     dns::{self, Dns, Record},
-    door::Door,
-    flow::{Flow, FlowWay},
+    flow::{Flow, FlowMode},
+    listener_client::ListenerClient,
     netns::Namespace,
     origin::datagram::UdpEcho,
     overlay::{Node, Overlay},
-    patience::until,
+    poll::until,
     skip::needs_root,
 };
 
@@ -83,19 +83,19 @@ fn later_flows_follow_a_name_and_live_ones_stay() {
         let dns = dns.await.unwrap();
         let wrapper = dns::resolving_by(Ipv4Addr::LOCALHOST.into(), overlay.dir()).unwrap();
         let node = resolving(&overlay, &wrapper).await;
-        let (door, raw) = (Door::plain(node.address("door")), Door::plain(node.address("raw")));
+        let (client, raw) = (ListenerClient::plain(node.address("door")), ListenerClient::plain(node.address("raw")));
         let mut live = [
-            Flow::open(&raw, FlowWay::Raw, "", 0).await.unwrap(),
-            Flow::open(&door, FlowWay::UpgradeH1, "game.test", PORT).await.unwrap(),
-            Flow::open(&door, FlowWay::ConnectH2, "kept.test", PORT).await.unwrap(),
+            Flow::open(&raw, FlowMode::Raw, "", 0).await.unwrap(),
+            Flow::open(&client, FlowMode::UpgradeH1, "game.test", PORT).await.unwrap(),
+            Flow::open(&client, FlowMode::ConnectH2, "kept.test", PORT).await.unwrap(),
         ];
         for flow in &mut live {
             assert_eq!(who(flow).await, "one?");
         }
         place.store(1, Ordering::SeqCst);
-        for (way, door) in [(FlowWay::Raw, &raw), (FlowWay::ConnectH2, &door), (FlowWay::UpgradeH1, &door)] {
+        for (mode, client) in [(FlowMode::Raw, &raw), (FlowMode::ConnectH2, &client), (FlowMode::UpgradeH1, &client)] {
             until("a new flow follows the name", || async {
-                let mut flow = Flow::open(door, way, "game.test", PORT).await.unwrap();
+                let mut flow = Flow::open(client, mode, "game.test", PORT).await.unwrap();
                 who(&mut flow).await == "two?"
             })
             .await;
@@ -104,9 +104,9 @@ fn later_flows_follow_a_name_and_live_ones_stay() {
             assert_eq!(who(flow).await, "one?", "a live flow stays where it is");
         }
         // An hour is not over.
-        let mut kept = Flow::open(&door, FlowWay::ConnectH2, "kept.test", PORT).await.unwrap();
+        let mut kept = Flow::open(&client, FlowMode::ConnectH2, "kept.test", PORT).await.unwrap();
         assert_eq!(who(&mut kept).await, "one?");
-        assert!(dns.asked("game.test") >= 4, "A and AAAA, at least twice: {}", dns.asked("game.test"));
+        assert!(dns.requests("game.test") >= 4, "A and AAAA, at least twice: {}", dns.requests("game.test"));
     });
 }
 
@@ -124,9 +124,9 @@ fn another_server_is_asked_once_the_system_names_it() {
         }
         let wrapper = dns::resolving_by(servers[0], overlay.dir()).unwrap();
         let node = resolving(&overlay, &wrapper).await;
-        let door = Door::plain(node.address("door"));
+        let client = ListenerClient::plain(node.address("door"));
         let ask = async || {
-            let mut flow = Flow::open(&door, FlowWay::ConnectH2, "game.test", PORT).await.unwrap();
+            let mut flow = Flow::open(&client, FlowMode::ConnectH2, "game.test", PORT).await.unwrap();
             who(&mut flow).await
         };
         assert_eq!(ask().await, "one?");
@@ -139,7 +139,7 @@ fn another_server_is_asked_once_the_system_names_it() {
         .await;
         dns::resolving_by(servers[1], overlay.dir()).unwrap();
         until("the other server is asked", || async { ask().await == "two?" }).await;
-        assert!(running[1].asked("game.test") > 0);
+        assert!(running[1].requests("game.test") > 0);
     });
 }
 
@@ -164,14 +164,14 @@ fn a_flow_takes_the_family_that_there_is() {
         let _dns = dns.await.unwrap();
         let wrapper = dns::resolving_by(Ipv4Addr::LOCALHOST.into(), overlay.dir()).unwrap();
         let node = resolving(&overlay, &wrapper).await;
-        let door = Door::plain(node.address("door"));
+        let client = ListenerClient::plain(node.address("door"));
         for name in ["four.test", "six.test", "dual.test", "::1", "127.0.0.11"] {
-            for way in [FlowWay::UpgradeH1, FlowWay::ConnectH2] {
-                let mut flow = Flow::open(&door, way, name, PORT).await.unwrap();
-                echo(&mut flow, b"hello").await.unwrap_or_else(|error| panic!("{name} by {way:?}: {error}"));
+            for mode in [FlowMode::UpgradeH1, FlowMode::ConnectH2] {
+                let mut flow = Flow::open(&client, mode, name, PORT).await.unwrap();
+                echo(&mut flow, b"hello").await.unwrap_or_else(|error| panic!("{name} by {mode:?}: {error}"));
             }
         }
-        let refused = Flow::open(&door, FlowWay::ConnectH2, "nobody.test", PORT).await.err().unwrap().to_string();
+        let refused = Flow::open(&client, FlowMode::ConnectH2, "nobody.test", PORT).await.err().unwrap().to_string();
         assert!(refused.contains("502") && refused.contains("dns_error"), "{refused}");
     });
 }

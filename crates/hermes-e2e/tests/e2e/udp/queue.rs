@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use bytes::BytesMut;
 use hermes_testkit::{
-    flow::{self, Flow, FlowWay},
+    flow::{self, Flow, FlowMode},
     origin::{Origin, scripted},
     overlay::Node,
 };
@@ -14,23 +14,23 @@ use crate::udp::lab::{Extras, Lab, echo};
 
 /// A next hop that accepts flows and reads nothing of them until it is told to. Then it tells what it reads.
 fn sluggish(mut go: watch::Receiver<bool>) -> (Origin, tokio::sync::mpsc::UnboundedReceiver<Vec<u8>>) {
-    let (told, tells) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
     go.mark_unchanged();
-    let origin = scripted::h1(move |mut dialog| {
-        let (told, mut go) = (told.clone(), go.clone());
+    let origin = scripted::h1(move |mut http1| {
+        let (sender, mut go) = (sender.clone(), go.clone());
         async move {
-            dialog.head().await?;
-            dialog
+            http1.head().await?;
+            http1
                 .send("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: connect-udp\r\n\r\n")
                 .await?;
             go.wait_for(|go| *go).await.map_err(io::Error::other)?;
-            while let Some(piece) = dialog.some().await? {
-                let _ = told.send(piece.to_vec());
+            while let Some(chunk) = http1.some().await? {
+                let _ = sender.send(chunk.to_vec());
             }
             Ok(())
         }
     });
-    (origin.unwrap(), tells)
+    (origin.unwrap(), receiver)
 }
 
 const QUEUE_FULL: &str = "reason=\"queue-full\"";
@@ -70,17 +70,17 @@ async fn send(flow: &mut Flow, number: &mut u32) {
 #[tokio::test]
 async fn a_full_queue_drops_the_oldest_and_counts_them() {
     let (go, goes) = watch::channel(false);
-    let (next, mut tells) = sluggish(goes);
+    let (next, mut receiver) = sluggish(goes);
     let extras = Extras { limits: "limits: {datagram-queue: 64KiB}", ..Extras::default() };
     let lab = Lab::before(next.address(), extras).await;
-    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    let mut flow = lab.open(FlowMode::Raw, "H1").await;
     let mut sent = 0;
     fill(&lab.near, &mut flow, &mut sent).await;
     go.send(true).unwrap();
     let (mut unread, mut numbers) = (BytesMut::new(), Vec::new());
     while numbers.last() != Some(&(sent - 1)) {
-        let piece = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, tells.recv()).await;
-        unread.extend_from_slice(&piece.expect("the newest never comes").expect("the next hop is gone"));
+        let chunk = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, receiver.recv()).await;
+        unread.extend_from_slice(&chunk.expect("the newest never comes").expect("the next hop is gone"));
         while let Some(capsule) = flow::parse(&mut unread) {
             assert_eq!((capsule.kind, capsule.value.len()), (0, 1201));
             numbers.push(u32::from_be_bytes(capsule.value[1..5].try_into().unwrap()));
@@ -93,7 +93,7 @@ async fn a_full_queue_drops_the_oldest_and_counts_them() {
     // The flow goes on as if nothing had been.
     let before = dropped(&lab.near).await;
     send(&mut flow, &mut sent).await;
-    assert!(tells.recv().await.is_some());
+    assert!(receiver.recv().await.is_some());
     assert_eq!(dropped(&lab.near).await, before);
 }
 
@@ -103,7 +103,7 @@ async fn empty_datagrams_take_room_too() {
     let (next, _tells) = sluggish(goes);
     let extras = Extras { limits: "limits: {datagram-queue: 64KiB}", ..Extras::default() };
     let lab = Lab::before(next.address(), extras).await;
-    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    let mut flow = lab.open(FlowMode::Raw, "H1").await;
     fill(&lab.near, &mut flow, &mut 0).await;
     let before = dropped(&lab.near).await;
     // A queue that weighed their bytes alone would take them all, for ever. Kernel buffers still grow at times, and
@@ -126,7 +126,7 @@ async fn a_stuck_flow_ends_though_its_source_goes_on_and_holds_up_nobody() {
     let route = ", timeout: {progress: 2s}";
     let extras = Extras { limits: "limits: {datagram-queue: 64KiB}\nworkers: 1", route };
     let lab = Lab::before(next.address(), extras).await;
-    let mut flow = lab.open(FlowWay::Raw, "H1").await;
+    let mut flow = lab.open(FlowMode::Raw, "H1").await;
     let mut sent = 0;
     fill(&lab.near, &mut flow, &mut sent).await;
     let ended = lab.near.record(|record| record["kind"] == "udp");
@@ -148,14 +148,14 @@ async fn what_did_not_fit_at_once_follows_by_itself() {
     // Each batch is larger than what the carrier takes at once: its rest must not wait for the next one.
     let origin = Origin::udp_echo(crate::udp::lab::ANY).unwrap();
     let lab = Lab::to(origin.address()).await;
-    for (way, hop) in [
-        (FlowWay::Raw, "POST-H1"),
-        (FlowWay::PostH1, "HERE"),
-        (FlowWay::Raw, "H2"),
-        (FlowWay::ConnectH2, "POST-H2"),
-        (FlowWay::UpgradeH1, "H1"),
+    for (mode, hop) in [
+        (FlowMode::Raw, "POST-H1"),
+        (FlowMode::PostH1, "HERE"),
+        (FlowMode::Raw, "H2"),
+        (FlowMode::ConnectH2, "POST-H2"),
+        (FlowMode::UpgradeH1, "H1"),
     ] {
-        let mut flow = lab.open(way, hop).await;
+        let mut flow = lab.open(mode, hop).await;
         for round in 0..20 {
             // Some at once, then silence.
             for number in 0..12u8 {
@@ -163,9 +163,9 @@ async fn what_did_not_fit_at_once_follows_by_itself() {
             }
             for number in 0..12u8 {
                 let got = flow.receive().await.unwrap_or_else(|error| {
-                    panic!("{way:?} over {hop}: {number} of round {round} is stuck: {error}");
+                    panic!("{mode:?} over {hop}: {number} of round {round} is stuck: {error}");
                 });
-                assert_eq!(got, [number; 9000], "{way:?} over {hop}, round {round}");
+                assert_eq!(got, [number; 9000], "{mode:?} over {hop}, round {round}");
             }
         }
         echo(&mut flow, b"end").await.unwrap();

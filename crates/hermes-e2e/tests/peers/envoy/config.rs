@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use hermes_testkit::{ca::IdentityFiles, door::NODE_NAME};
+use hermes_testkit::{ca::IdentityFiles, listener_client::NODE_NAME};
 use serde_json::{Value, json};
 
 const CORE: &str = "envoy.extensions";

@@ -2,8 +2,8 @@
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME, Way},
-    flow::FlowWay,
+    flow::FlowMode,
+    listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     overlay::{Node, Overlay},
     transfer::{self, Version},
 };
@@ -18,7 +18,7 @@ use crate::envoy::{
 const MIB: usize = 1 << 20;
 
 /// A node and an Envoy, whichever comes first.
-struct Bed {
+struct Fixture {
     envoy: Envoy,
     node: Node,
     _origins: Origins,
@@ -38,7 +38,7 @@ upstreams:
 - {name: web-h2, protocol: h2, overlay: false, endpoints: ['$H2']}
 ";
 
-impl Bed {
+impl Fixture {
     /// Envoy speaks HTTP/3 to the node.
     async fn envoy_before(test: &str) -> Option<Self> {
         let binary = envoy_binary(test)?;
@@ -88,8 +88,8 @@ impl Bed {
         Some(Self { envoy, node, _origins: origins, overlay })
     }
 
-    fn door(&self) -> Door {
-        Door::tls(self.node.address("door"), self.overlay.authority().pem(), None)
+    fn client(&self) -> ListenerClient {
+        ListenerClient::tls(self.node.address("door"), self.overlay.authority().pem(), None)
     }
 }
 
@@ -107,53 +107,53 @@ upstreams:
 
 #[tokio::test]
 async fn requests_that_envoy_sends_on_over_http_3() {
-    let Some(bed) = Bed::envoy_before("requests_that_envoy_sends_on_over_http_3").await else { return };
+    let Some(fixture) = Fixture::envoy_before("requests_that_envoy_sends_on_over_http_3").await else { return };
     let mut rng = SmallRng::seed_from_u64(1);
-    let door = bed.envoy.door("http");
+    let client = fixture.envoy.client("http");
     for near in [Version::H1, Version::H2] {
         for origin in ["WEB-H1", "WEB-H2"] {
             for size in [0, 1, 65_536, 3 * MIB] {
                 let what = |error| panic!("{size} bytes by {near:?} to {origin}: {error}");
-                transfer::upload(&door, near, origin, size, &mut rng).await.unwrap_or_else(what);
-                transfer::download(&door, near, origin, size).await.unwrap_or_else(what);
+                transfer::upload(&client, near, origin, size, &mut rng).await.unwrap_or_else(what);
+                transfer::download(&client, near, origin, size).await.unwrap_or_else(what);
             }
         }
     }
-    assert!(bed.envoy.counter("cluster.h3.upstream_cx_http3_total").await > 0);
+    assert!(fixture.envoy.counter("cluster.h3.upstream_cx_http3_total").await > 0);
 }
 
 #[tokio::test]
 async fn connections_that_envoy_tunnels_over_http_3() {
-    let Some(bed) = Bed::envoy_before("connections_that_envoy_tunnels_over_http_3").await else { return };
+    let Some(fixture) = Fixture::envoy_before("connections_that_envoy_tunnels_over_http_3").await else { return };
     let mut rng = SmallRng::seed_from_u64(2);
-    let door = bed.envoy.door("tcp");
+    let client = fixture.envoy.client("tcp");
     for size in [1, 65_536, 3 * MIB] {
         let what = |error| panic!("{size} bytes: {error}");
-        transfer::echo(&door, Way::Raw, "", size, &mut rng).await.unwrap_or_else(what);
+        transfer::echo(&client, TunnelMode::Raw, "", size, &mut rng).await.unwrap_or_else(what);
     }
     // It shows who it is over QUIC too.
-    let record = bed.node.record(|record| record["kind"] == "tcp").await;
+    let record = fixture.node.record(|record| record["kind"] == "tcp").await;
     assert_eq!((&record["peer"], &record["user"]), (&"envoy".into(), &"alice".into()), "{record}");
 }
 
 #[tokio::test]
 async fn flows_that_envoy_tunnels_over_http_3() {
-    let Some(bed) = Bed::envoy_before("flows_that_envoy_tunnels_over_http_3").await else { return };
+    let Some(fixture) = Fixture::envoy_before("flows_that_envoy_tunnels_over_http_3").await else { return };
     let mut rng = SmallRng::seed_from_u64(3);
-    let door = bed.envoy.door("udp");
-    transfer::datagrams_between((0, 1000), &door, FlowWay::Raw, "", 60, &mut rng).await.unwrap();
+    let client = fixture.envoy.client("udp");
+    transfer::datagrams_between((0, 1000), &client, FlowMode::Raw, "", 60, &mut rng).await.unwrap();
 }
 
 #[tokio::test]
 async fn requests_into_an_envoy_over_http_3() {
-    let Some(bed) = Bed::envoy_behind("requests_into_an_envoy_over_http_3").await else { return };
+    let Some(fixture) = Fixture::envoy_behind("requests_into_an_envoy_over_http_3").await else { return };
     let mut rng = SmallRng::seed_from_u64(4);
     for near in [Version::H1, Version::H2, Version::H3] {
         for origin in ["WEB-H1", "WEB-H2"] {
             for size in [0, 1, 65_536, 3 * MIB] {
                 let what = |error| panic!("{size} bytes by {near:?} to {origin}: {error}");
-                transfer::upload(&bed.door(), near, origin, size, &mut rng).await.unwrap_or_else(what);
-                transfer::download(&bed.door(), near, origin, size).await.unwrap_or_else(what);
+                transfer::upload(&fixture.client(), near, origin, size, &mut rng).await.unwrap_or_else(what);
+                transfer::download(&fixture.client(), near, origin, size).await.unwrap_or_else(what);
             }
         }
     }
@@ -161,24 +161,29 @@ async fn requests_into_an_envoy_over_http_3() {
 
 #[tokio::test]
 async fn tunnels_that_end_at_an_envoy_over_http_3() {
-    let Some(bed) = Bed::envoy_behind("tunnels_that_end_at_an_envoy_over_http_3").await else { return };
+    let Some(fixture) = Fixture::envoy_behind("tunnels_that_end_at_an_envoy_over_http_3").await else { return };
     let mut rng = SmallRng::seed_from_u64(5);
-    for way in [Way::Raw, Way::ConnectH1, Way::ConnectH2, Way::ConnectH3] {
-        let door = if way == Way::Raw { Door::plain(bed.node.address("raw")) } else { bed.door() };
+    for mode in [TunnelMode::Raw, TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::ConnectH3] {
+        let client =
+            if mode == TunnelMode::Raw { ListenerClient::plain(fixture.node.address("raw")) } else { fixture.client() };
         for size in [1, 65_536, 3 * MIB] {
-            let what = |error| panic!("{size} bytes by {way:?}: {error}");
-            transfer::echo(&door, way, "ECHO:7", size, &mut rng).await.unwrap_or_else(what);
+            let what = |error| panic!("{size} bytes by {mode:?}: {error}");
+            transfer::echo(&client, mode, "ECHO:7", size, &mut rng).await.unwrap_or_else(what);
         }
     }
 }
 
 #[tokio::test]
 async fn flows_that_end_at_an_envoy_over_http_3() {
-    let Some(bed) = Bed::envoy_behind("flows_that_end_at_an_envoy_over_http_3").await else { return };
+    let Some(fixture) = Fixture::envoy_behind("flows_that_end_at_an_envoy_over_http_3").await else { return };
     let mut rng = SmallRng::seed_from_u64(6);
-    for way in [FlowWay::Raw, FlowWay::ConnectH2, FlowWay::ConnectH3] {
-        let door = if way == FlowWay::Raw { Door::plain(bed.node.address("raw-udp")) } else { bed.door() };
-        let what = |error| panic!("datagrams by {way:?}: {error}");
-        transfer::datagrams_between((0, 1000), &door, way, "GAME", 60, &mut rng).await.unwrap_or_else(what);
+    for mode in [FlowMode::Raw, FlowMode::ConnectH2, FlowMode::ConnectH3] {
+        let client = if mode == FlowMode::Raw {
+            ListenerClient::plain(fixture.node.address("raw-udp"))
+        } else {
+            fixture.client()
+        };
+        let what = |error| panic!("datagrams by {mode:?}: {error}");
+        transfer::datagrams_between((0, 1000), &client, mode, "GAME", 60, &mut rng).await.unwrap_or_else(what);
     }
 }

@@ -2,8 +2,8 @@
 
 use hermes_testkit::{
     ca::{Authority, IdentityFiles, Subject},
-    door::{Door, NODE_NAME, Way},
-    flow::FlowWay,
+    flow::FlowMode,
+    listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     overlay::{Node, Overlay},
     transfer::{self, Version},
 };
@@ -73,13 +73,13 @@ async fn a_node_knows_envoy_and_its_user() {
     let mut rng = SmallRng::seed_from_u64(1);
     for version in ["h1", "h2"] {
         let failed = |error: std::io::Error| panic!("over {version}: {error}");
-        let web = envoy.door(&format!("http-{version}"));
+        let web = envoy.client(&format!("http-{version}"));
         transfer::upload(&web, Version::H2, "WEB", MIB, &mut rng).await.unwrap_or_else(failed);
         transfer::download(&web, Version::H1, "WEB", MIB).await.unwrap_or_else(failed);
-        let tcp = envoy.door(&format!("tcp-{version}"));
-        transfer::echo_whole(&tcp, Way::Raw, "", MIB, &mut rng).await.unwrap_or_else(failed);
-        let udp = envoy.door(&format!("udp-{version}"));
-        transfer::datagrams(&udp, FlowWay::Raw, "", 40, &mut rng).await.unwrap_or_else(failed);
+        let tcp = envoy.client(&format!("tcp-{version}"));
+        transfer::echo_whole(&tcp, TunnelMode::Raw, "", MIB, &mut rng).await.unwrap_or_else(failed);
+        let udp = envoy.client(&format!("udp-{version}"));
+        transfer::datagrams(&udp, FlowMode::Raw, "", 40, &mut rng).await.unwrap_or_else(failed);
     }
     let record = node.record(|record| record["kind"] == "tcp").await;
     assert_eq!((&record["peer"], &record["user"]), (&"envoy".into(), &"alice".into()), "{record}");
@@ -98,7 +98,7 @@ async fn neither_takes_somebody_else_for_the_other() {
     ];
     for (name, files, peer) in cases {
         let Some(envoy) = before(&overlay, &node, &files, peer, name).await else { return };
-        let mut connection = envoy.door("http-h2").h2().await.unwrap();
+        let mut connection = envoy.client("http-h2").h2().await.unwrap();
         let answer = connection.get("http://WEB/").await.unwrap();
         assert_eq!(answer.status, 503, "{name}: {answer:?}");
     }
@@ -149,25 +149,27 @@ async fn envoy_knows_a_node_and_is_known() {
         node.identity(&Subject::node(name).with_dns(NODE_NAME)).unwrap().start()
     };
     let edge = node("edge", "for-edge").await.unwrap();
-    let door = Door::plain(edge.address("door"));
+    let client = ListenerClient::plain(edge.address("door"));
     let mut rng = SmallRng::seed_from_u64(2);
     for hop in ["H1", "H2"] {
         let failed = |error: std::io::Error| panic!("over {hop}: {error}");
-        transfer::upload(&door, Version::H2, hop, MIB, &mut rng).await.unwrap_or_else(failed);
-        transfer::download(&door, Version::H1, hop, MIB).await.unwrap_or_else(failed);
-        transfer::echo_whole(&door, Way::ConnectH2, &format!("{hop}:7"), MIB, &mut rng).await.unwrap_or_else(failed);
+        transfer::upload(&client, Version::H2, hop, MIB, &mut rng).await.unwrap_or_else(failed);
+        transfer::download(&client, Version::H1, hop, MIB).await.unwrap_or_else(failed);
+        transfer::echo_whole(&client, TunnelMode::ConnectH2, &format!("{hop}:7"), MIB, &mut rng)
+            .await
+            .unwrap_or_else(failed);
     }
-    transfer::datagrams(&door, FlowWay::ConnectH2, "GAME", 40, &mut rng).await.unwrap();
+    transfer::datagrams(&client, FlowMode::ConnectH2, "GAME", 40, &mut rng).await.unwrap();
     // ALPN chooses HTTP/2.
     let before = envoy.counter("http.http.downstream_rq_http2_total").await;
-    transfer::download(&door, Version::H1, "AUTO", MIB).await.unwrap();
+    transfer::download(&client, Version::H1, "AUTO", MIB).await.unwrap();
     assert_eq!(envoy.counter("http.http.downstream_rq_http2_total").await, before + 1);
     // Envoy is not who the route wants.
-    let answer = door.h2().await.unwrap().get("http://ANOTHER/").await.unwrap();
+    let answer = client.h2().await.unwrap().get("http://ANOTHER/").await.unwrap();
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(answer.text().contains("the server is node envoy"), "{}", answer.text());
     // The node is not who Envoy wants.
     let stranger = node("stranger", "for-another").await.unwrap();
-    let answer = Door::plain(stranger.address("door")).h2().await.unwrap().get("http://H2/").await.unwrap();
+    let answer = ListenerClient::plain(stranger.address("door")).h2().await.unwrap().get("http://H2/").await.unwrap();
     assert_eq!(answer.status, 502, "{answer:?}");
 }

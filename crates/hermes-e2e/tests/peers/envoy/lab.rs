@@ -5,12 +5,12 @@ use std::{collections::HashMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use hermes_testkit::{
-    dialog::Dialog,
-    door::Door,
     envoy,
+    listener_client::ListenerClient,
     origin::{self, Origin, http},
     overlay::{Overlay, PATIENCE},
     process::{Program, Running},
+    raw_http1::RawHttp1,
     skip::skip,
 };
 use serde_json::Value;
@@ -100,16 +100,16 @@ impl Envoy {
     }
 
     /// A listener, for clients.
-    pub(crate) fn door(&self, listener: &str) -> Door {
-        Door::plain(self.address(listener))
+    pub(crate) fn client(&self, listener: &str) -> ListenerClient {
+        ListenerClient::plain(self.address(listener))
     }
 }
 
 async fn ask(admin: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
-    let mut dialog = Dialog::connect(admin).await?;
-    dialog.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await?;
-    let head = dialog.head().await?;
-    let body = dialog.body(&head).await?;
+    let mut http1 = RawHttp1::connect(admin).await?;
+    http1.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await?;
+    let head = http1.head().await?;
+    let body = http1.body(&head).await?;
     Ok((head.status(), body.text()))
 }
 
@@ -117,9 +117,9 @@ impl Drop for Envoy {
     fn drop(&mut self) {
         let Some(running) = self.running.take() else { return };
         if std::thread::panicking() {
-            let said = std::fs::read_to_string(running.stderr()).unwrap_or_default();
-            let asked = std::fs::read_to_string(&self.log).unwrap_or_default();
-            eprintln!("--- Envoy's log ---\n{said}\n--- what Envoy was asked ---\n{asked}");
+            let output = std::fs::read_to_string(running.stderr()).unwrap_or_default();
+            let requests = std::fs::read_to_string(&self.log).unwrap_or_default();
+            eprintln!("--- Envoy's log ---\n{output}\n--- what Envoy was asked ---\n{requests}");
         }
         let _ = running.end(Duration::ZERO);
     }

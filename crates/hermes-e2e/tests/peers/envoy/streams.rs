@@ -6,7 +6,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use h2::ext::Protocol;
 use hermes_testkit::{
-    door::{Door, open_h2},
+    listener_client::{ListenerClient, open_h2},
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
     overlay::{Node, Overlay},
@@ -62,22 +62,22 @@ fn proof(key: &str) -> String {
 
 /// A WebSocket server as there are most: over HTTP/1.1. Echoes bytes.
 fn chat() -> Origin {
-    let origin = scripted::h1(|mut dialog| async move {
-        let head = dialog.head().await?;
+    let origin = scripted::h1(|mut http1| async move {
+        let head = http1.head().await?;
         // RFC 6455, 4.2.1: without a key it is no handshake.
         let Some(key) = head.header("sec-websocket-key") else {
-            return dialog.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+            return http1.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
         };
         let proof = proof(&key);
         let protocol = head.header("sec-websocket-protocol").unwrap_or_default();
-        dialog
+        http1
             .send(format!(
                 "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
                  sec-websocket-accept: {proof}\r\nsec-websocket-protocol: {protocol}\r\n\r\n"
             ))
             .await?;
-        while let Some(bytes) = dialog.some().await? {
-            dialog.send(bytes).await?;
+        while let Some(bytes) = http1.some().await? {
+            http1.send(bytes).await?;
         }
         Ok(())
     });
@@ -85,7 +85,7 @@ fn chat() -> Origin {
 }
 
 /// Whether Envoy is before the node or behind it, and what the two speak.
-struct Bed {
+struct Fixture {
     envoy: Envoy,
     node: Node,
     envoy_is_first: bool,
@@ -93,7 +93,7 @@ struct Bed {
     _overlay: Overlay,
 }
 
-impl Bed {
+impl Fixture {
     async fn start(test: &str, envoy_is_first: bool, hop: &str) -> Option<Self> {
         let binary = envoy_binary(test)?;
         let (overlay, grpc, chat) = (overlay(), grpc(), chat());
@@ -123,8 +123,8 @@ impl Bed {
         Some(Self { envoy, node, envoy_is_first, _origins: [grpc, chat], _overlay: overlay })
     }
 
-    fn door(&self) -> Door {
-        if self.envoy_is_first { self.envoy.door("web") } else { Door::plain(self.node.address("door")) }
+    fn client(&self) -> ListenerClient {
+        if self.envoy_is_first { self.envoy.client("web") } else { ListenerClient::plain(self.node.address("door")) }
     }
 }
 
@@ -138,9 +138,9 @@ fn call(path: &str) -> Request<()> {
 #[tokio::test]
 async fn trailers_of_grpc_arrive() {
     for (envoy_is_first, hop) in BEDS {
-        let Some(bed) = Bed::start("trailers_of_grpc_arrive", envoy_is_first, hop).await else { return };
+        let Some(fixture) = Fixture::start("trailers_of_grpc_arrive", envoy_is_first, hop).await else { return };
         let what = format!("Envoy first: {envoy_is_first}, over {hop}");
-        let mut connection = bed.door().h2().await.unwrap();
+        let mut connection = fixture.client().h2().await.unwrap();
         for size in [0, 5, 1 << 20] {
             let body = vec![7; size];
             let answer = connection.ask(call("/echo"), &body).await.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -164,8 +164,8 @@ async fn trailers_of_grpc_arrive() {
 async fn messages_go_both_ways_on_one_stream() {
     // HTTP/1.1 between the two may wait for the end of the request: gRPC is for HTTP/2.
     for envoy_is_first in [true, false] {
-        let Some(bed) = Bed::start("messages_go_both_ways", envoy_is_first, "h2").await else { return };
-        let mut connection = bed.door().h2().await.unwrap();
+        let Some(fixture) = Fixture::start("messages_go_both_ways", envoy_is_first, "h2").await else { return };
+        let mut connection = fixture.client().h2().await.unwrap();
         let (response, mut send) = connection.open(call("/echo"), false).await.unwrap();
         multiplex::send_all(&mut send, Bytes::from_static(b"first"), false).await.unwrap();
         let mut body = response.await.unwrap().into_body();
@@ -194,11 +194,11 @@ async fn echoes(mut tunnel: Tunnel, what: &str) {
 #[tokio::test]
 async fn websocket_passes_in_every_pair_of_versions() {
     for (envoy_is_first, hop) in BEDS {
-        let Some(bed) = Bed::start("websocket_passes", envoy_is_first, hop).await else { return };
+        let Some(fixture) = Fixture::start("websocket_passes", envoy_is_first, hop).await else { return };
         let what = format!("Envoy first: {envoy_is_first}, over {hop}");
-        let mut dialog = bed.door().h1().await.unwrap();
+        let mut http1 = fixture.client().h1().await.unwrap();
         // The key and the proof of RFC 6455, 1.3.
-        dialog
+        http1
             .send(
                 "GET /chat HTTP/1.1\r\nhost: CHAT\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
                  sec-websocket-version: 13\r\nsec-websocket-protocol: chat\r\n\
@@ -206,7 +206,7 @@ async fn websocket_passes_in_every_pair_of_versions() {
             )
             .await
             .unwrap();
-        let head = dialog.head().await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 101, "{what}: {head:?}");
         assert_eq!(head.header("sec-websocket-protocol").as_deref(), Some("chat"), "{what}: {head:?}");
         assert_eq!(
@@ -214,10 +214,10 @@ async fn websocket_passes_in_every_pair_of_versions() {
             Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
             "{what}: {head:?}"
         );
-        let (stream, ahead) = dialog.into_parts();
+        let (stream, ahead) = http1.into_parts();
         echoes(Tunnel::io(stream, ahead), &what).await;
 
-        let mut connection = bed.door().h2().await.unwrap();
+        let mut connection = fixture.client().h2().await.unwrap();
         assert!(connection.takes_extended_connect(), "{what}");
         let request = Request::builder().method(Method::CONNECT).uri("http://CHAT/chat");
         let request = request.header("sec-websocket-version", "13").header("sec-websocket-protocol", "chat");

@@ -33,9 +33,9 @@ fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
 #[test]
 fn it_says_that_it_only_prints() {
     let output = hermes(&["install", NODE[0], NODE[1]]);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("nothing is installed") && said.contains("--print systemd"), "{said}");
+    assert!(text.contains("nothing is installed") && text.contains("--print systemd"), "{text}");
     for (args, remedy) in [
         (&["systemd"][..], "--controller URL, or --config FILE"),
         (&["systemd", "--state", "/srv/hermes", NODE[0], NODE[1]], "below /var/lib"),
@@ -44,8 +44,8 @@ fn it_says_that_it_only_prints() {
         (&["container", "--config", "/etc/a node.yaml"], "choose a path"),
     ] {
         let output = hermes(&[&["install", "--print"], args].concat());
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains(remedy), "{args:?}: {said}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && text.contains(remedy), "{args:?}: {text}");
     }
 }
 
@@ -93,8 +93,8 @@ fn verify(unit: &Path) {
         Command::new("systemd-analyze").args(["verify", "--man=no", "--recursive-errors=no"]).arg(unit).output();
     match verified {
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success() && said.trim().is_empty(), "{said}");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() && text.trim().is_empty(), "{text}");
         }
         Err(_) => skip("units_are_what_systemd_takes", "systemd-analyze is not installed"),
     }
@@ -149,7 +149,7 @@ async fn a_service_manager_hears_that_it_serves_and_that_it_ends() {
     let room = tempfile::tempdir().unwrap();
     let socket = UnixDatagram::bind(room.path().join("notify")).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let said = || {
+    let output = || {
         let mut bytes = [0; 64];
         let length = socket.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..length]).into_owned()
@@ -162,12 +162,12 @@ async fn a_service_manager_hears_that_it_serves_and_that_it_ends() {
     assert_eq!(health(&["--config", config]).status.code(), Some(1), "nothing runs yet");
     let program = Program::new("node", binary::hermes(), room.path()).args(["proxy", "--config", config]);
     let node = program.env("NOTIFY_SOCKET", room.path().join("notify")).start().unwrap();
-    assert_eq!(said(), "READY=1");
+    assert_eq!(output(), "READY=1");
     let ready = health(&["--config", config]);
     assert_eq!((ready.status.code(), &*ready.stdout), (Some(0), &b"ready\n"[..]));
     assert!(health(&["--admin", &free.to_string(), "--live"]).status.success());
     kill(Pid::from_raw(i32::try_from(node.pid()).unwrap()), Signal::SIGTERM).unwrap();
-    assert_eq!(said(), "STOPPING=1");
+    assert_eq!(output(), "STOPPING=1");
     until("the probe fails", || health(&["--config", config]).status.code() == Some(1)).await;
     node.end(Duration::from_secs(20)).unwrap();
 }

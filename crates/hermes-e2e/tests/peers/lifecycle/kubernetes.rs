@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use hermes_testkit::control::{Bed, until};
+use hermes_testkit::control::{ControllerFixture, until};
 
 /// What was printed, by its kinds: there is one of each at most.
 struct Manifests {
@@ -196,20 +196,20 @@ fn documents(port: u16) -> String {
     )
 }
 
-async fn bed(port: u16) -> Bed {
-    let bed = Bed::new().await;
-    bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(port));
-    bed
+async fn fixture(port: u16) -> ControllerFixture {
+    let fixture = ControllerFixture::new().await;
+    fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], &documents(port));
+    fixture
 }
 
-fn placed(bed: &Bed, args: &[&str]) -> Manifests {
-    Manifests::read(bed.told(&[&["node", "place"], args].concat(), ""))
+fn placed(fixture: &ControllerFixture, args: &[&str]) -> Manifests {
+    Manifests::read(fixture.hermes_ok(&[&["node", "place"], args].concat(), ""))
 }
 
 #[tokio::test]
 async fn a_node_is_a_deployment() {
-    let bed = bed(9443).await;
-    let manifests = placed(&bed, &["router", "--on", "kubernetes:edge", "--image", "registry.example/hermes:7"]);
+    let fixture = fixture(9443).await;
+    let manifests = placed(&fixture, &["router", "--on", "kubernetes:edge", "--image", "registry.example/hermes:7"]);
     let kinds = ["ConfigMap", "Deployment", "PersistentVolumeClaim", "PodDisruptionBudget", "Service"];
     assert_eq!(manifests.kinds(), kinds, "and no token");
     manifests.fit_together(Some("edge"), "router");
@@ -228,7 +228,7 @@ async fn a_node_is_a_deployment() {
     assert_eq!(budget.max_unavailable, Some(IntOrString::Int(0)), "not while it takes sessions");
     assert_eq!(budget.unhealthy_pod_eviction_policy.as_deref(), Some("AlwaysAllow"), "but once it is drained");
     let map = manifests.find::<ConfigMap>("ConfigMap").unwrap().data.unwrap();
-    assert_eq!(map["HERMES_CONTROLLER"], format!("https://{}", bed.socket(9400)));
+    assert_eq!(map["HERMES_CONTROLLER"], format!("https://{}", fixture.socket(9400)));
     // A Secret that is made as the first lines say is the one that is read.
     let secret = manifests.pod().volumes.unwrap().into_iter().find_map(|volume| volume.secret).unwrap();
     let (name, optional) = (secret.secret_name.unwrap(), secret.optional);
@@ -236,30 +236,30 @@ async fn a_node_is_a_deployment() {
     assert!(optional == Some(true) && manifests.text.contains(&how), "{}", manifests.text);
 
     // Who nobody dials has no Service, and each document has its own drain.
-    let server = placed(&bed, &["server", "--on", "kubernetes", "--storage", "20Gi"]);
+    let server = placed(&fixture, &["server", "--on", "kubernetes", "--storage", "20Gi"]);
     server.fit_together(None, "server");
     assert!(!server.kinds().contains(&"Service") && server.grace() == 20, "{}", server.text);
     let claim = server.find::<PersistentVolumeClaim>("PersistentVolumeClaim").unwrap().spec.unwrap();
     assert_eq!(claim.resources.unwrap().requests.unwrap()["storage"].0, "20Gi");
     // Only who makes devices may.
-    let gateway = placed(&bed, &["gateway", "--on", "kubernetes", "--host-network"]);
+    let gateway = placed(&fixture, &["gateway", "--on", "kubernetes", "--host-network"]);
     gateway.fit_together(None, "gateway");
     gateway.is_modest(true);
     assert_eq!(gateway.pod().host_network, Some(true));
     // Several at once are as many Deployments, and another controller is another configuration.
-    let both = bed.told(&["node", "place", "server", "router", "--on", "kubernetes"], "");
+    let both = fixture.hermes_ok(&["node", "place", "server", "router", "--on", "kubernetes"], "");
     assert_eq!(both.matches("\nkind: Deployment\n").count(), 2);
     let digest = |manifests: &Manifests| manifests.template().1.metadata.unwrap().annotations.unwrap();
-    let elsewhere = placed(&bed, &["server", "--on", "kubernetes", "--controller", "https://elsewhere:9400"]);
+    let elsewhere = placed(&fixture, &["server", "--on", "kubernetes", "--controller", "https://elsewhere:9400"]);
     assert_ne!(digest(&server), digest(&elsewhere));
 }
 
 #[tokio::test]
 async fn machines_are_nodes_of_one_daemon_set() {
-    let bed = bed(9443).await;
+    let fixture = fixture(9443).await;
     let nodes = ["one.example", "two.example"];
     let set = ["--on", "kubernetes:edge", "--daemon-set", "laptops", "--with-token"];
-    let manifests = placed(&bed, &[&nodes[..], &set].concat());
+    let manifests = placed(&fixture, &[&nodes[..], &set].concat());
     assert_eq!(manifests.kinds(), ["ConfigMap", "DaemonSet", "Secret", "Service"], "eviction passes it by");
     manifests.fit_together(Some("edge"), "laptops");
     manifests.is_modest(false);
@@ -291,8 +291,8 @@ async fn machines_are_nodes_of_one_daemon_set() {
 
 #[tokio::test]
 async fn what_would_not_run_there_is_refused() {
-    let bed = bed(9443).await;
-    bed.told(
+    let fixture = fixture(9443).await;
+    fixture.hermes_ok(
         &["apply", "-f", "-", "--wait", "0s"],
         "{kind: Node, name: Big, links: router}\n---\n\
          {kind: Node, name: file, links: router, access-log: /var/log/records}\n---\n\
@@ -310,23 +310,23 @@ async fn what_would_not_run_there_is_refused() {
         (&["one.example", "inner", "--on", "kubernetes", "--host-network", "--daemon-set", "all"], "different ports"),
         (&["server", "--on", "kubernetes", "--daemon-set", "hermes-controller"], "choose another name"),
     ] {
-        let said = bed.refused(&[&["node", "place"], args].concat(), "");
-        assert!(said.contains(remedy) && said.lines().count() < 4, "{args:?}: {said}");
+        let output = fixture.refused(&[&["node", "place"], args].concat(), "");
+        assert!(output.contains(remedy) && output.lines().count() < 4, "{args:?}: {output}");
     }
-    placed(&bed, &["inner", "--on", "kubernetes", "--host-network"]).fit_together(None, "inner");
+    placed(&fixture, &["inner", "--on", "kubernetes", "--host-network"]).fit_together(None, "inner");
     // Without it, its probes would ask nobody.
-    bed.told(&["apply", "-f", "-", "--wait", "0s"], "{kind: Overlay, name: test}\n");
-    let said = bed.refused(&["node", "place", "server", "--on", "kubernetes"], "");
-    assert!(said.contains("has no `admin`") && said.contains("127.0.0.1:9900"), "{said}");
-    let said = bed.hermes(&["node", "place", "server", "--on", "kubernetes:Edge"], "");
-    assert_eq!(said.status.code(), Some(2), "{said:?}");
+    fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], "{kind: Overlay, name: test}\n");
+    let output = fixture.refused(&["node", "place", "server", "--on", "kubernetes"], "");
+    assert!(output.contains("has no `admin`") && output.contains("127.0.0.1:9900"), "{output}");
+    let output = fixture.hermes(&["node", "place", "server", "--on", "kubernetes:Edge"], "");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
 /// Types of Kubernetes read over what they do not know: the comparison here does not.
 #[tokio::test]
 async fn a_misspelt_field_would_be_seen() {
-    let bed = bed(9443).await;
-    let manifests = placed(&bed, &["router", "--on", "kubernetes"]);
+    let fixture = fixture(9443).await;
+    let manifests = placed(&fixture, &["router", "--on", "kubernetes"]);
     let mut deployment = manifests.objects["Deployment"].clone();
     assert!(typed::<Deployment>(&deployment).is_ok());
     let spec = deployment["spec"]["template"]["spec"].as_object_mut().unwrap();
@@ -341,8 +341,9 @@ fn a_controller_is_a_deployment() {
         let output = Command::new(hermes()).args(["install", "--print", "kubernetes"]).args(args).output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
     };
-    let (code, text, said) = print(&["controller", "--namespace", "edge", "--listen", "[::]:9401", "--load-balancer"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, text, printed) =
+        print(&["controller", "--namespace", "edge", "--listen", "[::]:9401", "--load-balancer"]);
+    assert_eq!(code, Some(0), "{printed}");
     let manifests = Manifests::read(text);
     assert_eq!(manifests.kinds(), ["ConfigMap", "Deployment", "PersistentVolumeClaim", "Service"]);
     manifests.fit_together(Some("edge"), "hermes-controller");
@@ -358,8 +359,8 @@ fn a_controller_is_a_deployment() {
         assert!(args.windows(2).any(|pair| pair == ["--name", name]), "{args:?}");
     }
     is_of_this_program(&command(&[container.command.unwrap(), args].concat(), Path::new("/"), &BTreeMap::new()));
-    let (code, _, said) = print(&["--controller", "https://127.0.0.1:9400"]);
-    assert!(code == Some(1) && said.contains("hermes node place NAME --on kubernetes"), "{said}");
+    let (code, _, printed) = print(&["--controller", "https://127.0.0.1:9400"]);
+    assert!(code == Some(1) && printed.contains("hermes node place NAME --on kubernetes"), "{printed}");
 }
 
 /// A container as a kubelet runs it, without a container.
@@ -407,24 +408,29 @@ async fn a_pod_is_a_node_and_stays_that_one() {
     // A free port of all addresses, since it is those that a pod binds.
     let port = std::net::TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
     let admin = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let bed = Bed::new().await;
-    bed.told(&["apply", "-f", "-", "--wait", "0s"], &documents(port).replace("127.0.0.1:9900", &admin.to_string()));
-    let manifests = placed(&bed, &["router", "--on", "kubernetes", "--with-token"]);
-    let kubelet = Kubelet::new(bed.directory.path().join("pod"), &manifests);
+    let fixture = ControllerFixture::new().await;
+    fixture.hermes_ok(
+        &["apply", "-f", "-", "--wait", "0s"],
+        &documents(port).replace("127.0.0.1:9900", &admin.to_string()),
+    );
+    let manifests = placed(&fixture, &["router", "--on", "kubernetes", "--with-token"]);
+    let kubelet = Kubelet::new(fixture.directory.path().join("pod"), &manifests);
     assert!(kubelet.is_alive() && !kubelet.is_ready(), "it has nothing to serve yet, and is well");
     let pod = kubelet.start();
     until("it is ready", || kubelet.is_ready()).await;
-    let state = || bed.told(&["node", "list"], "").lines().find(|line| line.starts_with("router ")).unwrap().to_owned();
+    let state = || {
+        fixture.hermes_ok(&["node", "list"], "").lines().find(|line| line.starts_with("router ")).unwrap().to_owned()
+    };
     until("it is under control", || state().ends_with(" running")).await;
     assert!(std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).is_ok());
 
     // What is drained is alive and not ready: so it may be evicted.
-    bed.told(&["node", "drain", "router"], "");
+    fixture.hermes_ok(&["node", "drain", "router"], "");
     until("it is not ready", || !kubelet.is_ready()).await;
     assert!(kubelet.is_alive());
-    let said = bed.refused(&["node", "place", "router", "--on", "kubernetes"], "");
-    assert!(said.contains("hermes node drain router --undo"), "{said}");
-    bed.told(&["node", "drain", "router", "--undo"], "");
+    let output = fixture.refused(&["node", "place", "router", "--on", "kubernetes"], "");
+    assert!(output.contains("hermes node drain router --undo"), "{output}");
+    fixture.hermes_ok(&["node", "drain", "router", "--undo"], "");
 
     // Another pod with the same volume is the same node, though its token is used up, and gone.
     let stop = |pod: Running| {
@@ -441,9 +447,9 @@ async fn a_pod_is_a_node_and_stays_that_one() {
     until("it is there again", || state().ends_with(" running") && kubelet.is_ready()).await;
     assert_eq!(key(), before);
     stop(pod);
-    let said = bed.told(&["node", "unplace", "router", "--on", "kubernetes:edge", "--now"], "");
+    let output = fixture.hermes_ok(&["node", "unplace", "router", "--on", "kubernetes:edge", "--now"], "");
     assert!(
-        said.starts_with("kubectl --namespace edge delete deployment,") && said.contains("router-tokens"),
-        "{said}"
+        output.starts_with("kubectl --namespace edge delete deployment,") && output.contains("router-tokens"),
+        "{output}"
     );
 }

@@ -2,11 +2,11 @@
 
 use hermes_testkit::{
     ca::{Authority, Subject},
-    door::{Door, NODE_NAME},
+    listener_client::{ListenerClient, NODE_NAME},
     multiplex::serve_connection,
     origin::services::Services,
     overlay::{Node, Overlay, PATIENCE},
-    patience::until,
+    poll::until,
     tls,
 };
 use rustls_pki_types::ServerName;
@@ -22,7 +22,7 @@ use crate::behind_nat::lab::{DEVICE, HUB, Lab, device, get, hub, kept, overlay};
 /// Asks the hub for the device's service.
 async fn ask(overlay: &Overlay, hub: &Node) -> (u16, String) {
     let identity = overlay.authority().issue(&Subject::node("client")).unwrap();
-    get(&Door::tls(hub.address("door"), overlay.authority().pem(), Some(&identity)), "WEB").await
+    get(&ListenerClient::tls(hub.address("door"), overlay.authority().pem(), Some(&identity)), "WEB").await
 }
 
 #[tokio::test]
@@ -63,10 +63,10 @@ async fn a_user_s_certificate_keeps_no_connection() {
     let name = ServerName::try_from(NODE_NAME).unwrap();
     let mut stream = TlsConnector::from(config).connect(name, stream).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"hermes-reverse"[..]));
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     // How it ends does not matter, but that nothing is asked of it before.
-    let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await;
-    assert!(ended.is_ok() && said.is_empty(), "{ended:?} {said:?}");
+    let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut output)).await;
+    assert!(ended.is_ok() && output.is_empty(), "{ended:?} {output:?}");
     hub.says("a client that is no node offers to serve").await;
     assert_eq!(kept(&hub, "door").await, 0.0);
 }
@@ -135,8 +135,8 @@ async fn a_device_that_answers_no_call_takes_no_place_from_others() {
     until("there is room", || async { kept(&hub, "door").await <= 12.0 }).await;
     // Somebody is served, when the places of those are free; that this service answers nothing is the device's affair.
     let client = overlay.authority().issue(&Subject::node("client")).unwrap();
-    let door = Door::tls(hub.address("door"), overlay.authority().pem(), Some(&client));
-    until("somebody is served", async || door.h1().await.is_ok()).await;
+    let listener = ListenerClient::tls(hub.address("door"), overlay.authority().pem(), Some(&client));
+    until("somebody is served", async || listener.h1().await.is_ok()).await;
     until("what answers no call is over", || async { kept(&hub, "door").await == 0.0 }).await;
     assert!(flood.join_next().await.is_some());
     hub.says("it answers no call within").await;
@@ -146,14 +146,14 @@ async fn a_device_that_answers_no_call_takes_no_place_from_others() {
 #[tokio::test]
 async fn a_client_s_words_are_no_call() {
     let lab = Lab::start("h2", 1, 1).await;
-    let mut dialog = lab.door("apps").h1().await.unwrap();
+    let mut http1 = lab.client("apps").h1().await.unwrap();
     for _ in 0..2 {
-        dialog.send("OPTIONS / HTTP/1.1\r\nhost: WEB\r\nhermes-reverse: leaving, gone=1\r\n\r\n").await.unwrap();
-        let head = dialog.head().await.unwrap();
+        http1.send("OPTIONS / HTTP/1.1\r\nhost: WEB\r\nhermes-reverse: leaving, gone=1\r\n\r\n").await.unwrap();
+        let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 200, "{head:?}");
-        assert_eq!(dialog.body(&head).await.unwrap().text(), "web");
+        assert_eq!(http1.body(&head).await.unwrap().text(), "web");
     }
-    assert_eq!(get(&lab.door("apps"), "WEB").await.0, 200);
+    assert_eq!(get(&lab.client("apps"), "WEB").await.0, 200);
     let device = lab.device.as_ref().unwrap();
     assert_eq!(kept(device, "uplink").await, 1.0);
     assert!(!device.log().contains("is to be replaced"), "{}", device.log());

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME, Way},
-    flow::{Flow, FlowWay},
+    flow::{Flow, FlowMode},
+    listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     origin::services::Services,
     overlay::{Draft, Node, Overlay},
-    patience::until,
+    poll::until,
 };
 
 pub(crate) const DEVICE: &str = "
@@ -100,8 +100,8 @@ impl Lab {
         .await;
     }
 
-    pub(crate) fn door(&self, listener: &str) -> Door {
-        Door::plain(self.ingress.address(listener))
+    pub(crate) fn client(&self, listener: &str) -> ListenerClient {
+        ListenerClient::plain(self.ingress.address(listener))
     }
 }
 
@@ -111,21 +111,21 @@ pub(crate) async fn kept(node: &Node, listener: &str) -> f64 {
 }
 
 /// GET on a connection of its own: the status and the body.
-pub(crate) async fn get(door: &Door, host: &str) -> (u16, String) {
-    let mut dialog = door.h1().await.unwrap();
-    dialog.send(format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await.unwrap();
-    let head = dialog.head().await.unwrap();
-    let body = dialog.body(&head).await.unwrap();
+pub(crate) async fn get(client: &ListenerClient, host: &str) -> (u16, String) {
+    let mut http1 = client.h1().await.unwrap();
+    http1.send(format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    let body = http1.body(&head).await.unwrap();
     (head.status(), body.text())
 }
 
 /// A request, a TCP tunnel and a UDP flow, each of its own.
-pub(crate) async fn reach_all(http: &Door, udp: &Door) {
+pub(crate) async fn reach_all(http: &ListenerClient, udp: &ListenerClient) {
     assert_eq!(get(http, "WEB").await, (200, "web".to_owned()));
-    let mut tunnel = http.tunnel(Way::ConnectH1, "ECHO:7").await.unwrap();
+    let mut tunnel = http.tunnel(TunnelMode::ConnectH1, "ECHO:7").await.unwrap();
     tunnel.writer.send("hello").await.unwrap();
     assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"hello");
-    let mut flow = Flow::open(udp, FlowWay::Raw, "ECHO", 7).await.unwrap();
+    let mut flow = Flow::open(udp, FlowMode::Raw, "ECHO", 7).await.unwrap();
     flow.send(b"datagram").await.unwrap();
     assert_eq!(flow.receive().await.unwrap(), b"datagram");
 }

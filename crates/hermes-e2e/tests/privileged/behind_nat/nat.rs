@@ -8,7 +8,7 @@ use std::{
 
 use hermes_testkit::{
     ca::Subject,
-    door::{Door, NODE_NAME, Way},
+    listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     netns::Namespace,
     origin::services::Services,
     overlay::{Node, Overlay, PATIENCE},
@@ -67,8 +67,8 @@ struct Lab {
     _services: Services,
     hub: Node,
     device: Node,
-    http: Door,
-    udp: Door,
+    http: ListenerClient,
+    udp: ListenerClient,
     _ingress: Node,
     protocol: &'static str,
 }
@@ -104,7 +104,8 @@ impl Lab {
         let ingress = overlay.node("ingress").document(INGRESS).with("HUB", at).within(&home.ingress);
         let ingress = ingress.identity(&Subject::node("ingress")).unwrap().start().await.unwrap();
         hub.says_times("a node keeps a connection to us", 2).await;
-        let (http, udp) = (Door::plain(ingress.address("apps")), Door::plain(ingress.address("udp")));
+        let (http, udp) =
+            (ListenerClient::plain(ingress.address("apps")), ListenerClient::plain(ingress.address("udp")));
         Self { home, overlay, _services: services, hub, device, http, udp, _ingress: ingress, protocol }
     }
 
@@ -112,8 +113,8 @@ impl Lab {
     async fn reached(&self) -> Duration {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
-            let asked = tokio::time::timeout(Duration::from_secs(5), get(&self.http, "WEB"));
-            if matches!(asked.await, Ok((200, _))) {
+            let requests = tokio::time::timeout(Duration::from_secs(5), get(&self.http, "WEB"));
+            if matches!(requests.await, Ok((200, _))) {
                 return began.elapsed();
             }
         }
@@ -126,7 +127,7 @@ async fn follows_its_uplink(lab: Lab, survives: bool) {
     reach_all(&lab.http, &lab.udp).await;
     // Nobody can dial it: that is the point.
     assert!(lab.home.hub.ip(&["route", "get", &HOME[0].to_string()]).is_err());
-    let mut tunnel = lab.http.tunnel(Way::ConnectH1, "ECHO:7").await.unwrap();
+    let mut tunnel = lab.http.tunnel(TunnelMode::ConnectH1, "ECHO:7").await.unwrap();
     tunnel.writer.send("before").await.unwrap();
     assert_eq!(tunnel.reader.at_least(6).await.unwrap(), b"before");
     // Another address on the same link, as by a new lease.
@@ -140,9 +141,9 @@ async fn follows_its_uplink(lab: Lab, survives: bool) {
     let by_link = lab.reached().await;
     reach_all(&lab.http, &lab.udp).await;
     let by_router = new_routers(&lab).await;
-    let told = format!("a new address in {by_lease:?}, another link in {by_link:?}, new routers in {by_router:?}");
+    let report = format!("a new address in {by_lease:?}, another link in {by_link:?}, new routers in {by_router:?}");
     // Past the harness: what is promised is a second. This machine may be busy.
-    let _ = writeln!(std::io::stderr(), "reached again ({}): {told}", lab.protocol);
+    let _ = writeln!(std::io::stderr(), "reached again ({}): {report}", lab.protocol);
     if survives {
         tunnel.writer.send("after").await.unwrap();
         assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"after");
@@ -193,12 +194,12 @@ fn every_worker_of_the_hub_reaches_a_device_that_lost_the_same_connection_twice(
             newest = kept - 1;
         }
         let identity = lab.overlay.authority().issue(&Subject::node("client")).unwrap();
-        let door = Door::tls(lab.hub.address("door"), lab.overlay.authority().pem(), Some(&identity));
+        let client = ListenerClient::tls(lab.hub.address("door"), lab.overlay.authority().pem(), Some(&identity));
         // Whichever worker each comes to.
         let mut clients = JoinSet::new();
         for _ in 0..16 {
-            let door = door.clone();
-            clients.spawn(async move { get(&door, "WEB").await });
+            let client = client.clone();
+            clients.spawn(async move { get(&client, "WEB").await });
         }
         while let Some(answer) = clients.join_next().await {
             assert_eq!(answer.unwrap(), (200, "web".to_owned()), "{}", lab.hub.log());

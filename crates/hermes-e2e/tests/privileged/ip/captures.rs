@@ -5,13 +5,13 @@
 
 use std::net::Ipv4Addr;
 
-use hermes_testkit::{overlay::Node, patience::until};
+use hermes_testkit::{overlay::Node, poll::until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
-use crate::ip::line::{FAR_DOCUMENT, Hop, Line, NEAR_DOCUMENT, as_root, draft};
+use crate::ip::node_chain::{FAR_DOCUMENT, Hop, NEAR_DOCUMENT, NodeChain, as_root, draft};
 
 const NEAR: &str = "
 workers: 2
@@ -33,8 +33,8 @@ routes:
 ";
 const WIDE: &str = "10.0.0.0/8";
 
-async fn start(line: &Line, capture: &str) -> Node {
-    let draft = draft(line, 0, "near", NEAR).with("ADDRESS", "10.20.0.2").with("CAPTURE", capture);
+async fn start(chain: &NodeChain, capture: &str) -> Node {
+    let draft = draft(chain, 0, "near", NEAR).with("ADDRESS", "10.20.0.2").with("CAPTURE", capture);
     draft.start().await.unwrap()
 }
 
@@ -42,26 +42,26 @@ fn values(address: &str, capture: &str) -> [(&'static str, String); 2] {
     [("ADDRESS", address.to_owned()), ("CAPTURE", capture.to_owned())]
 }
 
-async fn answers(line: &Line, far: &str) -> bool {
-    line.near().output(&["ping", "-c1", "-W0.3", far]).await.is_ok()
+async fn answers(chain: &NodeChain, far: &str) -> bool {
+    chain.near().output(&["ping", "-c1", "-W0.3", far]).await.is_ok()
 }
 
 /// The kernel takes both, and one of them gets nothing.
 #[test]
 fn two_nodes_that_capture_one_prefix_are_told() {
     as_root("two nodes that capture one prefix", || async {
-        let line = Line::empty(2);
-        let mut first = start(&line, WIDE).await;
+        let chain = NodeChain::empty(2);
+        let mut first = start(&chain, WIDE).await;
         let other = NEAR.replace("hermes0", "hermes1");
-        let draft = draft(&line, 0, "beside", &other).with("ADDRESS", "10.20.0.3");
+        let draft = draft(&chain, 0, "beside", &other).with("ADDRESS", "10.20.0.3");
         let mut second = draft.with("CAPTURE", "10.128.0.0/9, 10.0.0.0/9").start().await.unwrap();
-        let said = "another process captures the same prefix";
-        assert!(!second.log().contains(said), "{}", second.log());
-        let told = [("ADDRESS", "10.20.0.3".to_owned()), ("CAPTURE", format!("10.0.0.0/9, {WIDE}"))];
-        second.reload(&other, &told).await.unwrap();
-        assert!(second.log().contains(said) && second.log().contains("hermes0"), "{}", second.log());
+        let output = "another process captures the same prefix";
+        assert!(!second.log().contains(output), "{}", second.log());
+        let changed = [("ADDRESS", "10.20.0.3".to_owned()), ("CAPTURE", format!("10.0.0.0/9, {WIDE}"))];
+        second.reload(&other, &changed).await.unwrap();
+        assert!(second.log().contains(output) && second.log().contains("hermes0"), "{}", second.log());
         first.reload(NEAR, &values("10.20.0.4", WIDE)).await.unwrap();
-        assert!(!first.log().contains(said), "{}", first.log());
+        assert!(!first.log().contains(output), "{}", first.log());
     });
 }
 
@@ -69,16 +69,16 @@ fn two_nodes_that_capture_one_prefix_are_told() {
 #[test]
 fn two_listeners_share_a_device() {
     as_root("two listeners share a device", || async {
-        let line = Line::empty(2);
-        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let chain = NodeChain::empty(2);
+        let _far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
         let other = "- {name: other, protocol: tun, device: hermes0, address: [10.20.0.2], capture: [10.0.0.2/32], \
                      set-headers: {hermes-user: alice, x-way: other}}\nroutes:\n\
                      - {name: others, match: {kind: ip, headers: {x-way: other}}, upstream: next}";
         let document = NEAR.replace("upstream: down", "upstream: next").replace("routes:", other);
-        let draft = draft(&line, 0, "near", &document).with("ADDRESS", "10.20.0.2").with("CAPTURE", "10.0.0.1/32");
+        let draft = draft(&chain, 0, "near", &document).with("ADDRESS", "10.20.0.2").with("CAPTURE", "10.0.0.1/32");
         let near = draft.start().await.unwrap();
         for far in ["10.0.0.1", "10.0.0.2"] {
-            until("both answer", async || answers(&line, far).await).await;
+            until("both answer", async || answers(&chain, far).await).await;
         }
         let sessions = near.ask("/sessions").await.unwrap().1;
         assert!(sessions.contains("\"others\"") && sessions.contains("\"corp\""), "{sessions}");
@@ -89,17 +89,17 @@ fn two_listeners_share_a_device() {
 #[test]
 fn what_is_captured_goes_by_no_wider_tunnel() {
     as_root("what is captured goes by no wider tunnel", || async {
-        let line = Line::empty(2);
-        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
-        let mut near = start(&line, "10.0.0.1/32, 10.0.0.0/8").await;
-        until("the wider one is open", async || answers(&line, "10.0.0.2").await).await;
+        let chain = NodeChain::empty(2);
+        let _far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
+        let mut near = start(&chain, "10.0.0.1/32, 10.0.0.0/8").await;
+        until("the wider one is open", async || answers(&chain, "10.0.0.2").await).await;
         let dropped = "hermes_datagrams_dropped_total";
         let before = near.metric(dropped, "no-session").await.unwrap();
-        assert!(!answers(&line, "10.0.0.1").await);
+        assert!(!answers(&chain, "10.0.0.1").await);
         assert!(near.metric(dropped, "no-session").await.unwrap() > before);
         // It is nobody's own any more.
         near.reload(NEAR, &values("10.20.0.2", WIDE)).await.unwrap();
-        until("it is the wider one's", async || answers(&line, "10.0.0.1").await).await;
+        until("it is the wider one's", async || answers(&chain, "10.0.0.1").await).await;
     });
 }
 
@@ -107,13 +107,13 @@ fn what_is_captured_goes_by_no_wider_tunnel() {
 #[test]
 fn a_refused_document_changes_nothing_of_a_device() {
     as_root("a refused document changes nothing of a device", || async {
-        let line = Line::empty(2);
-        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
-        let near = start(&line, WIDE).await;
-        until("it is open", async || answers(&line, "10.0.0.2").await).await;
-        line.near().sysctl(&format!("net/ipv4/conf/{}/rp_filter", line.links[0][0]), "1").unwrap();
+        let chain = NodeChain::empty(2);
+        let _far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
+        let near = start(&chain, WIDE).await;
+        until("it is open", async || answers(&chain, "10.0.0.2").await).await;
+        chain.near().sysctl(&format!("net/ipv4/conf/{}/rp_filter", chain.links[0][0]), "1").unwrap();
         let state = async || {
-            let show = async |words: &[&str]| line.near().output(words).await.unwrap();
+            let show = async |words: &[&str]| chain.near().output(words).await.unwrap();
             let routes = show(&["ip", "route", "show", "table", "all", "dev", "hermes0"]).await;
             let rules = show(&["ip", "rule", "show"]).await;
             show(&["ip", "-o", "addr", "show", "dev", "hermes0"]).await + &routes + &rules
@@ -126,7 +126,7 @@ fn a_refused_document_changes_nothing_of_a_device() {
         })
         .await;
         assert_eq!(state().await, before);
-        assert!(answers(&line, "10.0.0.2").await);
+        assert!(answers(&chain, "10.0.0.2").await);
     });
 }
 
@@ -134,14 +134,14 @@ fn a_refused_document_changes_nothing_of_a_device() {
 #[test]
 fn a_capture_more_disturbs_no_other() {
     as_root("a capture more disturbs no other", || async {
-        let line = Line::empty(2);
-        let _far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let chain = NodeChain::empty(2);
+        let _far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
         let first = "10.0.0.2/32, 10.0.1.0/24, 10.0.2.0/24, 10.0.3.0/24";
-        let mut near = start(&line, first).await;
+        let mut near = start(&chain, first).await;
         near.says_times("packets are captured", 4).await;
         near.reload(NEAR, &values("10.20.0.2", &format!("10.9.0.0/16, {first}"))).await.unwrap();
         near.says("network=10.9.0.0/16").await;
-        assert!(answers(&line, "10.0.0.2").await);
+        assert!(answers(&chain, "10.0.0.2").await);
         assert_eq!(near.log().matches("packets are captured").count(), 5, "{}", near.log());
         let ended = near.records().iter().filter(|record| record["kind"] == "ip").count();
         assert_eq!(ended, 0);
@@ -174,10 +174,10 @@ async fn open(listener: &TcpListener) -> TcpStream {
 #[test]
 fn a_far_end_that_gives_no_address_is_left() {
     as_root("a far end that gives no address is left", || async {
-        let line = Line::empty(2);
-        let place = (Ipv4Addr::UNSPECIFIED, 9443);
-        let listener = line.far().run(TcpListener::bind(place)).await.unwrap().unwrap();
-        let near = draft(&line, 0, "near", MUTE).start().await.unwrap();
+        let chain = NodeChain::empty(2);
+        let namespace = (Ipv4Addr::UNSPECIFIED, 9443);
+        let listener = chain.far().run(TcpListener::bind(namespace)).await.unwrap().unwrap();
+        let near = draft(&chain, 0, "near", MUTE).start().await.unwrap();
         let _first = open(&listener).await;
         // It is asked anew, since the first one has said nothing.
         let again = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, open(&listener)).await;
@@ -191,20 +191,20 @@ fn a_far_end_that_gives_no_address_is_left() {
 #[test]
 fn what_a_deleted_device_captured_is_captured_again() {
     as_root("a deleted device captures again", || async {
-        let line = Line::empty(2);
-        let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
-        let near = start(&line, WIDE).await;
-        until("it is open", async || answers(&line, "10.0.0.2").await).await;
-        let rules = async || line.near().output(&["ip", "rule", "show"]).await.unwrap().lines().count();
+        let chain = NodeChain::empty(2);
+        let far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
+        let near = start(&chain, WIDE).await;
+        until("it is open", async || answers(&chain, "10.0.0.2").await).await;
+        let rules = async || chain.near().output(&["ip", "rule", "show"]).await.unwrap().lines().count();
         let before = rules().await;
-        line.near().ip(&["link", "del", "hermes0"]).unwrap();
-        until("it is open again", async || answers(&line, "10.0.0.2").await).await;
+        chain.near().ip(&["link", "del", "hermes0"]).unwrap();
+        until("it is open again", async || answers(&chain, "10.0.0.2").await).await;
         assert_eq!(rules().await, before);
         assert!(!near.log().contains("has ended it"), "{}", near.log());
         near.record(|record| record.to_string().contains("device hermes0 is gone")).await;
-        line.far().ip(&["link", "del", "gw0"]).unwrap();
+        chain.far().ip(&["link", "del", "gw0"]).unwrap();
         far.record(|record| record.to_string().contains("device gw0 is gone")).await;
-        until("it is open once more", async || answers(&line, "10.0.0.2").await).await;
+        until("it is open once more", async || answers(&chain, "10.0.0.2").await).await;
     });
 }
 
@@ -214,8 +214,8 @@ const WARNING: &str = "WARN no tunnel";
 #[test]
 fn a_capture_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
     as_root("a capture without a tunnel is told of", || async {
-        let line = Line::empty(2);
-        let near = start(&line, WIDE).await;
+        let chain = NodeChain::empty(2);
+        let near = start(&chain, WIDE).await;
         near.metric_reaches("hermes_sessions_total", "kind=\"ip\"", 3.0).await;
         near.says("reason=cannot connect to next/10.77.0.2:9443").await;
         near.says("nothing listens there").await;
@@ -230,9 +230,9 @@ fn a_capture_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
             listed.as_array().unwrap().iter().any(is_it)
         };
         assert_eq!((ready().await, has_tunnel().await), (200, false));
-        let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
         near.says("packets are captured again").await;
-        assert!(answers(&line, "10.0.0.2").await);
+        assert!(answers(&chain, "10.0.0.2").await);
         assert_eq!((ready().await, has_tunnel().await), (200, true));
         drop(far);
         near.says_times(WARNING, 2).await;
@@ -258,8 +258,8 @@ upstreams:
 fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
     as_root("an endpoint that cannot be reached", || async {
         for protocol in ["h2", "h3"] {
-            let line = Line::empty(2);
-            let near = draft(&line, 0, "near", UNREACHABLE).with("PROTOCOL", protocol).start().await.unwrap();
+            let chain = NodeChain::empty(2);
+            let near = draft(&chain, 0, "near", UNREACHABLE).with("PROTOCOL", protocol).start().await.unwrap();
             for (upstream, reason, remedy) in [
                 ("refused/10.77.0.2:9443", "Connection refused", "nothing listens there"),
                 ("offline/203.0.113.1:9443", "Network is unreachable", "this machine has no way there"),
@@ -267,8 +267,8 @@ fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
             ] {
                 near.says(&format!("reason=cannot connect to {upstream}: {reason}")).await;
                 let log = near.log();
-                let told = log.lines().find(|line| line.contains(upstream) && line.contains(WARNING)).unwrap();
-                assert!(told.contains(remedy), "{told}");
+                let line = log.lines().find(|line| line.contains(upstream) && line.contains(WARNING)).unwrap();
+                assert!(line.contains(remedy), "{line}");
             }
         }
     });
@@ -278,15 +278,15 @@ fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
 #[test]
 fn a_firewall_that_refuses_the_empty_datagram_alone_is_in_nobodys_way() {
     as_root("a firewall that refuses the empty datagram", || async {
-        let mut line = Line::empty(2);
+        let mut chain = NodeChain::empty(2);
         let rule = "table inet door { chain in { type filter hook input priority 0; udp length 8 counter reject; }; }";
-        line.far().output(&["nft", rule]).await.unwrap();
-        line.add(1, FAR_DOCUMENT, None).await;
-        line.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
-        line.answers().await;
-        let refused = line.far().output(&["nft", "list", "table", "inet", "door"]).await.unwrap();
+        chain.far().output(&["nft", rule]).await.unwrap();
+        chain.add(1, FAR_DOCUMENT, None).await;
+        chain.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
+        chain.answers().await;
+        let refused = chain.far().output(&["nft", "list", "table", "inet", "door"]).await.unwrap();
         assert!(refused.contains("counter packets") && !refused.contains("counter packets 0"), "{refused}");
-        let log = line.nodes[0].log();
+        let log = chain.nodes[0].log();
         assert!(!log.contains("QUIC does not get through"), "{log}");
     });
 }
@@ -295,10 +295,10 @@ fn a_firewall_that_refuses_the_empty_datagram_alone_is_in_nobodys_way() {
 #[test]
 fn an_address_that_the_far_end_does_not_give_is_told_of() {
     as_root("an address that the far end does not give", || async {
-        let line = Line::empty(2);
-        let far = draft(&line, 1, "far", GATEWAY).start().await.unwrap();
+        let chain = NodeChain::empty(2);
+        let far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
         let near =
-            draft(&line, 0, "near", NEAR).with("ADDRESS", "10.30.0.2").with("CAPTURE", WIDE).start().await.unwrap();
+            draft(&chain, 0, "near", NEAR).with("ADDRESS", "10.30.0.2").with("CAPTURE", WIDE).start().await.unwrap();
         near.says("assigns no address that was asked for").await;
         near.says("network=10.0.0.0/8 asked=10.30.0.2/32 by=next/10.77.0.2:9443").await;
         far.says("address=10.30.0.2/32 to=").await;
@@ -317,9 +317,9 @@ routes:
 #[test]
 fn a_capture_that_no_route_takes_is_told_of_with_what_to_do() {
     as_root("a capture that no route takes is told of", || async {
-        let line = Line::empty(2);
-        let _far = draft(&line, 1, "far", NOWHERE).start().await.unwrap();
-        let mut near = start(&line, WIDE).await;
+        let chain = NodeChain::empty(2);
+        let _far = draft(&chain, 1, "far", NOWHERE).start().await.unwrap();
+        let mut near = start(&chain, WIDE).await;
         near.says("reason=next/10.77.0.2:9443 refused the tunnel with status 404").await;
         near.says("with the document of the node that says so").await;
         let before = near.log().len();

@@ -7,7 +7,7 @@ use hermes_testkit::{
     dns::resolving_by,
     origin::{self, Origin, datagram::UdpEcho, http, stream},
     overlay::Node,
-    patience::until,
+    poll::until,
 };
 
 use tokio::{
@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::ip::line::{Hop, Line, as_root, draft, process};
+use crate::ip::node_chain::{Hop, NodeChain, as_root, draft, process};
 
 const NEAR: &str = "
 workers: 2
@@ -94,15 +94,15 @@ struct Services {
     _tcp: Origin,
     _http: Origin,
     _udp: UdpEcho,
-    line: Line,
+    chain: NodeChain,
 }
 
 impl Services {
     async fn new(hop: Hop, limit: usize) -> Self {
-        let line = Line::empty(2);
-        let tcp = line.far().run(async { stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()) });
+        let chain = NodeChain::empty(2);
+        let tcp = chain.far().run(async { stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()) });
         let tcp = tcp.await.unwrap().unwrap();
-        let page = line.far().run(async {
+        let page = chain.far().run(async {
             http::serve(
                 origin::listen("127.0.0.1:0".parse().unwrap()).unwrap(),
                 http::Version::H1,
@@ -110,22 +110,22 @@ impl Services {
             )
         });
         let http = page.await.unwrap().unwrap();
-        let udp = line.far().run(async { UdpEcho::start("127.0.0.1:0".parse().unwrap(), "") });
+        let udp = chain.far().run(async { UdpEcho::start("127.0.0.1:0".parse().unwrap(), "") });
         let udp = udp.await.unwrap().unwrap();
-        let far = draft(&line, 1, "far", FAR).with("TCP", tcp.address()).with("HTTP", http.address());
+        let far = draft(&chain, 1, "far", FAR).with("TCP", tcp.address()).with("HTTP", http.address());
         let far = far.with("UDP", udp.address()).start().await.unwrap();
-        let near = process(&line, 0, "near", NEAR, hop, "near-0").with("LIMIT", limit).start().await.unwrap();
+        let near = process(&chain, 0, "near", NEAR, hop, "near-0").with("LIMIT", limit).start().await.unwrap();
         near.says("connections to names are served").await;
-        Self { near, _far: far, _tcp: tcp, _http: http, _udp: udp, line }
+        Self { near, _far: far, _tcp: tcp, _http: http, _udp: udp, chain }
     }
 
     /// The output of a program in alice's namespace.
     async fn output(&self, program: &[&str]) -> Result<String, String> {
-        let mut words = resolving_by([127, 0, 0, 53].into(), self.line.overlay.dir()).unwrap();
+        let mut words = resolving_by([127, 0, 0, 53].into(), self.chain.overlay.dir()).unwrap();
         words.extend(program.iter().map(|word| (*word).to_owned()));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let said = self.line.near().output(&words).await;
-        said.map(|said| said.trim().to_owned()).map_err(|error| error.to_string())
+        let text = self.chain.near().output(&words).await;
+        text.map(|text| text.trim().to_owned()).map_err(|error| error.to_string())
     }
 
     async fn connect(&self, name: &str, size: usize) -> String {
@@ -172,13 +172,13 @@ fn a_program_hears_what_the_far_end_says() {
             format!("ConnectionRefusedError {}", libc_errno("ECONNREFUSED"))
         );
         // No route matches this name.
-        let said = services.connect("nobody.corp", 1).await;
-        assert!(said.starts_with("OSError ") || said.starts_with("ConnectionRefusedError"), "{said}");
+        let text = services.connect("nobody.corp", 1).await;
+        assert!(text.starts_with("OSError ") || text.starts_with("ConnectionRefusedError"), "{text}");
         // An address that stands for no name.
-        let said = services.connect("100.64.0.1", 1).await;
-        assert_eq!(said, format!("OSError {}", libc_errno("ENETUNREACH")));
-        let said = services.output(&["curl", "-sS", "--max-time", "20", "https://SHOP/"]).await.unwrap_err();
-        assert!(!said.contains("timed out"), "{said}");
+        let text = services.connect("100.64.0.1", 1).await;
+        assert_eq!(text, format!("OSError {}", libc_errno("ENETUNREACH")));
+        let text = services.output(&["curl", "-sS", "--max-time", "20", "https://SHOP/"]).await.unwrap_err();
+        assert!(!text.contains("timed out"), "{text}");
     });
 }
 
@@ -186,7 +186,7 @@ fn a_program_hears_what_the_far_end_says() {
 fn connections_to_names_meet_a_limit_and_end_with_their_sessions() {
     as_root("a limit of names as flows", || async {
         let services = Services::new(Hop::H2, 1).await;
-        let held = services.line.near().run(async {
+        let held = services.chain.near().run(async {
             let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
             let address = hosts.split_whitespace().next().unwrap().to_owned();
             (TcpStream::connect((&*address, 5432)).await.unwrap(), address)
@@ -203,7 +203,7 @@ fn connections_to_names_meet_a_limit_and_end_with_their_sessions() {
 fn one_program_with_many_connections_keeps_no_other_name_out() {
     as_root("shares of names as flows", || async {
         let services = Services::new(Hop::H2, 4).await;
-        let held = services.line.near().run(async {
+        let held = services.chain.near().run(async {
             let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
             let address = hosts.split_whitespace().next().unwrap().to_owned();
             let mut held = Vec::new();
@@ -213,8 +213,8 @@ fn one_program_with_many_connections_keeps_no_other_name_out() {
             held
         });
         let mut held = held.await.unwrap();
-        let said = services.output(&["curl", "-4", "-sS", "--max-time", "20", "http://SHOP/"]).await;
-        assert!(said.is_ok(), "{said:?}: {}", services.near.log());
+        let text = services.output(&["curl", "-4", "-sS", "--max-time", "20", "http://SHOP/"]).await;
+        assert!(text.is_ok(), "{text:?}: {}", services.near.log());
         // The connection that was idle for longest has ended; the others go on.
         let mut echoes = Vec::new();
         for connection in &mut held {
@@ -231,7 +231,7 @@ fn connections_to_names_outlive_a_takeover() {
     as_root("a takeover of names as flows", || async {
         let mut services = Services::new(Hop::H2, 100).await;
         let start = async |services: &Services, called: &str| {
-            let draft = process(&services.line, 0, "near", NEAR, Hop::H2, called).with("LIMIT", 100);
+            let draft = process(&services.chain, 0, "near", NEAR, Hop::H2, called).with("LIMIT", 100);
             let node = draft.start().await.unwrap();
             node.says("connections to names are served").await;
             node
@@ -239,7 +239,7 @@ fn connections_to_names_outlive_a_takeover() {
         let hosts = services.output(&["getent", "ahostsv4", "DB"]).await.unwrap();
         let address = hosts.split_whitespace().next().unwrap();
         let connect = TcpStream::connect((address, 5432));
-        let mut connection = services.line.near().run(connect).await.unwrap().unwrap();
+        let mut connection = services.chain.near().run(connect).await.unwrap().unwrap();
         let mut echoed = async |byte: u8| {
             connection.write_all(&[byte]).await.unwrap();
             assert_eq!(connection.read_u8().await.unwrap(), byte);

@@ -10,14 +10,14 @@ use std::{
 
 use hermes_testkit::{
     ca::Subject,
-    door::NODE_NAME,
+    listener_client::NODE_NAME,
     process::{Program, Running},
     skip::skip,
     tool,
 };
 
 use crate::ip::{
-    line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR, NEAR_DOCUMENT, PORT, as_root, next},
+    node_chain::{FAR, FAR_DOCUMENT, Hop, NEAR, NEAR_DOCUMENT, NodeChain, PORT, as_root, next},
     pings::pings,
     traffic::iperf,
 };
@@ -33,27 +33,27 @@ fn found(test: &str) -> Option<PathBuf> {
 }
 
 /// Starts it at a place of a line, as a node of the overlay.
-fn start(program: &Path, line: &Line, place: usize, words: &[&str]) -> Running {
-    let identity = line.overlay.authority().issue(&Subject::node("go").standalone().with_dns(NODE_NAME)).unwrap();
-    let files = identity.write(line.overlay.dir(), "go").unwrap();
+fn start(program: &Path, chain: &NodeChain, index: usize, words: &[&str]) -> Running {
+    let identity = chain.overlay.authority().issue(&Subject::node("go").standalone().with_dns(NODE_NAME)).unwrap();
+    let files = identity.write(chain.overlay.dir(), "go").unwrap();
     let [cert, key, ca] = [&files.cert, &files.key, &files.ca].map(|path| path.to_str().unwrap());
     let known = ["-cert", cert, "-key", key, "-ca", ca];
-    let program = Program::new("connect-ip-go", program, line.overlay.dir()).args(words).args(known);
-    let mut running = program.within(Some(&line.places[place])).start().unwrap();
+    let program = Program::new("connect-ip-go", program, chain.overlay.dir()).args(words).args(known);
+    let mut running = program.within(Some(&chain.namespaces[index])).start().unwrap();
     assert_eq!(running.wait_first_line(PATIENCE).unwrap(), READY);
     running
 }
 
-async fn packets_pass(line: &Line) {
-    line.answers().await;
-    for (from, to) in [(line.near(), FAR), (line.far(), NEAR)] {
+async fn packets_pass(chain: &NodeChain) {
+    chain.answers().await;
+    for (from, to) in [(chain.near(), FAR), (chain.far(), NEAR)] {
         for address in to {
-            pings(from, &["-i", "0.05", "-s", "1000"], 3, address).await.all_came(line, address).await;
+            pings(from, &["-i", "0.05", "-s", "1000"], 3, address).await.all_came(chain, address).await;
         }
     }
     for far in FAR {
         for direction in [&["-n", "4M"][..], &["-n", "4M", "-R"]] {
-            let report = iperf(line, far, direction).await;
+            let report = iperf(chain, far, direction).await;
             let received = &report["end"]["sum_received"];
             assert!(received["bytes"].as_u64() > Some(256 << 10), "{far} {direction:?}: {received}");
         }
@@ -65,13 +65,13 @@ fn its_client_at_our_listener() {
     let test = "connect-ip-go's client at our listener";
     as_root(test, || async {
         let Some(program) = found(test) else { return };
-        let mut line = Line::empty(2);
-        line.add(1, FAR_DOCUMENT, None).await;
+        let mut chain = NodeChain::empty(2);
+        chain.add(1, FAR_DOCUMENT, None).await;
         let template = format!("https://{NODE_NAME}/.well-known/masque/ip/*/*/");
         let (at, own) = (format!("{}:{PORT}", next(0)), NEAR.join(","));
         let words = ["client", "-template", &template, "-dial", &at, "-name", NODE_NAME, "-address", &own];
-        let _client = start(&program, &line, 0, &words);
-        packets_pass(&line).await;
+        let _client = start(&program, &chain, 0, &words);
+        packets_pass(&chain).await;
     });
 }
 
@@ -80,12 +80,12 @@ fn its_proxy_behind_our_upstream() {
     let test = "connect-ip-go's proxy behind our upstream";
     as_root(test, || async {
         let Some(program) = found(test) else { return };
-        let mut line = Line::empty(2);
+        let mut chain = NodeChain::empty(2);
         let (at, own) = (format!("{}:{PORT}", next(0)), FAR.join(","));
         let template = format!("https://{at}/");
         let words = ["proxy", "-template", &template, "-listen", &at, "-address", &own];
-        let _proxy = start(&program, &line, 1, &words);
-        line.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
-        packets_pass(&line).await;
+        let _proxy = start(&program, &chain, 1, &words);
+        chain.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
+        packets_pass(&chain).await;
     });
 }

@@ -3,11 +3,11 @@
 //! In: rows of nodes whose links change. Out: transfers that go on, and what programs learn of the way.
 //! Not here: an HTTP/3 hop whose link falls below the 1,200 bytes that QUIC needs, which moves to HTTP/2.
 
-use hermes_testkit::{netns::Namespace, patience::until};
+use hermes_testkit::{netns::Namespace, poll::until};
 use serde_json::Value;
 
 use crate::ip::{
-    line::{FAR, FAR_DOCUMENT, Hop, Line, NEAR, NEAR_DOCUMENT, as_root, draft},
+    node_chain::{FAR, FAR_DOCUMENT, Hop, NEAR, NEAR_DOCUMENT, NodeChain, as_root, draft},
     pings::pings,
     traffic::iperf,
 };
@@ -17,36 +17,36 @@ const DROPPED: &str = "hermes_datagrams_dropped_total";
 const UNDER_WAY: u64 = 256 << 10;
 
 /// Both ends of the link behind a place.
-fn shrink(line: &Line, link: usize, mtu: &str) {
-    for (place, device) in [link, link + 1].into_iter().zip(&line.links[link]) {
-        line.places[place].ip(&["link", "set", device, "mtu", mtu]).unwrap();
+fn shrink(chain: &NodeChain, link: usize, mtu: &str) {
+    for (index, device) in [link, link + 1].into_iter().zip(&chain.links[link]) {
+        chain.namespaces[index].ip(&["link", "set", device, "mtu", mtu]).unwrap();
     }
 }
 
 /// Bytes that the far device has sent or received so far.
-async fn moved(line: &Line) -> u64 {
-    let said = line.far().output(&["ip", "-j", "-s", "link", "show", "gw0"]).await.unwrap();
-    let said: Value = serde_json::from_str(&said).unwrap();
-    let count = |way: &str| said[0]["stats64"][way]["bytes"].as_u64().unwrap_or_default();
+async fn moved(chain: &NodeChain) -> u64 {
+    let text = chain.far().output(&["ip", "-j", "-s", "link", "show", "gw0"]).await.unwrap();
+    let text: Value = serde_json::from_str(&text).unwrap();
+    let count = |mode: &str| text[0]["stats64"][mode]["bytes"].as_u64().unwrap_or_default();
     count("rx") + count("tx")
 }
 
 /// A transfer in whose middle the link behind `link` shrinks goes on to its end.
 async fn shrinks_under_a_transfer(hops: &[Hop], link: usize, mtu: &str) {
-    let line = Line::start(hops).await;
-    for (far, way) in [(FAR[0], &["-n", "8M"][..]), (FAR[1], &["-n", "8M", "-R"])] {
-        shrink(&line, link, "1500");
-        let before = moved(&line).await;
+    let chain = NodeChain::start(hops).await;
+    for (far, mode) in [(FAR[0], &["-n", "8M"][..]), (FAR[1], &["-n", "8M", "-R"])] {
+        shrink(&chain, link, "1500");
+        let before = moved(&chain).await;
         let narrowing = async {
-            until("a transfer is under way", async || moved(&line).await > before + UNDER_WAY).await;
-            shrink(&line, link, mtu);
+            until("a transfer is under way", async || moved(&chain).await > before + UNDER_WAY).await;
+            shrink(&chain, link, mtu);
         };
-        let (report, ()) = tokio::join!(iperf(&line, far, way), narrowing);
+        let (report, ()) = tokio::join!(iperf(&chain, far, mode), narrowing);
         let sent = report["end"]["sum_received"]["bytes"].as_u64();
-        assert!(sent > Some(1 << 20), "{hops:?} at {mtu}, {far}: {sent:?}\n{}", line.dropped().await);
+        assert!(sent > Some(1 << 20), "{hops:?} at {mtu}, {far}: {sent:?}\n{}", chain.dropped().await);
     }
     let large = ["ping", "-q", "-c", "1", "-W", "1", "-s", "8000", FAR[0]];
-    until("large packets pass as well", async || line.near().output(&large).await.is_ok()).await;
+    until("large packets pass as well", async || chain.near().output(&large).await.is_ok()).await;
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn a_link_shrinks_to_1200_under_http_1_and_2() {
 }
 
 /// The MTU that the near kernel has for a destination. `None` while it has only the device's.
-async fn mtu_of(line: &Line, address: &str) -> Option<usize> {
-    mtu_at(line.near(), address).await
+async fn mtu_of(chain: &NodeChain, address: &str) -> Option<usize> {
+    mtu_at(chain.near(), address).await
 }
 
-async fn mtu_at(place: &Namespace, address: &str) -> Option<usize> {
-    let said = place.output(&["ip", "route", "get", address]).await.unwrap();
-    let words: Vec<&str> = said.split_whitespace().collect();
+async fn mtu_at(namespace: &Namespace, address: &str) -> Option<usize> {
+    let text = namespace.output(&["ip", "route", "get", address]).await.unwrap();
+    let words: Vec<&str> = text.split_whitespace().collect();
     let at = words.iter().position(|word| *word == "mtu");
     words.get(at? + 1)?.parse().ok()
 }
@@ -78,57 +78,57 @@ async fn mtu_at(place: &Namespace, address: &str) -> Option<usize> {
 #[test]
 fn programs_find_the_mtu_of_the_tunnel() {
     as_root("programs find the MTU", || async {
-        let line = Line::start(&[Hop::H3, Hop::H2]).await;
-        until("QUIC has found what its path takes", async || mtu_of(&line, FAR[0]).await > Some(1300)).await;
+        let chain = NodeChain::start(&[Hop::H3, Hop::H2]).await;
+        until("QUIC has found what its path takes", async || mtu_of(&chain, FAR[0]).await > Some(1300)).await;
         // The way back crosses the same hop, of which the request said what was known when it was made.
         for near in NEAR {
-            until("so it has the other way", async || mtu_at(line.far(), near).await > Some(1300)).await;
+            until("so it has the other way", async || mtu_at(chain.far(), near).await > Some(1300)).await;
         }
         for far in FAR {
-            let mtu = mtu_of(&line, far).await.expect("the device's routes say an MTU");
+            let mtu = mtu_of(&chain, far).await.expect("the device's routes say an MTU");
             assert!((1281..1500).contains(&mtu), "{mtu}");
-            let said = line.near().output(&["tracepath", "-n", "-m", "2", far]).await.unwrap();
-            assert!(said.contains(&format!("pmtu {mtu}")), "{mtu}: {said}");
+            let text = chain.near().output(&["tracepath", "-n", "-m", "2", far]).await.unwrap();
+            assert!(text.contains(&format!("pmtu {mtu}")), "{mtu}: {text}");
         }
     });
 }
 
 /// A route of the near device gets another MTU, as if nobody had told the kernel of the tunnel's.
-async fn widen(line: &Line, far: &str) {
+async fn widen(chain: &NodeChain, far: &str) {
     let family = if far.contains(':') { "-6" } else { "-4" };
-    let said = line.near().output(&["ip", family, "-j", "route", "show", "table", "all", far]).await.unwrap();
-    let routes: Value = serde_json::from_str(&said).unwrap();
+    let text = chain.near().output(&["ip", family, "-j", "route", "show", "table", "all", far]).await.unwrap();
+    let routes: Value = serde_json::from_str(&text).unwrap();
     let table = routes.as_array().unwrap().iter().find(|route| route["dev"] == "hermes0").unwrap()["table"].clone();
     let table = table.as_str().unwrap_or("main");
     // In the node's own name: of another one's the node would get rid.
     let replaced = ["route", "replace", far, "dev", "hermes0", "table", table, "proto", "72", "mtu", "9000"];
-    line.near().ip(&[&[family], &replaced[..]].concat()).unwrap();
-    line.near().ip(&[family, "route", "flush", "cache"]).unwrap();
+    chain.near().ip(&[&[family], &replaced[..]].concat()).unwrap();
+    chain.near().ip(&[family, "route", "flush", "cache"]).unwrap();
 }
 
 /// What the kernel lets by is judged here: with DF it is answered, without it is cut.
 #[test]
 fn what_is_too_long_is_answered_or_cut() {
     as_root("what is too long", || async {
-        let line = Line::start(&[Hop::H3]).await;
-        let too_big = async || line.nodes[0].metric(DROPPED, "reason=\"too-big\"").await.unwrap();
+        let chain = NodeChain::start(&[Hop::H3]).await;
+        let too_big = async || chain.nodes[0].metric(DROPPED, "reason=\"too-big\"").await.unwrap();
         let ping = async |far: &str, df| {
-            line.near().output(&["ping", "-c", "1", "-W", "5", "-M", df, "-s", "4000", far]).await
+            chain.near().output(&["ping", "-c", "1", "-W", "5", "-M", df, "-s", "4000", far]).await
         };
         for far in FAR {
             // Before QUIC has found the path's width the tunnel says less, and would say it again after this.
             let is_last = |mtu| (1400..1500).contains(&mtu);
-            until("the tunnel has said its MTU", async || mtu_of(&line, far).await.is_some_and(is_last)).await;
-            widen(&line, far).await;
+            until("the tunnel has said its MTU", async || mtu_of(&chain, far).await.is_some_and(is_last)).await;
+            widen(&chain, far).await;
             let before = too_big().await;
             // Not the kernel's own word, which is "message too long".
-            let said = ping(far, "do").await.unwrap_err().to_string();
-            assert!(said.contains("Frag needed") || said.contains("Packet too big"), "{said}");
+            let text = ping(far, "do").await.unwrap_err().to_string();
+            assert!(text.contains("Frag needed") || text.contains("Packet too big"), "{text}");
             assert_eq!(too_big().await, before + 1.0);
         }
-        widen(&line, FAR[0]).await;
-        let said = ping(FAR[0], "dont").await;
-        assert!(said.is_ok(), "{said:?}\n{}", line.dropped().await);
+        widen(&chain, FAR[0]).await;
+        let text = ping(FAR[0], "dont").await;
+        assert!(text.is_ok(), "{text:?}\n{}", chain.dropped().await);
     });
 }
 
@@ -136,15 +136,15 @@ fn what_is_too_long_is_answered_or_cut() {
 #[test]
 fn ipv6_of_1280_bytes_passes_a_link_of_1280() {
     as_root("IPv6 of 1,280 bytes", || async {
-        let mut line = Line::empty(2);
-        shrink(&line, 0, "1280");
-        line.add(1, FAR_DOCUMENT, None).await;
-        line.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
-        line.answers().await;
-        assert!(mtu_of(&line, FAR[0]).await.is_some_and(|mtu| mtu < 1280), "all of it goes in datagrams");
+        let mut chain = NodeChain::empty(2);
+        shrink(&chain, 0, "1280");
+        chain.add(1, FAR_DOCUMENT, None).await;
+        chain.add(0, NEAR_DOCUMENT, Some(Hop::H3)).await;
+        chain.answers().await;
+        assert!(mtu_of(&chain, FAR[0]).await.is_some_and(|mtu| mtu < 1280), "all of it goes in datagrams");
         let whole = ["-i", "0.05", "-M", "do", "-s", "1232"];
-        pings(line.near(), &whole, 5, FAR[1]).await.all_came(&line, "1,280 bytes").await;
-        iperf(&line, FAR[1], &["-n", "2M"]).await;
+        pings(chain.near(), &whole, 5, FAR[1]).await.all_came(&chain, "1,280 bytes").await;
+        iperf(&chain, FAR[1], &["-n", "2M"]).await;
     });
 }
 
@@ -169,25 +169,25 @@ routes:
 /// A laptop with a tunnel of its own, behind a router with another: each tells the kernel what it leaves of the other.
 /// (On one machine they would not nest: what Hermes sends is never captured.)
 async fn nested(outer: Hop, inner: Hop) {
-    let mut line = Line::empty(3);
-    line.add(2, FAR_DOCUMENT, None).await;
-    line.add(1, NEAR_DOCUMENT, Some(outer)).await;
-    let [laptop, router] = [&line.places[0], &line.places[1]];
+    let mut chain = NodeChain::empty(3);
+    chain.add(2, FAR_DOCUMENT, None).await;
+    chain.add(1, NEAR_DOCUMENT, Some(outer)).await;
+    let [laptop, router] = [&chain.namespaces[0], &chain.namespaces[1]];
     router.masquerade("10.77.0.0/24").unwrap();
     laptop.ip(&["route", "add", "default", "via", "10.77.0.2"]).unwrap();
     let answers = async |address| laptop.output(&["ping", "-c1", "-W0.3", address]).await.is_ok();
     until("the outer tunnel is there", async || answers(FAR[0]).await).await;
-    let start = async |place, name, document| {
-        draft(&line, place, name, document).with("PROTOCOL", inner.protocol()).start().await.unwrap()
+    let start = async |namespace, name, document| {
+        draft(&chain, namespace, name, document).with("PROTOCOL", inner.protocol()).start().await.unwrap()
     };
     let _far = start(2, "inner-far", INNER_FAR).await;
     let _near = start(0, "inner-near", INNER_NEAR).await;
     let address = "10.1.0.1";
     until("the inner tunnel is there", async || answers(address).await).await;
-    let said = laptop.output(&["ping", "-q", "-c", "3", "-l", "3", "-W", "5", "-s", "20000", address]).await;
-    assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{outer:?} {inner:?}: {said:?}");
+    let text = laptop.output(&["ping", "-q", "-c", "3", "-l", "3", "-W", "5", "-s", "20000", address]).await;
+    assert!(text.as_ref().is_ok_and(|text| text.contains(" 0% packet loss")), "{outer:?} {inner:?}: {text:?}");
     // Of what it has handed to the kernel the sender knows no more: short buffers, so that it is little.
-    let report = iperf(&line, address, &["-n", "4M", "-w", "128K"]).await;
+    let report = iperf(&chain, address, &["-n", "4M", "-w", "128K"]).await;
     assert!(report["end"]["sum_received"]["bytes"].as_u64() > Some(2 << 20), "{outer:?} {inner:?}");
 }
 

@@ -11,10 +11,10 @@ use hermes_testkit::{
     netns::Namespace,
     origin::{self, Origin, http},
     overlay::Node,
-    patience::until,
+    poll::until,
 };
 
-use crate::ip::line::{Hop, Line, anywhere, as_root, draft};
+use crate::ip::node_chain::{Hop, NodeChain, anywhere, as_root, draft};
 
 const NEAR: &str = "
 workers: 2
@@ -78,7 +78,7 @@ struct Crossing {
     others: [Node; 3],
     _pages: [Origin; 2],
     _dns: Dns,
-    line: Line,
+    chain: NodeChain,
 }
 
 /// What differs.
@@ -93,20 +93,20 @@ const WISH: Wish = Wish { hop: Hop::H3, most: 100, idle: "10m", capture: "198.18
 
 impl Crossing {
     async fn new(wish: &Wish) -> Self {
-        let mut line = Line::empty(3);
+        let mut chain = NodeChain::empty(3);
         for (third, name) in [(2, "other"), (3, "bobs")] {
-            let place = Namespace::new().unwrap();
+            let index = Namespace::new().unwrap();
             let [middle, there] = [1, 2].map(|last| Ipv4Addr::new(10, 77, third, last));
-            line.places[1].join(middle, &place, there).unwrap_or_else(|error| panic!("{name}: {error}"));
-            line.places.push(place);
+            chain.namespaces[1].join(middle, &index, there).unwrap_or_else(|error| panic!("{name}: {error}"));
+            chain.namespaces.push(index);
         }
         let answers = |name: &str| (name == "web.far.corp").then(|| vec![Record::address(60, [10, 0, 0, 1])]);
-        let dns = line.places[3].run(Dns::serve(anywhere(53), answers)).await.unwrap().unwrap();
+        let dns = chain.namespaces[3].run(Dns::serve(anywhere(53), answers)).await.unwrap().unwrap();
         // Not the users' directory: their programs have a file of this name there.
-        let dir = line.overlay.dir().join("of-nodes");
+        let dir = chain.overlay.dir().join("of-nodes");
         std::fs::create_dir_all(&dir).unwrap();
-        let start = async |place: usize, name: &str, document: &str, values: &[(&str, &str)]| {
-            let mut draft = draft(&line, place, name, document).with("PROTOCOL", wish.hop.protocol());
+        let start = async |index: usize, name: &str, document: &str, values: &[(&str, &str)]| {
+            let mut draft = draft(&chain, index, name, document).with("PROTOCOL", wish.hop.protocol());
             draft = draft.with("MOST", wish.most).with("IDLE", wish.idle).with("CAPTURE", wish.capture);
             for (key, value) in values {
                 draft = draft.with(key, value);
@@ -123,30 +123,30 @@ impl Crossing {
             http::serve(origin::listen(anywhere(80)).unwrap(), http::Version::H1, text.into()).unwrap()
         };
         let pages = [
-            line.places[2].run(page("of one")).await.unwrap(),
-            line.places[3].run(page("of the other")).await.unwrap(),
+            chain.namespaces[2].run(page("of one")).await.unwrap(),
+            chain.namespaces[3].run(page("of the other")).await.unwrap(),
         ];
-        Self { alice, bob, others, _pages: pages, _dns: dns, line }
+        Self { alice, bob, others, _pages: pages, _dns: dns, chain }
     }
 
     /// A program of alice's (0) or bob's (4), which asks its own listener for names.
-    async fn output(&self, place: usize, program: &[&str]) -> Result<String, String> {
-        let mut words = resolving_by(RESOLVER.into(), self.line.overlay.dir()).unwrap();
+    async fn output(&self, index: usize, program: &[&str]) -> Result<String, String> {
+        let mut words = resolving_by(RESOLVER.into(), self.chain.overlay.dir()).unwrap();
         words.extend(program.iter().map(|word| (*word).to_owned()));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.line.places[place].output(&words).await.map_err(|error| error.to_string())
+        self.chain.namespaces[index].output(&words).await.map_err(|error| error.to_string())
     }
 
     /// The first packet has to arrive: it waits for its session.
-    async fn pings(&self, place: usize, name: &str) {
+    async fn pings(&self, index: usize, name: &str) {
         for version in ["-4", "-6"] {
-            let said = self.output(place, &["ping", version, "-n", "-c1", "-W20", name]).await;
-            assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{name} {version}: {said:?}");
+            let text = self.output(index, &["ping", version, "-n", "-c1", "-W20", name]).await;
+            assert!(text.as_ref().is_ok_and(|text| text.contains(" 0% packet loss")), "{name} {version}: {text:?}");
         }
     }
 
-    async fn page(&self, place: usize, version: &str, url: &str) -> Result<String, String> {
-        self.output(place, &["curl", version, "-sS", "--max-time", "20", url]).await
+    async fn page(&self, index: usize, version: &str, url: &str) -> Result<String, String> {
+        self.output(index, &["curl", version, "-sS", "--max-time", "20", url]).await
     }
 }
 
@@ -155,17 +155,17 @@ fn each_user_reaches_the_machine_that_a_name_means_for_it() {
     as_root("names through a device", || async {
         for hop in [Hop::H1, Hop::H2, Hop::H3] {
             let crossing = Crossing::new(&Wish { hop, ..WISH }).await;
-            for (place, text) in [(0, "of one"), (4, "of the other")] {
-                crossing.pings(place, "FILES").await;
+            for (index, text) in [(0, "of one"), (4, "of the other")] {
+                crossing.pings(index, "FILES").await;
                 for version in ["-4", "-6"] {
-                    assert_eq!(crossing.page(place, version, "http://FILES/").await.as_deref(), Ok(text), "{hop:?}");
+                    assert_eq!(crossing.page(index, version, "http://FILES/").await.as_deref(), Ok(text), "{hop:?}");
                 }
-                let hosts = crossing.output(place, &["getent", "ahosts", "FILES"]).await.unwrap();
+                let hosts = crossing.output(index, &["getent", "ahosts", "FILES"]).await.unwrap();
                 assert!(hosts.contains("198.18.") && hosts.contains("fd00:6865:726d:"), "{hosts}");
-                let dug = crossing.output(place, &["dig", "+short", "FILES.", "A"]).await.unwrap();
+                let dug = crossing.output(index, &["dig", "+short", "FILES.", "A"]).await.unwrap();
                 assert!(hosts.contains(dug.trim()), "{dug} {hosts}");
                 // What DNS knows at the far end is the other machine, for either.
-                let page = crossing.page(place, "-4", "http://web.far.corp/").await;
+                let page = crossing.page(index, "-4", "http://web.far.corp/").await;
                 assert_eq!(page.as_deref(), Ok("of the other"), "{hop:?}");
             }
             for (node, user) in [(&crossing.alice, "alice"), (&crossing.bob, "bob")] {
@@ -224,8 +224,8 @@ fn a_session_that_is_silent_ends_and_the_next_packet_begins_another() {
     as_root("silent sessions for names", || async {
         let crossing = Crossing::new(&Wish { idle: "500ms", capture: "0.0.0.0/0", ..WISH }).await;
         for round in 1..=2 {
-            let said = crossing.output(0, &["ping", "-4", "-n", "-c1", "-W20", "FILES"]).await;
-            assert!(said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss")), "{round}: {said:?}");
+            let text = crossing.output(0, &["ping", "-4", "-n", "-c1", "-W20", "FILES"]).await;
+            assert!(text.as_ref().is_ok_and(|text| text.contains(" 0% packet loss")), "{round}: {text:?}");
             until("the session is over", async || {
                 let records = crossing.alice.records();
                 records.iter().filter(|record| record["authority"] == "files").count() == round

@@ -5,7 +5,7 @@
 
 use hermes_testkit::netns::Namespace;
 
-use crate::ip::line::Line;
+use crate::ip::node_chain::NodeChain;
 
 /// How long all of them may take, in seconds.
 const PATIENCE: &str = "15";
@@ -13,7 +13,7 @@ const PATIENCE: &str = "15";
 /// What `ping` said of so many.
 pub(crate) struct Pings {
     count: usize,
-    said: String,
+    text: String,
 }
 
 /// So many pings. Alone, `ping` waits for the last ones twice as long as the slowest before them took, which is no time
@@ -21,44 +21,45 @@ pub(crate) struct Pings {
 pub(crate) async fn pings(from: &Namespace, arguments: &[&str], count: usize, far: &str) -> Pings {
     let number = count.to_string();
     let words = [&["ping", "-D", "-n", "-c", &number, "-w", PATIENCE], arguments, &[far]].concat();
-    let said = from.output(&words).await.unwrap_or_else(|error| error.to_string());
-    Pings { count, said }
+    let text = from.output(&words).await.unwrap_or_else(|error| error.to_string());
+    Pings { count, text }
 }
 
 /// A ping each hundredth of a second, while something is done in their midst.
-pub(crate) async fn pinging<T>(line: &Line, far: &str, done: impl Future<Output = T>) -> (Pings, T) {
-    tokio::join!(pings(line.near(), &["-i", "0.01"], 200, far), done)
+pub(crate) async fn pinging<T>(chain: &NodeChain, far: &str, done: impl Future<Output = T>) -> (Pings, T) {
+    tokio::join!(pings(chain.near(), &["-i", "0.01"], 200, far), done)
 }
 
 impl Pings {
     /// The line of each that came back, by its number.
-    fn came(&self) -> Vec<(usize, &str)> {
+    fn received(&self) -> Vec<(usize, &str)> {
         let number = |line: &str| line.split_once("icmp_seq=")?.1.split(' ').next()?.parse().ok();
-        let echoes = self.said.lines().filter(|line| line.contains(" bytes from "));
-        let mut came: Vec<(usize, &str)> = echoes.filter_map(|line| Some((number(line)?, line))).collect();
-        came.sort_unstable();
-        came
+        let echoes = self.text.lines().filter(|line| line.contains(" bytes from "));
+        let mut received: Vec<(usize, &str)> = echoes.filter_map(|line| Some((number(line)?, line))).collect();
+        received.sort_unstable();
+        received
     }
 
     /// What to say where one is missing.
     pub(crate) fn lost(&self) -> Option<String> {
-        let came = self.came();
+        let received = self.received();
         let missing: Vec<usize> = (1..=self.count)
-            .filter(|number| came.binary_search_by_key(number, |(number, _)| *number).is_err())
+            .filter(|number| received.binary_search_by_key(number, |(number, _)| *number).is_err())
             .collect();
         if missing.is_empty() {
             return None;
         }
         // With the time of the one before each.
-        let gaps = came.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).map(|pair| pair[0].1);
-        let gaps: Vec<&str> = came.first().into_iter().chain(came.last()).map(|(_, line)| *line).chain(gaps).collect();
-        let end = self.said.lines().rev().take(3).collect::<Vec<_>>();
+        let gaps = received.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).map(|pair| pair[0].1);
+        let gaps: Vec<&str> =
+            received.first().into_iter().chain(received.last()).map(|(_, line)| *line).chain(gaps).collect();
+        let end = self.text.lines().rev().take(3).collect::<Vec<_>>();
         Some(format!("missing: {missing:?}; {end:?}\nthe first, the last, those before one that is missing: {gaps:#?}"))
     }
 
-    pub(crate) async fn all_came(&self, line: &Line, what: &str) {
+    pub(crate) async fn all_came(&self, chain: &NodeChain, what: &str) {
         if let Some(lost) = self.lost() {
-            panic!("{what}: {lost}\n{}", line.dropped().await);
+            panic!("{what}: {lost}\n{}", chain.dropped().await);
         }
     }
 }
@@ -67,7 +68,7 @@ impl Pings {
 fn a_ping_that_is_missing_is_named() {
     let echo = |number: usize| format!("[1.5] 64 bytes from 10.0.0.1: icmp_seq={number} ttl=64 time=0.3 ms\n");
     let refused = "From 10.0.0.9 icmp_seq=2 Destination Host Unreachable\n";
-    let pings = |said: String| Pings { count: 3, said };
+    let pings = |text: String| Pings { count: 3, text };
     // Another one than the last may come when more were sent.
     assert!(pings([1, 3, 2].map(echo).concat()).lost().is_none());
     assert!(pings([1, 3, 4].map(echo).concat() + refused).lost().unwrap().contains("missing: [2]"));

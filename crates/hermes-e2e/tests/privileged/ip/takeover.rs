@@ -6,55 +6,55 @@
 use hermes_testkit::{
     origin::{self, stream},
     overlay::Node,
-    patience::until,
+    poll::until,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
-use crate::ip::line::{
-    FAR, FAR_DOCUMENT, Hop, Line, MIDDLE_DOCUMENT, NEAR_DOCUMENT, anywhere, as_root, draft, next, process,
+use crate::ip::node_chain::{
+    FAR, FAR_DOCUMENT, Hop, MIDDLE_DOCUMENT, NEAR_DOCUMENT, NodeChain, anywhere, as_root, draft, next, process,
 };
 use crate::ip::pings::{pinging, pings};
 
 const ECHO: u16 = 7;
 
 /// Another process of the node at a place, with so many workers.
-async fn successor(line: &Line, place: usize, hop: Hop, called: &str, workers: usize) -> Node {
-    let (name, document) = match place {
+async fn successor(chain: &NodeChain, index: usize, hop: Hop, called: &str, workers: usize) -> Node {
+    let (name, document) = match index {
         0 => ("near".to_owned(), NEAR_DOCUMENT),
-        _ if place + 1 == line.places.len() => (format!("node-{place}"), FAR_DOCUMENT),
-        _ => (format!("node-{place}"), MIDDLE_DOCUMENT),
+        _ if index + 1 == chain.namespaces.len() => (format!("node-{index}"), FAR_DOCUMENT),
+        _ => (format!("node-{index}"), MIDDLE_DOCUMENT),
     };
     let document = document.replace("workers: 2", &format!("workers: {workers}\ndrain: 1s"));
-    process(line, place, &name, &document, hop, called).start().await.unwrap()
+    process(chain, index, &name, &document, hop, called).start().await.unwrap()
 }
 
 fn taken_over(hop: Hop) {
     as_root(&format!("devices that are taken over, {hop:?}"), || async {
-        let mut line = Line::empty(2);
-        let far = successor(&line, 1, hop, "far-0", 2).await;
-        let near = successor(&line, 0, hop, "near-0", 2).await;
-        line.nodes = vec![near, far];
-        line.answers().await;
+        let mut chain = NodeChain::empty(2);
+        let far = successor(&chain, 1, hop, "far-0", 2).await;
+        let near = successor(&chain, 0, hop, "near-0", 2).await;
+        chain.nodes = vec![near, far];
+        chain.answers().await;
         let listening = async { stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap() };
-        let _echo = line.far().run(listening).await.unwrap();
+        let _echo = chain.far().run(listening).await.unwrap();
         let target: std::net::IpAddr = FAR[0].parse().unwrap();
-        let mut connection = line.near().run(TcpStream::connect((target, ECHO))).await.unwrap().unwrap();
+        let mut connection = chain.near().run(TcpStream::connect((target, ECHO))).await.unwrap().unwrap();
         let mut retired = Vec::new();
-        for (number, (place, workers)) in [(0, 1), (1, 3), (0, 3), (1, 1)].into_iter().enumerate() {
-            let what = format!("takeover {number}, at place {place}");
+        for (number, (index, workers)) in [(0, 1), (1, 3), (0, 3), (1, 1)].into_iter().enumerate() {
+            let what = format!("takeover {number}, at place {index}");
             let began = async {
                 let process = format!("process-{number}");
-                let successor = successor(&line, place, hop, &process, workers).await;
-                let parted = async || line.nodes[place].log().contains("another process has the listeners");
+                let successor = successor(&chain, index, hop, &process, workers).await;
+                let parted = async || chain.nodes[index].log().contains("another process has the listeners");
                 until("the old process parts", parted).await;
                 successor
             };
-            let (pinged, successor) = pinging(&line, FAR[number % 2], began).await;
-            retired.push(std::mem::replace(&mut line.nodes[place], successor));
-            pinged.all_came(&line, &what).await;
+            let (pinged, successor) = pinging(&chain, FAR[number % 2], began).await;
+            retired.push(std::mem::replace(&mut chain.nodes[index], successor));
+            pinged.all_came(&chain, &what).await;
             connection.write_all(&[number as u8]).await.unwrap();
             assert_eq!(usize::from(connection.read_u8().await.unwrap()), number);
         }
@@ -67,13 +67,13 @@ fn taken_over(hop: Hop) {
                 let log = old.log();
                 assert!(old.ended().await.success(), "{log}");
             };
-            let (pinged, ()) = pinging(&line, FAR[number % 2], ends).await;
-            pinged.all_came(&line, &what).await;
+            let (pinged, ()) = pinging(&chain, FAR[number % 2], ends).await;
+            pinged.all_came(&chain, &what).await;
         }
-        line.answers().await;
+        chain.answers().await;
         connection.write_all(b"!").await.unwrap();
         assert_eq!(connection.read_u8().await.unwrap(), b'!');
-        let rules = line.near().output(&["ip", "rule"]).await.unwrap();
+        let rules = chain.near().output(&["ip", "rule"]).await.unwrap();
         assert!(rules.contains("0x4845524d"), "{rules}");
     });
 }
@@ -91,23 +91,23 @@ fn devices_are_taken_over_with_http_3_between() {
 /// It has no device, and passes on.
 fn taken_over_between(hop: Hop) {
     as_root(&format!("a node between that is taken over, {hop:?}"), || async {
-        let mut line = Line::empty(3);
-        for place in (0..3).rev() {
-            let node = successor(&line, place, hop, &format!("first-{place}"), 2).await;
-            line.nodes.insert(0, node);
+        let mut chain = NodeChain::empty(3);
+        for namespace in (0..3).rev() {
+            let node = successor(&chain, namespace, hop, &format!("first-{namespace}"), 2).await;
+            chain.nodes.insert(0, node);
         }
-        line.answers().await;
+        chain.answers().await;
         for number in 0..4 {
             let change = async {
-                let new = successor(&line, 1, hop, &format!("process-{number}"), 1 + number % 2).await;
-                let old = &line.nodes[1];
+                let new = successor(&chain, 1, hop, &format!("process-{number}"), 1 + number % 2).await;
+                let old = &chain.nodes[1];
                 // Its sessions go to the new one by themselves, and nothing else keeps it.
                 until("the old process ends", async || old.log().contains("INFO stopped")).await;
                 new
             };
-            let (pinged, new) = pinging(&line, FAR[number % 2], change).await;
-            assert!(std::mem::replace(&mut line.nodes[1], new).ended().await.success());
-            pinged.all_came(&line, &format!("takeover {number}")).await;
+            let (pinged, new) = pinging(&chain, FAR[number % 2], change).await;
+            assert!(std::mem::replace(&mut chain.nodes[1], new).ended().await.success());
+            pinged.all_came(&chain, &format!("takeover {number}")).await;
         }
     });
 }
@@ -140,39 +140,39 @@ fn sessions_go_to_another_endpoint_when_theirs_goes_with_http_3() {
 
 fn another_endpoint(hop: Hop) {
     as_root(&format!("another endpoint, {hop:?}"), || async {
-        let mut line = Line::empty(3);
-        let far = successor(&line, 2, hop, "far", 2).await;
+        let mut chain = NodeChain::empty(3);
+        let far = successor(&chain, 2, hop, "far", 2).await;
         let to = format!("{}:9443", next(1));
-        let between = async |line: &Line, name: &str, port: u16| {
+        let between = async |chain: &NodeChain, name: &str, port: u16| {
             let document = MIDDLE_DOCUMENT.replace("9443", &port.to_string());
-            let draft = draft(line, 1, name, &document).with("NEXT", &to).with("PROTOCOL", hop.protocol());
+            let draft = draft(chain, 1, name, &document).with("NEXT", &to).with("PROTOCOL", hop.protocol());
             draft.start().await.unwrap()
         };
-        let [one, other] = [between(&line, "one", 9001).await, between(&line, "other", 9002).await];
+        let [one, other] = [between(&chain, "one", 9001).await, between(&chain, "other", 9002).await];
         let both = "endpoints: ['10.77.0.2:9001', '10.77.0.2:9002']";
         let document = NEAR_DOCUMENT.replace("endpoints: ['$NEXT']", both);
-        let near = draft(&line, 0, "near", &document).with("PROTOCOL", hop.protocol()).start().await.unwrap();
-        line.nodes = vec![near, far];
-        line.answers().await;
+        let near = draft(&chain, 0, "near", &document).with("PROTOCOL", hop.protocol()).start().await.unwrap();
+        chain.nodes = vec![near, far];
+        chain.answers().await;
         let goes = async |node: Node| {
             node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
             assert!(node.ended().await.success());
         };
-        let (pinged, ()) = pinging(&line, FAR[0], goes(one)).await;
-        pinged.all_came(&line, "the first goes").await;
-        let one = between(&line, "one", 9001).await;
-        let (pinged, ()) = pinging(&line, FAR[1], goes(other)).await;
-        pinged.all_came(&line, "the second goes").await;
+        let (pinged, ()) = pinging(&chain, FAR[0], goes(one)).await;
+        pinged.all_came(&chain, "the first goes").await;
+        let one = between(&chain, "one", 9001).await;
+        let (pinged, ()) = pinging(&chain, FAR[1], goes(other)).await;
+        pinged.all_came(&chain, "the second goes").await;
         drop(one);
         // Both of two sessions came back from there, and each move has its line.
-        let log = line.nodes[0].log();
+        let log = chain.nodes[0].log();
         let moved: Vec<&str> = log.lines().filter(|line| line.contains("INFO a session has moved")).collect();
-        let told = moved
+        let logged_moves = moved
             .iter()
             .filter(|line| line.contains("reason=its far end goes, or is better reached another way"))
             .count();
         let to = |there: &str| moved.iter().filter(|line| line.contains(&format!("to=next/10.77.0.2:{there}"))).count();
-        assert!(told == moved.len() && to("9001") >= 2, "{log}");
+        assert!(logged_moves == moved.len() && to("9001") >= 2, "{log}");
     });
 }
 
@@ -181,17 +181,17 @@ fn another_endpoint(hop: Hop) {
 fn sessions_stay_with_an_endpoint_that_is_taken_over() {
     as_root("an endpoint of two that is taken over", || async {
         let hop = Hop::H2;
-        let line = Line::empty(3);
-        let _far = successor(&line, 2, hop, "far", 2).await;
+        let chain = NodeChain::empty(3);
+        let _far = successor(&chain, 2, hop, "far", 2).await;
         let between = async |name: &str, called: &str, port: u16| {
             let document = MIDDLE_DOCUMENT.replace("9443", &port.to_string());
-            process(&line, 1, name, &document, hop, called).start().await.unwrap()
+            process(&chain, 1, name, &document, hop, called).start().await.unwrap()
         };
         let mut nodes = [between("one", "one-0", 9001).await, between("other", "other-0", 9002).await];
         let both = "endpoints: ['10.77.0.2:9001', '10.77.0.2:9002'], balance: round-robin";
         let document = NEAR_DOCUMENT.replace("endpoints: ['$NEXT']", both);
-        let _near = draft(&line, 0, "near", &document).with("PROTOCOL", hop.protocol()).start().await.unwrap();
-        line.answers().await;
+        let _near = draft(&chain, 0, "near", &document).with("PROTOCOL", hop.protocol()).start().await.unwrap();
+        chain.answers().await;
         let sessions = async |node: &Node| node.metric("hermes_sessions_open", "").await.unwrap();
         let spread = [sessions(&nodes[0]).await, sessions(&nodes[1]).await];
         // One of each version.
@@ -211,21 +211,21 @@ fn sessions_stay_with_an_endpoint_that_is_taken_over() {
 fn a_successor_that_fails_takes_nothing() {
     as_root("a successor that fails takes nothing", || async {
         let hop = Hop::H2;
-        let mut line = Line::empty(2);
-        line.add(1, FAR_DOCUMENT, None).await;
-        let near = successor(&line, 0, hop, "near-0", 2).await;
-        line.nodes.insert(0, near);
-        line.answers().await;
+        let mut chain = NodeChain::empty(2);
+        chain.add(1, FAR_DOCUMENT, None).await;
+        let near = successor(&chain, 0, hop, "near-0", 2).await;
+        chain.nodes.insert(0, near);
+        chain.answers().await;
         // Every machine has a device of that name.
         let other =
             "- {name: other, protocol: tun, device: lo, address: [10.30.0.2], capture: [10.31.0.0/16]}\nroutes:";
         let document = NEAR_DOCUMENT.replace("routes:", other);
-        let failing = process(&line, 0, "near", &document, hop, "near-1").start();
-        let (started, pinged) = tokio::join!(failing, pings(line.near(), &["-i", "0.01"], 100, FAR[0]));
+        let failing = process(&chain, 0, "near", &document, hop, "near-1").start();
+        let (started, pinged) = tokio::join!(failing, pings(chain.near(), &["-i", "0.01"], 100, FAR[0]));
         let words = started.map(|_| ()).unwrap_err().to_string();
         assert!(words.contains("device lo already exists"), "{words}");
-        pinged.all_came(&line, "a successor that fails").await;
-        let rules = line.near().output(&["ip", "rule"]).await.unwrap();
+        pinged.all_came(&chain, "a successor that fails").await;
+        let rules = chain.near().output(&["ip", "rule"]).await.unwrap();
         assert!(rules.contains("0x4845524d"), "{rules}");
     });
 }

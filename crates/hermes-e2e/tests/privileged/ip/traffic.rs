@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::ip::line::{FAR, Hop, Line, anywhere, as_root};
+use crate::ip::node_chain::{FAR, Hop, NodeChain, anywhere, as_root};
 
 /// Where the far end echoes.
 const ECHO: u16 = 22;
@@ -57,63 +57,63 @@ fn four_hops_of_every_version() {
 
 fn through(hops: &[Hop]) {
     as_root(&format!("traffic through {hops:?}"), || async {
-        let line = Line::start(hops).await;
-        pings(&line).await;
-        transfers(&line).await;
-        keys(&line).await;
-        names(&line).await;
+        let chain = NodeChain::start(hops).await;
+        pings(&chain).await;
+        transfers(&chain).await;
+        keys(&chain).await;
+        names(&chain).await;
     });
 }
 
 /// Small ones, and the largest that there are.
-pub(crate) async fn pings(line: &Line) {
+pub(crate) async fn pings(chain: &NodeChain) {
     for far in FAR {
         for size in ["56", "1400", "65507"] {
             // With -l ping's own socket has room for so many answers.
             let ping = ["ping", "-q", "-c", "3", "-l", "3", "-W", "5", "-s", size, far];
-            let said = line.near().output(&ping).await;
-            let all = said.as_ref().is_ok_and(|said| said.contains(" 0% packet loss"));
-            assert!(all, "{size} bytes to {far}: {said:?}\n{}", line.dropped().await);
+            let text = chain.near().output(&ping).await;
+            let all = text.as_ref().is_ok_and(|text| text.contains(" 0% packet loss"));
+            assert!(all, "{size} bytes to {far}: {text:?}\n{}", chain.dropped().await);
         }
     }
 }
 
-pub(crate) async fn transfers(line: &Line) {
+pub(crate) async fn transfers(chain: &NodeChain) {
     for far in FAR {
         for direction in [&["-n", "4M"][..], &["-n", "4M", "-R"]] {
-            let report = iperf(line, far, direction).await;
+            let report = iperf(chain, far, direction).await;
             let received = &report["end"]["sum_received"];
             // What lies in buffers at the end is not counted.
             assert!(received["bytes"].as_u64() > Some(256 << 10), "{far} {direction:?}: {received}");
         }
-        let report = iperf(line, far, &["-u", "-b", "10M", "-n", "500K"]).await;
+        let report = iperf(chain, far, &["-u", "-b", "10M", "-n", "500K"]).await;
         let lost = report["end"]["sum"]["lost_percent"].as_f64();
-        assert!(lost.is_some_and(|lost| lost < 10.0), "UDP to {far}: {lost:?} % lost\n{}", line.dropped().await);
+        assert!(lost.is_some_and(|lost| lost < 10.0), "UDP to {far}: {lost:?} % lost\n{}", chain.dropped().await);
     }
 }
 
 /// One transfer, with a server of its own: one that has served is not ready for the next at once.
-pub(crate) async fn iperf(line: &Line, far: &str, more: &[&str]) -> Value {
-    let server = Program::new("iperf3", "iperf3", line.overlay.dir()).args(["-s", "-1"]).within(Some(line.far()));
+pub(crate) async fn iperf(chain: &NodeChain, far: &str, more: &[&str]) -> Value {
+    let server = Program::new("iperf3", "iperf3", chain.overlay.dir()).args(["-s", "-1"]).within(Some(chain.far()));
     let mut server = server.start().unwrap();
     server.wait_listening(&[Port::Tcp(IPERF)], Duration::from_secs(10)).unwrap();
     let words = [&["iperf3", "-J", "-c", far, "--connect-timeout", "5000"], more].concat();
-    let said = match line.near().output(&words).await {
-        Ok(said) => said,
-        Err(error) => panic!("{error}\n{}", line.dropped().await),
+    let text = match chain.near().output(&words).await {
+        Ok(text) => text,
+        Err(error) => panic!("{error}\n{}", chain.dropped().await),
     };
-    let report: Value = serde_json::from_str(&said).unwrap();
-    assert!(report["error"].is_null(), "{words:?}: {}\n{}", report["error"], line.dropped().await);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert!(report["error"].is_null(), "{words:?}: {}\n{}", report["error"], chain.dropped().await);
     report
 }
 
 /// What a user types at a far shell comes back key by key.
-async fn keys(line: &Line) {
+async fn keys(chain: &NodeChain) {
     let listening = async { stream::echo(origin::listen(anywhere(ECHO)).unwrap()).unwrap() };
-    let _shell = line.far().run(listening).await.unwrap();
+    let _shell = chain.far().run(listening).await.unwrap();
     for far in FAR {
         let far: std::net::IpAddr = far.parse().unwrap();
-        let mut terminal = line.near().run(TcpStream::connect((far, ECHO))).await.unwrap().unwrap();
+        let mut terminal = chain.near().run(TcpStream::connect((far, ECHO))).await.unwrap().unwrap();
         terminal.set_nodelay(true).unwrap();
         for key in 0..KEYS {
             let began = Instant::now();
@@ -125,18 +125,18 @@ async fn keys(line: &Line) {
 }
 
 /// The C library's resolver asks the far end, by UDP and by TCP.
-async fn names(line: &Line) {
+async fn names(chain: &NodeChain) {
     let answers = |name: &str| (name == "web.test").then(|| vec![Record::address(60, [192, 0, 2, 80])]);
-    let dns = line.far().run(Dns::serve(anywhere(53), answers)).await.unwrap().unwrap();
+    let dns = chain.far().run(Dns::serve(anywhere(53), answers)).await.unwrap().unwrap();
     for far in FAR {
-        let wrapper = resolving_by(far.parse().unwrap(), line.overlay.dir()).unwrap();
+        let wrapper = resolving_by(far.parse().unwrap(), chain.overlay.dir()).unwrap();
         for (option, by_tcp) in [("attempts:3", false), ("use-vc", true)] {
             let before = dns.asked_by_tcp("web.test");
             let options = format!("RES_OPTIONS={option}");
             let mut words: Vec<&str> = wrapper.iter().map(String::as_str).collect();
             words.extend(["env", &options, "getent", "ahostsv4", "web.test"]);
-            let said = line.near().output(&words).await.unwrap();
-            assert!(said.contains("192.0.2.80"), "{said}");
+            let text = chain.near().output(&words).await.unwrap();
+            assert!(text.contains("192.0.2.80"), "{text}");
             assert_eq!(dns.asked_by_tcp("web.test") > before, by_tcp, "{far} with {option}");
         }
     }

@@ -10,17 +10,17 @@ use bytes::{Bytes, BytesMut};
 use hermes_testkit::{
     ca::{Identity, Subject},
     dns::{Dns, Record, resolving_by},
-    door::{Door, NODE_NAME},
     flow::{self, Capsule, capsule},
     frames::{END_STREAM, Frame, Frames, kind},
-    h3::{self, Broken, broken, wire},
+    h3::{self, Abort, abort_of, wire},
     ip,
+    listener_client::{ListenerClient, NODE_NAME},
     netns::Namespace,
     overlay::{Node, Overlay},
     tunnel::BoxedStream,
 };
 
-use crate::ip::line::as_root;
+use crate::ip::node_chain::as_root;
 
 const DOCUMENT: &str = "
 workers: 1
@@ -56,7 +56,7 @@ enum Seen {
     /// The final status of an answer that is no tunnel.
     Status(u16),
     /// The stream was broken off with this code (of HTTP/1.1: the connection, without one).
-    Broken(u64),
+    Abort(u64),
     /// The stream ended in order.
     Ended,
     /// The tunnel is open and has said this.
@@ -155,47 +155,47 @@ impl Head {
 }
 
 /// A node with a device, and a client in its namespace.
-struct Bed {
+struct Fixture {
     node: Node,
     overlay: Overlay,
     user: Identity,
     _dns: Dns,
-    place: Namespace,
+    namespace: Namespace,
 }
 
-impl Bed {
+impl Fixture {
     async fn new() -> Self {
         let overlay = Overlay::new(hermes()).unwrap();
-        let place = Namespace::new().unwrap();
+        let namespace = Namespace::new().unwrap();
         let answers = |name: &str| (name == "web.test").then(|| vec![Record::address(60, WEB)]);
-        let dns = place.run(Dns::serve(([127, 0, 0, 1], 53).into(), answers)).await.unwrap().unwrap();
+        let dns = namespace.run(Dns::serve(([127, 0, 0, 1], 53).into(), answers)).await.unwrap().unwrap();
         let wrapper = resolving_by([127, 0, 0, 1].into(), overlay.dir()).unwrap();
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-        let draft = overlay.node("gate").document(DOCUMENT).within(&place).by_way_of(&wrapper);
+        let draft = overlay.node("gate").document(DOCUMENT).within(&namespace).by_way_of(&wrapper);
         let node = draft.identity(&Subject::node("gate").with_dns(NODE_NAME)).unwrap().start().await.unwrap();
         let user = overlay.authority().issue(&Subject::node("client").with_user("alice")).unwrap();
-        Self { node, overlay, user, _dns: dns, place }
+        Self { node, overlay, user, _dns: dns, namespace }
     }
 
-    fn door(&self) -> Door {
-        Door::tls(self.node.address("in"), self.overlay.authority().pem(), Some(&self.user))
+    fn client(&self) -> ListenerClient {
+        ListenerClient::tls(self.node.address("in"), self.overlay.authority().pem(), Some(&self.user))
     }
 
     async fn run(&self, case: &Case, version: Version) -> io::Result<Seen> {
-        let door = self.door();
+        let client = self.client();
         let seen = async {
             match version {
-                Version::H1 => by_h1(&door, case).await,
-                Version::H2 => by_h2(&door, case).await,
-                Version::H3 => by_h3(&door, case).await,
+                Version::H1 => by_h1(&client, case).await,
+                Version::H2 => by_h2(&client, case).await,
+                Version::H3 => by_h3(&client, case).await,
             }
         };
-        self.place.run(seen).await.map_err(io::Error::other)?
+        self.namespace.run(seen).await.map_err(io::Error::other)?
     }
 }
 
 /// What ends a case that shall say something: the first capsule that is no word of the node's own.
-fn said(unread: &mut BytesMut, wanted: &Wanted) -> Option<Seen> {
+fn output(unread: &mut BytesMut, wanted: &Wanted) -> Option<Seen> {
     let Wanted::Says(wanted) = wanted else { return None };
     while let Some(capsule) = flow::parse(unread) {
         if capsule.kind == wanted.kind {
@@ -205,28 +205,28 @@ fn said(unread: &mut BytesMut, wanted: &Wanted) -> Option<Seen> {
     None
 }
 
-async fn by_h1(door: &Door, case: &Case) -> io::Result<Seen> {
-    let mut dialog = door.h1().await?;
-    dialog.send(case.head.h1()).await?;
-    let head = dialog.head().await?;
+async fn by_h1(client: &ListenerClient, case: &Case) -> io::Result<Seen> {
+    let mut http1 = client.h1().await?;
+    http1.send(case.head.h1()).await?;
+    let head = http1.head().await?;
     if head.status() != 101 {
         return Ok(Seen::Status(head.status()));
     }
-    dialog.send(&case.body).await?;
+    http1.send(&case.body).await?;
     if case.ends {
-        dialog.finish().await?;
+        http1.finish().await?;
     }
     let mut unread = BytesMut::new();
     loop {
-        match dialog.some().await {
-            Ok(Some(piece)) => unread.extend_from_slice(&piece),
+        match http1.some().await {
+            Ok(Some(chunk)) => unread.extend_from_slice(&chunk),
             // By TLS an end that is no close_notify is an error: here both are the end of the connection.
             Ok(None) if case.ends && case.wanted == Wanted::Ends => return Ok(Seen::Ended),
-            Ok(None) => return Ok(Seen::Broken(0)),
+            Ok(None) => return Ok(Seen::Abort(0)),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
-            Err(_) => return Ok(Seen::Broken(0)),
+            Err(_) => return Ok(Seen::Abort(0)),
         }
-        if let Some(seen) = said(&mut unread, &case.wanted) {
+        if let Some(seen) = output(&mut unread, &case.wanted) {
             return Ok(seen);
         }
     }
@@ -242,28 +242,28 @@ fn status(block: &[u8]) -> u16 {
     }
 }
 
-async fn by_h2(door: &Door, case: &Case) -> io::Result<Seen> {
-    let mut frames: Frames<BoxedStream> = Frames::begin(door.stream(&["h2"]).await?, &[]).await?;
+async fn by_h2(client: &ListenerClient, case: &Case) -> io::Result<Seen> {
+    let mut frames: Frames<BoxedStream> = Frames::begin(client.stream(&["h2"]).await?, &[]).await?;
     frames.send(&[Frame::headers(1, false, &case.head.lines())]).await?;
     let mut unread = BytesMut::new();
     let mut sent = false;
     loop {
         let frame = frames.until("an answer", |frame| frame.stream == 1).await?;
         match frame.kind {
-            kind::RST_STREAM => return Ok(Seen::Broken(frame.reason().map_or(0, u64::from))),
+            kind::RST_STREAM => return Ok(Seen::Abort(frame.reason().map_or(0, u64::from))),
             kind::HEADERS if status(&frame.payload) != 200 => return Ok(Seen::Status(status(&frame.payload))),
             kind::HEADERS if !sent => {
                 sent = true;
                 let flags = if case.ends { END_STREAM } else { 0 };
-                for piece in pieces(&case.body) {
-                    frames.send(&[Frame::new(kind::DATA, 0, 1, piece)]).await?;
+                for chunk in chunks(&case.body) {
+                    frames.send(&[Frame::new(kind::DATA, 0, 1, chunk)]).await?;
                 }
                 frames.send(&[Frame::new(kind::DATA, flags, 1, "")]).await?;
             }
             kind::DATA => unread.extend_from_slice(&frame.payload),
             _ => {}
         }
-        if let Some(seen) = said(&mut unread, &case.wanted) {
+        if let Some(seen) = output(&mut unread, &case.wanted) {
             return Ok(seen);
         }
         if matches!(frame.kind, kind::DATA | kind::HEADERS) && frame.flags & END_STREAM != 0 {
@@ -273,17 +273,17 @@ async fn by_h2(door: &Door, case: &Case) -> io::Result<Seen> {
 }
 
 /// Frames of at most 16 KiB; none where there is nothing.
-fn pieces(body: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+fn chunks(body: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     body.chunks(16 << 10).map(<[u8]>::to_vec)
 }
 
-async fn by_h3(door: &Door, case: &Case) -> io::Result<Seen> {
+async fn by_h3(client: &ListenerClient, case: &Case) -> io::Result<Seen> {
     let connection =
-        h3::Connection::connect(door, &[(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)]).await?;
+        h3::Connection::connect(client, &[(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)]).await?;
     let (mut send, mut recv) = connection.open().await?;
     send.headers(&case.head.lines()).await?;
-    let ended = |error: io::Error| match broken(&error) {
-        Some(Broken::Stream(code)) => Ok(Seen::Broken(code)),
+    let ended = |error: io::Error| match abort_of(&error) {
+        Some(Abort::Stream(code)) => Ok(Seen::Abort(code)),
         _ => Err(error),
     };
     let (pseudo, _) = match recv.head().await {
@@ -301,12 +301,12 @@ async fn by_h3(door: &Door, case: &Case) -> io::Result<Seen> {
     }
     let mut unread = BytesMut::new();
     loop {
-        match recv.piece().await {
-            Ok(Some(piece)) => unread.extend_from_slice(&piece),
+        match recv.chunk().await {
+            Ok(Some(chunk)) => unread.extend_from_slice(&chunk),
             Ok(None) => return Ok(Seen::Ended),
             Err(error) => return ended(error),
         }
-        if let Some(seen) = said(&mut unread, &case.wanted) {
+        if let Some(seen) = output(&mut unread, &case.wanted) {
             return Ok(seen);
         }
     }
@@ -321,7 +321,7 @@ fn fits(seen: &Seen, wanted: &Wanted, version: Version) -> bool {
     match (wanted, seen) {
         (Wanted::Status(wanted), Seen::Status(seen)) => wanted == seen,
         (Wanted::Malformed, Seen::Status(seen)) => *seen == 400,
-        (Wanted::Malformed | Wanted::BrokenOff, Seen::Broken(code)) => *code == malformed,
+        (Wanted::Malformed | Wanted::BrokenOff, Seen::Abort(code)) => *code == malformed,
         (Wanted::Says(wanted), Seen::Says(seen)) => wanted == seen,
         (Wanted::Ends, Seen::Ended) => true,
         _ => false,
@@ -482,11 +482,11 @@ fn rfc_9484() -> Vec<Case> {
 }
 
 async fn conforms(rfc: u32, cases: Vec<Case>) {
-    let bed = Bed::new().await;
+    let fixture = Fixture::new().await;
     let mut wrong = Vec::new();
     for case in &cases {
         for version in case.versions {
-            let seen = bed.run(case, *version).await;
+            let seen = fixture.run(case, *version).await;
             if !seen.as_ref().is_ok_and(|seen| fits(seen, &case.wanted, *version)) {
                 let (section, what, wanted) = (case.section, case.what, &case.wanted);
                 wrong.push(format!("RFC {rfc}, {section}, {what}, over {version:?}: wanted {wanted:?}, saw {seen:?}"));
@@ -515,26 +515,27 @@ fn connect_ip() {
 #[test]
 fn quic_datagrams_of_http_3() {
     as_root("RFC 9297, 2.1", || async {
-        let bed = Bed::new().await;
-        let door = bed.door();
+        let fixture = Fixture::new().await;
+        let client = fixture.client();
         let settings = [(wire::ENABLE_CONNECT_PROTOCOL, 1), (wire::H3_DATAGRAM, 1)];
-        let connect = async || bed.place.run(h3::Connection::connect(&door, &settings)).await.unwrap().unwrap();
+        let connect =
+            async || fixture.namespace.run(h3::Connection::connect(&client, &settings)).await.unwrap().unwrap();
         let connection = connect().await;
         assert_eq!(connection.setting(wire::H3_DATAGRAM), Some(1));
         // Of a stream that is not open (yet, or any more): dropped.
         for quarter in [0, 5] {
             connection.quic.send_datagram(vec![quarter, 0, 1, 2, 3].into()).unwrap();
         }
-        let answer = bed.place.run(connection.get("https://web.test/")).await.unwrap().unwrap();
+        let answer = fixture.namespace.run(connection.get("https://web.test/")).await.unwrap().unwrap();
         assert_eq!(answer.status, 200);
         connection.quic.send_datagram(vec![0, 0, 1, 2, 3].into()).unwrap();
-        let answer = bed.place.run(connection.get("https://web.test/")).await.unwrap().unwrap();
+        let answer = fixture.namespace.run(connection.get("https://web.test/")).await.unwrap().unwrap();
         assert_eq!(answer.status, 200);
         // Too short for the number of a stream; a number that no stream has.
         for malformed in [&[][..], &[0x40], &[0xd0, 0, 0, 0, 0, 0, 0, 0, 1]] {
             let connection = connect().await;
             connection.quic.send_datagram(Bytes::from_static(malformed)).unwrap();
-            let closed = bed.place.run(connection.closed()).await.unwrap();
+            let closed = fixture.namespace.run(connection.closed()).await.unwrap();
             assert_eq!(closed.unwrap(), DATAGRAM_ERROR, "{malformed:?}");
         }
     });
@@ -544,21 +545,22 @@ fn quic_datagrams_of_http_3() {
 #[test]
 fn the_setting_of_datagrams() {
     as_root("RFC 9297, 2.1.1", || async {
-        let bed = Bed::new().await;
-        let door = bed.door();
+        let fixture = Fixture::new().await;
+        let client = fixture.client();
         let ended = async {
-            let connection = h3::Connection::connect(&door, &[(wire::H3_DATAGRAM, 2)]).await?;
+            let connection = h3::Connection::connect(&client, &[(wire::H3_DATAGRAM, 2)]).await?;
             connection.closed().await
         };
         // It may be over before our side has begun.
-        let closed = match bed.place.run(ended).await.unwrap() {
-            Ok(code) => Some(Broken::Connection(code)),
-            Err(error) => broken(&error),
+        let closed = match fixture.namespace.run(ended).await.unwrap() {
+            Ok(code) => Some(Abort::Connection(code)),
+            Err(error) => abort_of(&error),
         };
-        assert_eq!(closed, Some(Broken::Connection(wire::code::SETTINGS_ERROR)));
+        assert_eq!(closed, Some(Abort::Connection(wire::code::SETTINGS_ERROR)));
         let ping = ip::ping([10, 20, 0, 2].into(), [10, 0, 0, 1].into(), 1, b"abcd");
-        let way = ip::IpWay::H3Capsules;
-        let mut tunnel = bed.place.run(ip::IpTunnel::open(&door, way, &ip::path("*", "*"))).await.unwrap().unwrap();
+        let mode = ip::IpMode::H3Capsules;
+        let mut tunnel =
+            fixture.namespace.run(ip::IpTunnel::open(&client, mode, &ip::path("*", "*"))).await.unwrap().unwrap();
         tunnel.ask_for(&[[10, 20, 0, 2].into()]).await.unwrap();
         tunnel.packet(&ping).await.unwrap();
         // It reads nothing but the stream.

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use bytes::Bytes;
 use hermes_testkit::ca::{Authority, Subject};
-use hermes_testkit::door::{Door, Way};
-use hermes_testkit::flow::FlowWay;
+use hermes_testkit::flow::FlowMode;
+use hermes_testkit::listener_client::{ListenerClient, TunnelMode};
 use hermes_testkit::origin::{self, Origin, http};
 use hermes_testkit::process::{Program, Running};
 use hermes_testkit::skip::skip;
@@ -17,7 +17,7 @@ use hermes_testkit::transfer;
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 
-use hermes_testkit::control::{Bed, sigkill, until};
+use hermes_testkit::control::{ControllerFixture, sigkill, until};
 
 const MIB: usize = 1 << 20;
 
@@ -30,7 +30,7 @@ enum Form {
 
 /// A controller, a device, an Envoy and a server, and origins of each kind behind it.
 struct Mixed {
-    bed: Bed,
+    fixture: ControllerFixture,
     binary: PathBuf,
     laptop: Option<Running>,
     server: Option<Running>,
@@ -45,23 +45,23 @@ impl Mixed {
     async fn start(test: &str, form: Form, life: &str) -> Option<Self> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let binary = hermes_testkit::envoy::find(target).map_err(|error| skip(test, &error.to_string())).ok()?;
-        let bed = Bed::new().await;
-        let echo = origin::stream::echo(origin::listen(bed.socket(7002)).unwrap()).unwrap();
-        let udp = Origin::udp_echo(bed.socket(7003)).unwrap();
-        let web = http::serve(origin::listen(bed.socket(7004)).unwrap(), http::Version::H1, Bytes::new()).unwrap();
-        bed.origin(7001, "one");
-        bed.told(&["apply", "-f", "-"], &documents(&bed, life));
-        let laptop = bed.node("laptop", Some(&bed.token("laptop")));
-        let server = bed.node("server", Some(&bed.token("server")));
-        let companion = companion(&bed);
-        until("it is ready", || bed.log("companion").contains("ready: envoy -c")).await;
+        let fixture = ControllerFixture::new().await;
+        let echo = origin::stream::echo(origin::listen(fixture.socket(7002)).unwrap()).unwrap();
+        let udp = Origin::udp_echo(fixture.socket(7003)).unwrap();
+        let web = http::serve(origin::listen(fixture.socket(7004)).unwrap(), http::Version::H1, Bytes::new()).unwrap();
+        fixture.origin(7001, "one");
+        fixture.hermes_ok(&["apply", "-f", "-"], &documents(&fixture, life));
+        let laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
+        let server = fixture.node("server", Some(&fixture.token("server")));
+        let companion = companion(&fixture);
+        until("it is ready", || fixture.log("companion").contains("ready: envoy -c")).await;
         if form == Form::Whole {
-            let path = bed.directory.path().join("ingress/envoy.json");
+            let path = fixture.directory.path().join("ingress/envoy.json");
             let bootstrap = std::fs::read_to_string(&path).unwrap().replace("DELTA_GRPC", "GRPC");
             std::fs::write(path, bootstrap).unwrap();
         }
         let mut this = Self {
-            bed,
+            fixture,
             binary,
             laptop: Some(laptop),
             server: Some(server),
@@ -76,21 +76,21 @@ impl Mixed {
     }
 
     async fn start_envoy(&mut self) {
-        let directory = self.bed.directory.path();
+        let directory = self.fixture.directory.path();
         let words = ["--concurrency", "2", "--disable-hot-restart", "--log-level", "warning", "-c"];
         let program =
             Program::new("envoy", &self.binary, directory).args(words).args([directory.join("ingress/envoy.json")]);
         self.envoy = Some(program.start().unwrap());
-        self.bed.until_answers("APP", "one").await;
+        self.fixture.until_answers("APP", "one").await;
         until("all run what they should", || self.running() == 3).await;
     }
 
     fn running(&self) -> usize {
-        self.bed.told(&["node", "list"], "").matches(" running\n").count()
+        self.fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count()
     }
 
-    fn door(&self) -> Door {
-        Door::plain(self.bed.socket(8080))
+    fn client(&self) -> ListenerClient {
+        ListenerClient::plain(self.fixture.socket(8080))
     }
 
     /// What somebody gets at Envoy itself, with this certificate: the status, or curl's own.
@@ -104,13 +104,13 @@ impl Mixed {
         for user in user.into_iter().flat_map(|users| users.split(' ')) {
             command.args(["--header", &format!("hermes-user: {user}")]);
         }
-        let output = command.arg(format!("https://{}/", self.bed.socket(9443))).output().unwrap();
+        let output = command.arg(format!("https://{}/", self.fixture.socket(9443))).output().unwrap();
         let status = String::from_utf8(output.stdout).unwrap();
         if output.status.success() { Ok(status.parse().unwrap()) } else { Err(output.status.code().unwrap()) }
     }
 
     fn identity(&self, node: &str) -> (PathBuf, PathBuf) {
-        let directory = self.bed.directory.path().join(node);
+        let directory = self.fixture.directory.path().join(node);
         (directory.join("node.pem"), directory.join("node.key"))
     }
 }
@@ -119,21 +119,22 @@ impl Drop for Mixed {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for name in ["controller", "companion", "envoy", "laptop", "server"] {
-                eprintln!("--- {name} ---\n{}", self.bed.log(name));
+                eprintln!("--- {name} ---\n{}", self.fixture.log(name));
             }
         }
     }
 }
 
-fn companion(bed: &Bed) -> Running {
-    let url = format!("https://{}", bed.socket(9400));
-    let program = Program::new("companion", hermes(), bed.directory.path());
-    let program = program.args(["envoy", "--controller", &url, "--state"]).args([bed.directory.path().join("ingress")]);
-    program.env("HERMES_TOKEN", bed.token("ingress")).start().unwrap()
+fn companion(fixture: &ControllerFixture) -> Running {
+    let url = format!("https://{}", fixture.socket(9400));
+    let program = Program::new("companion", hermes(), fixture.directory.path());
+    let program =
+        program.args(["envoy", "--controller", &url, "--state"]).args([fixture.directory.path().join("ingress")]);
+    program.env("HERMES_TOKEN", fixture.token("ingress")).start().unwrap()
 }
 
-fn documents(bed: &Bed, life: &str) -> String {
-    let at = |port: u16| bed.socket(port).to_string();
+fn documents(fixture: &ControllerFixture, life: &str) -> String {
+    let at = |port: u16| fixture.socket(port).to_string();
     let service = |name: &str, target: &str, users: &str| {
         format!("{{kind: Service, name: {name}, at: {{node: server, {target}}}, for: {{users: {users}}}}}\n---\n")
     };
@@ -172,8 +173,8 @@ fn documents(bed: &Bed, life: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_envoy_goes_by_an_alternate_and_comes_back() {
     let Some(mut mixed) = Mixed::start("an_envoy_goes_by_an_alternate", Form::Delta, "1d").await else { return };
-    mixed.bed.origin(7005, "two");
-    let at = |port: u16| mixed.bed.socket(port).to_string();
+    mixed.fixture.origin(7005, "two");
+    let at = |port: u16| mixed.fixture.socket(port).to_string();
     let node = |name: &str, port, more: &str| {
         format!("{{kind: Node, name: {name}, address: \"{0}\", bind: \"{0}\"{more}}}\n---\n", at(port))
     };
@@ -189,74 +190,80 @@ async fn an_envoy_goes_by_an_alternate_and_comes_back() {
             at(7005)
         ),
     ];
-    mixed.bed.told(&["apply", "-f", "-"], &more.concat());
-    let _others = ["other", "side"].map(|name| mixed.bed.node(name, Some(&mixed.bed.token(name))));
+    mixed.fixture.hermes_ok(&["apply", "-f", "-"], &more.concat());
+    let _others = ["other", "side"].map(|name| mixed.fixture.node(name, Some(&mixed.fixture.token(name))));
     until("all run what they should", || mixed.running() == 5).await;
-    mixed.bed.kill_controller();
-    mixed.bed.until_answers("APP", "one").await;
+    mixed.fixture.kill_controller();
+    mixed.fixture.until_answers("APP", "one").await;
     let mut traffic = Traffic::default();
-    traffic.one_shot(mixed.bed.socket(8080), "APP", "/");
-    traffic.one_shot(mixed.bed.socket(8080), "APP", "/");
+    traffic.one_shot(mixed.fixture.socket(8080), "APP", "/");
+    traffic.one_shot(mixed.fixture.socket(8080), "APP", "/");
     traffic.progress(5).await;
     sigkill(mixed.server.take().unwrap());
     traffic.progress(50).await;
-    mixed.bed.until_answers("APP", "two").await;
+    mixed.fixture.until_answers("APP", "two").await;
     let report = traffic.finish().await;
     println!("{report}");
     // What was under way, of two clients: and an Envoy has a connection for each of its workers, each of which finds out by itself.
     assert!(report.done.values().map(|done| done.failed).sum::<u64>() <= 6, "{report}");
-    mixed.server = Some(mixed.bed.node("server", None));
-    mixed.bed.until_answers("APP", "one").await;
+    mixed.server = Some(mixed.fixture.node("server", None));
+    mixed.fixture.until_answers("APP", "one").await;
 }
 
 async fn passes(form: Form) {
     let Some(mixed) = Mixed::start("an_envoy_between_nodes", form, "1d").await else { return };
-    let (door, mut rng) = (mixed.door(), SmallRng::seed_from_u64(1));
+    let (client, mut rng) = (mixed.client(), SmallRng::seed_from_u64(1));
     for version in [transfer::Version::H1, transfer::Version::H2] {
-        transfer::upload(&door, version, "WEB", MIB, &mut rng).await.unwrap();
-        transfer::download(&door, version, "WEB", MIB).await.unwrap();
+        transfer::upload(&client, version, "WEB", MIB, &mut rng).await.unwrap();
+        transfer::download(&client, version, "WEB", MIB).await.unwrap();
     }
-    let raw = |port| Door::plain(mixed.bed.socket(port));
-    for (door, way) in [(&raw(8081), Way::Raw), (&door, Way::ConnectH1), (&door, Way::ConnectH2)] {
+    let raw = |port| ListenerClient::plain(mixed.fixture.socket(port));
+    for (client, target) in
+        [(&raw(8081), TunnelMode::Raw), (&client, TunnelMode::ConnectH1), (&client, TunnelMode::ConnectH2)]
+    {
         // With the end of one half, while the other goes on.
-        transfer::echo_whole(door, way, "ECHO:7", MIB, &mut rng)
+        transfer::echo_whole(client, target, "ECHO:7", MIB, &mut rng)
             .await
-            .unwrap_or_else(|error| panic!("{way:?}: {error}"));
+            .unwrap_or_else(|error| panic!("{target:?}: {error}"));
     }
-    for (door, way) in [(&raw(8082), FlowWay::Raw), (&door, FlowWay::UpgradeH1), (&door, FlowWay::ConnectH2)] {
-        transfer::datagrams(door, way, "ECHO", 40, &mut rng).await.unwrap_or_else(|error| panic!("{way:?}: {error}"));
+    for (client, target) in
+        [(&raw(8082), FlowMode::Raw), (&client, FlowMode::UpgradeH1), (&client, FlowMode::ConnectH2)]
+    {
+        transfer::datagrams(client, target, "ECHO", 40, &mut rng)
+            .await
+            .unwrap_or_else(|error| panic!("{target:?}: {error}"));
     }
-    let said = mixed.bed.told(&["node", "list"], "");
-    assert!(said.contains("ingress"), "{said}");
+    let output = mixed.fixture.hermes_ok(&["node", "list"], "");
+    assert!(output.contains("ingress"), "{output}");
 
     // What changes while it goes on costs nobody anything.
     let mut traffic = Traffic::default();
-    traffic.one_shot(mixed.bed.socket(8080), "WEB", "/bytes/2000");
-    traffic.keep_alive(mixed.bed.socket(8080), "WEB", "/bytes/2000");
-    traffic.h2(mixed.bed.socket(8080), "WEB", "/bytes/2000");
-    traffic.uploads(mixed.bed.socket(8080), "WEB", "/upload");
-    traffic.tunnel(traffic::Way::Bare(mixed.bed.socket(8081)), 1);
-    traffic.tunnel(traffic::Way::Connect(mixed.bed.socket(8080), "ECHO:7".to_owned()), 2);
-    traffic.flow(mixed.bed.socket(8082), 3);
+    traffic.one_shot(mixed.fixture.socket(8080), "WEB", "/bytes/2000");
+    traffic.keep_alive(mixed.fixture.socket(8080), "WEB", "/bytes/2000");
+    traffic.h2(mixed.fixture.socket(8080), "WEB", "/bytes/2000");
+    traffic.uploads(mixed.fixture.socket(8080), "WEB", "/upload");
+    traffic.tunnel(traffic::TunnelTarget::Bare(mixed.fixture.socket(8081)), 1);
+    traffic.tunnel(traffic::TunnelTarget::Connect(mixed.fixture.socket(8080), "ECHO:7".to_owned()), 2);
+    traffic.flow(mixed.fixture.socket(8082), 3);
     traffic.progress(1).await;
-    let same = documents(&mixed.bed, "1d");
+    let same = documents(&mixed.fixture, "1d");
     let another = format!(
         "{}{{kind: Node, name: second, address: \"{}\"}}\n---\n{{kind: User, name: cid, nodes: [laptop, desk]}}\n---\n\
          {{kind: Service, name: NEW, at: {{node: second, http: \"127.0.0.1:1\"}}, for: {{users: [ann, cid]}}}}\n",
         same.replace("links: server", "links: [server, second]")
             // Clusters, routes and users change.
             .replace("for: {users: ann}}", "for: {users: ann}, timeout: {connect: 7s, idle: 90s}}"),
-        mixed.bed.socket(9445),
+        mixed.fixture.socket(9445),
     );
     for round in 0..20 {
         if round % 2 == 0 {
-            let said = mixed.bed.told(&["apply", "-f", "-"], &another);
-            assert!(said.contains("node ingress runs it"), "{said}");
+            let output = mixed.fixture.hermes_ok(&["apply", "-f", "-"], &another);
+            assert!(output.contains("node ingress runs it"), "{output}");
         } else {
-            let said = mixed.bed.told(&["apply", "-f", "-"], &same);
-            assert!(said.contains("node ingress runs it"), "{said}");
+            let output = mixed.fixture.hermes_ok(&["apply", "-f", "-"], &same);
+            assert!(output.contains("node ingress runs it"), "{output}");
             for key in ["Service/NEW", "User/cid", "Node/second"] {
-                mixed.bed.told(&["delete", key], "");
+                mixed.fixture.hermes_ok(&["delete", key], "");
             }
         }
         traffic.progress(3).await;
@@ -307,11 +314,11 @@ async fn an_envoy_lets_nobody_pass_who_must_not() {
     // Who is no node of this overlay does not even come so far: nobody, one of another authority, an operator.
     let foreign = Authority::new("test").unwrap();
     let foreign = foreign.issue(&Subject::node("laptop").standalone()).unwrap();
-    let foreign = foreign.write(mixed.bed.directory.path(), "foreign").unwrap();
-    let text = std::fs::read_to_string(mixed.bed.directory.path().join("controller/operator.json")).unwrap();
+    let foreign = foreign.write(mixed.fixture.directory.path(), "foreign").unwrap();
+    let text = std::fs::read_to_string(mixed.fixture.directory.path().join("controller/operator.json")).unwrap();
     let operator: serde_json::Value = serde_json::from_str(&text).unwrap();
     let file = |name: &str, key: &str| {
-        let path = mixed.bed.directory.path().join(name);
+        let path = mixed.fixture.directory.path().join(name);
         std::fs::write(&path, operator[key].as_str().unwrap()).unwrap();
         path
     };
@@ -321,13 +328,13 @@ async fn an_envoy_lets_nobody_pass_who_must_not() {
         assert!(ended.is_err(), "{identity:?}: {ended:?}");
     }
     // Nor does a node whose key is revoked, and others go on; also while another authority takes over.
-    mixed.bed.told(&["node", "revoke", "laptop"], "");
+    mixed.fixture.hermes_ok(&["node", "revoke", "laptop"], "");
     until("it is told", || mixed.ask(laptop, Some("ann"), "APP").is_err()).await;
     let (cert, key) = mixed.identity("server");
     let server = Some((&*cert, &*key));
     assert_eq!(mixed.ask(server, Some("ann"), "APP"), Ok(403));
-    mixed.bed.told(&["authority", "rotate"], "");
-    let finished = || mixed.bed.hermes(&["authority", "finish"], "").status.success();
+    mixed.fixture.hermes_ok(&["authority", "rotate"], "");
+    let finished = || mixed.fixture.hermes(&["authority", "finish"], "").status.success();
     until("it is finished", || {
         assert!(mixed.ask(laptop, Some("ann"), "APP").is_err());
         finished()
@@ -341,16 +348,16 @@ async fn an_envoy_lets_nobody_pass_who_must_not() {
 async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
     let Some(mut mixed) = Mixed::start("an_envoy_says_why", Form::Delta, "1d").await else { return };
     // It cannot listen there.
-    let taken = TcpListener::bind(mixed.bed.socket(9500)).unwrap();
-    let (here, there) = (mixed.bed.socket(9443).to_string(), mixed.bed.socket(9500).to_string());
-    let good = documents(&mixed.bed, "1d");
+    let taken = TcpListener::bind(mixed.fixture.socket(9500)).unwrap();
+    let (here, there) = (mixed.fixture.socket(9443).to_string(), mixed.fixture.socket(9500).to_string());
+    let good = documents(&mixed.fixture, "1d");
     let wrong = good.replace(&format!("bind: \"{here}\""), &format!("bind: \"{there}\""));
-    let output = mixed.bed.hermes(&["apply", "-f", "-"], &wrong);
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap()).concat();
-    assert!(said.contains("ingress") && said.contains("refuses") && said.contains("9500"), "{said}");
-    assert_eq!(mixed.bed.get("APP"), Some((200, "one".to_owned())), "it goes on with what it had");
-    let said = mixed.bed.told(&["apply", "-f", "-"], &good);
-    assert!(said.contains("node ingress runs it"), "{said}");
+    let output = mixed.fixture.hermes(&["apply", "-f", "-"], &wrong);
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    assert!(text.contains("ingress") && text.contains("refuses") && text.contains("9500"), "{text}");
+    assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())), "it goes on with what it had");
+    let text = mixed.fixture.hermes_ok(&["apply", "-f", "-"], &good);
+    assert!(text.contains("node ingress runs it"), "{text}");
     drop(taken);
 
     // What it cannot do is not even applied.
@@ -361,30 +368,30 @@ async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
         (has("role: standalone, runs: envoy", "runs: envoy"), "Node/ingress: role: this node runs Envoy"),
         (has("for: {users: bob}}", "for: {users: bob}, custody: {}}"), "SECRET: an Envoy does not support custody"),
         (
-            good.replace(&format!(", address: \"{}\"", mixed.bed.socket(9444)), ", links: ingress")
+            good.replace(&format!(", address: \"{}\"", mixed.fixture.socket(9444)), ", links: ingress")
                 .replace(&format!("bind: \"{here}\", links: server"), &format!("bind: \"{here}\"")),
             "give server an address, and ingress a link to it",
         ),
     ] {
-        let said = mixed.bed.refused(&["apply", "-f", "-"], &documents);
-        assert!(said.contains(words), "{said}");
+        let text = mixed.fixture.refused(&["apply", "-f", "-"], &documents);
+        assert!(text.contains(words), "{text}");
     }
 
     // Without a controller all goes on; an Envoy that starts again waits for one.
-    mixed.bed.kill_controller();
-    assert_eq!(mixed.bed.get("APP"), Some((200, "one".to_owned())));
-    mixed.bed.start_controller().await;
+    mixed.fixture.kill_controller();
+    assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())));
+    mixed.fixture.start_controller().await;
     until("all are back", || mixed.running() == 3).await;
     sigkill(mixed.envoy.take().unwrap());
-    until("it is away", || mixed.bed.told(&["node", "list"], "").contains("unreachable")).await;
+    until("it is away", || mixed.fixture.hermes_ok(&["node", "list"], "").contains("unreachable")).await;
     mixed.start_envoy().await;
 
     // A node that is removed serves nobody.
     let direct = good.replace("name: laptop, links: ingress", "name: laptop, links: server");
     let direct = direct.replace("name: desk, links: ingress", "name: desk, links: server");
-    mixed.bed.told(&["apply", "-f", "-"], &direct);
-    assert_eq!(mixed.bed.get("APP"), Some((200, "one".to_owned())));
-    mixed.bed.told(&["delete", "Node/ingress"], "");
+    mixed.fixture.hermes_ok(&["apply", "-f", "-"], &direct);
+    assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())));
+    mixed.fixture.hermes_ok(&["delete", "Node/ingress"], "");
     let (cert, key) = mixed.identity("laptop");
     until("it serves nobody", || mixed.ask(Some((&cert, &key)), Some("ann"), "APP") != Ok(200)).await;
 }
@@ -393,9 +400,9 @@ async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
 async fn certificates_of_an_envoy_are_renewed_and_taken_over() {
     let Some(mut mixed) = Mixed::start("certificates_of_an_envoy", Form::Delta, "15s").await else { return };
     let mut requests = 0;
-    let renewals = |mixed: &Mixed| mixed.bed.log("companion").matches("the certificate is renewed").count();
+    let renewals = |mixed: &Mixed| mixed.fixture.log("companion").matches("the certificate is renewed").count();
     while renewals(&mixed) < 3 {
-        assert_eq!(mixed.bed.get("APP"), Some((200, "one".to_owned())), "request {requests}");
+        assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())), "request {requests}");
         requests += 1;
         assert!(requests < 100_000, "nothing is renewed");
     }
@@ -403,8 +410,8 @@ async fn certificates_of_an_envoy_are_renewed_and_taken_over() {
     for name in ["laptop", "server"] {
         let node = if name == "laptop" { &mut mixed.laptop } else { &mut mixed.server };
         sigkill(node.take().unwrap());
-        *node = Some(mixed.bed.node(name, None));
-        mixed.bed.until_answers("APP", "one").await;
+        *node = Some(mixed.fixture.node(name, None));
+        mixed.fixture.until_answers("APP", "one").await;
     }
     until("all run what they should", || mixed.running() == 3).await;
 }
@@ -414,27 +421,27 @@ async fn an_envoy_follows_another_authority() {
     let Some(mut mixed) = Mixed::start("an_envoy_follows_another_authority", Form::Delta, "1h").await else { return };
     let (cert, key) = mixed.identity("laptop");
     for (path, kept) in [(&cert, "before.pem"), (&key, "before.key")] {
-        std::fs::copy(path, mixed.bed.state(kept)).unwrap();
+        std::fs::copy(path, mixed.fixture.state(kept)).unwrap();
     }
-    mixed.bed.told(&["authority", "rotate"], "");
+    mixed.fixture.hermes_ok(&["authority", "rotate"], "");
     let mut requests = 0;
-    let finished = |mixed: &Mixed| mixed.bed.hermes(&["authority", "finish"], "").status.success();
+    let finished = |mixed: &Mixed| mixed.fixture.hermes(&["authority", "finish"], "").status.success();
     while !finished(&mixed) {
-        assert_eq!(mixed.bed.get("APP"), Some((200, "one".to_owned())), "request {requests}");
+        assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())), "request {requests}");
         requests += 1;
-        assert!(requests < 1000, "{}", mixed.bed.told(&["authority", "show"], ""));
+        assert!(requests < 1000, "{}", mixed.fixture.hermes_ok(&["authority", "show"], ""));
     }
-    let ingress = mixed.bed.state("ingress");
+    let ingress = mixed.fixture.state("ingress");
     until("it trusts one", || hermes_testkit::control::trusted(&ingress) == (1, true)).await;
-    mixed.bed.until_answers("APP", "one").await;
+    mixed.fixture.until_answers("APP", "one").await;
     // Who connects anew finds what is valid now.
     for name in ["laptop", "server"] {
         let node = if name == "laptop" { &mut mixed.laptop } else { &mut mixed.server };
         sigkill(node.take().unwrap());
-        *node = Some(mixed.bed.node(name, None));
-        mixed.bed.until_answers("APP", "one").await;
+        *node = Some(mixed.fixture.node(name, None));
+        mixed.fixture.until_answers("APP", "one").await;
     }
-    let before = (mixed.bed.state("before.pem"), mixed.bed.state("before.key"));
+    let before = (mixed.fixture.state("before.pem"), mixed.fixture.state("before.key"));
     let ask = |cert: &Path, key: &Path| mixed.ask(Some((cert, key)), Some("ann"), "APP");
     assert_eq!(ask(&cert, &key), Ok(200));
     until("Envoy does not believe the old authority", || ask(&before.0, &before.1) != Ok(200)).await;

@@ -12,10 +12,10 @@ use std::{
 use hermes_testkit::{
     Result,
     origin::{Origin, http::BYTES_SEED},
-    patience::until,
     pattern::Pattern,
+    poll::until,
     skip::needs_root,
-    unstable::{Between, Chain, always, in_turns},
+    unstable::{Chain, HopSettings, always, in_turns},
 };
 use tokio::net::TcpListener;
 
@@ -99,10 +99,10 @@ async fn so_does_a_bare_tls_client() {
 }
 
 /// An origin of an object that may be kept.
-fn keepable(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
+fn keepable(requests: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
     let fields = "cache-control: max-age=600\r\netag: \"one\"\r\nconnection: close";
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n{fields}\r\n\r\n");
-    counting(asked, Duration::ZERO, [head.as_bytes(), &Pattern::new(BYTES_SEED).bytes(SIZE)].concat())
+    counting(requests, Duration::ZERO, [head.as_bytes(), &Pattern::new(BYTES_SEED).bytes(SIZE)].concat())
 }
 
 /// The second user's copy costs no link anything; and two at once cost one.
@@ -111,10 +111,10 @@ async fn what_has_come_once_is_there_for_the_next() {
     if !needs_root("what_has_come_once_is_there_for_the_next") {
         return;
     }
-    let asked = Arc::<AtomicUsize>::default();
+    let requests = Arc::<AtomicUsize>::default();
     let hermes = hermes().as_ref();
-    let between = Between::custody_and_cache("h2");
-    let chain = Chain::before(hermes, 3, between, in_turns(3), keepable(&asked)).await.unwrap();
+    let between = HopSettings::custody_and_cache("h2");
+    let chain = Chain::before(hermes, 3, between, in_turns(3), keepable(&requests)).await.unwrap();
     let url = format!("{}/kept", chain.apps());
     let file = |name: &str| chain.dir().join(name).display().to_string();
     let get = async |name: &str, agent: &str| {
@@ -128,7 +128,7 @@ async fn what_has_come_once_is_there_for_the_next() {
     tokio::join!(get("first", "one"), get("second", "another"));
     let third = get("third", "a third").await;
     assert!(third.contains("n0; hit"), "{third}");
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
     assert_eq!(chain.nodes[1].metric("hermes_custody_exchanges", "").await.unwrap(), 0.0);
 }
 
@@ -143,8 +143,9 @@ async fn who_asks_the_same_again_asks_the_origin() {
         for _ in 0..2 {
             assert_eq!(chain.curl(path).await.unwrap().status, 200);
         }
-        let asked = || async { chain.nodes[1].records().iter().filter(|record| record["path"] == path).count() == 2 };
-        until(&format!("{path} was asked for twice"), asked).await;
+        let requests =
+            || async { chain.nodes[1].records().iter().filter(|record| record["path"] == path).count() == 2 };
+        until(&format!("{path} was asked for twice"), requests).await;
     }
     for node in &chain.nodes {
         let none = || async { node.metric("hermes_custody_exchanges", "").await.unwrap() == 0.0 };

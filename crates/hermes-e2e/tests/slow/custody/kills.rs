@@ -8,10 +8,10 @@ use std::time::Duration;
 use hermes_testkit::{
     Result,
     origin::{Origin, http::BYTES_SEED},
-    patience::until,
     pattern::Pattern,
+    poll::until,
     skip::needs_root,
-    unstable::{Between, Chain, always, in_turns},
+    unstable::{Chain, HopSettings, always, in_turns},
 };
 use tokio::net::TcpListener;
 
@@ -43,10 +43,10 @@ async fn after_a_kill_all_arrive(test: &str, numbers: &[usize]) {
             chain.kill_all(numbers, Duration::from_millis(300)).await.unwrap();
         }
     };
-    let (said, ()) = tokio::join!(transfers, kills);
-    let said = said.unwrap();
+    let (text, ()) = tokio::join!(transfers, kills);
+    let text = text.unwrap();
     assert!(chain.resumed > 0, "nothing was under way at {numbers:?} when they were killed\n{}", chain.logs());
-    let statuses: Vec<_> = said.split_whitespace().collect();
+    let statuses: Vec<_> = text.split_whitespace().collect();
     assert_eq!(statuses, vec!["200"; COUNT], "{}", chain.logs());
     for number in 1..=COUNT {
         let bytes = std::fs::read(into.join(number.to_string())).unwrap();
@@ -85,31 +85,31 @@ async fn whichever_is_back_first() {
 
 /// Three nodes before this origin, to which the last one's route leads so.
 async fn before(last: &'static str, origin: impl FnOnce(TcpListener) -> Result<Origin>) -> Chain {
-    let between = Between { last, ..Between::custody("h2") };
+    let between = HopSettings { last, ..HopSettings::custody("h2") };
     Chain::before(hermes().as_ref(), 2, between, always, origin).await.unwrap()
 }
 
 /// An origin that takes its time to answer.
-fn slow(asked: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
+fn slow(requests: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<Origin> {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
-    counting(asked, Duration::from_secs(2), answer.to_vec())
+    counting(requests, Duration::from_secs(2), answer.to_vec())
 }
 
 /// What the client of this method is told where the last node is killed as its origin works; and how often that was asked.
 async fn killed_as_the_origin_works(method: &str, field: &str, last: &'static str) -> (String, usize) {
-    let asked = Arc::<AtomicUsize>::default();
-    let mut chain = before(last, slow(&asked)).await;
+    let requests = Arc::<AtomicUsize>::default();
+    let mut chain = before(last, slow(&requests)).await;
     let url = format!("{}/order", chain.apps());
     let namespace = chain.namespaces[0].clone();
     let words = ["curl", "-sS", "-X", method, "-H", field, "-d", "one of these", "-w", " %{http_code}"];
     let words = [&words[..], &["--max-time", "30", &url]].concat();
     let client = namespace.output(&words);
     let kill = async {
-        until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
+        until("the origin is asked", || async { requests.load(Ordering::SeqCst) == 1 }).await;
         chain.kill(2, Duration::ZERO).await.unwrap();
     };
-    let (said, ()) = tokio::join!(client, kill);
-    (said.unwrap(), asked.load(Ordering::SeqCst))
+    let (text, ()) = tokio::join!(client, kill);
+    (text.unwrap(), requests.load(Ordering::SeqCst))
 }
 
 #[tokio::test]
@@ -118,9 +118,9 @@ async fn an_order_reaches_its_origin_once_whoever_is_killed() {
         return;
     }
     // Whatever its client says of it, where the route does not say that its origin knows keys.
-    let (said, asked) = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", "").await;
-    assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
-    assert_eq!(asked, 1);
+    let (output, requests) = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", "").await;
+    assert!(output.contains("outcome unknown") && output.ends_with(" 502"), "{output}");
+    assert_eq!(requests, 1);
 }
 
 #[tokio::test]
@@ -128,9 +128,9 @@ async fn an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_
     if !needs_root("an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys") {
         return;
     }
-    let (said, asked) = killed_as_the_origin_works("POST", "x: y", ", idempotency-key: true").await;
-    assert!(said.contains("outcome unknown") && said.ends_with(" 502"), "{said}");
-    assert_eq!(asked, 1);
+    let (output, requests) = killed_as_the_origin_works("POST", "x: y", ", idempotency-key: true").await;
+    assert!(output.contains("outcome unknown") && output.ends_with(" 502"), "{output}");
+    assert_eq!(requests, 1);
 }
 
 #[tokio::test]
@@ -138,8 +138,8 @@ async fn an_order_with_a_key_that_its_route_trusts_is_sent_again() {
     if !needs_root("an_order_with_a_key_that_its_route_trusts_is_sent_again") {
         return;
     }
-    let told = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", ", idempotency-key: true").await;
-    assert_eq!(told, ("done 200".to_owned(), 2));
+    let outcome = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", ", idempotency-key: true").await;
+    assert_eq!(outcome, ("done 200".to_owned(), 2));
 }
 
 #[tokio::test]
@@ -156,15 +156,15 @@ async fn without_its_client_an_exchange_ends_everywhere() {
     if !needs_root("without_its_client_an_exchange_ends_everywhere") {
         return;
     }
-    let asked = Arc::<AtomicUsize>::default();
-    let mut chain = before("", slow(&asked)).await;
+    let requests = Arc::<AtomicUsize>::default();
+    let mut chain = before("", slow(&requests)).await;
     let proxy = chain.apps();
     let namespace = chain.namespaces[0].clone();
     let (request, tunnel) = (format!("{proxy}/order"), "https://SECURE/drip/100/10/100");
     let first = ["curl", "-sS", "-d", "one of these", "--max-time", "30", &request];
     let second = ["curl", "-sS", "-k", "-p", "-x", &proxy, "-o", "/dev/null", "--max-time", "30", tunnel];
     let kill = async {
-        until("the origin is asked", || async { asked.load(Ordering::SeqCst) == 1 }).await;
+        until("the origin is asked", || async { requests.load(Ordering::SeqCst) == 1 }).await;
         chain.kill(0, Duration::ZERO).await.unwrap();
     };
     let (first, second, ()) = tokio::join!(namespace.output(&first), namespace.output(&second), kill);

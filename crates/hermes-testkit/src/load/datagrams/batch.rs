@@ -68,8 +68,8 @@ impl<'a> Receiver<'a> {
         let lengths: Vec<usize> = {
             let mut slices: Vec<_> = self.datagrams.iter_mut().map(|d| [IoSliceMut::new(d)]).collect();
             let wait = MsgFlags::MSG_WAITFORONE;
-            let came = recvmmsg(self.socket.as_raw_fd(), &mut self.headers, slices.iter_mut(), wait, None);
-            came.map(|results| results.map(|r| r.bytes).collect()).unwrap_or_default()
+            let received = recvmmsg(self.socket.as_raw_fd(), &mut self.headers, slices.iter_mut(), wait, None);
+            received.map(|results| results.map(|r| r.bytes).collect()).unwrap_or_default()
         };
         for (datagram, length) in self.datagrams.iter().zip(&lengths) {
             take(&datagram[..*length]);
