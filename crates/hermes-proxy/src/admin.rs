@@ -24,8 +24,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::log_throttle::LogThrottle;
 use crate::node::NodeView;
+use hermes_transport::log_throttle::LogThrottle;
 
 /// The limit of simultaneous connections; a scraper needs one. Beyond it, the oldest is closed.
 const CONNECTIONS: usize = 64;

@@ -20,8 +20,8 @@ use hermes_wire::connect_ip::{Prefix, Route};
 use hermes_wire::{capsule, ip};
 use ipnet::IpNet;
 
-use crate::datagram::Outgoing;
 use crate::ip::{Rules, Table, Verdict, Way, poll_send_into};
+use hermes_transport::datagram::Outgoing;
 
 /// The keepalive interval to a node; shorter than NAT mappings (RFC 4787, REQ-5) and the node's timeout.
 const PRESENCE: Duration = Duration::from_secs(25);

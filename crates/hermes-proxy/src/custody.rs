@@ -22,7 +22,7 @@ pub(crate) use hermes_custody::OUTCOME_UNKNOWN;
 pub(crate) use hermes_custody::service::Failure;
 use http::StatusCode;
 
-use crate::error::Error;
+use hermes_transport::error::Error;
 
 /// The error for a failure that a node with custody reports.
 pub(crate) fn error_of(peer: &Arc<str>, failure: &Failure) -> Error {

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use hermes_model::{Checked, Problem};
 
-use crate::generation::Unready;
 use crate::node::{Bound, Node, NodeView};
+use hermes_outbound::generation::Unready;
 
 /// A node that runs inside this program. Dropping it without [`Embedded::drain`] or [`Embedded::stop`] ends its threads
 /// and breaks its sessions off.

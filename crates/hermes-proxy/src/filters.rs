@@ -16,13 +16,13 @@ use hermes_model::snapshot::{Custody, Pace, Retrieve, Route};
 use http::{Method, Response};
 use smallvec::SmallVec;
 
-use crate::body::Body;
 use crate::custody::forward as custody;
-use crate::error::Error;
-use crate::outbound::connect::Destination;
 use crate::request::InboundExchange;
 use crate::service::forward::Forward;
-use crate::upstream::UpstreamState;
+use hermes_outbound::outbound::connect::Destination;
+use hermes_outbound::upstream::UpstreamState;
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
 
 /// The hop at the end of the chain.
 #[derive(Clone, Copy)]

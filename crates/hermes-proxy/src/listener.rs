@@ -37,16 +37,16 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use self::quic::Doors;
-use crate::early::{Early, Source};
-use crate::generation::ListenerState;
-use crate::metrics::ListenerLabels;
-use crate::oneshot::Oneshot;
-use crate::outbound::reverse_acceptor;
 use crate::request::{Rejected, Request};
-use crate::reverse::{self, Carrier};
-use crate::runtime::session::{Connection, ConnectionGuard, Stage};
 use crate::session::{self, Served};
 use crate::worker::Worker;
+use hermes_outbound::generation::ListenerState;
+use hermes_outbound::outbound::reverse_acceptor;
+use hermes_outbound::reverse::{self, Carrier};
+use hermes_transport::early::{Early, Source};
+use hermes_transport::metrics::ListenerLabels;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
 
 /// A bound socket for one worker.
 pub(crate) struct ListeningSocket {

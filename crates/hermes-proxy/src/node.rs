@@ -32,14 +32,14 @@ use self::orphans::Orphan;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use self::worker_loop::{Command, Start};
-use crate::generation::{Generation, Unready};
 use crate::ip::{Hold, Share};
 use crate::listener::{ListeningSocket, Transport};
-use crate::metrics::ResultLabels;
-use crate::reverse::channels::{Channels, Message};
-use crate::runtime::Shared;
-use crate::runtime::access_log::{self, LogWriter};
 use crate::worker::Services;
+use hermes_outbound::generation::{Generation, Unready};
+use hermes_outbound::reverse::channels::{Channels, Message};
+use hermes_transport::metrics::ResultLabels;
+use hermes_transport::runtime::Shared;
+use hermes_transport::runtime::access_log::{self, LogWriter};
 
 /// The capacity of a worker's command channel.
 const COMMANDS: usize = 64;

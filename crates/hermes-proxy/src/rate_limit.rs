@@ -19,7 +19,7 @@ use hermes_rate_limit::headers::Hint;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::runtime::WorkerContext;
+use hermes_transport::runtime::WorkerContext;
 
 /// The budgets of a node, by route and upstream: a rate measured at one service says nothing about another.
 #[derive(Default)]

@@ -26,12 +26,12 @@ use ipnet::IpNet;
 
 pub(crate) use self::capture::from_capture;
 use self::target::{count_lines, excerpt, target, udp_target};
-use crate::body::{Interim, RequestBody};
-use crate::early::Early;
-use crate::error::Error;
-use crate::headers;
-use crate::runtime::session::{Connection, Entry};
 use crate::worker::Worker;
+use hermes_transport::body::{Interim, RequestBody};
+use hermes_transport::early::Early;
+use hermes_transport::error::Error;
+use hermes_transport::headers;
+use hermes_transport::runtime::session::{Connection, Entry};
 
 /// The kind of exchange that the client requested.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,21 +20,22 @@ use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 
 use self::custody_channel::InboundChannel;
-use crate::body::{Body, Interim, RequestBody, ResponseBody};
-use crate::datagram::{self, Opening, Port, Reopened};
-use crate::early::{Early, Source, Words};
-use crate::error::{Error, LOOP};
 use crate::filters::NextHop;
-use crate::generation::Generation;
 use crate::request::{Ask, Rejected, Request};
-use crate::runtime::session::{Entry, Session};
 use crate::service::forward::Forward;
 use crate::service::forward::head::clean_response;
 use crate::service::forward::tunnel::Opened;
 use crate::service::{max_forwards, respond, terminate};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
-use crate::{custody, filters, headers, tunnel_copy, upgrade};
+use crate::{custody, filters, upgrade};
+use hermes_outbound::generation::Generation;
+use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
+use hermes_transport::datagram::{self, Opening, Port, Reopened};
+use hermes_transport::early::{Early, Source, Words};
+use hermes_transport::error::{Error, LOOP};
+use hermes_transport::runtime::session::{Entry, Session};
+use hermes_transport::stream::ByteStream;
+use hermes_transport::{headers, tunnel_copy};
 
 /// The outcome of a request.
 pub(crate) enum Served {

@@ -10,8 +10,8 @@ use http::header::{CONNECTION, HeaderName, HeaderValue, UPGRADE};
 use http::response::Parts;
 use http::{Method, Response, StatusCode, Version};
 
-use crate::headers::{self, CAPSULE_PROTOCOL};
 use crate::request::Ask;
+use hermes_transport::headers::{self, CAPSULE_PROTOCOL};
 
 pub(crate) const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
 pub(crate) const SEC_WEBSOCKET_ACCEPT: HeaderName = HeaderName::from_static("sec-websocket-accept");

@@ -12,9 +12,9 @@ use hermes_cache::registry::CacheRegistry;
 use hermes_custody::service::Office;
 
 use crate::ip::{Devices, Given};
-use crate::outbound::Outbound;
 use crate::rate_limit::Paces;
-use crate::runtime::shares::Shares;
+use hermes_outbound::outbound::Outbound;
+use hermes_transport::runtime::shares::Shares;
 
 /// The services of a node, which all workers share.
 pub(crate) struct Services {

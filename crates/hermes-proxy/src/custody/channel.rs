@@ -15,8 +15,8 @@ use http::HeaderName;
 use tokio::time::Instant;
 
 use super::link::Link;
-use crate::stream::ByteStream;
 use hermes_custody::service::Office;
+use hermes_transport::stream::ByteStream;
 
 /// The header that names the path of a neighbour, which may have several.
 pub(crate) const LINE: HeaderName = HeaderName::from_static("hermes-line");

@@ -19,17 +19,17 @@ use http_body::Body as _;
 
 use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
 use super::tunnel::CustodyStream;
-use crate::body::{Body, BoxedBody, settle_length};
-use crate::error::Error;
-use crate::headers;
 use crate::request::{Ask, InboundExchange, Request};
-use crate::runtime::session::Entry;
-use crate::runtime::shares::Owner;
 use crate::service::forward::head::Outgoing;
 use crate::service::forward::{Forward, is_idempotent};
-use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 use hermes_custody::service::{Failure, Office};
+use hermes_outbound::upstream::UpstreamState;
+use hermes_transport::body::{Body, BoxedBody, settle_length};
+use hermes_transport::error::Error;
+use hermes_transport::headers;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::shares::Owner;
 
 /// An exchange whose client waits at this node. If the client leaves, the exchange fails, or waits for a client that
 /// sends the same request.

@@ -34,16 +34,16 @@ use self::path::Path;
 use self::wait::{Line, Wait};
 use super::channel::{Channel, LINE};
 use super::link::Link;
-use crate::error::Error;
-use crate::generation::kept_bounds;
-use crate::outbound::connect::{Destination, addresses, count};
-use crate::outbound::exchange::{self, Place};
-use crate::outbound::pool::{Lease, Pool, TunnelLease, Wish};
-use crate::stream::ByteStream;
-use crate::upstream::UpstreamState;
 use crate::worker::Worker;
 use hermes_custody::contact_plan::{self, Contact, since_1970};
 use hermes_custody::service::Office;
+use hermes_outbound::generation::kept_bounds;
+use hermes_outbound::outbound::connect::{Destination, addresses, count};
+use hermes_outbound::outbound::exchange::{self, Place};
+use hermes_outbound::outbound::pool::{Lease, Pool, TunnelLease, Wish};
+use hermes_outbound::upstream::UpstreamState;
+use hermes_transport::error::Error;
+use hermes_transport::stream::ByteStream;
 
 /// The interval of attempts while the link is down: at 10 Mbit/s they take 0.3 % of its capacity.
 const BEACON: Duration = Duration::from_millis(20);
@@ -202,7 +202,7 @@ impl Keeper {
             () = self.unwanted() => return Ok(UNWANTED_ANY_MORE),
         };
         let fault = |source| Error::Connect { peer: self.label.clone(), source: Arc::new(source) };
-        let pool = Rc::new(Pool::new());
+        let pool = Rc::<Pool>::default();
         let deadline = Instant::now() + within;
         let late =
             || Error::ConnectTimeout { peer: self.label.clone(), missing: "open a channel of custody", after: within };
@@ -373,7 +373,7 @@ impl Keeper {
         pool: &Rc<Pool>,
         destination: &Destination<'_>,
         lease: Lease,
-    ) -> Result<(ByteStream, Rc<crate::outbound::pool::SharedConnection>), Error> {
+    ) -> Result<(ByteStream, Rc<hermes_outbound::outbound::pool::SharedConnection>), Error> {
         let connection = lease.connection.clone();
         if !connection.takes_extended_connect() {
             return Err(Error::Incapable {

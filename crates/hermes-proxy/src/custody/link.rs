@@ -16,9 +16,9 @@ use hermes_model::snapshot::Contact as Plan;
 use hermes_net::quic::path_monitor::PathMonitor;
 use tokio::time::{Instant, Sleep};
 
-use crate::h3::Datagrams;
-use crate::stream::ByteStream;
 use hermes_custody::contact_plan::{Contact, since_1970};
+use hermes_transport::h3::Datagrams;
+use hermes_transport::stream::ByteStream;
 
 /// The interval at which the dialling side sends pings while the channel is wanted.
 const WORD: Duration = Duration::from_millis(20);

@@ -16,9 +16,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 pub(crate) use self::body::CustodyBody;
 pub(crate) use self::body::Uploading;
 pub(crate) use self::writing::{Unwritten, Writing};
-use crate::outbound::pool::ADDED_BYTES;
 use crate::service::forward::head::Outgoing;
 use crate::worker::Worker;
+use hermes_outbound::outbound::pool::ADDED_BYTES;
 
 /// Encodes the head of a request.
 pub(crate) fn request_head(outgoing: Outgoing) -> Bytes {

@@ -15,10 +15,10 @@ use hermes_wire::binary_http::{Control, Part as Piece};
 use hermes_wire::custody::{ExchangeId, Part};
 
 use super::message::{CustodyBody, chunk, end};
-use crate::body::BoxedBody;
-use crate::runtime::session::Entry;
-use crate::stream::BoxedStream;
 use hermes_custody::service::Office;
+use hermes_transport::body::BoxedBody;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::stream::BoxedStream;
 
 /// An end of such a stream.
 pub(crate) struct CustodyStream {

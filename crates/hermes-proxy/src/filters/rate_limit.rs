@@ -10,16 +10,16 @@ use hermes_model::snapshot::Pace;
 use http::Response;
 use tokio::time::Instant;
 
-use crate::body::Body;
-use crate::error::Error;
 use crate::filters::Next;
-use crate::metrics::RouteLabels;
 use crate::rate_limit::{Admitted, Denied};
-use crate::runtime::session::Held;
 use crate::service::forward::Forward;
-use crate::upstream::UpstreamState;
+use hermes_outbound::upstream::UpstreamState;
 use hermes_rate_limit::fair_queue::Client;
 use hermes_rate_limit::headers::{self as rate_headers, Hint};
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
+use hermes_transport::metrics::RouteLabels;
+use hermes_transport::runtime::session::Held;
 
 /// Forwards the request as soon as the service has capacity.
 ///

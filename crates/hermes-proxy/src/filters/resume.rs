@@ -12,10 +12,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub(crate) use self::forward::handle;
-use crate::error::Error;
-use crate::runtime::session::Entry;
-use crate::runtime::shares::{Bound, Owner, Share};
 use crate::worker::Worker;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::shares::{Bound, Owner, Share};
 
 /// The maximum back-off if nothing reached the origin: it is not overloaded, and a path may exist only for a second.
 const UNREACHED: Duration = Duration::from_secs(1);

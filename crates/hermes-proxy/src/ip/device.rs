@@ -23,12 +23,12 @@ use tokio::time::Instant;
 
 use self::local::Elsewhere;
 pub(crate) use self::local::{Devices, LocalDevice, Share};
-use crate::runtime::{Shared, WorkerContext};
 use hermes_ip::claims::{Claim, Claims, Refused, Scope};
 use hermes_ip::leases::{Given, Wish};
 use hermes_ip::mailbox::Mailbox;
 use hermes_ip::owner::Owner;
 use hermes_ip::table::Table;
+use hermes_transport::runtime::{Shared, WorkerContext};
 
 /// The time that a takeover waits for the peers of captured prefixes; until then packets take the old path.
 pub(crate) const FAR_ENDS: Duration = Duration::from_secs(5);

@@ -26,15 +26,15 @@ use tokio::time::Sleep;
 
 use super::device::{Lead, LocalDevice};
 use super::link::Link;
-use crate::datagram::{Batch, DevicePort, MOST_WORK, Other};
-use crate::log_throttle::LogThrottle;
-use crate::runtime::session::Entry;
-use crate::runtime::{WorkerContext, yield_to_network};
-use crate::token_bucket::TokenBucket;
 use hermes_ip::address_translation::Inner;
 use hermes_ip::claims::{Refused, Scope};
 use hermes_ip::owner::Owner;
 use hermes_ip::packet_filter::Rules;
+use hermes_transport::datagram::{Batch, DevicePort, MOST_WORK, Other};
+use hermes_transport::log_throttle::LogThrottle;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::{WorkerContext, yield_to_network};
+use hermes_transport::token_bucket::TokenBucket;
 
 /// The minimum time between changes of the device's routes for a new MTU.
 const CHANGES_APART: Duration = Duration::from_millis(100);

@@ -14,9 +14,9 @@ use hermes_net::udp;
 use hermes_wire::capsule;
 
 use super::device::{Hold, LocalDevice};
-use crate::datagram::Flow;
-use crate::runtime::WorkerContext;
 use hermes_ip::mailbox::Mailbox;
+use hermes_transport::datagram::Flow;
+use hermes_transport::runtime::WorkerContext;
 
 /// The packet source of an end.
 pub(crate) enum Link {

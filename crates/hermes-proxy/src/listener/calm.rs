@@ -6,7 +6,7 @@
 use hermes_model::limits::Limits;
 
 use super::http::Client;
-use crate::outbound::pool::{ERROR_RESETS, RESETS_REMEMBERED};
+use hermes_outbound::outbound::pool::{ERROR_RESETS, RESETS_REMEMBERED};
 
 /// The limits of one connection.
 pub(super) struct Bounds {

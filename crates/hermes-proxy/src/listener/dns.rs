@@ -23,13 +23,13 @@ use hermes_wire::dns::{Answer, Kind, Question, Refusal};
 
 use self::forward::Carrier;
 use super::{Ending, Known};
-use crate::generation::ListenerState;
-use crate::metrics::QuestionLabels;
-use crate::oneshot::Oneshot;
-use crate::runtime::shares::{Bound, Holder, Owner, Share};
-use crate::runtime::yield_to_network;
-use crate::virtual_ip::{NameTable, TTL};
 use crate::worker::Worker;
+use hermes_outbound::generation::ListenerState;
+use hermes_outbound::virtual_ip::{NameTable, TTL};
+use hermes_transport::metrics::QuestionLabels;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::shares::{Bound, Holder, Owner, Share};
+use hermes_transport::runtime::yield_to_network;
 
 /// Receive calls before other tasks run.
 const ROUNDS: usize = 16;

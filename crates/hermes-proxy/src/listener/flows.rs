@@ -15,9 +15,9 @@ use bytes::Bytes;
 use hermes_model::facts::Trust;
 use hermes_net::udp::UdpSocket;
 
-use crate::datagram::FlowQueue;
-use crate::runtime::shares::{Bound, Holder, Owner, Share, Shares};
 use crate::worker::Worker;
+use hermes_transport::datagram::FlowQueue;
+use hermes_transport::runtime::shares::{Bound, Owner, Share, Shares};
 
 /// Datagrams of a failed flow are dropped for this time (milliseconds).
 const PENALTY: u64 = 1000;
@@ -26,9 +26,6 @@ const FORGET: u64 = 1000;
 
 /// A pass over the table repeats within a tick only if it removes more than one flow for each this many of the limit.
 const WORTHWHILE: usize = 8;
-
-/// Silence of the client after which a flow counts as idle (milliseconds).
-const IDLE: u64 = 1000;
 
 /// Takes an entry for a flow of a client. `None`, with a metric, if the table is full.
 pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, trust: &Trust, client: IpAddr) -> Option<Share> {
@@ -42,28 +39,6 @@ pub(super) async fn unless_displaced<T>(queue: &FlowQueue, opening: impl Future<
         biased;
         () = queue.wait_displaced() => None,
         opened = opening => Some(opened),
-    }
-}
-
-impl Holder for FlowQueue {
-    fn is_idle(&self, now: u64) -> bool {
-        now >= self.heard_at() + IDLE
-    }
-
-    fn is_answered(&self) -> bool {
-        FlowQueue::is_answered(self)
-    }
-
-    fn used_at(&self) -> u64 {
-        self.heard_at()
-    }
-
-    fn is_ending(&self) -> bool {
-        self.is_closed() || self.is_displaced()
-    }
-
-    fn displace(&self) {
-        FlowQueue::displace(self);
     }
 }
 

@@ -20,15 +20,15 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::http::{Client, Watched};
-use crate::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
-use crate::error::{Error, Side};
-use crate::headers::{self, HYPER_HEADERS};
-use crate::outbound::post_tunnel::PostTunnel;
 use crate::request::{Origin, from_head};
-use crate::runtime::session::{Connection, Drain};
 use crate::session::{self, Near, Served, Tunnel};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
+use hermes_outbound::outbound::post_tunnel::PostTunnel;
+use hermes_transport::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
+use hermes_transport::error::{Error, Side};
+use hermes_transport::headers::{self, HYPER_HEADERS};
+use hermes_transport::runtime::session::{Connection, Drain};
+use hermes_transport::stream::ByteStream;
 
 /// The minimum buffer size that hyper accepts.
 const HYPER_BUFFER: usize = 8192;

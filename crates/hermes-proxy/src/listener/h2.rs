@@ -20,18 +20,18 @@ use http_body::Body as HttpBody;
 use super::calm::{Bounds, Cancels, Fate};
 use super::http::{Client, Watched};
 use super::wait::{Answers, Wait, sent_by_client};
-use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
-use crate::body_writer;
-use crate::early::Early;
-use crate::error::Error;
-use crate::outbound::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use crate::request::{Origin, from_head};
-use crate::reverse::Probe;
-use crate::runtime::session::{Connection, Stage};
 use crate::session::{self, Near, Served, Tunnel};
-use crate::stream::h2::{self as halves, Backlog, Window};
-use crate::stream::{ByteStream, Receiver, Sender};
 use crate::worker::Worker;
+use hermes_outbound::outbound::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
+use hermes_outbound::reverse::Probe;
+use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
+use hermes_transport::body_writer;
+use hermes_transport::early::Early;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::{Connection, Stage};
+use hermes_transport::stream::h2::{self as halves, Backlog, Window};
+use hermes_transport::stream::{ByteStream, Receiver, Sender};
 
 /// The number of bytes that a connection may read before other tasks of the worker run. The quota adapts to the work
 /// that the bytes caused, since a byte of a header block can cost a hundred times as much as a byte of data.

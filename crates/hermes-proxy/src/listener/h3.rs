@@ -25,24 +25,24 @@ use super::http::Client;
 use super::quic::Begun;
 use super::trust_by_address;
 use super::wait::{Answers, Wait, sent_by_client};
-use crate::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
-use crate::body_writer;
-use crate::early::Early;
-use crate::error::Error;
-use crate::error::Oversize;
-use crate::generation;
-use crate::h3::fields::{self, Bounds, FieldError};
-use crate::h3::{Datagrams, Link, Windows, link::number};
-use crate::headers::EARLY_DATA;
 use crate::request::{Origin, from_head};
-use crate::reverse::{Line, Probe};
-use crate::runtime::WorkerContext;
-use crate::runtime::session::{Connection, Entry, Stage};
 use crate::service::respond;
 use crate::session::{self, Near, Served, Tunnel};
-use crate::stream::h3::{self as halves, Fault};
-use crate::stream::{ByteStream, Receiver, Sender, StreamError};
 use crate::worker::Worker;
+use hermes_outbound::generation;
+use hermes_outbound::reverse::{Line, Probe};
+use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
+use hermes_transport::body_writer;
+use hermes_transport::early::Early;
+use hermes_transport::error::Error;
+use hermes_transport::error::Oversize;
+use hermes_transport::h3::fields::{self, Bounds, FieldError};
+use hermes_transport::h3::{Datagrams, Link, Windows, link::number};
+use hermes_transport::headers::EARLY_DATA;
+use hermes_transport::runtime::WorkerContext;
+use hermes_transport::runtime::session::{Connection, Entry, Stage};
+use hermes_transport::stream::h3::{self as halves, Fault};
+use hermes_transport::stream::{ByteStream, Receiver, Sender, StreamError};
 
 /// Stream ID of a GOAWAY that revokes no request in transit (RFC 9114, section 5.2). The client sends no further
 /// requests, the node serves those that still arrive, and the sweep ends the connection once it is idle.

@@ -17,10 +17,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::linger::Linger;
 use super::{Ready, h1, h2};
-use crate::body::TrailerSlot;
-use crate::reverse::Line;
-use crate::runtime::session::{Connection, Stage};
 use crate::worker::Worker;
+use hermes_outbound::reverse::Line;
+use hermes_transport::body::TrailerSlot;
+use hermes_transport::runtime::session::{Connection, Stage};
 use hermes_wire::request_target::RequestTargetEscaper;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -15,11 +15,11 @@ use hermes_model::facts::Trust;
 use hermes_model::snapshot::{IpListener, Listener, ListenerProtocol};
 
 use super::flows::unless_displaced;
-use crate::datagram::{Flow, FlowQueue, Port};
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
 use crate::worker::Worker;
+use hermes_transport::datagram::{Flow, FlowQueue, Port};
 
 /// A peer that is silent for this long has left.
 const SILENCE: Duration = Duration::from_secs(120);

@@ -18,13 +18,13 @@ use hermes_wire::h3::Code;
 
 use super::http::Client;
 use super::{Ending, Known, h3, note_failed_handshake, trust_of};
-use crate::h3::link;
-use crate::metrics::ListenerLabels;
-use crate::oneshot::Oneshot;
-use crate::outbound::reverse_acceptor;
-use crate::reverse::{self, Carrier};
-use crate::runtime::session::{Connection, ConnectionGuard, QuicPath};
 use crate::worker::Worker;
+use hermes_outbound::outbound::reverse_acceptor;
+use hermes_outbound::reverse::{self, Carrier};
+use hermes_transport::h3::link;
+use hermes_transport::metrics::ListenerLabels;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::session::{Connection, ConnectionGuard, QuicPath};
 
 /// A QUIC endpoint of this worker. `reign` counts the acceptors that used it: while one listener replaces another, only
 /// the latest acceptor accepts.

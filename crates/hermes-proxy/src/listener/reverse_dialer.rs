@@ -17,18 +17,18 @@ use hermes_net::{host, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::error::{Error, NO_CONNECTION};
-use crate::generation::kept_bounds;
 use crate::listener::http::{Client, Watched};
 use crate::listener::{h2, h3, trust_of};
-use crate::metrics::ListenerLabels;
-use crate::outbound::connect::{Destination, connect};
-use crate::outbound::pool;
-use crate::reverse::keepalive::{DEAD, UNUSED};
-use crate::reverse::{ALPN, ALPN_H3, Bundle, Carrier, Line, MovesOn};
-use crate::runtime::session::{Connection, ConnectionGuard};
-use crate::upstream::{ClientTls, Target, UpstreamState};
 use crate::worker::Worker;
+use hermes_outbound::generation::kept_bounds;
+use hermes_outbound::outbound::connect::{Destination, connect};
+use hermes_outbound::outbound::pool;
+use hermes_outbound::reverse::keepalive::{DEAD, UNUSED};
+use hermes_outbound::reverse::{ALPN, ALPN_H3, Bundle, Carrier, Line, MovesOn};
+use hermes_outbound::upstream::{ClientTls, Target, UpstreamState};
+use hermes_transport::error::{Error, NO_CONNECTION};
+use hermes_transport::metrics::ListenerLabels;
+use hermes_transport::runtime::session::{Connection, ConnectionGuard};
 
 /// The limit of endpoints of one listener's upstream; more count as a limit in the metrics.
 const MOST_ENDPOINTS: usize = 16;

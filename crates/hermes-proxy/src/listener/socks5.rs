@@ -20,14 +20,14 @@ use tokio::io::AsyncWriteExt;
 
 use super::http::{Client, read_first};
 use super::{Ready, note_failed_handshake, open};
-use crate::datagram::QUIET;
-use crate::error::Error;
-use crate::headers::PROXY_STATUS;
 use crate::request::{Origin, from_target};
-use crate::runtime::session::Connection;
 use crate::session::{self, Near, Served};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
+use hermes_transport::datagram::QUIET;
+use hermes_transport::error::Error;
+use hermes_transport::headers::PROXY_STATUS;
+use hermes_transport::runtime::session::Connection;
+use hermes_transport::stream::ByteStream;
 
 /// The address in a reply without one: this node does not know the address that the last node bound.
 const UNKNOWN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

@@ -11,10 +11,10 @@ use hermes_model::facts::Kind;
 
 use super::{Ready, open};
 use crate::request::{Origin, from_flow};
-use crate::runtime::session::Connection;
 use crate::session::{self, Near, Served};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
+use hermes_transport::runtime::session::Connection;
+use hermes_transport::stream::ByteStream;
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, authority: &Authority, ready: Ready) {

@@ -22,12 +22,12 @@ use ipnet::IpNet;
 
 use self::outage::{Lost, Outage, SETTLED};
 use super::Ending;
-use crate::datagram::{Port, QUIET};
 use crate::ip::{End, Link, Owner};
-use crate::oneshot::Oneshot;
 use crate::request::{Origin, from_capture};
 use crate::session::{self, Near, Served};
 use crate::worker::Worker;
+use hermes_transport::datagram::{Port, QUIET};
+use hermes_transport::oneshot::Oneshot;
 
 /// The first back-off before a tunnel reopens; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

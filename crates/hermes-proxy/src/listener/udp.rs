@@ -18,14 +18,14 @@ use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
 use super::flows::{FlowTable, Known, push, unless_displaced};
 use super::{Ending, ip, open};
-use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::ip::{Translation, Transport};
-use crate::oneshot::Oneshot;
 use crate::request::{Origin, from_flow};
-use crate::runtime::shares::Share;
-use crate::runtime::yield_to_network;
 use crate::session::{self, Near, Served};
 use crate::worker::Worker;
+use hermes_transport::datagram::{Flow, FlowQueue, Port, QUIET};
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::shares::Share;
+use hermes_transport::runtime::yield_to_network;
 
 /// Rounds of detaching flows when a listener ends. Each round handles flows that began in the round before.
 const PARTINGS: usize = 16;

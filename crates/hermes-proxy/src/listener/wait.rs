@@ -10,9 +10,9 @@ use std::task::{Context, Poll};
 
 use http::{HeaderMap, StatusCode};
 
-use crate::body::{Body, Interim, RequestBody};
 use crate::session::{Served, Tunnel};
-use crate::stream::Receiver;
+use hermes_transport::body::{Body, Interim, RequestBody};
+use hermes_transport::stream::Receiver;
 
 /// Maximum number of interim responses before one final response. Flow control does not limit them, and they are only
 /// hints.
@@ -68,8 +68,8 @@ impl<'a, T: Answers> Wait<'a, T> {
         }
         for response in self.interim.take() {
             let (mut parts, ()) = response.into_parts();
-            crate::headers::strip_hop_by_hop(&mut parts.headers);
-            crate::headers::strip_overlay(&mut parts.headers);
+            hermes_transport::headers::strip_hop_by_hop(&mut parts.headers);
+            hermes_transport::headers::strip_overlay(&mut parts.headers);
             // 101 has no meaning here (RFC 9113, 8.6; RFC 9114, 4.5).
             let is_hint = parts.status != StatusCode::SWITCHING_PROTOCOLS;
             if is_hint && self.hints < MOST_HINTS && self.to.takes_hints() {

@@ -13,10 +13,10 @@ use hermes_net::host::watch::Watch;
 use tokio::task::AbortHandle;
 
 use super::{LOOK_AGAIN, Node};
-use crate::generation::Generation;
-use crate::metrics::PathLabels;
-use crate::outbound::health;
-use crate::upstream::UpstreamState;
+use hermes_outbound::generation::Generation;
+use hermes_outbound::outbound::health;
+use hermes_outbound::upstream::UpstreamState;
+use hermes_transport::metrics::PathLabels;
 
 /// The pause that collects a burst of network changes into one.
 const CHANGES_APART: Duration = Duration::from_millis(20);

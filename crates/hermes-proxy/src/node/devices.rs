@@ -17,9 +17,9 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 
 use super::Node;
-use crate::generation::Unready;
 use crate::ip::{Device, FAR_ENDS, Given, Hold, Share};
 use crate::listener::tun::with_far_ends;
+use hermes_outbound::generation::Unready;
 
 /// A device, and its current settings.
 pub(super) struct HeldDevice {

@@ -14,11 +14,11 @@ use hermes_model::snapshot::{Action, Listener, Route};
 use hermes_model::trust::{HERMES_USER, Identity, REVOKED, identify, is_revoked, listener_user};
 use http::StatusCode;
 
-use crate::error::Error;
-use crate::generation::Generation;
 use crate::listener;
-use crate::runtime::session::Entry;
 use crate::worker::Worker;
+use hermes_outbound::generation::Generation;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
 
 /// The number of sessions that a reload decides again before traffic gets its turn: well under a millisecond.
 const SLICE: usize = 256;

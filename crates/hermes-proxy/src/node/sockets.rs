@@ -15,8 +15,8 @@ use hermes_net::quic::{self, ForwardSocket, Group};
 use hermes_net::{host, steer, tcp, udp};
 
 use super::Node;
-use crate::generation::Unready;
 use crate::listener::{BoundSocket, ListeningSocket, Transport};
+use hermes_outbound::generation::Unready;
 
 /// The identity of a socket: transport and address, and the listener's name if the system chose the port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

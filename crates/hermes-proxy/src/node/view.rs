@@ -9,10 +9,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::worker_loop::Command;
-use crate::generation::Generation;
-use crate::runtime::Shared;
-use crate::runtime::session::SessionView;
 use crate::worker::Services;
+use hermes_outbound::generation::Generation;
+use hermes_transport::runtime::Shared;
+use hermes_transport::runtime::session::SessionView;
 
 /// The limit of sessions of one worker in `/sessions`.
 const MOST_SESSIONS: usize = 10_000;

@@ -15,18 +15,18 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::redecide;
 use crate::custody::keeper::Keepers;
-use crate::generation::Generation;
 use crate::ip::Share;
 use crate::listener::quic::Doors;
 use crate::listener::reverse_dialer::Uplinks;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
-use crate::outbound::{Outbound, reverse_acceptor};
-use crate::reverse::channels::{Channels, Message};
-use crate::runtime::access_log::LogSender;
-use crate::runtime::session::SessionView;
-use crate::runtime::{Shared, WorkerContext};
 use crate::worker::{Services, Worker};
+use hermes_outbound::generation::Generation;
+use hermes_outbound::outbound::{Outbound, reverse_acceptor};
+use hermes_outbound::reverse::channels::{Channels, Message};
+use hermes_transport::runtime::access_log::LogSender;
+use hermes_transport::runtime::session::SessionView;
+use hermes_transport::runtime::{Shared, WorkerContext};
 
 /// The interval of the sweep and of the coarse clock.
 const TICK: Duration = Duration::from_millis(100);

@@ -14,8 +14,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use ipnet::IpNet;
 
 use super::{Ask, Origin, Rejected, Request, complete, host_value};
-use crate::body::RequestBody;
-use crate::headers;
+use hermes_transport::body::RequestBody;
+use hermes_transport::headers;
 
 /// Builds a request for a prefix that a device captures, or for the name of that prefix. `set_headers` belong to the
 /// capture and override those of the listener.

@@ -14,8 +14,8 @@ use http::{HeaderMap, HeaderValue, Method, Version};
 use ipnet::IpNet;
 
 use super::{Ask, host_value, named, udp_path};
-use crate::error::Error;
 use crate::worker::Worker;
+use hermes_transport::error::Error;
 
 /// The target of a request head.
 pub(super) struct Target {

@@ -17,19 +17,19 @@ use hermes_model::snapshot::{Action, Retry as RetryPolicy, Route, UpstreamProtoc
 use http::{HeaderMap, Method, Response, StatusCode, Version};
 
 use self::head::{Amend, Dress, Outgoing};
-use crate::body::{Body, Interim, RequestBody};
-use crate::error::{Error, Retry};
-use crate::generation::Generation;
-use crate::headers::{IDEMPOTENCY_KEY, UNSENT};
-use crate::metrics::UpstreamLabels;
-use crate::outbound::connect::Destination;
-use crate::outbound::exchange::{self, ExchangeBody, Place};
-use crate::outbound::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
 use crate::request::{Ask, Request};
-use crate::runtime::session::Entry;
-use crate::upstream::{InFlight, UpstreamState};
 use crate::worker::Worker;
+use hermes_outbound::generation::Generation;
+use hermes_outbound::outbound::connect::Destination;
+use hermes_outbound::outbound::exchange::{self, ExchangeBody, Place};
+use hermes_outbound::outbound::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
+use hermes_outbound::upstream::{InFlight, UpstreamState};
 use hermes_rate_limit::headers as rate_headers;
+use hermes_transport::body::{Body, Interim, RequestBody};
+use hermes_transport::error::{Error, Retry};
+use hermes_transport::headers::{IDEMPOTENCY_KEY, UNSENT};
+use hermes_transport::metrics::UpstreamLabels;
+use hermes_transport::runtime::session::Entry;
 
 /// Maximum number of times that a refused stream is opened again on a route without `retry`. The pause before each
 /// grows by [`REFUSAL_PAUSE`].
@@ -460,7 +460,7 @@ impl Forward<'_> {
             Attempted::Response(response) if self.is_paced(response) => false,
             Attempted::Response(response) => {
                 let is_failure = matches!(response.status().as_u16(), 502..=504);
-                if is_failure && response.headers().contains_key(crate::headers::PROXY_STATUS) {
+                if is_failure && response.headers().contains_key(hermes_transport::headers::PROXY_STATUS) {
                     // A proxy that reports a failure after it must not be ejected for one service of many.
                     return;
                 }

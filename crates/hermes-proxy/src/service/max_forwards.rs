@@ -11,9 +11,9 @@ use hermes_model::snapshot::Listener;
 use http::header::{CONTENT_TYPE, HOST, HeaderValue, MAX_FORWARDS};
 use http::{HeaderMap, Method, Response, Version};
 
-use crate::body::Body;
-use crate::error::Error;
-use crate::headers::{self, PROXY_STATUS};
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
+use hermes_transport::headers::{self, PROXY_STATUS};
 
 /// True if the request must not be forwarded.
 ///

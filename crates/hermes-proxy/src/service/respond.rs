@@ -9,9 +9,9 @@ use hermes_model::snapshot::{Redirect, Respond};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
 use http::{Response, StatusCode};
 
-use crate::body::Body;
-use crate::error::{Error, Side};
-use crate::headers::PROXY_STATUS;
+use hermes_transport::body::Body;
+use hermes_transport::error::{Error, Side};
+use hermes_transport::headers::PROXY_STATUS;
 
 /// The response that a route configures.
 pub(crate) fn respond(answer: &Respond) -> Response<Body> {

@@ -20,15 +20,15 @@ use http::uri::Scheme;
 use ipnet::IpNet;
 use tokio::time::Instant;
 
-use crate::datagram::Port;
-use crate::error::Error;
-use crate::generation::Generation;
 use crate::ip::{End, FAR_ENDS, LocalDevice, Owner};
-use crate::outbound::connect::{Destination, addresses, connect, guard};
-use crate::runtime::session::Entry;
-use crate::stream::ByteStream;
-use crate::upstream::ClientTls;
 use crate::worker::Worker;
+use hermes_outbound::generation::Generation;
+use hermes_outbound::outbound::connect::{Destination, addresses, connect, guard};
+use hermes_outbound::upstream::ClientTls;
+use hermes_transport::datagram::Port;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::stream::ByteStream;
 
 /// The target of a terminating route for this session.
 pub(crate) struct Place {

@@ -18,12 +18,12 @@ use http::StatusCode;
 use super::{Far, Served, Tunnel, custody_exchange, fail};
 use crate::custody::channel::{Channel, LINE};
 use crate::custody::link::Link;
-use crate::error::Error;
 use crate::request::{Ask, Request};
-use crate::runtime::session::{Phase, Session, Watched};
-use crate::stream::ByteStream;
 use crate::upgrade;
 use crate::worker::Worker;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::{Phase, Session, Watched};
+use hermes_transport::stream::ByteStream;
 
 /// The longest value of the header that names a neighbour's path.
 const MAX_PATH_NAME_BYTES: usize = 256;

@@ -16,19 +16,19 @@ use http_body::Body as _;
 
 use super::custody_channel::InboundChannel;
 use super::origin_replay::{self, Unproven};
-use crate::body::{Body, RequestBody, settle_length};
 use crate::custody::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
 use crate::custody::tunnel::CustodyStream;
 use crate::custody::{OUTCOME_UNKNOWN, error_of, forward};
-use crate::error::Error;
 use crate::request::{InboundExchange, Origin, Rejected, Request, from_head};
-use crate::runtime::session::Entry;
 use crate::service::forward::head::clean_response;
 use crate::session::{self, Near, Served, Tunnel};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
 use hermes_custody::Intent;
 use hermes_custody::service::{Office, Resumed};
+use hermes_transport::body::{Body, RequestBody, settle_length};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::stream::ByteStream;
 
 /// A guard: when dropped, no task of this process serves the exchange any more.
 struct Parting<'a>(&'a Office, ExchangeId);

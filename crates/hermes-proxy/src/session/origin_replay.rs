@@ -14,10 +14,10 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE
 use http::response::Parts;
 use http_body::Body as HttpBody;
 
-use crate::body::ResponseBody;
 use crate::custody::message::{Reading, chunk, end};
-use crate::error::Error;
 use crate::worker::Worker;
+use hermes_transport::body::ResponseBody;
+use hermes_transport::error::Error;
 
 /// The read size for the stored response.
 const READ: u64 = 256 << 10;

@@ -14,10 +14,10 @@ use hermes_wire::custody::{ExchangeId, Part};
 use http_body::{Frame, SizeHint};
 
 use super::{Reading, headers};
-use crate::body::BoxedBody;
-use crate::error::Error;
-use crate::runtime::session::Entry;
 use hermes_custody::service::{Failure, Office};
+use hermes_transport::body::BoxedBody;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
 
 /// The read size.
 const READ: usize = 64 << 10;

@@ -12,9 +12,9 @@ use hermes_wire::custody::{ExchangeId, Part};
 use http_body::{Body as HttpBody, Frame};
 
 use super::{chunk, end};
-use crate::error::Error;
-use crate::runtime::session::Entry;
 use hermes_custody::service::Office;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
 
 /// A body that is written after a head, until custody has accepted all of it.
 pub(crate) struct Writing<B> {

@@ -10,13 +10,13 @@ use http::header::{AGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderName}
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::body::CachedBody;
-use crate::body::Body;
 use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, not_modified};
 use hermes_cache::content::Content;
 use hermes_cache::flight::FlightReader;
 use hermes_cache::head::{Head, Millis};
 use hermes_cache::lookup::Ask;
 use hermes_cache::range::{Resolved, to_content_range, unsatisfied};
+use hermes_transport::body::Body;
 
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 

@@ -9,22 +9,21 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-use crate::body::BoxedBody;
-use crate::error::Error;
 use hermes_cache::content::Content;
 use hermes_cache::error::FetchError;
 use hermes_cache::flight::FlightReader;
+use hermes_transport::body::BoxedBody;
+use hermes_transport::error::Error;
 
-impl From<FetchError> for Error {
-    fn from(error: FetchError) -> Self {
-        match &error {
-            FetchError::Origin(own) => match own.downcast_ref::<Error>() {
-                Some(own) => own.clone(),
-                None => Error::Internal(error.to_string()),
-            },
-            FetchError::Abandoned => Error::Internal(error.to_string()),
-            FetchError::TooSlow => Error::Limit("a client that others waited for, of an answer too large to be kept"),
-        }
+/// The error for a response that another request was fetching.
+fn fetch_error(error: FetchError) -> Error {
+    match &error {
+        FetchError::Origin(own) => match own.downcast_ref::<Error>() {
+            Some(own) => own.clone(),
+            None => Error::Internal(error.to_string()),
+        },
+        FetchError::Abandoned => Error::Internal(error.to_string()),
+        FetchError::TooSlow => Error::Limit("a client that others waited for, of an answer too large to be kept"),
     }
 }
 
@@ -50,7 +49,7 @@ impl BoxedBody for CachedBody {
             }
             Self::Coming { reader, left } => reader.poll(cx).map(|next| {
                 next.map(|bytes| {
-                    let bytes = bytes?;
+                    let bytes = bytes.map_err(fetch_error)?;
                     if let Some(left) = left {
                         *left = left.saturating_sub(bytes.len() as u64);
                     }

@@ -14,15 +14,15 @@ use std::time::Duration;
 use hermes_model::snapshot::Route;
 use http_body::Body as _;
 
-use crate::body::Body;
-use crate::error::Error;
-use crate::runtime::session::Entry;
 use hermes_cache::content::{CHUNK_COST, Content, Paid};
 use hermes_cache::error::FetchError;
 use hermes_cache::flight::Flight;
 use hermes_cache::head::Head;
 use hermes_cache::registry::is_one;
 use hermes_cache::store::Cache;
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
 
 /// Size of stored chunks. A shorter body has one chunk of its own length.
 const CHUNK: usize = 64 << 10;

@@ -14,10 +14,7 @@ use tokio::time::Instant;
 
 use super::answer::{Note, Supply, answer};
 use super::take::Unfit;
-use crate::body::{Body, RequestBody};
-use crate::error::{Error, Side};
 use crate::filters::Next;
-use crate::headers::{PROXY_STATUS, strip_hop_by_hop};
 use crate::service::forward::Forward;
 use crate::service::forward::head::{Amend, Outgoing};
 use hermes_cache::conditional::{freshened, validators};
@@ -28,6 +25,9 @@ use hermes_cache::range::to_range;
 use hermes_cache::registry::is_one;
 use hermes_cache::store::disk::Loaded;
 use hermes_cache::store::{Cache, Found, Lead, Miss, Stored, WAIT};
+use hermes_transport::body::{Body, RequestBody};
+use hermes_transport::error::{Error, Side};
+use hermes_transport::headers::{PROXY_STATUS, strip_hop_by_hop};
 
 /// Maximum number of waits for other clients' fetches before the request goes to the origin itself.
 const MOST_WAITS: u32 = 3;

@@ -15,8 +15,6 @@ use super::answer::{Supply, answer};
 use super::body::CachedBody;
 use super::fetch::Fetch;
 use super::serve::{Visit, is_for_nobody};
-use crate::body::Body;
-use crate::headers::strip_hop_by_hop;
 use crate::service::forward::Forward;
 use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, freshened};
 use hermes_cache::content::Content;
@@ -24,6 +22,8 @@ use hermes_cache::flight::Opening;
 use hermes_cache::head::{Head, Times};
 use hermes_cache::range::{Asked, content_range};
 use hermes_cache::store::{Lead, Miss, Stored};
+use hermes_transport::body::Body;
+use hermes_transport::headers::strip_hop_by_hop;
 
 /// The reason why a response does not complete a stored one.
 pub(super) enum Unfit {

@@ -20,14 +20,14 @@ use tokio::time::{Instant, Sleep};
 use super::forward::FAIR;
 use super::retry::{Manner, Question, ask};
 use super::{REFUSED, Waiting, rests};
-use crate::body::{Body, BoxedBody};
-use crate::error::Error;
-use crate::runtime::session::Entry;
 use crate::worker::Worker;
 use hermes_resume::backoff;
 use hermes_resume::digest::{Digests, Hashes};
 use hermes_resume::response::Answer;
 use hermes_resume::resume::{Rest, Resumable};
+use hermes_transport::body::{Body, BoxedBody};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
 
 /// Minimum interval between requests for the rest of one response, however much each delivers.
 const APART: Duration = Duration::from_millis(200);

@@ -13,14 +13,14 @@ use tokio::time::Instant;
 use super::body::RetrievedBody;
 use super::retry::{Manner, OfDocument, Question, ask};
 use super::{REFUSED, Waiting, is_sent, rests};
-use crate::body::{Body, RequestBody};
-use crate::error::Error;
 use crate::filters::Next;
-use crate::runtime::session::Watched;
 use crate::service::forward::{Forward, is_idempotent};
 use hermes_resume::backoff;
 use hermes_resume::response::Answer;
 use hermes_resume::resume::Resumable;
+use hermes_transport::body::{Body, RequestBody};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Watched;
 
 /// Tries the request until a response is usable.
 ///

@@ -12,15 +12,15 @@ use http::header::{IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE};
 use http::uri::Scheme;
 use http::{HeaderValue, Response, Version};
 
-use crate::body::{Body, Interim, RequestBody};
-use crate::error::Error;
 use crate::filters::{self, NextHop};
 use crate::request::Request;
-use crate::runtime::session::Entry;
 use crate::service::forward::head::{Amend, Dress};
 use crate::service::forward::{Forward, is_idempotent};
 use crate::service::{respond, terminate};
 use crate::worker::Worker;
+use hermes_transport::body::{Body, Interim, RequestBody};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::Entry;
 
 /// Properties of the client's request that the facts do not contain.
 #[derive(Clone)]

@@ -21,8 +21,8 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Device;
-use crate::oneshot::Oneshot;
-use crate::runtime::{Shared, WorkerContext, yield_to_network};
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::{Shared, WorkerContext, yield_to_network};
 
 /// The limit of reads before other tasks of the worker run.
 const ROUNDS: usize = 4;

@@ -13,11 +13,11 @@ use ipnet::IpNet;
 
 use super::{End, FIRST_ASK, Side, prefix_of};
 use crate::ip::link::Link;
-use crate::runtime::WorkerContext;
 use hermes_ip::address_translation::Inner;
 use hermes_ip::claims::Refused;
 use hermes_ip::leases::withheld;
 use hermes_ip::owner::Owner;
+use hermes_transport::runtime::WorkerContext;
 
 /// The limit of addresses in one session.
 const MOST_ADDRESSES: usize = 64;

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use hermes_wire::{capsule, ip};
 
 use super::{End, Side};
-use crate::datagram::Batch;
-use crate::runtime::WorkerContext;
 use hermes_ip::packet_filter::{Verdict, Way};
+use hermes_transport::datagram::Batch;
+use hermes_transport::runtime::WorkerContext;
 
 /// The limit of packets that came before their addresses.
 const MOST_AHEAD: usize = 64;

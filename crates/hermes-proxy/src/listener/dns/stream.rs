@@ -15,8 +15,8 @@ use super::forward::Carrier;
 use super::{Fate, consider};
 use crate::listener::Ready;
 use crate::listener::http::read_first;
-use crate::runtime::session::{Connection, Stage};
 use crate::worker::Worker;
+use hermes_transport::runtime::session::{Connection, Stage};
 
 /// Maximum number of pending messages on one connection. Further messages wait in the socket.
 const MOST: usize = 32;

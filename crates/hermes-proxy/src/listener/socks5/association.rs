@@ -18,17 +18,17 @@ use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::socks5::{self, Host, Reply, Socks5Error, Target};
 
 use super::{refuse, say};
-use crate::datagram::{Flow, FlowQueue, Port, QUIET};
 use crate::listener::flows::{self, FlowTable};
 use crate::listener::http::Client;
 use crate::listener::open;
 use crate::request::{Origin, from_target};
-use crate::runtime::session::{Connection, Stage};
-use crate::runtime::shares::{Holder, Share};
-use crate::runtime::yield_to_network;
 use crate::session::{self, Near, Served};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
+use hermes_transport::datagram::{Flow, FlowQueue, Port, QUIET};
+use hermes_transport::runtime::session::{Connection, Stage};
+use hermes_transport::runtime::shares::{Holder, Share};
+use hermes_transport::runtime::yield_to_network;
+use hermes_transport::stream::ByteStream;
 
 /// Iterations before other tasks run.
 const ROUNDS: usize = 16;

@@ -35,12 +35,12 @@ use crate::ip::{FlowKey, LocalDevice, Newcomers, Outcome, Owner, Translation, Tr
 use crate::listener::socks5::reply_to;
 use crate::listener::udp::{Targets, receive_all};
 use crate::listener::{Ending, Ready, http as http_listener};
-use crate::oneshot::Oneshot;
 use crate::request::{Origin, Request, from_flow};
-use crate::runtime::session::{Connection, ConnectionGuard, Stage};
 use crate::session::{self, Near, Served};
-use crate::stream::ByteStream;
 use crate::worker::Worker;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
+use hermes_transport::stream::ByteStream;
 
 /// The port of HTTP without TLS.
 const HTTP_PORT: u16 = 80;
@@ -275,7 +275,7 @@ impl Flows {
                     session::relay(Near::Stream(near), *tunnel).await;
                 }
                 None => {
-                    let gone = crate::error::Error::ClientGone("it did not finish its handshake".to_owned());
+                    let gone = hermes_transport::error::Error::ClientGone("it did not finish its handshake".to_owned());
                     tunnel.session.entry.fail(&gone);
                 }
             },

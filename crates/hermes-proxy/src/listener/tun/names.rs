@@ -24,16 +24,16 @@ use ipnet::IpNet;
 use super::Ending;
 use super::outage::{Lost, Outage, SETTLED};
 use super::{FIRST_PAUSE, LAST_PAUSE, of, source_for};
-use crate::datagram::Port;
-use crate::error::Error;
 use crate::ip::{End, Link, Mailbox, Newcomers, Owner};
-use crate::oneshot::Oneshot;
 use crate::request::{Origin, from_capture};
-use crate::runtime::session::Entry;
-use crate::runtime::shares::{self, Bound, Holder, Share, Shares};
 use crate::session::{self, Near, Served};
-use crate::virtual_ip::GRACE;
 use crate::worker::Worker;
+use hermes_outbound::virtual_ip::GRACE;
+use hermes_transport::datagram::Port;
+use hermes_transport::error::Error;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::shares::{self, Bound, Holder, Share, Shares};
 
 /// Default idle timeout, if the route sets none. The value suits TCP, which the session may carry.
 const IDLE: Duration = Duration::from_secs(60 * 60);

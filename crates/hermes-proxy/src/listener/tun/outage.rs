@@ -12,12 +12,12 @@ use hermes_model::snapshot::Listener;
 use hermes_net::tls::Fault;
 use http::Response;
 
-use crate::body::ResponseBody;
-use crate::error::Error;
-use crate::headers::PROXY_STATUS;
-use crate::log_throttle::LogThrottle;
-use crate::runtime::session::Entry;
 use crate::worker::Worker;
+use hermes_transport::body::ResponseBody;
+use hermes_transport::error::Error;
+use hermes_transport::headers::PROXY_STATUS;
+use hermes_transport::log_throttle::LogThrottle;
+use hermes_transport::runtime::session::Entry;
 
 /// Minimum interval between two warnings about one outage.
 const APART: Duration = Duration::from_secs(60);

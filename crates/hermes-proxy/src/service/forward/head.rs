@@ -14,14 +14,14 @@ use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
-use crate::body::Attempt;
-use crate::error::Error;
-use crate::headers::{self, Via};
-use crate::outbound::pool::{H1Connection, Leased};
-use crate::reverse;
-use crate::runtime::session::Entry;
 use crate::service::max_forwards;
-use crate::upstream::UpstreamState;
+use hermes_outbound::outbound::pool::{H1Connection, Leased};
+use hermes_outbound::reverse;
+use hermes_outbound::upstream::UpstreamState;
+use hermes_transport::body::Attempt;
+use hermes_transport::error::Error;
+use hermes_transport::headers::{self, Via};
+use hermes_transport::runtime::session::Entry;
 
 /// Inputs for the heads of a session, beside its facts.
 #[derive(Clone)]

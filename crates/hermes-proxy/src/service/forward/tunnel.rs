@@ -19,19 +19,19 @@ use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri,
 
 use super::head::{self, Outgoing};
 use super::{Debt, Forward, is_round};
-use crate::body::{Body, RequestBody, channel};
-use crate::early::Early;
-use crate::error::{Error, NO_CONNECTION};
-use crate::headers::{self, CAPSULE_PROTOCOL, UNSENT};
-use crate::outbound::connect::{Destination, connect};
-use crate::outbound::exchange::{self, ExchangeBody, Place};
-use crate::outbound::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
-use crate::outbound::pool::{TunnelLease, TunnelPermit};
-use crate::outbound::post_tunnel::PostTunnel;
 use crate::request::Ask;
-use crate::stream::ByteStream;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
-use crate::upstream::{Endpoint, InFlight, UpstreamState};
+use hermes_outbound::outbound::connect::{Destination, connect};
+use hermes_outbound::outbound::exchange::{self, ExchangeBody, Place};
+use hermes_outbound::outbound::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
+use hermes_outbound::outbound::pool::{TunnelLease, TunnelPermit};
+use hermes_outbound::outbound::post_tunnel::PostTunnel;
+use hermes_outbound::upstream::{Endpoint, InFlight, UpstreamState};
+use hermes_transport::body::{Body, RequestBody, channel};
+use hermes_transport::early::Early;
+use hermes_transport::error::{Error, NO_CONNECTION};
+use hermes_transport::headers::{self, CAPSULE_PROTOCOL, UNSENT};
+use hermes_transport::stream::ByteStream;
 
 /// The outcome of a tunnel request.
 pub(crate) enum Opened {

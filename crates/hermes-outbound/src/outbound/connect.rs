@@ -1,0 +1,122 @@
+//! Opens connections: name resolution, TCP, PROXY header and TLS, within the route's timeout.
+//!
+//! In: a destination. Out: a connected `Io`. Each address is checked after DNS resolution, and exactly the checked
+//! addresses are dialled, so a second DNS answer cannot bypass the check (DNS rebinding).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::reach::Reach;
+use hermes_net::dial::{self, Addresses};
+use hermes_net::{Io, tls};
+use hermes_wire::proxy_protocol;
+use tokio::io::AsyncWriteExt;
+
+use crate::outbound::Outbound;
+use crate::upstream::ClientTls;
+use hermes_transport::error::{Error, NO_CONNECTION};
+use hermes_transport::metrics::EndpointLabels;
+
+/// The target of a connection.
+pub struct Destination<'a> {
+    pub host: &'a str,
+    pub port: u16,
+    /// The label for logs and metrics.
+    pub label: &'a Arc<str>,
+    /// The permitted addresses; set if the request named the host.
+    pub reach: Option<Reach>,
+    /// True if someone other than the node's operator named the target.
+    pub guarded: bool,
+    pub tls: Option<&'a ClientTls>,
+    /// The source for a PROXY header, if one is sent.
+    pub proxy_source: Option<SocketAddr>,
+    /// Does not wait for the retransmission of a lost SYN, which takes a second (RFC 6298, section 2): without an
+    /// answer, further attempts start in parallel.
+    pub urgent: bool,
+}
+
+/// Number of attempts for an address of an urgent destination within that second.
+const CANDIDATES: usize = 3;
+
+/// The addresses of a host that the route permits.
+///
+/// # Errors
+/// No address, or at least one forbidden address. A single forbidden address rejects the whole answer: an attacker must
+/// not pass the check by mixing addresses.
+pub async fn addresses(worker: &Outbound, host: &str, reach: Option<Reach>) -> Result<Addresses, Error> {
+    let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
+    let Some(reach) = reach else { return Ok(addresses) };
+    let own = worker.shared.own_addresses();
+    permitted(host, addresses, move |address| reach.forbids(address, &|ip| own.contains(&ip)))
+}
+
+/// Permits all of these addresses or none: one forbidden address rejects its whole answer, even if it arrives late.
+fn permitted(
+    host: &str,
+    addresses: Addresses,
+    forbids: impl Fn(IpAddr) -> Option<&'static str> + Send + 'static,
+) -> Result<Addresses, Error> {
+    if let Some(why) = addresses.now().iter().find_map(|address| forbids(*address)) {
+        return Err(Error::Unreachable { host: host.to_owned(), why });
+    }
+    Ok(addresses
+        .map(move |found| if found.iter().any(|address| forbids(*address).is_some()) { Vec::new() } else { found }))
+}
+
+/// Checks the addresses that a guarded route is about to dial.
+///
+/// # Errors
+/// An address belongs to this node, a controller or a metadata service; then none is used.
+pub async fn guard(worker: &Outbound, (host, port): (&str, u16), addresses: Addresses) -> Result<Addresses, Error> {
+    let controllers = worker.shared.guard.controllers(&worker.resolver, port).await;
+    let (shared, own) = (worker.shared.clone(), worker.shared.own_addresses());
+    let forbids = move |address| shared.guard.forbids((address, port).into(), &controllers, &|ip| own.contains(&ip));
+    permitted(host, addresses, forbids)
+}
+
+/// Opens a connection.
+///
+/// # Errors
+/// The endpoint that could not be reached, and the reason.
+pub async fn connect(worker: &Outbound, to: &Destination<'_>, within: Duration) -> Result<Io, Error> {
+    let connected = match tokio::time::timeout(within, connect_slowly(worker, to)).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::ConnectTimeout { peer: to.label.clone(), missing: NO_CONNECTION, after: within }),
+    };
+    count(worker, to, connected.is_ok());
+    connected
+}
+
+/// Counts a connection attempt.
+pub fn count(worker: &Outbound, to: &Destination<'_>, is_connected: bool) {
+    let (upstream, endpoint) = to.label.split_once('/').unwrap_or((to.label, ""));
+    let metrics = &worker.shared.metrics;
+    // Names that clients choose never become metric labels.
+    if to.reach.is_none() {
+        let labels = EndpointLabels { upstream: Arc::from(upstream), endpoint: Arc::from(endpoint) };
+        let family = if is_connected { &metrics.upstream_connects } else { &metrics.upstream_connect_failures };
+        family.get_or_create(&labels).inc();
+    }
+}
+
+async fn connect_slowly(worker: &Outbound, to: &Destination<'_>) -> Result<Io, Error> {
+    let fault = |source: io::Error| Error::no_connection(&worker.shared.metrics, to.label, source);
+    let mut addresses = addresses(worker, to.host, to.reach).await?;
+    if to.guarded {
+        addresses = guard(worker, (to.host, to.port), addresses).await?;
+    }
+    if to.urgent {
+        addresses = addresses.map(|found| found.repeat(CANDIDATES));
+    }
+    let mut tcp = dial::connect_session(&addresses, to.port).await.map_err(fault)?;
+    if let Some(source) = to.proxy_source {
+        let destination = tcp.peer_addr().map_err(fault)?;
+        tcp.write_all(&proxy_protocol::encode(source, destination)).await.map_err(fault)?;
+    }
+    match to.tls {
+        Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault),
+        None => Ok(Io::Plain(tcp)),
+    }
+}

@@ -1,0 +1,501 @@
+//! Performs one request and its response on a leased connection, in any HTTP version.
+//!
+//! In: a head, an attempt to send the body, a connection. Out: a response whose body owns the rest of the exchange and
+//! returns the connection when it ends. A task sends the remaining request body, since a client may still send while it
+//! does not read the response. The response body owns that task: dropping it ends the exchange, and nothing runs
+//! detached.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::task::AbortHandle;
+
+use super::pool::{H1Connection, Lease, Pool};
+use crate::outbound::Outbound;
+use crate::outbound::client_stream::{Answer, Head, ask};
+use crate::upstream::InFlight;
+use hermes_transport::body::{Attempt, Body, BoxedBody, Interim, RequestBody, StreamBody, settle_length};
+use hermes_transport::body_writer::{Pipe, PipeError};
+use hermes_transport::early::Early;
+use hermes_transport::error::Error;
+use hermes_transport::h3::Datagrams;
+use hermes_transport::headers;
+use hermes_transport::runtime::session::{Connection, Entry};
+use hermes_transport::stream::{Receiver, Sender, StreamError};
+
+/// Maximum number of interim responses before a final one, over HTTP/2 or HTTP/3. Over HTTP/1.1, their bytes are
+/// limited.
+const MOST_HINTS: usize = 100;
+
+/// The context of an exchange, for errors and for the return of its connection.
+pub struct Place {
+    pub worker: Rc<Outbound>,
+    pub pool: Rc<Pool>,
+    pub peer: Arc<str>,
+    /// True if other clients may use the connection afterwards.
+    pub shareable: bool,
+    /// The session of the exchange, if a connection may be bound to its client.
+    pub session: Option<Rc<Entry>>,
+    /// Counts the exchange on its endpoint until its body ends.
+    pub in_flight: Option<InFlight>,
+}
+
+impl Place {
+    /// The error for a failure of the peer.
+    pub fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
+        Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
+    }
+
+    /// The client connection that an upstream connection may be bound to.
+    fn client(&self) -> Option<&Rc<Connection>> {
+        self.session.as_ref()?.bind_to_client()
+    }
+
+    /// The error of a failed stream. If the connection failed too, it is not used again.
+    fn stream_failed(&self, lease: &Lease, error: &StreamError) -> Error {
+        if error.is_of_connection {
+            lease.connection.close();
+        }
+        self.broken(error, error.is_unprocessed())
+    }
+
+    /// The error if the stream could not open, or if the head exceeds the peer's limit.
+    fn not_sent(&self, lease: &Lease, error: &StreamError) -> Error {
+        if let Some(oversize) = error.oversize() {
+            return Error::TooLarge(oversize);
+        }
+        lease.connection.close();
+        self.broken(error, true)
+    }
+}
+
+/// A response body that owns the rest of its exchange.
+pub enum ExchangeBody {
+    H1 { incoming: Incoming, carrier: Carrier, request: RequestBody, place: Place },
+    Shared { body: StreamBody, upload: Option<Upload>, place: Place, _lease: Lease },
+}
+
+/// The driver of an exchange's HTTP/1.1 connection.
+pub enum Carrier {
+    /// The reader of the response drives the connection. `None` once it was returned.
+    Reader(Option<Box<H1Connection>>),
+    /// A task drives the connection, since the request was incomplete when the response began.
+    Task { connection: Rc<RefCell<Option<Box<H1Connection>>>>, task: AbortHandle },
+}
+
+impl Carrier {
+    fn take(&mut self) -> Option<Box<H1Connection>> {
+        match self {
+            Carrier::Reader(connection) => connection.take(),
+            Carrier::Task { connection, .. } => connection.borrow_mut().take(),
+        }
+    }
+
+    /// Hands the connection over to a task, which drives it from now on.
+    fn hand_over(&mut self, worker: &Outbound) {
+        let Carrier::Reader(connection) = self else { return };
+        let connection = Rc::new(RefCell::new(connection.take()));
+        let moved = connection.clone();
+        let task = worker.spawn(std::future::poll_fn(move |cx| {
+            let mut moved = moved.borrow_mut();
+            let Some(connection) = &mut *moved else { return Poll::Ready(()) };
+            // The response body reports an error of the connection.
+            let _ = connection.poll(cx);
+            if connection.finished { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        *self = Carrier::Task { connection, task };
+    }
+}
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        if let Carrier::Task { task, .. } = self {
+            task.abort();
+        }
+    }
+}
+
+/// A task that sends the rest of a request on a shared connection.
+pub struct Upload(AbortHandle);
+
+impl Upload {
+    fn spawn(worker: &Outbound, mut pipe: Pipe<Attempt>) -> Self {
+        Self(worker.spawn(async move {
+            // The request body records a failure of the client; the response reports one of the upstream.
+            let _ = std::future::poll_fn(|cx| pipe.poll(cx)).await;
+        }))
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Performs an HTTP/1.1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
+/// `take_h1_connection`.
+///
+/// # Errors
+/// The connection failed, or the response is not valid HTTP.
+pub async fn over_h1(
+    mut connection: Box<H1Connection>,
+    mut request: Request<Attempt>,
+    place: Place,
+    entry: &Entry,
+    interim: Option<Arc<Interim>>,
+) -> Result<Response<ExchangeBody>, Error> {
+    let is_head = request.method() == Method::HEAD;
+    if let Some(interim) = &interim {
+        let interim = interim.clone();
+        hyper::ext::on_informational(&mut request, move |response| {
+            let mut copy = Response::new(());
+            *copy.status_mut() = response.status();
+            *copy.headers_mut() = response.headers().clone();
+            interim.push(copy);
+        });
+    }
+    let body = request.body().request();
+    if headers::authenticates_connection(request.headers()) {
+        connection.bind(place.client());
+    }
+    if goes_in_chunks(&request) {
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        request.body_mut().give_trailers_to(connection.trailers().clone());
+    }
+    connection.meter().expect_head(place.worker.snapshot().limits.header_bytes);
+    let mut response = std::pin::pin!(connection.sender.try_send_request(request));
+    let outcome = std::future::poll_fn(|cx| {
+        if let Poll::Ready(outcome) = response.as_mut().poll(cx) {
+            return Poll::Ready(Ok(outcome));
+        }
+        let before = connection.meter().left();
+        let driven = connection.poll(cx);
+        if connection.meter().left() != before {
+            // Interim responses such as 102 show that the origin is working.
+            entry.touch(&place.worker);
+        }
+        // Driving the connection may have completed the response.
+        match response.as_mut().poll(cx) {
+            Poll::Ready(outcome) => Poll::Ready(Ok(outcome)),
+            Poll::Pending if connection.finished => Poll::Ready(Err(driven.err())),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await;
+    match outcome {
+        Ok(Ok(mut response)) => {
+            settle_h1_head(&mut response, is_head).map_err(|reason| place.broken(reason, false))?;
+            connection.meter().has_head();
+            // Other responses continue an authentication only if their request did, which was checked above.
+            let is_challenge =
+                matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED);
+            if is_challenge && headers::authenticates_connection(response.headers()) {
+                connection.bind(place.client());
+            }
+            let carrier = Carrier::Reader(Some(connection));
+            Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, place }))
+        }
+        Ok(Err(mut failed)) => {
+            let unprocessed = failed.take_message().is_some();
+            Err(place.broken(chain(&failed.into_error()), unprocessed))
+        }
+        Err(error) => {
+            Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false))
+        }
+    }
+}
+
+/// True if the request has a body of unknown length, which hyper would silently drop for GET or HEAD.
+fn goes_in_chunks(request: &Request<Attempt>) -> bool {
+    let body = request.body();
+    !body.is_end_stream() && body.size_hint().exact().is_none() && !request.headers().contains_key(CONTENT_LENGTH)
+}
+
+/// Checks transfer coding and length, so that all later recipients interpret the body alike. hyper accepts other
+/// codings below chunked and removes the chunked coding. It ignores the length if there is no body, and HTTP/2 peers
+/// reject an invalid one.
+///
+/// # Errors
+/// An unsupported coding (RFC 9112, 6.1), or conflicting lengths.
+fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<(), &'static str> {
+    let has_no_body = is_head || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let headers = response.headers_mut();
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next()
+        && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+    {
+        return Err("its transfer coding is not chunked alone: nobody behind could read it");
+    }
+    let mut lengths =
+        headers.get_all(CONTENT_LENGTH).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    let Some(first) = lengths.next().map(<[u8]>::trim_ascii) else { return Ok(()) };
+    let is_number = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
+    if is_number && lengths.all(|length| length.trim_ascii() == first) {
+        let length = HeaderValue::from_bytes(first).map_err(|_| "its length is no number")?;
+        headers.insert(CONTENT_LENGTH, length);
+    } else if has_no_body {
+        headers.remove(CONTENT_LENGTH);
+    } else {
+        return Err("its lengths differ, or are none");
+    }
+    Ok(())
+}
+
+/// The error with its causes, since hyper's errors hide theirs one level down.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Performs an exchange on a stream of a shared connection.
+///
+/// # Errors
+/// The stream or the connection failed.
+pub async fn over_shared(
+    lease: Lease,
+    request: Request<()>,
+    body: Attempt,
+    place: Place,
+    entry: &Entry,
+    interim: Option<Arc<Interim>>,
+) -> Result<Response<ExchangeBody>, Error> {
+    let (ends, is_head) = (body.is_end_stream(), request.method() == Method::HEAD);
+    let asked = ask(&place.worker, &lease, request, ends).await;
+    let (mut answer, stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
+    let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
+    let mut hints = 0..MOST_HINTS;
+    let outcome = std::future::poll_fn(|cx| {
+        loop {
+            if let Some(pipe) = &mut upload {
+                match pipe.poll(cx) {
+                    Poll::Ready(Ok(())) => upload = None,
+                    // The client aborted its request, so no response matters.
+                    Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
+                    // The response explains the failure, except for a request that exceeds the peer's limit.
+                    Poll::Ready(Err(PipeError::Sink(error))) => match error.oversize() {
+                        Some(oversize) => return Poll::Ready(Err(Error::TooLarge(oversize))),
+                        None => upload = None,
+                    },
+                    Poll::Pending => {}
+                }
+            }
+            match ready!(answer.poll(cx)).map_err(|error| place.stream_failed(&lease, &error))? {
+                Head::Interim(_) if hints.next().is_none() => {
+                    return Poll::Ready(Err(place.broken("interim responses without end", false)));
+                }
+                Head::Interim(head) => {
+                    entry.touch(&place.worker);
+                    if let Some(interim) = &interim {
+                        interim.push(head);
+                    }
+                }
+                Head::Final(response) => return Poll::Ready(Ok(response)),
+            }
+        }
+    })
+    .await;
+    let response = outcome?;
+    let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
+    let mut response = response_of(response, is_head, lease, place);
+    if let ExchangeBody::Shared { upload, .. } = response.body_mut() {
+        *upload = rest;
+    }
+    Ok(response)
+}
+
+/// Wraps a response on a stream as that of an exchange.
+pub fn response_of(
+    mut response: Response<Receiver>,
+    is_head: bool,
+    lease: Lease,
+    place: Place,
+) -> Response<ExchangeBody> {
+    let length = settle_length(response.headers_mut());
+    let has_body = !is_head && !matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    response.map(|mut recv| {
+        if has_body {
+            recv.expect(length);
+        }
+        ExchangeBody::Shared { body: StreamBody::new(recv, length), upload: None, place, _lease: lease }
+    })
+}
+
+/// The response, the sending stream, its lease, and its datagrams.
+pub type Opened = (Response<Receiver>, Sender, Lease, Option<Datagrams>);
+
+/// Opens a stream as a tunnel, whose request body stays open. `early`: client data that is sent before the response.
+/// `has_datagrams`: the tunnel carries datagrams.
+///
+/// # Errors
+/// The stream or the connection failed before a response, or the client left.
+pub async fn open(
+    lease: Lease,
+    request: Request<()>,
+    place: &Place,
+    mut early: Option<&mut Early<'_>>,
+    has_datagrams: bool,
+) -> Result<Opened, Error> {
+    let is_connect = request.method() == Method::CONNECT;
+    let asked = ask(&place.worker, &lease, request, false).await;
+    let (mut answer, mut stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
+    let datagrams = has_datagrams.then(|| answer.datagrams()).flatten();
+    let failed = |error: StreamError| place.stream_failed(&lease, &error);
+    if let Some(early) = &early {
+        early.repeat(&mut stream).map_err(failed)?;
+    }
+    let response = std::future::poll_fn(|cx| {
+        loop {
+            if let Some(early) = &mut early {
+                early.send(cx, &mut stream)?;
+            }
+            match ready!(poll_answer(&mut answer, &mut stream, cx)).map_err(failed)? {
+                Head::Interim(_) => {}
+                Head::Final(response) => return Poll::Ready(Ok::<_, Error>(response)),
+            }
+        }
+    });
+    let mut response = response.await?;
+    if is_connect
+        && response.status().is_success()
+        && let Receiver::H3(recv) = response.body_mut()
+    {
+        // Trailers could pass for a graceful end of a truncated tunnel.
+        recv.expect_tunnel();
+    }
+    Ok((response, stream, lease, datagrams))
+}
+
+/// Polls for the response and meanwhile flushes the stream, which nothing else polls.
+fn poll_answer(answer: &mut Answer, stream: &mut Sender, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
+    // The response reports the same failure.
+    let _ = stream.poll_settled(cx);
+    answer.poll(cx)
+}
+
+impl ExchangeBody {
+    /// The context of the exchange.
+    pub fn place(&self) -> &Place {
+        match self {
+            ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place,
+        }
+    }
+
+    /// Takes the HTTP/1.1 connection out after the peer accepted a tunnel. The caller drives it from now on, for both
+    /// bodies if the tunnel is carried in bodies.
+    pub fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
+        match self {
+            ExchangeBody::H1 { carrier, .. } => carrier.take(),
+            ExchangeBody::Shared { .. } => None,
+        }
+    }
+
+    /// Takes the count on the endpoint, for a tunnel that outlives the bodies.
+    pub fn take_in_flight(&mut self) -> Option<InFlight> {
+        match self {
+            ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place.in_flight.take(),
+        }
+    }
+
+    /// Returns the connection if the response has no body. Otherwise a task may take over the rest of the request.
+    pub fn settle(mut self) -> Body {
+        let ended = self.is_end_stream();
+        match &mut self {
+            ExchangeBody::H1 { carrier, place, .. } if ended => {
+                release(carrier, place);
+                return Body::Empty;
+            }
+            ExchangeBody::Shared { upload: None, .. } if ended => return Body::Empty,
+            ExchangeBody::H1 { carrier, request, place, .. } if !request.is_taken() => {
+                carrier.hand_over(&place.worker);
+            }
+            _ => {}
+        }
+        Body::boxed(self)
+    }
+}
+
+/// Returns an HTTP/1.1 connection once hyper has noticed that both messages are complete.
+fn release(carrier: &mut Carrier, place: &Place) {
+    if let Some(mut connection) = carrier.take() {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        if connection.poll(&mut cx).is_ok() {
+            place.pool.give_back(&place.worker, connection, place.shareable);
+        }
+    }
+}
+
+impl BoxedBody for ExchangeBody {
+    /// Binds the body to this session.
+    fn bind(&self, session: &Rc<Entry>) {
+        if let ExchangeBody::Shared { body, .. } = self {
+            body.bind(session);
+        }
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self {
+            ExchangeBody::H1 { incoming, carrier, place, .. } => {
+                let frame = ready!(poll_h1(incoming, carrier, cx))
+                    .map(|frame| frame.map_err(|error| place.broken(error, false)));
+                let is_last = |frame: &Result<Frame<_>, _>| matches!(frame, Ok(frame) if frame.is_trailers());
+                if frame.as_ref().is_none_or(is_last) || incoming.is_end_stream() {
+                    release(carrier, place);
+                }
+                Poll::Ready(frame)
+            }
+            ExchangeBody::Shared { body, place, .. } => {
+                Pin::new(body).poll_frame(cx).map_err(|error| match error {
+                    // `StreamBody` serves both sides; here its peer is the upstream.
+                    Error::ClientGone(reason) => place.broken(reason, false),
+                    other => other,
+                })
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            ExchangeBody::H1 { incoming, .. } => incoming.is_end_stream(),
+            ExchangeBody::Shared { body, .. } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            ExchangeBody::H1 { incoming, .. } => incoming.size_hint(),
+            ExchangeBody::Shared { body, .. } => body.size_hint(),
+        }
+    }
+}
+
+/// Polls hyper's body and its connection together: the body requests data, the connection reads it, and the body
+/// receives it.
+fn poll_h1(
+    incoming: &mut Incoming,
+    carrier: &mut Carrier,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    if let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(cx) {
+        return Poll::Ready(frame);
+    }
+    if let Carrier::Reader(Some(connection)) = carrier {
+        // The body reports an error of the connection too.
+        let _ = connection.poll(cx);
+    }
+    Pin::new(incoming).poll_frame(cx)
+}

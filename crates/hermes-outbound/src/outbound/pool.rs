@@ -1,0 +1,537 @@
+//! The connections of one worker to one endpoint.
+//!
+//! In: a connection spec (`Wish`). Out: an exclusive HTTP/1.1 connection, or a stream on a shared HTTP/2 or HTTP/3
+//! connection. The holder drives an HTTP/1.1 connection; nothing drives an idle one, so changes by the peer show when
+//! the next holder takes it. A task of the worker drives each shared connection. Limited: connections of a pool,
+//! waiting requests, and idle time. Never: shared between workers. The pool key names the upstream's state, so that
+//! changed upstreams and renewed identities begin with fresh connections.
+
+mod fallback;
+mod h1;
+mod h2;
+pub mod h3;
+pub mod idle;
+mod queue;
+mod reverse;
+mod shared;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::reach::Reach;
+use hermes_model::snapshot::UpstreamProtocol;
+use hermes_net::Io;
+use hermes_wire::capsule;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use self::fallback::Avoids;
+pub use self::fallback::{HEAD_START, first_of};
+pub use self::h1::H1Connection;
+use self::h1::{handshake_h1, probe};
+pub use self::h2::{ADDED_BYTES, ADDED_LINES, ERROR_RESETS, FRAME_BUDGET, MAX_FRAME, RESETS_REMEMBERED, SEND_BUFFER};
+use self::idle::IdlePlace;
+use self::queue::Open;
+pub use self::queue::Permit;
+pub use self::reverse::Kept;
+pub use self::shared::{Lease, SharedConnection, Speaks};
+use super::Outbound;
+use super::connect::{Destination, connect};
+use crate::reverse::Presence;
+use crate::upstream::{ClientTls, InFlight};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::{Connection, Entry};
+use hermes_transport::runtime::shares::{Bound, Owner, Share, Shares};
+use hermes_transport::stream::StreamLease;
+
+/// The identity of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PoolKey {
+    /// `UpstreamState::id`, or the ID of a terminating route.
+    pub owner: u64,
+    /// The endpoint, as in labels.
+    pub endpoint: Arc<str>,
+}
+
+/// The owner of pools of reverse connections; no upstream has this ID.
+const NODES: u64 = u64::MAX;
+
+impl PoolKey {
+    /// The pool of a node's reverse connections, whichever upstreams name it.
+    pub fn of_node(node: &Arc<str>) -> Self {
+        Self { owner: NODES, endpoint: node.clone() }
+    }
+
+    /// The node of a pool of reverse connections.
+    pub fn node(&self) -> Option<&Arc<str>> {
+        (self.owner == NODES).then_some(&self.endpoint)
+    }
+}
+
+/// The reason why a lease failed.
+pub struct Failed {
+    pub error: Error,
+    /// Another request's dial failed; that request reports it.
+    pub was_others: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, was_others: false }
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}
+
+/// A leased connection.
+pub enum Leased {
+    H1(Box<H1Connection>),
+    Shared(Lease),
+}
+
+impl Leased {
+    /// The maximum size of an IP packet that the connection carries unfragmented.
+    pub fn packet_capacity(&self) -> usize {
+        match self {
+            Leased::Shared(lease) => lease.connection.packet_capacity(),
+            Leased::H1(_) => capsule::MAX_PACKET,
+        }
+    }
+}
+
+/// The resources of a tunnel with a dedicated connection, held for its lifetime.
+pub struct TunnelPermit {
+    _in_flight: Option<InFlight>,
+    _permit: Permit,
+}
+
+impl TunnelPermit {
+    pub fn new(in_flight: Option<InFlight>, permit: Permit) -> Self {
+        Self { _in_flight: in_flight, _permit: permit }
+    }
+}
+
+impl StreamLease for TunnelPermit {}
+
+/// The resources of a tunnel on a shared connection, held for its lifetime.
+pub struct TunnelLease {
+    lease: Lease,
+    _in_flight: Option<InFlight>,
+}
+
+impl TunnelLease {
+    pub fn new(lease: Lease, in_flight: Option<InFlight>) -> Self {
+        Self { lease, _in_flight: in_flight }
+    }
+}
+
+impl StreamLease for TunnelLease {
+    fn is_leaving(&self) -> bool {
+        self.lease.connection.is_going()
+    }
+}
+
+/// The failure of the last shared dial.
+struct DialFailure {
+    /// The number of the dial.
+    number: u64,
+    error: Error,
+    /// The request that dialled is gone: the first waiter must report the failure.
+    is_untold: Cell<bool>,
+}
+
+/// The connections to one endpoint.
+#[derive(Default)]
+pub struct Pool {
+    #[allow(clippy::vec_box)] // Leased and given back as a box: 700 bytes are moved once.
+    idle: RefCell<Vec<Box<H1Connection>>>,
+    shared: RefCell<Vec<Rc<SharedConnection>>>,
+    open: Rc<Open>,
+    /// Sessions that wait for a connection, by client.
+    pending: Arc<Shares>,
+    /// A shared dial is in progress, and other requests wait for its outcome.
+    dialing_for_all: Cell<bool>,
+    /// ALPN selected HTTP/1.1 last time, so each request dials for itself.
+    settles_on_h1: Cell<bool>,
+    dial_failure: RefCell<Option<DialFailure>>,
+    dials: Cell<u64>,
+    /// The pool is no longer swept: a new connection serves only its current waiters.
+    retired: Cell<bool>,
+    avoids_quic: Avoids,
+}
+
+/// The connection spec of a request.
+pub struct Wish<'a> {
+    pub destination: Destination<'a>,
+    pub protocol: UpstreamProtocol,
+    pub connect_within: Duration,
+    /// Requires a new connection, for a second try after a stale one.
+    pub fresh: bool,
+    /// The node, if the endpoint is reached over reverse connections.
+    pub node: Option<&'a Arc<Presence>>,
+    /// The client's connection, which upstream connections may be bound to.
+    pub client: Option<&'a Rc<Connection>>,
+    /// The session that waits for a connection. `None`: the node itself requests one.
+    pub session: Option<&'a Rc<Entry>>,
+}
+
+impl Wish<'_> {
+    /// An owned copy, for a dial that may outlive its request. Its connection may serve any request, so it has no PROXY
+    /// header and may be used before it is leased.
+    fn standing(&self) -> Standing {
+        let to = &self.destination;
+        Standing {
+            host: to.host.to_owned(),
+            port: to.port,
+            label: to.label.clone(),
+            reach: to.reach,
+            guarded: to.guarded,
+            tls: to.tls.cloned(),
+            protocol: self.protocol,
+            connect_within: self.connect_within,
+        }
+    }
+}
+
+/// An owned connection spec without a session: see [`Wish::standing`].
+struct Standing {
+    host: String,
+    port: u16,
+    label: Arc<str>,
+    reach: Option<Reach>,
+    guarded: bool,
+    tls: Option<ClientTls>,
+    protocol: UpstreamProtocol,
+    connect_within: Duration,
+}
+
+impl Standing {
+    fn wish(&self) -> Wish<'_> {
+        let Self { host, port, label, reach, guarded, tls, .. } = self;
+        let (port, reach, guarded, tls) = (*port, *reach, *guarded, tls.as_ref());
+        Wish {
+            destination: Destination { host, port, label, reach, guarded, tls, proxy_source: None, urgent: false },
+            protocol: self.protocol,
+            connect_within: self.connect_within,
+            fresh: false,
+            node: None,
+            client: None,
+            session: None,
+        }
+    }
+}
+
+impl Pool {
+    fn wake_one(&self) {
+        self.open.wake_one();
+    }
+
+    /// Leases a connection for one request.
+    ///
+    /// # Errors
+    /// No connection could be opened, or too many requests wait already.
+    pub async fn lease(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Failed> {
+        match wish.protocol {
+            _ if wish.node.is_some() => Ok(Box::pin(self.lease_kept(worker, wish)).await?),
+            UpstreamProtocol::H2 | UpstreamProtocol::H3 => self.lease_shared(worker, wish).await,
+            UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, wish)).await,
+            UpstreamProtocol::H1 | UpstreamProtocol::Tcp => Ok(self.lease_h1(worker, wish).await?),
+        }
+    }
+
+    /// A permit for a dedicated connection that the caller opens.
+    ///
+    /// # Errors
+    /// Too many requests wait already.
+    pub async fn permit(&self, worker: &Rc<Outbound>, session: Option<&Rc<Entry>>) -> Result<Permit, Error> {
+        let mut had_turn = false;
+        loop {
+            if !self.comes_after(worker, had_turn) && !self.is_full(worker) {
+                return Ok(Permit::take(&self.open));
+            }
+            self.wait(worker, session, had_turn).await?;
+            had_turn = true;
+        }
+    }
+
+    /// Waits for a connection, or for permission to dial. If too many sessions wait, the client with the most of them
+    /// loses one.
+    async fn wait(&self, worker: &Rc<Outbound>, session: Option<&Rc<Entry>>, had_turn: bool) -> Result<(), Error> {
+        if had_turn && !self.idle.borrow().is_empty() {
+            // The idle connection may suit another waiter.
+            self.open.waiting.pass_on();
+        }
+        let limit = worker.snapshot().limits.upstream_pending;
+        let too_many = || Error::Limit("requests that wait for an upstream connection");
+        let share = session.and_then(|session| {
+            let bound = Bound { name: "upstream-pending", limit, reserve: 0 };
+            let share = Share::take(worker, &self.pending, Owner::of_session(&session.facts), bound)?;
+            share.is_held_by(session);
+            Some(share)
+        });
+        // A session whose turn was in vain keeps its position, whatever its share is now.
+        if session.is_some() && share.is_none() && !had_turn {
+            return Err(too_many());
+        }
+        // A displaced session leaves the queue a moment later, so the queue needs extra room.
+        let Some(mut waiter) = self.open.waiting.join(2 * limit, had_turn) else {
+            worker.shared.metrics.limit("upstream-pending");
+            return Err(too_many());
+        };
+        waiter.turn().await;
+        Ok(())
+    }
+
+    /// True if the pool is at its limit, and no idle bound connection could be closed by this call.
+    fn is_full(&self, worker: &Outbound) -> bool {
+        let most = worker.snapshot().limits.upstream_connections;
+        self.open.count.get() >= most && !self.close_bound(worker)
+    }
+
+    /// True if the waiters with a turn claim all free capacity, so that a newcomer must queue.
+    fn comes_after(&self, worker: &Outbound, had_turn: bool) -> bool {
+        let most = worker.snapshot().limits.upstream_connections;
+        let free = || {
+            let free = self.idle.borrow().len() + most.saturating_sub(self.open.count.get());
+            // An HTTP/2 peer may set no stream limit, hence the saturating sum.
+            self.shared.borrow().iter().fold(free, |free, connection| free.saturating_add(connection.room()))
+        };
+        !had_turn && self.open.waiting.has_all(free)
+    }
+
+    /// True if this request must not dial: a shared dial is in progress, or the limit is reached.
+    ///
+    /// # Errors
+    /// A shared dial failed while this request waited for it; the failure applies to it too.
+    fn is_for_others(&self, worker: &Outbound, dials_seen: u64, had_turn: bool) -> Result<bool, Failed> {
+        if let Some(failure) = &*self.dial_failure.borrow()
+            && failure.number > dials_seen
+        {
+            if had_turn {
+                // A request that came after that dial may have queued behind this one.
+                self.open.wake_one();
+            }
+            return Err(Failed { error: failure.error.clone(), was_others: !failure.is_untold.take() });
+        }
+        Ok(self.dialing_for_all.get() || self.is_full(worker))
+    }
+
+    /// A stream on an existing connection, or `None` if the caller should dial.
+    async fn place_or_dial(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        session: Option<&Rc<Entry>>,
+        dials_seen: u64,
+    ) -> Result<Option<Lease>, Failed> {
+        let mut had_turn = false;
+        loop {
+            if self.comes_after(worker, had_turn) {
+                self.wait(worker, session, had_turn).await?;
+                had_turn = true;
+            }
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Some(lease));
+            }
+            if !self.is_for_others(worker, dials_seen, had_turn)?
+                && let Some(lease) = Box::pin(self.leave_soon(worker, had_turn)).await
+            {
+                return Ok(Some(lease));
+            }
+            // The state may have changed during the wait.
+            if !self.is_for_others(worker, dials_seen, had_turn)? {
+                return Ok(None);
+            }
+            if let Some(lease) = Box::pin(self.turn_or_leave(worker, session, had_turn)).await? {
+                return Ok(Some(lease));
+            }
+            had_turn = true;
+        }
+    }
+
+    /// A stream on a shared connection. One request dials for all that wait.
+    async fn lease_shared(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Failed> {
+        if let Some(lease) = self.place_or_dial(worker, wish.session, self.dials.get()).await? {
+            if wish.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
+                self.try_quic_again(worker, wish);
+            }
+            return Ok(Leased::Shared(lease));
+        }
+        Ok(self.dial_for_all(worker, wish).await?)
+    }
+
+    /// Dials in a task of the worker. The request that began it waits like the others and may give up sooner; the dial
+    /// continues for the rest. The dial also continues without waiters, up to the timeout of this spec, since the next
+    /// request would otherwise start from zero. Flows that wait for less time than the endpoint takes would never get a
+    /// connection. The number of such dials stays small: each pool has one at a time, and only the document creates
+    /// endpoints with shared connections.
+    async fn dial_for_all(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
+        let (tell, outcome) = oneshot::channel();
+        let (pool, here, standing) = (self.clone(), worker.clone(), wish.standing());
+        worker.spawn(async move {
+            let wish = standing.wish();
+            let result = match wish.protocol {
+                UpstreamProtocol::Auto => pool.dial_either(&here, &wish, permit).await,
+                UpstreamProtocol::H3 => {
+                    pool.dial_h3_or_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here))
+                }
+                _ => pool.dial_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here)),
+            };
+            let failure = result.as_ref().err().cloned();
+            // The result takes its stream before others are woken, and releases it if the receiver left.
+            let left = tell.send(result).err();
+            dialing.end(failure, left.is_some());
+            if let Some(Ok(Leased::H1(mut connection))) = left
+                && probe(&mut connection)
+            {
+                pool.give_back(&here, connection, true);
+            }
+        });
+        // Tasks end only with their worker.
+        outcome.await.unwrap_or(Err(Error::Draining))
+    }
+
+    /// The first stream on a new connection.
+    fn first(self: &Rc<Self>, made: &Rc<SharedConnection>, worker: &Rc<Outbound>) -> Leased {
+        Leased::Shared(Lease::take(made, self, worker, false))
+    }
+
+    /// Leases a connection whose version ALPN selects. The first dial is shared, since it may become a shared
+    /// connection.
+    async fn lease_either(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Failed> {
+        let (dials_seen, mut had_turn) = (self.dials.get(), false);
+        loop {
+            if self.comes_after(worker, had_turn) {
+                self.wait(worker, wish.session, had_turn).await?;
+                had_turn = true;
+            }
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Leased::Shared(lease));
+            }
+            if !wish.fresh
+                && let Some(connection) = self.take_idle(wish.client)
+            {
+                return Ok(Leased::H1(connection));
+            }
+            if self.is_for_others(worker, dials_seen, had_turn)? {
+                self.wait(worker, wish.session, had_turn).await?;
+                had_turn = true;
+                continue;
+            }
+            if self.settles_on_h1.get() {
+                return Ok(self.dial_either(worker, wish, Permit::take(&self.open)).await?);
+            }
+            return Ok(self.dial_for_all(worker, wish).await?);
+        }
+    }
+
+    async fn dial_either(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Leased, Error> {
+        let deadline = Instant::now() + wish.connect_within;
+        let io = connect(worker, &wish.destination, wish.connect_within).await?;
+        let is_h2 = io.alpn() == Some(b"h2");
+        self.settles_on_h1.set(!is_h2);
+        if is_h2 {
+            let connection = self.adopt_h2(worker, wish, io, permit, deadline).await?;
+            return Ok(self.first(&connection, worker));
+        }
+        Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
+    }
+
+    /// Starts HTTP/2 on a connection that was opened elsewhere. Returns a stream on it.
+    ///
+    /// # Errors
+    /// Errors of a dial.
+    pub async fn adopt(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        io: Io,
+        deadline: Instant,
+    ) -> Result<Lease, Error> {
+        let connection = self.adopt_h2(worker, wish, io, Permit::take(&self.open), deadline).await?;
+        Ok(Lease::take(&connection, self, worker, false))
+    }
+
+    /// Drops closed connections and those that were idle for too long. True if the pool can be removed.
+    pub fn sweep(&self, worker: &Outbound, idle_limit: Duration) -> bool {
+        let now = worker.now();
+        let expired = |since: u64| Duration::from_millis(now.saturating_sub(since)) >= idle_limit;
+        let mut idle = std::mem::take(&mut *self.idle.borrow_mut());
+        idle.retain_mut(|connection| !expired(connection.idle_since) && !connection.is_orphaned() && probe(connection));
+        self.idle.borrow_mut().append(&mut idle);
+        for connection in self.shared.borrow().iter() {
+            if !connection.is_kept && connection.streams.get() == 0 && expired(connection.idle_since.get()) {
+                connection.retire();
+            }
+        }
+        // A dialling request would return to a removed pool. The knowledge about QUIC is kept as long as it is useful.
+        self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.counts(worker.now())
+    }
+
+    /// Collects the turns of the idle connections.
+    pub fn idle_turns(&self, turns: &mut Vec<u64>) {
+        let of = |place: Option<&IdlePlace>| place.map(|place| place.turn);
+        turns.extend(self.idle.borrow().iter().filter_map(|connection| of(connection.idle.as_ref())));
+        turns.extend(self.shared.borrow().iter().filter_map(|connection| of(connection.idle.borrow().as_ref())));
+    }
+
+    /// Closes the idle connections up to this turn; returns their number.
+    pub fn close_idle(&self, last: u64) -> usize {
+        let goes = |place: Option<&IdlePlace>| place.is_some_and(|place| place.turn <= last);
+        let going: Vec<_> =
+            self.idle.borrow_mut().extract_if(.., |connection| goes(connection.idle.as_ref())).collect();
+        let mut closed = going.len();
+        for connection in self.shared.borrow().iter() {
+            if goes(connection.idle.borrow().as_ref()) {
+                connection.idle.take();
+                connection.retire();
+                closed += 1;
+            }
+        }
+        closed
+    }
+
+    /// The upstream was removed from the document: closes idle connections and lets others finish.
+    pub fn retire(&self) {
+        self.retired.set(true);
+        self.idle.borrow_mut().clear();
+        for connection in self.shared.borrow().iter() {
+            connection.retire();
+        }
+    }
+}
+
+/// Marks a shared dial. When it ends or is dropped, the waiting requests continue.
+struct Dialing(Rc<Pool>);
+
+impl Dialing {
+    fn begin(pool: &Rc<Pool>) -> Self {
+        pool.dialing_for_all.set(true);
+        Self(pool.clone())
+    }
+
+    fn end(self, failure: Option<Error>, is_untold: bool) {
+        let number = self.0.dials.get() + 1;
+        self.0.dials.set(number);
+        let failure = failure.map(|error| DialFailure { number, error, is_untold: Cell::new(is_untold) });
+        *self.0.dial_failure.borrow_mut() = failure;
+    }
+}
+
+impl Drop for Dialing {
+    fn drop(&mut self) {
+        self.0.dialing_for_all.set(false);
+        self.0.open.wake_all();
+    }
+}

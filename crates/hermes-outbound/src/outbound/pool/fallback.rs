@@ -1,0 +1,314 @@
+//! HTTP/3 if QUIC gets through, HTTP/2 if it does not.
+//!
+//! In: a connection spec for HTTP/3. Out: a connection of either version, and a log line about a fallback. QUIC has a
+//! head start. Networks that block UDP, or whose paths are too narrow for QUIC (RFC 9000, section 14: 1,200 bytes), are
+//! served over TCP at the same address. A QUIC connection that lost its path is closed, and its streams begin again.
+//! QUIC is retried after a while, beside TCP, and replaces it on success.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use hermes_net::quic;
+
+use super::queue::Permit;
+use super::shared::SharedConnection;
+use super::{Pool, Wish};
+use crate::outbound::Outbound;
+use hermes_transport::error::{Error, NO_CONNECTION};
+use hermes_transport::h3::Link;
+
+/// The time that QUIC's handshake gets before TCP starts beside it.
+pub const HEAD_START: Duration = Duration::from_millis(700);
+/// After QUIC failed and TCP succeeded, QUIC is not retried for this time (milliseconds); it doubles up to the maximum.
+const AVOID: u64 = 30_000;
+const LAST_AVOID: u64 = 16 * AVOID;
+/// The interval at which a connection is checked.
+pub(super) const LOOK: Duration = Duration::from_millis(250);
+/// The path is dark if data is unacknowledged for this time.
+pub(super) const DARK: Duration = Duration::from_secs(2);
+/// On paths with long round trips, the time is this many round trips.
+pub(super) const ANSWERS: u32 = 3;
+/// Lost packets of at least this average size may have been too large for the path.
+const LONG: u64 = 1000;
+/// Timeout of a test handshake, whose packets have QUIC's minimum size. A lost packet is sent again after a second (RFC
+/// 9002, section 6.2.2), so a lossy path does not pass for a narrow one.
+const PROBE: Duration = Duration::from_millis(1300);
+/// A path that was found wide enough is not tested again for this time; it doubles up to the maximum.
+const DOUBT_AGAIN: Duration = Duration::from_secs(4);
+const LAST_DOUBT: Duration = Duration::from_secs(64);
+
+/// The state of QUIC avoidance.
+#[derive(Default)]
+pub(super) struct Avoids {
+    /// The end of the avoidance, in milliseconds of the worker's clock.
+    until: Cell<u64>,
+    failures: Cell<u32>,
+    /// The addresses of this host at that time: with others it is in another network, where QUIC may get through.
+    network: RefCell<Arc<HashSet<IpAddr>>>,
+    /// A task is retrying QUIC.
+    is_tried: Cell<bool>,
+    /// The time when a path that had been good for long was last found dark.
+    dark_at: Cell<u64>,
+}
+
+impl Avoids {
+    pub(super) fn holds(&self, worker: &Outbound) -> bool {
+        self.until.get() > worker.now() && *self.network.borrow() == worker.shared.own_addresses()
+    }
+
+    /// True if the recorded failures are still relevant.
+    pub(super) fn counts(&self, now: u64) -> bool {
+        let is_known = self.dark_at.get() > 0 || self.failures.get() > 0;
+        is_known && now < self.dark_at.get().max(self.until.get()) + LAST_AVOID
+    }
+
+    /// Records that a long-good path is dark. True if this happened before, so that QUIC itself is the likely cause.
+    /// Several connections that fail at once count as one event.
+    fn is_dark_again(&self, began: u64, now: u64) -> bool {
+        let before = self.dark_at.get();
+        let is_again = before > 0 && began >= before && self.counts(now);
+        self.dark_at.set(now.max(1));
+        is_again
+    }
+
+    fn begin(&self, worker: &Outbound) {
+        let network = worker.shared.own_addresses();
+        if self.network.replace(network.clone()) != network {
+            self.failures.set(0);
+        }
+        let failures = self.failures.get();
+        self.failures.set(failures.saturating_add(1));
+        self.until.set(worker.now() + (AVOID << failures.min(16)).min(LAST_AVOID));
+    }
+}
+
+/// The target of a connection, for a test handshake.
+pub(super) struct Way {
+    config: quic::ClientConfig,
+    address: SocketAddr,
+    name: Arc<str>,
+}
+
+impl Way {
+    pub(super) fn of(wish: &Wish<'_>, address: SocketAddr) -> Option<Self> {
+        let tls = wish.destination.tls?;
+        Some(Self { config: tls.quic.clone()?, address, name: tls.name.clone() })
+    }
+}
+
+impl Pool {
+    /// Dials over QUIC, and over TCP if QUIC does not answer.
+    pub(super) async fn dial_h3_or_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        if self.avoids_quic.holds(worker) {
+            return self.dial_h2(worker, wish, permit).await;
+        }
+        let by_quic = pin!(self.dial_h3(worker, wish, permit));
+        let head_start = pin!(tokio::time::sleep(HEAD_START));
+        let begun = select(by_quic, head_start).await;
+        let by_tcp = pin!(self.dial_h2(worker, wish, Permit::take(&self.open)));
+        let (reason, result) = match begun {
+            Either::Left((Ok(connection), _)) => return Ok(connection),
+            Either::Left((Err(failure), _)) => {
+                (failure.to_string(), by_tcp.await.map_err(|other| telling(failure, other)))
+            }
+            Either::Right(((), by_quic)) => {
+                ("its handshake is not answered".to_owned(), first_of(by_quic, by_tcp, telling).await)
+            }
+        };
+        if result.as_ref().is_ok_and(|connection| !connection.is_h3()) {
+            self.avoid_quic(worker, wish.destination.label, &reason);
+        }
+        result
+    }
+
+    /// Retries QUIC in one task while HTTP/2 is the fallback, unless QUIC is avoided. Later requests use QUIC on
+    /// success.
+    pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) {
+        let avoids = &self.avoids_quic;
+        if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
+            return;
+        }
+        let takes = |other: &Rc<SharedConnection>| other.is_h3() && other.has_room() && other.is_alive();
+        if self.shared.borrow().iter().any(takes) {
+            return self.leave_h2(worker, wish.destination.label);
+        }
+        avoids.is_tried.set(true);
+        // The new connection replaces existing ones, so it may exceed the connection limit meanwhile.
+        let (permit, standing) = (Permit::take(&self.open), wish.standing());
+        let (pool, here) = (self.clone(), worker.clone());
+        worker.spawn(async move {
+            let wish = standing.wish();
+            let dialled = pool.dial_h3(&here, &wish, permit).await;
+            pool.avoids_quic.is_tried.set(false);
+            match dialled {
+                Ok(connection) if connection.has_room() => pool.leave_h2(&here, wish.destination.label),
+                Ok(connection) => {
+                    connection.retire();
+                    pool.avoids_quic.begin(&here);
+                }
+                Err(error) => {
+                    tracing::debug!(peer = %wish.destination.label, %error, "QUIC still does not get through");
+                    pool.avoids_quic.begin(&here);
+                }
+            }
+        });
+    }
+
+    /// QUIC works again: flows over HTTP/2 move or end there, and nothing new begins on HTTP/2.
+    fn leave_h2(&self, worker: &Outbound, peer: &str) {
+        tracing::info!(peer, "QUIC gets through again");
+        for connection in self.shared.borrow().iter().filter(|connection| !connection.is_h3()) {
+            connection.leave(worker);
+        }
+    }
+
+    /// Uses HTTP/2 from now on, for a while, and logs it. Several connections that fail at once count as one failure.
+    fn avoid_quic(&self, worker: &Outbound, peer: &str, reason: &str) {
+        if self.avoids_quic.holds(worker) {
+            return;
+        }
+        self.avoids_quic.begin(worker);
+        worker.shared.metrics.quic_fallbacks.inc();
+        tracing::warn!(peer, reason, "QUIC does not get through; HTTP/2 is used instead");
+    }
+
+    /// Watches a connection until its path is dark or too narrow for QUIC, then closes it.
+    pub(super) async fn watch_h3(
+        &self,
+        worker: &Outbound,
+        shared: &SharedConnection,
+        link: &Link,
+        way: &Way,
+        peer: &str,
+    ) {
+        let began = worker.now();
+        let reason = darkness(worker, shared, link, way).await;
+        let (avoids, now) = (&self.avoids_quic, worker.now());
+        let got_through = now >= began + AVOID;
+        // After a single event, the peer or the path is the likelier cause, so QUIC is dialled again. A middlebox may
+        // let QUIC begin and block it later, each time.
+        let is_darkness = got_through && reason == DARKNESS;
+        let is_again = is_darkness && avoids.is_dark_again(began, now);
+        if got_through && !is_again {
+            avoids.failures.set(0);
+        }
+        if is_darkness && !is_again {
+            tracing::warn!(peer, reason, "a connection over QUIC is given up");
+        } else {
+            self.avoid_quic(worker, peer, reason);
+        }
+        shared.close();
+        link.connection.close(quic::VarInt::from_u32(0), reason.as_bytes());
+    }
+}
+
+/// The first of two futures that succeeds. If both fail, `telling` chooses the error.
+pub async fn first_of<T, E>(
+    one: impl Future<Output = Result<T, E>> + Unpin,
+    other: impl Future<Output = Result<T, E>> + Unpin,
+    telling: fn(E, E) -> E,
+) -> Result<T, E> {
+    match select(one, other).await {
+        Either::Left((Ok(value), _)) | Either::Right((Ok(value), _)) => Ok(value),
+        Either::Left((Err(error), other)) => other.await.map_err(|second| telling(error, second)),
+        Either::Right((Err(second), one)) => one.await.map_err(|error| telling(error, second)),
+    }
+}
+
+/// The more specific error of the two: a timeout of QUIC could have any cause.
+fn telling(by_quic: Error, by_tcp: Error) -> Error {
+    if matches!(by_quic, Error::ConnectTimeout { missing: NO_CONNECTION, .. }) { by_tcp } else { by_quic }
+}
+
+const DARKNESS: &str = "no packet is answered";
+
+/// Returns the reason once sent data stays unacknowledged, or once large packets are lost and a test handshake fails.
+async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, way: &Way) -> &'static str {
+    let mut look = tokio::time::interval(LOOK);
+    let mut before = link.connection.stats();
+    let (mut silent, mut doubt_again) = (Duration::ZERO, DOUBT_AGAIN);
+    let mut trusted_until = tokio::time::Instant::now();
+    let (mut arrived, mut answered) = (link.arrived(), link.answered());
+    loop {
+        look.tick().await;
+        let now = link.connection.stats();
+        // Received data does not count: a path may be dark in one direction, and the peer keeps sending probes.
+        let is_heard = std::mem::replace(&mut answered, link.answered()) != answered;
+        let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
+        silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + LOOK };
+        if silent >= DARK.max(ANSWERS * now.path.rtt) {
+            return DARKNESS;
+        }
+        let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
+        let bytes = now.path.lost_bytes.saturating_sub(before.path.lost_bytes);
+        before = now;
+        // If other large packets arrive, losses say nothing about the path's width.
+        let is_wide = std::mem::replace(&mut arrived, link.arrived()) != arrived;
+        if is_wide || lost == 0 || bytes / lost < LONG || tokio::time::Instant::now() < trusted_until {
+            continue;
+        }
+        let still = || link.arrived() == arrived && link.connection.close_reason().is_none();
+        if !shakes_hands(worker, way).await && still() {
+            return "its packets are too long for the path";
+        }
+        trusted_until = tokio::time::Instant::now() + doubt_again;
+        doubt_again = (2 * doubt_again).min(LAST_DOUBT);
+    }
+}
+
+/// The frames sent that the peer must acknowledge (RFC 9000, section 13.2). A packet count would include
+/// acknowledgements of the peer's keepalives, which are owed no answer, so an idle tunnel's path would seem dark.
+fn answerable(stats: &quic::ConnectionStats) -> u64 {
+    let sent = &stats.frame_tx;
+    let data = sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
+    let credit = sent.max_data + sent.max_stream_data + sent.max_streams_bidi + sent.max_streams_uni;
+    // The frames of a probe without other data.
+    data + credit + sent.ping + sent.immediate_ack
+}
+
+/// True if a handshake succeeds. It begins with packets of 1,200 bytes, so the path is wide enough.
+async fn shakes_hands(worker: &Outbound, way: &Way) -> bool {
+    let Ok(endpoint) = worker.quic_client(way.address.is_ipv4()) else { return true };
+    let Ok(connecting) = endpoint.connect_with(way.config.clone(), way.address, &way.name) else { return true };
+    match tokio::time::timeout(PROBE, connecting).await {
+        Ok(Ok(connection)) => {
+            connection.close(quic::VarInt::from_u32(0), b"");
+            true
+        }
+        // A refusal proves that the packets arrived.
+        Ok(Err(_)) => true,
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stops_quic_each_time_is_told_from_a_peer_that_was_gone_once() {
+        let avoids = Avoids::default();
+        assert!(!avoids.counts(0));
+        assert!(!avoids.is_dark_again(0, 60_000));
+        // Another connection of that time is the same event; one that began later is another.
+        assert!(!avoids.is_dark_again(10, 60_250));
+        assert!(avoids.counts(61_000) && avoids.is_dark_again(61_000, 120_000));
+        // QUIC is avoided meanwhile, which does not count as a time in which it worked.
+        avoids.until.set(120_000 + LAST_AVOID);
+        assert!(avoids.is_dark_again(120_000 + LAST_AVOID, 180_000 + LAST_AVOID));
+        let long_after = avoids.dark_at.get() + LAST_AVOID;
+        assert!(!avoids.counts(long_after) && !avoids.is_dark_again(long_after - 60_000, long_after));
+    }
+}

@@ -1,0 +1,275 @@
+//! HTTP/1.1 connections to one endpoint.
+//!
+//! In: a connection spec. Out: an exclusive connection, idle or new. Its holder drives it. Nothing drives an idle
+//! connection, so changes by the peer show when the next holder takes it.
+
+use std::future::Future;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use hermes_net::Io;
+use hermes_net::tls::with_alpn;
+use http::uri::Scheme;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+
+use super::idle::IdlePlace;
+use super::queue::Permit;
+use super::{Leased, Pool, Wish};
+use crate::outbound::Outbound;
+use crate::outbound::connect::{Destination, connect};
+use crate::outbound::read_quota::{Meter, Metered};
+use crate::upstream::ClientTls;
+use hermes_transport::body::{Attempt, TrailerSlot};
+use hermes_transport::error::Error;
+use hermes_transport::headers::HYPER_HEADERS;
+use hermes_transport::runtime::session::Connection;
+
+/// Read buffer of an HTTP/1.1 connection.
+const READ_BUFFER: usize = 64 << 10;
+
+/// An HTTP/1.1 connection: hyper's sender and connection, held together.
+pub struct H1Connection {
+    pub sender: http1::SendRequest<Attempt>,
+    connection: http1::Connection<TokioIo<Metered>, Attempt>,
+    meter: Meter,
+    trailers: TrailerSlot,
+    is_secure: bool,
+    /// The connection future has completed and must not be polled again.
+    pub finished: bool,
+    pub reused: bool,
+    pub(super) idle_since: u64,
+    pub(super) idle: Option<IdlePlace>,
+    /// The only client connection whose requests may use it; `None`: any.
+    bound: Option<Weak<Connection>>,
+    permit: Permit,
+}
+
+impl H1Connection {
+    /// Drives the connection. An error is the connection's.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), hyper::Error> {
+        if self.finished {
+            return Ok(());
+        }
+        match self.connection.poll_without_shutdown(cx) {
+            Poll::Ready(result) => {
+                self.finished = true;
+                result
+            }
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// The scheme of requests in origin form on this connection.
+    pub fn scheme(&self) -> Scheme {
+        if self.is_secure { Scheme::HTTPS } else { Scheme::HTTP }
+    }
+
+    /// The meter of its reads.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// Binds the connection to a client's connection. NTLM and Negotiate authenticate a connection instead of a
+    /// request, so the origin attributes all its requests to that client. Without a client, it serves no further
+    /// request.
+    pub fn bind(&mut self, client: Option<&Rc<Connection>>) {
+        self.bound = Some(client.map(Rc::downgrade).unwrap_or_default());
+    }
+
+    fn is_bound_to(&self, client: &Rc<Connection>) -> bool {
+        self.bound.as_ref().is_some_and(|bound| std::ptr::eq(bound.as_ptr(), Rc::as_ptr(client)))
+    }
+
+    /// True if the client connection that it is bound to has ended.
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.bound.as_ref().is_some_and(|bound| bound.strong_count() == 0)
+    }
+
+    /// The slot for the trailers of a chunked request.
+    pub fn trailers(&self) -> &TrailerSlot {
+        &self.trailers
+    }
+
+    /// True if it can take another request.
+    pub fn is_reusable(&self) -> bool {
+        !self.finished && self.sender.is_ready()
+    }
+
+    /// The plain connection after `101` or 2xx to CONNECT, with bytes that were already read, and its permit.
+    pub async fn into_io(mut self: Box<Self>) -> (Io, Bytes, Permit) {
+        // hyper releases the connection once it has noticed the switch.
+        std::future::poll_fn(|cx| {
+            let _ = self.poll(cx);
+            if self.finished { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let Self { connection, permit, .. } = *self;
+        let parts = connection.into_parts();
+        (parts.io.into_inner().into_inner(), parts.read_buf, permit)
+    }
+}
+
+impl Pool {
+    pub(super) async fn lease_h1(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let mut had_turn = false;
+        loop {
+            if self.comes_after(worker, had_turn) {
+                self.wait(worker, wish.session, had_turn).await?;
+                had_turn = true;
+            }
+            // A connection with a PROXY header belongs to one source and is never shared.
+            if !wish.fresh
+                && wish.destination.proxy_source.is_none()
+                && let Some(connection) = self.take_idle(wish.client)
+            {
+                return Ok(Leased::H1(connection));
+            }
+            if !self.is_full(worker) {
+                return self.dial_or_idle(worker, wish).await;
+            }
+            self.wait(worker, wish.session, had_turn).await?;
+            had_turn = true;
+        }
+    }
+
+    /// Dials, and takes an idle connection if one becomes free first. In a burst, early requests finish before the last
+    /// dials succeed, if the origin's accept queue is short. A dial that lost continues and serves a later request, so
+    /// the pool grows to the demand.
+    async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let permit = Permit::take(&self.open);
+        if wish.fresh || wish.destination.proxy_source.is_some() {
+            return Ok(Leased::H1(Box::pin(dial_h1(worker, wish, permit)).await?));
+        }
+        let mut dial = Box::pin(self.dial_standing(worker, wish, permit));
+        while let Some(mut free) = self.open.dialing.join(self.open.count.get(), false) {
+            tokio::select! {
+                biased;
+                dialled = &mut dial => return dialled.map(Leased::H1),
+                () = free.turn() => {
+                    if let Some(connection) = self.take_idle(wish.client) {
+                        let (owner, pool) = (worker.clone(), self.clone());
+                        worker.spawn(async move {
+                            // hyper accepts a request only after the connection was polled.
+                            if let Ok(mut connection) = dial.await
+                                && probe(&mut connection)
+                            {
+                                pool.give_back(&owner, connection, true);
+                            }
+                        });
+                        return Ok(Leased::H1(connection));
+                    }
+                }
+            }
+        }
+        dial.await.map(Leased::H1)
+    }
+
+    /// Dials an HTTP/1.1 connection to an endpoint with a newer version, for upgrades that the newer version cannot
+    /// carry.
+    ///
+    /// # Errors
+    /// The dial failed, or too many requests wait for a connection.
+    pub async fn dial_h1_instead(&self, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Box<H1Connection>, Error> {
+        let permit = self.permit(worker, wish.session).await?;
+        let tls =
+            wish.destination.tls.map(|tls| ClientTls { config: with_alpn(&tls.config, b"http/1.1"), ..tls.clone() });
+        let destination = Destination { tls: tls.as_ref(), ..wish.destination };
+        dial_h1(worker, &Wish { destination, ..*wish }, permit).await
+    }
+
+    /// Starts a dial that may outlive its request.
+    fn dial_standing(
+        &self,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> impl Future<Output = Result<Box<H1Connection>, Error>> + 'static {
+        let (worker, standing) = (worker.clone(), wish.standing());
+        async move { dial_h1(&worker, &standing.wish(), permit).await }
+    }
+
+    /// Takes an idle connection that is bound to this client, or else an unbound one.
+    pub(super) fn take_idle(&self, client: Option<&Rc<Connection>>) -> Option<Box<H1Connection>> {
+        loop {
+            let mut connection = {
+                let mut idle = self.idle.borrow_mut();
+                let own = client.and_then(|client| idle.iter().rposition(|one| one.is_bound_to(client)));
+                let at = own.or_else(|| idle.iter().rposition(|one| one.bound.is_none()))?;
+                idle.remove(at)
+            };
+            if probe(&mut connection) {
+                connection.reused = true;
+                connection.idle = None;
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Closes the longest idle bound connection, to make room for one that others may use. False if no such connection exists.
+    pub(super) fn close_bound(&self, worker: &Outbound) -> bool {
+        let oldest = self.idle.borrow().iter().position(|one| one.bound.is_some());
+        let closed = oldest.map(|at| self.idle.borrow_mut().remove(at));
+        if closed.is_some() {
+            worker.shared.metrics.limit("upstream-bound-connections");
+        }
+        closed.is_some()
+    }
+
+    /// Returns a connection to the pool, if it can take another request.
+    pub fn give_back(&self, worker: &Outbound, mut connection: Box<H1Connection>, shareable: bool) {
+        if shareable && !self.retired.get() && !connection.is_orphaned() && connection.is_reusable() {
+            worker.make_room_for_idle();
+            connection.idle_since = worker.now();
+            connection.idle = Some(worker.idle.enter());
+            self.idle.borrow_mut().push(connection);
+            self.open.wake_for_idle();
+        }
+    }
+}
+
+async fn dial_h1(worker: &Rc<Outbound>, wish: &Wish<'_>, permit: Permit) -> Result<Box<H1Connection>, Error> {
+    let io = connect(worker, &wish.destination, wish.connect_within).await?;
+    Ok(Box::new(handshake_h1(worker, wish, io, permit).await?))
+}
+
+pub(super) async fn handshake_h1(
+    worker: &Outbound,
+    wish: &Wish<'_>,
+    io: Io,
+    permit: Permit,
+) -> Result<H1Connection, Error> {
+    let limits = &worker.snapshot().limits;
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(limits.header_bytes.max(READ_BUFFER)).max_header_size(limits.header_bytes);
+    if limits.header_count != HYPER_HEADERS {
+        builder.max_headers(limits.header_count);
+    }
+    let (trailers, is_secure) = (TrailerSlot::default(), matches!(io, Io::Tls(_)));
+    let (metered, meter) = Metered::new(io, trailers.clone());
+    let (sender, connection) = builder.handshake(TokioIo::new(metered)).await.map_err(|error| Error::Broken {
+        peer: wish.destination.label.clone(),
+        reason: error.to_string(),
+        unprocessed: true,
+    })?;
+    Ok(H1Connection {
+        sender,
+        connection,
+        meter,
+        trailers,
+        is_secure,
+        finished: false,
+        reused: false,
+        idle_since: 0,
+        idle: None,
+        bound: None,
+        permit,
+    })
+}
+
+/// True if an idle connection is still usable. Polls it, since nothing did while it was idle.
+pub(super) fn probe(connection: &mut H1Connection) -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    connection.poll(&mut cx).is_ok() && connection.is_reusable()
+}

@@ -1,0 +1,213 @@
+//! HTTP/2 connections to an endpoint.
+//!
+//! In: a connection spec. Out: a running connection.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::select;
+use hermes_model::snapshot::UpstreamProtocol;
+use hermes_net::Io;
+use hermes_net::tcp::Acks;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::fallback::{ANSWERS, DARK, LOOK};
+use super::queue::Permit;
+use super::shared::{SharedConnection, Speaks};
+use super::{Pool, Standing, Wish};
+use crate::outbound::Outbound;
+use crate::outbound::connect::connect;
+use hermes_transport::error::{Error, NO_SETTINGS};
+use hermes_transport::stream::h2::{Backlog, Scanned, Window};
+
+/// Maximum size of a DATA frame. Large frames carry a tunnel's bytes at a lower cost.
+pub const MAX_FRAME: u32 = 256 << 10;
+/// TokenBucket for small frames that h2 holds unread, at 256 bytes each. The sweep drains them; the budget covers the time
+/// between two sweeps. h2's default is half the window, beyond which it ends the connection.
+pub const FRAME_BUDGET: usize = 32 << 20;
+/// Number of streams reset by this node that h2 remembers for a second, so that frames in transit to them are not
+/// errors. Clients cancel at will, and no single client may end a connection for all others.
+pub const RESETS_REMEMBERED: usize = 4096;
+/// Limit of errors by a peer that carries many users' streams, such as frames for forgotten streams. Each error costs
+/// memory until the peer reads its reply.
+pub const ERROR_RESETS: usize = 65_536;
+/// Allowance for the header lines that nodes add: a node may pass on a larger head than it accepts.
+pub const ADDED_BYTES: u32 = 4 << 10;
+pub const ADDED_LINES: usize = 8;
+/// The buffer of h2 for a stream, beyond the peer's window.
+pub const SEND_BUFFER: usize = 512 << 10;
+
+impl Pool {
+    pub(super) async fn dial_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        let deadline = Instant::now() + wish.connect_within;
+        let io = connect(worker, &wish.destination, wish.connect_within).await?;
+        self.adopt_h2(worker, wish, io, permit, deadline).await
+    }
+
+    /// Starts HTTP/2 on a new connection and hands it to a task of the worker. `deadline` is that of the dial.
+    pub(super) async fn adopt_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        io: Io,
+        permit: Permit,
+        deadline: Instant,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        let acks = Acks::of(io.tcp());
+        let begun = begin_h2(worker, wish.destination.label, io, deadline, wish.connect_within).await?;
+        let shared = SharedConnection::new(begun.speaks, worker.now());
+        let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
+        let (pool, here, watched, standing) = (self.clone(), worker.clone(), shared.clone(), wish.standing());
+        self.share(worker, &shared, permit, async move {
+            match acks {
+                Ok(acks) => _ = select(pin!(drive), pin!(pool.watch_h2(&here, &watched, acks, &standing))).await,
+                Err(error) => {
+                    tracing::debug!(peer = %standing.label, %error, "whether its path is dark will not be seen");
+                    drive.await;
+                }
+            }
+        });
+        Ok(shared)
+    }
+
+    /// Watches whether the peer acknowledges the bytes sent on a connection. If it does not, nothing new begins there,
+    /// and flows that can move do. Other flows wait for the kernel, which retries for a quarter of an hour, or for as
+    /// long as a peer keeps its window closed. While the connection replaces HTTP/3 and its path is good, QUIC is
+    /// retried too, since long-lived flows request no other connection. Never returns.
+    async fn watch_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        shared: &SharedConnection,
+        acks: Acks,
+        standing: &Standing,
+    ) -> Infallible {
+        let peer = &*standing.label;
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut silent, mut acknowledged) = (Duration::ZERO, 0);
+        loop {
+            look.tick().await;
+            let is_dark = shared.is_silent.get();
+            if shared.is_unused() {
+                silent = Duration::ZERO;
+                if is_dark {
+                    shared.retire();
+                }
+                continue;
+            }
+            if standing.protocol == UpstreamProtocol::H3 && !shared.is_going() && !self.retired.get() {
+                self.try_quic_again(worker, &standing.wish());
+            }
+            let Ok(seen) = acks.look() else { continue };
+            // Data sent after the previous check is not overdue yet.
+            let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
+            // A peer confirms a closed window now and then, which acknowledges none of the waiting data.
+            let is_stuck = is_dark && seen.waiting_for.is_some() && seen.acknowledged == acknowledged;
+            silent = if is_owed || is_stuck { silent + LOOK } else { Duration::ZERO };
+            acknowledged = seen.acknowledged;
+            if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
+                if is_dark {
+                    // The connection has room again, and perhaps no other one opens.
+                    self.open.wake_all();
+                    tracing::info!(peer, "what is sent over HTTP/2 is acknowledged again");
+                } else {
+                    tracing::warn!(
+                        peer,
+                        "what is sent over HTTP/2 is not acknowledged: flows that can move look for another connection; \
+                         see whether the peer, and the way to it, is there"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A connection whose HTTP/2 has begun, without a driver yet.
+pub(super) struct Begun {
+    pub(super) connection: Connection,
+    pub(super) speaks: Speaks,
+    pub(super) window: Rc<Window>,
+}
+
+pub(super) type Connection = h2::client::Connection<Scanned, Bytes>;
+
+/// Starts HTTP/2 and waits for the peer's SETTINGS until `deadline`. `within` is the whole timeout, for the error.
+pub(super) async fn begin_h2(
+    worker: &Outbound,
+    peer: &Arc<str>,
+    io: Io,
+    deadline: Instant,
+    within: Duration,
+) -> Result<Begun, Error> {
+    let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: true };
+    let limits = &worker.snapshot().limits;
+    let window = Window::new(limits.connection_window);
+    let handshake = h2::client::Builder::new()
+        .initial_window_size(limits.stream_window)
+        .initial_connection_window_size(limits.connection_window)
+        .max_frame_size(MAX_FRAME)
+        .max_header_list_size(limits.header_bytes as u32 + ADDED_BYTES)
+        .max_local_error_reset_streams(Some(ERROR_RESETS))
+        .max_concurrent_reset_streams(RESETS_REMEMBERED)
+        .max_send_buffer_size(SEND_BUFFER)
+        .data_frame_budget(FRAME_BUDGET)
+        // Zero streams until the peer's SETTINGS arrive, which makes their arrival visible.
+        .initial_max_send_streams(0)
+        .enable_push(false)
+        .handshake::<_, Bytes>(Scanned::new(io, window.ends()));
+    let ready = async {
+        let (sender, mut connection) = handshake.await?;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+                return Poll::Ready(result.and(Err(h2::Reason::NO_ERROR.into())));
+            }
+            if sender.current_max_send_streams() > 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+        })
+        .await?;
+        Ok::<_, h2::Error>((sender, connection))
+    };
+    let (sender, connection) = tokio::time::timeout_at(deadline, ready)
+        .await
+        .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), missing: NO_SETTINGS, after: within })?
+        .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
+    let extended_connect = sender.is_extended_connect_protocol_enabled();
+    let speaks = Speaks::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
+    Ok(Begun { connection, speaks, window })
+}
+
+/// Drives an HTTP/2 connection until it ends.
+pub(super) async fn drive_h2(
+    worker: Rc<Outbound>,
+    mut connection: Connection,
+    shared: Rc<SharedConnection>,
+    window: Rc<Window>,
+) {
+    let mut widened_to = window.base();
+    let result = std::future::poll_fn(|cx| {
+        let target = window.poll_target(cx);
+        if std::mem::replace(&mut widened_to, target) != target {
+            connection.set_target_window_size(target);
+        }
+        if shared.poll_done(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let polled = Pin::new(&mut connection).poll(cx);
+        shared.look_for_goaway(&worker);
+        polled
+    })
+    .await;
+    if let Err(error) = result {
+        tracing::debug!(%error, "an upstream h2 connection ended");
+    }
+}

@@ -1,0 +1,155 @@
+//! HTTP/3 connections to an endpoint.
+//!
+//! In: a connection spec. Out: a running connection. Never: a spec without TLS, which `check` rejects.
+
+use std::future::{Future, pending};
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use hermes_net::quic;
+use hermes_wire::h3::{Code, Settings};
+use tokio::time::Instant;
+
+use super::fallback::Way;
+use super::queue::Permit;
+use super::shared::{Lease, SharedConnection, Speaks};
+use super::{ADDED_BYTES, Pool, Wish};
+use crate::outbound::Outbound;
+use crate::outbound::connect::{Destination, addresses, count, guard};
+use hermes_transport::error::{Error, NO_CONNECTION, NO_SETTINGS};
+use hermes_transport::h3::{Link, Windows};
+
+impl Pool {
+    pub(super) async fn dial_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        permit: Permit,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        let deadline = Instant::now() + wish.connect_within;
+        let begun = match tokio::time::timeout_at(deadline, dial(worker, &wish.destination)).await {
+            Ok(Ok(connection)) => self.adopt_h3(worker, wish, connection, permit, deadline).await,
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(late(wish, NO_CONNECTION)),
+        };
+        count(worker, &wish.destination, begun.is_ok());
+        begun
+    }
+
+    /// Starts HTTP/3 on a connection that was opened elsewhere, and that is kept even if its path is dark. Returns a
+    /// stream on it.
+    ///
+    /// # Errors
+    /// Errors of a dial.
+    pub async fn adopt_quic(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        connection: quic::Connection,
+        deadline: Instant,
+    ) -> Result<Lease, Error> {
+        // Without TLS settings, the path is not watched.
+        let destination = Destination { tls: None, ..wish.destination };
+        let wish = Wish { destination, ..*wish };
+        let shared = self.adopt_h3(worker, &wish, connection, Permit::take(&self.open), deadline).await?;
+        Ok(Lease::take(&shared, self, worker, false))
+    }
+
+    async fn adopt_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        wish: &Wish<'_>,
+        connection: quic::Connection,
+        permit: Permit,
+        deadline: Instant,
+    ) -> Result<Rc<SharedConnection>, Error> {
+        let way = Way::of(wish, connection.remote_address());
+        let ours = settings(worker);
+        let link = Link::new(connection, false, windows(worker));
+        let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
+        let (here, driven, driven_link) = (worker.clone(), shared.clone(), link.clone());
+        let (pool, peer) = (self.clone(), wish.destination.label.clone());
+        self.share(worker, &shared, permit, async move {
+            let watching = async {
+                let Some(way) = way else { return pending().await };
+                pool.watch_h3(&here, &driven, &driven_link, &way, &peer).await;
+            };
+            tokio::select! {
+                () = drive_h3(&here, &driven_link, &driven, ours) => {}
+                () = watching => {}
+                () = muteness(&driven_link, deadline) => {}
+            }
+        });
+        // The peer's capabilities must be known before a tunnel is requested. The lease keeps the connection in use
+        // meanwhile: a pool that a reload retires closes unused connections, but its waiters must still be served.
+        let _in_use = Lease::take(&shared, self, worker, false);
+        match link.settled().await {
+            None if Instant::now() >= deadline => Err(late(wish, NO_SETTINGS)),
+            _ => Ok(shared),
+        }
+    }
+}
+
+/// Ends a connection whose peer sent no SETTINGS before the deadline. The request that dialled may use another
+/// connection meanwhile and no longer wait.
+async fn muteness(link: &Link, deadline: Instant) {
+    tokio::time::sleep_until(deadline).await;
+    if link.settings().is_some() {
+        pending::<()>().await;
+    }
+    link.close(Code::MissingSettings, "no SETTINGS came in time");
+}
+
+fn late(wish: &Wish<'_>, missing: &'static str) -> Error {
+    Error::ConnectTimeout { peer: wish.destination.label.clone(), missing, after: wish.connect_within }
+}
+
+/// Opens an authenticated QUIC connection to an endpoint.
+///
+/// # Errors
+/// The endpoint that could not be reached, and the reason.
+pub async fn dial(worker: &Outbound, to: &Destination<'_>) -> Result<quic::Connection, Error> {
+    let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
+    let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
+    let (config, name) = tls.ok_or_else(|| Error::Internal("HTTP/3 without TLS".to_owned()))?;
+    let mut addresses = addresses(worker, to.host, to.reach).await?;
+    if to.guarded {
+        addresses = guard(worker, (to.host, to.port), addresses).await?;
+    }
+    let connected = hermes_net::dial::first(&addresses, |ip| {
+        let (endpoint, config, name) = (worker.quic_client(ip.is_ipv4()), config.clone(), name.clone());
+        let address = (ip, to.port).into();
+        async move { quic::connect(&endpoint?, config, address, &name).await }
+    });
+    connected.await.map_err(fault)
+}
+
+/// The flow-control windows that this node grants.
+pub(super) fn windows(worker: &Outbound) -> Windows {
+    let limits = &worker.snapshot().limits;
+    Windows { stream: limits.stream_window, connection: limits.connection_window }
+}
+
+/// The SETTINGS of this node.
+pub(super) fn settings(worker: &Outbound) -> Settings {
+    let limits = &worker.snapshot().limits;
+    let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);
+    Settings { max_field_section: Some(most), extended_connect: false, datagrams: true }
+}
+
+pub(super) async fn drive_h3(worker: &Outbound, link: &Link, shared: &SharedConnection, ours: Settings) {
+    let mut driver = pin!(link.drive(worker, ours, None));
+    std::future::poll_fn(|cx| {
+        if shared.poll_done(cx).is_ready() {
+            link.close(Code::NoError, "");
+            return Poll::Ready(());
+        }
+        let polled = driver.as_mut().poll(cx);
+        shared.look_for_goaway(worker);
+        polled
+    })
+    .await;
+}

@@ -1,0 +1,287 @@
+//! Reverse connections of a node, in the pool of its name.
+//!
+//! In: a connection on which the node serves requests. Out: leases, as on any shared connection. Without a connection
+//! on this worker, requests wait: briefly if the last one has just closed, and up to their timeout if another worker
+//! has one. The newest connection has priority, since an older one may be dead unnoticed. Never: a dial.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use hermes_model::snapshot::Listener;
+use hermes_net::tcp::Acks;
+use hermes_net::{Io, quic};
+use http::{Request, Response, StatusCode, Uri};
+use tokio::time::Instant;
+
+use super::h2::{begin_h2, drive_h2};
+use super::h3::{drive_h3, settings, windows};
+use super::queue::Permit;
+use super::shared::{Lease, SharedConnection, Speaks};
+use super::{Leased, Pool, Wish};
+use crate::outbound::Outbound;
+use crate::outbound::client_stream::{Head, ask};
+use crate::reverse::{Beat, FAR_END, Place, Presence, Probe, Pulse};
+use hermes_transport::error::{Error, NO_CONNECTION, NO_SETTINGS};
+use hermes_transport::h3::Link;
+use hermes_transport::metrics::ListenerLabels;
+use hermes_transport::stream::StreamError;
+
+/// Maximum number of connections of one node on a worker; beyond it the oldest is retired. A node has several if it
+/// reconnects, or dials several addresses of this node.
+const MOST_OF_NODE: usize = 4;
+/// Maximum number of retired connections, which end with their last request. Beyond it the oldest ends at once, so that
+/// a node that dials repeatedly cannot occupy all connections.
+const MOST_GIVEN_UP: usize = 8;
+/// Timeout of a call to a node, which answers calls immediately.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// The future that drives a connection until it ends.
+pub(super) type Driven = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A reverse connection, for as long as it is in the pool.
+pub struct Kept {
+    worker: Rc<Outbound>,
+    pool: Rc<Pool>,
+    shared: Rc<SharedConnection>,
+    pub presence: Arc<Presence>,
+    labels: ListenerLabels,
+    /// True while it counts as a connection that takes requests.
+    is_usable: Cell<bool>,
+    _permit: Permit,
+}
+
+impl Kept {
+    fn begin(
+        worker: &Rc<Outbound>,
+        pool: &Rc<Pool>,
+        presence: &Arc<Presence>,
+        listener: &Listener,
+        shared: Rc<SharedConnection>,
+        permit: Permit,
+    ) -> Self {
+        let labels = ListenerLabels { listener: listener.name.clone() };
+        worker.shared.metrics.reverse_connections.get_or_create(&labels).inc();
+        let mut all = pool.shared.borrow_mut();
+        all.insert(0, shared.clone());
+        for (place, old) in all.iter().enumerate().skip(MOST_OF_NODE) {
+            if place < MOST_OF_NODE + MOST_GIVEN_UP {
+                old.retire();
+            } else if !old.is_over() {
+                old.end();
+                worker.shared.metrics.limit("reverse-connections");
+            }
+        }
+        drop(all);
+        let kept = Self {
+            worker: worker.clone(),
+            pool: pool.clone(),
+            shared,
+            presence: presence.clone(),
+            labels,
+            is_usable: Cell::new(false),
+            _permit: permit,
+        };
+        kept.set_usable(true);
+        kept
+    }
+
+    /// Prevents further requests, and ends the connection with its last one.
+    pub fn retire(&self) {
+        self.shared.retire();
+        self.set_usable(false);
+    }
+
+    /// Sends a request of this node, and waits for its response.
+    ///
+    /// # Errors
+    /// The stream or its connection failed, or no response arrived in time.
+    pub async fn call(&self, request: Request<()>) -> Result<Response<()>, Error> {
+        let lease = Lease::take(&self.shared, &self.pool, &self.worker, false);
+        let answer = tokio::time::timeout(ANSWER, answer_of(&self.worker, &lease, request)).await;
+        let peer = self.presence.node.clone();
+        match answer {
+            Ok(answer) => answer.map_err(|error| broken(peer, &error)),
+            Err(_) => {
+                let reason = format!("it answers no call within {ANSWER:?}");
+                Err(Error::Broken { peer, reason, unprocessed: false })
+            }
+        }
+    }
+
+    /// Monitors whether the node is alive; returns when it is not.
+    pub async fn listen(&self, mut pulse: Pulse, source: IpAddr, place: &Place) {
+        let mut newer = self.presence.newer();
+        loop {
+            let beat = std::future::poll_fn(|cx| {
+                let beat = pulse.poll(cx, self.shared.heard());
+                self.shared.is_silent.set(beat != Beat::Strong);
+                if !self.shared.is_alive() {
+                    // The node accepts no further request, so the connection ends with its last one.
+                    self.shared.retire();
+                }
+                if self.shared.is_closed() {
+                    place.give_way();
+                }
+                self.set_usable(beat == Beat::Strong && !self.shared.is_closed());
+                if beat == Beat::Dead { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::select! {
+                () = beat => return,
+                () = self.shared.ended() => return,
+                // The sender lives as long as this value.
+                _ = newer.changed() => {
+                    let from = newer.borrow_and_update().1;
+                    // A node may have an IPv4 and an IPv6 address at once.
+                    let is_elsewhere = |from: IpAddr| from.is_ipv4() == source.is_ipv4() && from != source;
+                    pulse.doubt(from.is_some_and(is_elsewhere));
+                }
+            }
+        }
+    }
+
+    fn set_usable(&self, is_usable: bool) {
+        match (self.is_usable.replace(is_usable), is_usable) {
+            (false, true) => self.presence.came(),
+            (true, false) => self.presence.went(self.worker.shared.now()),
+            _ => return,
+        }
+        // Waiting requests check again: for a stream, or for their remaining time.
+        self.pool.open.wake_all();
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.shared.close();
+        self.pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.shared));
+        self.set_usable(false);
+        self.worker.shared.metrics.reverse_connections.get_or_create(&self.labels).dec();
+    }
+}
+
+fn broken(peer: Arc<str>, error: &StreamError) -> Error {
+    Error::Broken { peer, reason: error.to_string(), unprocessed: false }
+}
+
+/// The response head for a request without a body.
+async fn answer_of(worker: &Rc<Outbound>, lease: &Lease, request: Request<()>) -> Result<Response<()>, StreamError> {
+    let (mut answer, _stream) = ask(worker, lease, request, true).await?;
+    std::future::poll_fn(|cx| {
+        loop {
+            match ready!(answer.poll(cx))? {
+                Head::Interim(_) => {}
+                Head::Final(response) => return Poll::Ready(Ok(response.map(drop))),
+            }
+        }
+    })
+    .await
+}
+
+impl Pool {
+    /// Sends a GET of this node over a reverse connection.
+    ///
+    /// # Errors
+    /// This worker has no connection of the node, or no response arrived.
+    pub async fn get(self: &Rc<Self>, worker: &Rc<Outbound>, node: &str, path: &str) -> Result<StatusCode, Error> {
+        let absent = || Error::NotConnected { node: Arc::from(node) };
+        let place = match self.place(worker, true) {
+            Some(lease) => Some(lease),
+            None => tokio::time::timeout(ANSWER, self.leave(worker)).await.ok().flatten(),
+        };
+        let lease = place.ok_or_else(absent)?;
+        let uri = Uri::builder().scheme("https").authority(node).path_and_query(path).build();
+        let request =
+            uri.and_then(|uri| Request::get(uri).body(())).map_err(|error| Error::Malformed(error.to_string()))?;
+        let answer = answer_of(worker, &lease, request).await;
+        answer.map(|answer| answer.status()).map_err(|error| broken(Arc::from(node), &error))
+    }
+
+    /// Starts HTTP/2 on a connection on which a node serves, within the timeout. Returns its pool entry, its driver,
+    /// and its keepalive.
+    ///
+    /// # Errors
+    /// The node does not serve on it.
+    pub async fn keep_h2(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        presence: &Arc<Presence>,
+        listener: &Listener,
+        io: Io,
+        within: Duration,
+    ) -> Result<(Kept, Driven, Pulse), Error> {
+        // Taken before any wait: the sweep removes a pool without connections.
+        let permit = Permit::take(&self.open);
+        let acks = Acks::of(io.tcp()).ok();
+        let mut begun = begin_h2(worker, &presence.node, io, Instant::now() + within, within).await?;
+        let pulse = Pulse::new(begun.connection.ping_pong().map(Probe::Ping), acks, FAR_END);
+        let shared = SharedConnection::kept(begun.speaks, worker.now());
+        let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
+        Ok((Kept::begin(worker, self, presence, listener, shared, permit), Box::pin(drive), pulse))
+    }
+
+    /// Like [`Self::keep_h2`], for HTTP/3.
+    ///
+    /// # Errors
+    /// Errors of [`Self::keep_h2`].
+    pub async fn keep_h3(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        presence: &Arc<Presence>,
+        listener: &Listener,
+        quic: quic::Connection,
+        within: Duration,
+    ) -> Result<(Kept, Driven, Pulse), Error> {
+        let permit = Permit::take(&self.open);
+        let link = Link::new(quic, false, windows(worker));
+        let shared = SharedConnection::kept(Speaks::H3(link.clone()), worker.now());
+        let (here, ours) = (worker.clone(), settings(worker));
+        let (driven_link, driven) = (link.clone(), shared.clone());
+        let mut drive: Driven = Box::pin(async move { drive_h3(&here, &driven_link, &driven, ours).await });
+        // The peer's capabilities must be known before a tunnel is requested.
+        let settled = async {
+            tokio::select! {
+                () = &mut drive => None,
+                settled = link.settled() => settled,
+            }
+        };
+        let late = |_| Error::ConnectTimeout { peer: presence.node.clone(), missing: NO_SETTINGS, after: within };
+        if tokio::time::timeout(within, settled).await.map_err(late)?.is_none() {
+            let reason = "HTTP/3 did not begin".to_owned();
+            return Err(Error::Broken { peer: presence.node.clone(), reason, unprocessed: true });
+        }
+        Ok((Kept::begin(worker, self, presence, listener, shared, permit), drive, Pulse::new(None, None, FAR_END)))
+    }
+
+    /// A stream on a reverse connection of the endpoint.
+    pub(super) async fn lease_kept(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+        let Some(presence) = wish.node else { return Err(Error::Internal("a node without a name".to_owned())) };
+        let absent = || Error::NotConnected { node: presence.node.clone() };
+        let (began, mut had_turn) = (Instant::now(), false);
+        loop {
+            // Marked as reused: a connection that fails during a request says nothing about the next one.
+            if let Some(lease) = self.place(worker, true) {
+                return Ok(Leased::Shared(lease));
+            }
+            let left = wish.connect_within.saturating_sub(began.elapsed());
+            let patience = presence.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
+            match tokio::time::timeout(patience, self.turn_or_leave(worker, wish.session, had_turn)).await {
+                Ok(Ok(Some(lease))) => return Ok(Leased::Shared(lease)),
+                Ok(waited) => {
+                    waited?;
+                    had_turn = true;
+                }
+                Err(_) if !presence.is_here() => return Err(absent()),
+                Err(_) => {
+                    let peer = wish.destination.label.clone();
+                    return Err(Error::ConnectTimeout { peer, missing: NO_CONNECTION, after: wish.connect_within });
+                }
+            }
+        }
+    }
+}

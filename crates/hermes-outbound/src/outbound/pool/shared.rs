@@ -1,0 +1,445 @@
+//! Shared connections to one endpoint, over HTTP/2 or HTTP/3.
+//!
+//! In: an open connection. Out: leases, one for each stream. A task of the worker drives the connection to its end. A
+//! retired connection ends with its last stream.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use hermes_net::quic;
+use hermes_wire::capsule;
+use hermes_wire::h3::Code;
+
+use super::Pool;
+use super::idle::IdlePlace;
+use super::queue::Turn;
+use crate::outbound::Outbound;
+use hermes_transport::error::Error;
+use hermes_transport::h3::Link;
+use hermes_transport::h3::datagrams::packet_capacity;
+use hermes_transport::h3::link::number;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::session::Entry;
+use hermes_transport::stream::h2::{Backlog, Window};
+
+/// Maximum number of streams on an HTTP/3 connection. The peer may allow fewer, which QUIC reports when a stream opens.
+const H3_STREAMS: usize = 100;
+/// A peer grants new streams a round trip after others ended. Beyond that, the pool waits for this time before it dials
+/// another connection.
+const LEAVE: Duration = Duration::from_millis(10);
+
+/// A connection with streams of many requests.
+pub struct SharedConnection {
+    pub speaks: Speaks,
+    pub(super) streams: Cell<usize>,
+    closed: Cell<bool>,
+    pub(super) idle_since: Cell<u64>,
+    pub(super) idle: RefCell<Option<IdlePlace>>,
+    /// Tells the driver to close once its streams have ended.
+    retiring: Oneshot<()>,
+    /// Tells the keeper of a reverse connection to end it at once, with all streams.
+    over: Oneshot<()>,
+    /// A reverse connection: its node keeps it, and the pool does not close it when idle.
+    pub(super) is_kept: bool,
+    /// The peer sent GOAWAY, or a better connection exists.
+    is_going: Cell<bool>,
+    /// The path was silent for too long: no new streams until the peer is heard again.
+    pub(super) is_silent: Cell<bool>,
+}
+
+/// The protocol on the connection, with its state.
+pub enum Speaks {
+    H2 {
+        sender: ::h2::client::SendRequest<Bytes>,
+        /// The peer supports extended CONNECT (RFC 8441).
+        extended_connect: bool,
+        window: Rc<Window>,
+        backlog: Backlog,
+    },
+    H3(Rc<Link>),
+}
+
+impl SharedConnection {
+    pub(super) fn new(speaks: Speaks, now: u64) -> Rc<Self> {
+        Self::of(speaks, now, false)
+    }
+
+    /// A reverse connection, which its node keeps open.
+    pub(super) fn kept(speaks: Speaks, now: u64) -> Rc<Self> {
+        Self::of(speaks, now, true)
+    }
+
+    fn of(speaks: Speaks, now: u64, is_kept: bool) -> Rc<Self> {
+        Rc::new(Self {
+            speaks,
+            is_kept,
+            is_going: Cell::new(false),
+            is_silent: Cell::new(false),
+            streams: Cell::new(0),
+            closed: Cell::new(false),
+            idle_since: Cell::new(now),
+            idle: RefCell::default(),
+            retiring: Oneshot::default(),
+            over: Oneshot::default(),
+        })
+    }
+
+    /// True if another stream may open.
+    pub(super) fn has_room(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// The number of streams that may still open.
+    pub(super) fn room(&self) -> usize {
+        let most = match &self.speaks {
+            Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
+            Speaks::H3(_) => H3_STREAMS,
+        };
+        // The limits of the peer are unknown before its SETTINGS.
+        let is_settled = match &self.speaks {
+            Speaks::H2 { .. } => true,
+            Speaks::H3(link) => link.settings().is_some(),
+        };
+        let takes_any = is_settled && !self.closed.get() && !self.is_silent.get();
+        if takes_any { most.saturating_sub(self.streams.get()) } else { 0 }
+    }
+
+    /// True unless the peer has sent GOAWAY, as far as it was read.
+    pub(super) fn is_alive(&self) -> bool {
+        let is_alive = match &self.speaks {
+            Speaks::H2 { sender, .. } => {
+                let mut cx = Context::from_waker(Waker::noop());
+                !matches!(sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
+            }
+            Speaks::H3(link) => !link.is_going(),
+        };
+        if !is_alive {
+            self.close();
+        }
+        is_alive
+    }
+
+    /// True if long-lived flows should move to another connection: the peer sent GOAWAY, the path is dark, or a better
+    /// connection exists. The peer of a reverse connection dials a replacement itself.
+    pub fn is_going(&self) -> bool {
+        self.is_going.get() || (self.is_silent.get() && !self.is_kept)
+    }
+
+    /// Records whether the path is dark, and tells the flows on it. True if that changed.
+    pub(super) fn set_dark(&self, worker: &Outbound, is_dark: bool) -> bool {
+        let is_news = self.is_silent.replace(is_dark) != is_dark;
+        if is_news {
+            worker.live.nudge_flows();
+        }
+        is_news
+    }
+
+    /// Retires the connection in favour of a better one: nothing new begins on it, and flows that can move do.
+    pub(super) fn leave(&self, worker: &Outbound) {
+        self.retire();
+        if !self.is_going.replace(true) {
+            worker.live.nudge_flows();
+        }
+    }
+
+    /// Tells the flows about a GOAWAY. The driver calls this after it has read all input.
+    pub(super) fn look_for_goaway(&self, worker: &Outbound) {
+        let has_come = || match &self.speaks {
+            Speaks::H2 { window, .. } => window.ends().is_going(),
+            Speaks::H3(link) => link.is_going(),
+        };
+        if !self.is_going.get() && has_come() {
+            self.is_going.set(true);
+            worker.live.nudge_flows();
+        }
+    }
+
+    /// The peer supports extended CONNECT (RFC 8441, RFC 9220).
+    pub fn takes_extended_connect(&self) -> bool {
+        match &self.speaks {
+            Speaks::H2 { extended_connect, .. } => *extended_connect,
+            Speaks::H3(link) => link.settings().is_some_and(|settings| settings.extended_connect),
+        }
+    }
+
+    /// True if tunnels on it may use datagrams beside their streams.
+    pub fn has_datagrams(&self) -> bool {
+        self.is_h3()
+    }
+
+    /// The maximum size of an IP packet that the connection carries unfragmented.
+    pub(super) fn packet_capacity(&self) -> usize {
+        match &self.speaks {
+            Speaks::H2 { .. } => capsule::MAX_PACKET,
+            Speaks::H3(link) => packet_capacity(link),
+        }
+    }
+
+    /// A counter that increases with each reception.
+    pub fn heard(&self) -> u64 {
+        match &self.speaks {
+            Speaks::H2 { window, .. } => window.ends().reads(),
+            Speaks::H3(link) => link.connection.stats().udp_rx.datagrams,
+        }
+    }
+
+    /// True for HTTP/3.
+    pub(super) fn is_h3(&self) -> bool {
+        matches!(self.speaks, Speaks::H3(_))
+    }
+
+    /// True if no stream is open.
+    pub(super) fn is_unused(&self) -> bool {
+        self.streams.get() == 0
+    }
+
+    /// True for a reverse connection.
+    pub fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// True if no further stream may open.
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Prevents further streams.
+    pub fn close(&self) {
+        self.closed.set(true);
+    }
+
+    /// Prevents further streams, and ends the connection with its last one.
+    pub fn retire(&self) {
+        self.close();
+        self.retiring.set(());
+    }
+
+    /// Ends the connection at once, with all streams.
+    pub fn end(&self) {
+        self.close();
+        self.over.set(());
+    }
+
+    /// True if `end` was called.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    /// Waits for `end`.
+    pub(super) async fn ended(&self) {
+        self.over.wait().await;
+    }
+
+    /// Ready if the connection is retired and has no streams. Streams that end wake the driver.
+    pub fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.streams.get() == 0 { self.retiring.poll(cx) } else { Poll::Pending }
+    }
+}
+
+/// A lease of one stream on a shared connection.
+pub struct Lease {
+    pub connection: Rc<SharedConnection>,
+    pool: Rc<Pool>,
+    worker: Rc<Outbound>,
+    pub reused: bool,
+    /// The HTTP/3 stream, if it is already open.
+    stream: Cell<Option<Box<Opened>>>,
+    /// The time of the lease in milliseconds of the worker's clock, and the reception counter at that time.
+    since: u64,
+    heard: u64,
+}
+
+/// A QUIC stream on which nothing was sent yet.
+pub(super) type Opened = (quic::SendStream, quic::RecvStream);
+
+/// Minimum duration of a stream, in milliseconds, to conclude from silence on its connection that the peer or the path
+/// is lost. The connection then gets no further streams.
+const SILENT: u64 = 1000;
+
+impl Lease {
+    pub(super) fn take(
+        connection: &Rc<SharedConnection>,
+        pool: &Rc<Pool>,
+        worker: &Rc<Outbound>,
+        reused: bool,
+    ) -> Self {
+        connection.streams.set(connection.streams.get() + 1);
+        connection.idle.take();
+        let (since, heard) = (worker.now(), connection.heard());
+        let (connection, pool, worker) = (connection.clone(), pool.clone(), worker.clone());
+        Self { connection, pool, worker, reused, stream: Cell::new(None), since, heard }
+    }
+
+    /// Like [`Self::take`], if the peer allows another stream now.
+    fn take_allowed(
+        connection: &Rc<SharedConnection>,
+        pool: &Rc<Pool>,
+        worker: &Rc<Outbound>,
+        reused: bool,
+    ) -> Option<Self> {
+        let stream = match &connection.speaks {
+            Speaks::H2 { .. } => None,
+            Speaks::H3(link) => Some(Box::new(link.connection.open_bi().now_or_never()?.ok()?)),
+        };
+        let lease = Self::take(connection, pool, worker, reused);
+        lease.stream.set(stream);
+        Some(lease)
+    }
+
+    /// Opens a stream on the connection, which speaks HTTP/3.
+    ///
+    /// # Errors
+    /// The connection ended.
+    pub async fn open(&self, link: &Link) -> Result<Opened, quic::ConnectionError> {
+        match self.stream.take() {
+            Some(stream) => Ok(*stream),
+            None => link.connection.open_bi().await,
+        }
+    }
+}
+
+/// Cancels an unused stream. A graceful end would be a truncated request.
+fn cancel((send, recv): &mut Opened) {
+    let _ = send.reset(number(Code::RequestCancelled));
+    let _ = recv.stop(number(Code::RequestCancelled));
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let connection = &self.connection;
+        let unused = self.stream.take();
+        // An unused stream is owed no answer.
+        let is_owed = unused.is_none();
+        if let Some(mut stream) = unused {
+            cancel(&mut stream);
+        }
+        connection.streams.set(connection.streams.get() - 1);
+        let was_silent = || self.worker.now() >= self.since + SILENT && connection.heard() == self.heard;
+        if is_owed && !connection.is_kept && was_silent() {
+            connection.close();
+        }
+        connection.idle_since.set(self.worker.now());
+        if connection.streams.get() == 0 {
+            if connection.closed.get() {
+                // Wakes the driver of a retired connection: this was its last stream.
+                connection.retire();
+            } else if !connection.is_kept {
+                self.worker.make_room_for_idle();
+                connection.idle.replace(Some(self.worker.idle.enter()));
+            }
+        }
+        self.pool.wake_one();
+    }
+}
+
+/// Opens a stream as soon as its peer allows one.
+async fn open_on(connection: &Rc<SharedConnection>) -> (&Rc<SharedConnection>, Result<Opened, quic::ConnectionError>) {
+    match &connection.speaks {
+        Speaks::H3(link) => (connection, link.connection.open_bi().await),
+        Speaks::H2 { .. } => std::future::pending().await,
+    }
+}
+
+impl Pool {
+    /// A stream on a connection with room, if any.
+    pub(super) fn place(self: &Rc<Self>, worker: &Rc<Outbound>, reused: bool) -> Option<Lease> {
+        let shared = self.shared.borrow();
+        let mut fit = shared.iter().filter(|connection| connection.has_room() && connection.is_alive());
+        fit.find_map(|connection| Lease::take_allowed(connection, self, worker, reused))
+    }
+
+    /// Waits for a stream on the first HTTP/3 connection whose peer grants one. `None` at once if there is no such
+    /// connection. Waiting keeps no connection in use.
+    pub(super) async fn leave(self: &Rc<Self>, worker: &Rc<Outbound>) -> Option<Lease> {
+        let full = self.full();
+        let mut opening: FuturesUnordered<_> = full.iter().map(open_on).collect();
+        while let Some((connection, opened)) = opening.next().await {
+            match opened {
+                Ok(stream) if !connection.is_closed() => {
+                    let lease = Lease::take(connection, self, worker, true);
+                    lease.stream.set(Some(Box::new(stream)));
+                    return Some(lease);
+                }
+                Ok(mut stream) => cancel(&mut stream),
+                // The driver may not have noticed the end yet; closing prevents further attempts.
+                Err(_) => connection.close(),
+            }
+        }
+        None
+    }
+
+    /// HTTP/3 connections that are below this node's own stream limit.
+    fn full(&self) -> Vec<Rc<SharedConnection>> {
+        let shared = self.shared.borrow();
+        shared.iter().filter(|one| one.is_h3() && one.has_room() && one.is_alive()).cloned().collect()
+    }
+
+    /// Like [`Self::leave`], for as long as a grant in transit may take.
+    pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Outbound>, had_turn: bool) -> Option<Lease> {
+        let rtts = self.full().into_iter().filter_map(|full| match &full.speaks {
+            Speaks::H3(link) => Some(link.connection.rtt()),
+            Speaks::H2 { .. } => None,
+        });
+        let within = 2 * rtts.max()? + LEAVE;
+        // A dropped wait passes the turn on, and a granted stream makes the turn unnecessary.
+        let turn = had_turn.then(|| Turn::of(&self.open));
+        let lease = tokio::time::timeout(within, self.leave(worker)).await.ok().flatten();
+        if let Some(turn) = turn
+            && lease.is_none()
+        {
+            turn.keep();
+        }
+        lease
+    }
+
+    /// Waits for a turn or for a granted stream, whichever comes first. Both are needed: a local stream that ends gives
+    /// a turn at once, while the peer's grant follows a round trip later.
+    ///
+    /// # Errors
+    /// Too many requests wait already.
+    pub(super) async fn turn_or_leave(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        session: Option<&Rc<Entry>>,
+        had_turn: bool,
+    ) -> Result<Option<Lease>, Error> {
+        tokio::select! {
+            biased;
+            turn = self.wait(worker, session, had_turn) => turn.map(|()| None),
+            Some(lease) = self.leave(worker) => Ok(Some(lease)),
+        }
+    }
+
+    /// Adds a shared connection and the task that drives it. `permit` is held until the connection ends.
+    pub(super) fn share(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        shared: &Rc<SharedConnection>,
+        permit: super::Permit,
+        drive: impl Future<Output = ()> + 'static,
+    ) {
+        if self.retired.get() {
+            shared.retire();
+        }
+        {
+            // HTTP/3 connections come first: requests that prefer HTTP/3 get HTTP/2 only if nothing else exists.
+            let mut all = self.shared.borrow_mut();
+            let behind = if shared.is_h3() { all.iter().take_while(|other| other.is_h3()).count() } else { all.len() };
+            all.insert(behind, shared.clone());
+        }
+        let (pool, shared) = (self.clone(), shared.clone());
+        worker.spawn(async move {
+            drive.await;
+            shared.close();
+            pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &shared));
+            drop(permit);
+            pool.open.wake_all();
+        });
+    }
+}

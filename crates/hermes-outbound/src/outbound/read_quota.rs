@@ -1,0 +1,152 @@
+//! A read quota for upstream HTTP/1.1 connections.
+//!
+//! In: a socket. Out: the same bytes, under two limits. At most `A_TURN` bytes are read before the worker's other tasks
+//! run: hyper reads as long as input is available, and an origin can send one-byte chunks. The bytes before a final
+//! response are limited too, since hyper skips any number of interim responses. A failed write is not reported: a
+//! response that the origin sent before it closed may still be unread, and the read side reports the end of the
+//! connection. Never: the meaning of the bytes.
+
+use std::cell::Cell;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use hermes_net::Io;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use hermes_transport::body::TrailerSlot;
+
+/// Bytes that are read in one turn of the task.
+const A_TURN: usize = 64 << 10;
+/// Limit of bytes before a final response, as a multiple of the maximum head size, to allow interim responses.
+const HEADS: usize = 16;
+
+/// The read quota, shared by the connection and its socket.
+#[derive(Clone)]
+pub struct Meter(Rc<Allowance>);
+
+struct Allowance {
+    turn: Cell<usize>,
+    /// The remaining bytes before a final response. `None` if no response is pending.
+    heads: Cell<Option<usize>>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        Self(Rc::new(Allowance { turn: Cell::new(A_TURN), heads: Cell::new(None) }))
+    }
+
+    /// Begins to wait for a response whose head has at most `header_bytes`.
+    pub fn expect_head(&self, header_bytes: usize) {
+        self.0.heads.set(Some(HEADS * header_bytes));
+    }
+
+    /// The bytes that may still be read before the final response; interim responses use them up.
+    pub fn left(&self) -> Option<usize> {
+        self.0.heads.get()
+    }
+
+    /// The final response has arrived.
+    pub fn has_head(&self) {
+        self.0.heads.set(None);
+    }
+
+    fn count(&self, read: usize) -> io::Result<()> {
+        self.0.turn.set(self.0.turn.get().saturating_sub(read));
+        if let Some(left) = self.0.heads.get() {
+            let left = left.checked_sub(read).ok_or_else(|| io::Error::other("interim responses without end"))?;
+            self.0.heads.set(Some(left));
+        }
+        Ok(())
+    }
+}
+
+/// A socket with a read quota.
+pub struct Metered {
+    io: Io,
+    meter: Meter,
+    trailers: TrailerSlot,
+    /// True if the origin accepts no more bytes.
+    write_failed: bool,
+}
+
+impl Metered {
+    /// Creates the socket and its meter.
+    pub fn new(io: Io, trailers: TrailerSlot) -> (Self, Meter) {
+        let meter = Meter::new();
+        (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
+    }
+
+    /// Records the outcome of a write. After a failure the connection is only read, up to its end.
+    fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let Poll::Ready(Err(error)) = &polled else { return polled };
+        tracing::debug!(%error, "an origin takes no more of its request; reading what it has answered");
+        self.write_failed = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// The socket itself.
+    pub fn into_inner(self) -> Io {
+        self.io
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.meter.0.turn.get() == 0 {
+            this.meter.0.turn.set(A_TURN);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        Poll::Ready(this.meter.count(buf.filled().len() - before))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.trailers.is_set() || self.write_failed {
+            return self.poll_write_vectored(cx, &[io::IoSlice::new(buf)]);
+        }
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.io).poll_write(cx, buf);
+        this.written(cx, polled)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.write_failed {
+            return Poll::Pending;
+        }
+        let polled = match this.trailers.is_set() {
+            true => this.trailers.poll_write(&mut this.io, cx, bufs),
+            false => Pin::new(&mut this.io).poll_write_vectored(cx, bufs),
+        };
+        this.written(cx, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.write_failed {
+            return Poll::Pending;
+        }
+        let polled = Pin::new(&mut this.io).poll_flush(cx);
+        this.written(cx, polled)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}

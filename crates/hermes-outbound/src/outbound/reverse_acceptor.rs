@@ -1,0 +1,149 @@
+//! The accepting side of reverse connections.
+//!
+//! In: a connection over which a node has shown its certificate and offered to serve. Out: a connection in the pool
+//! under the node's name, on the worker that needs one most, until it closes. Only nodes that an upstream names are
+//! accepted.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::facts::Trust;
+use hermes_model::snapshot::Listener;
+
+use super::Outbound;
+use super::pool::{Kept, PoolKey};
+use crate::reverse::channels::{AcceptedUplink, Query};
+use crate::reverse::{Call, Carrier, Presence, given_up};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::{Connection, ConnectionGuard};
+
+/// The timeout from TLS to HTTP.
+const BEGIN: Duration = Duration::from_secs(5);
+
+/// Accepts a connection that a node offers to serve on.
+pub fn take(worker: &Rc<Outbound>, listener: &Arc<Listener>, trust: &Trust, source: SocketAddr, carrier: Carrier) {
+    let node = trust.peer().and_then(|peer| peer.node.clone());
+    let presence = match named(worker, node.as_ref()) {
+        Ok(presence) => presence,
+        Err(reason) => {
+            if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
+                let name = &listener.name;
+                tracing::warn!(listener = %name, %source, more, "{reason}");
+            }
+            return;
+        }
+    };
+    let place = presence.deal(worker.number, worker.shared.workers);
+    let to = place.worker;
+    let arrived = AcceptedUplink { carrier, source, trust: trust.clone(), listener: listener.clone(), place };
+    if to == worker.number {
+        adopt(worker, arrived);
+    } else if !worker.channels.pass_on(to, arrived) {
+        // The connection closes; the node dials again.
+        worker.shared.metrics.limit("reverse-connections");
+    }
+}
+
+/// The node, if an upstream of the running document names it.
+fn named(worker: &Outbound, node: Option<&Arc<str>>) -> Result<Arc<Presence>, String> {
+    let Some(node) = node else {
+        return Err("a client that is no node offers to serve; its certificate has no URI .../node/NAME".to_owned());
+    };
+    worker.generation().node(node).cloned().ok_or_else(|| {
+        format!("node {node} offers to serve, and no upstream names it; add one with endpoints: [{{node: {node}}}]")
+    })
+}
+
+/// Runs a connection on this worker until it closes.
+pub fn adopt(worker: &Rc<Outbound>, arrived: AcceptedUplink) {
+    let taken = ConnectionGuard::take(worker, arrived.listener.clone(), arrived.source, &arrived.trust);
+    let Some(guard) = taken else { return };
+    let here = worker.clone();
+    worker.spawn(async move {
+        let presence = arrived.place.presence.clone();
+        let connection = guard.connection.clone();
+        let _ = connection.trust.set(arrived.trust.clone());
+        // The connection carries no client's request, so the idle timeout must not end it.
+        connection.enter(&here);
+        tokio::select! {
+            biased;
+            result = serve(&here, &connection, arrived) => {
+                if let Err(error) = result {
+                    tracing::info!(node = %presence.node, %error, "a connection that the node kept did not begin");
+                }
+            }
+            reason = connection.kill.wait() => tracing::debug!(node = %presence.node, reason, "a connection was closed"),
+        }
+        drop(guard);
+    });
+}
+
+async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: AcceptedUplink) -> Result<(), Error> {
+    let AcceptedUplink { carrier, source, listener, place, .. } = arrived;
+    let (presence, number) = (&place.presence, place.number);
+    let pool = worker.pool(PoolKey::of_node(&presence.node));
+    let (kept, drive, pulse) = match carrier {
+        Carrier::Tcp(mut io) => {
+            let fault = |error| Error::Connect { peer: presence.node.clone(), source: Arc::new(error) };
+            // The socket may have been accepted on another thread.
+            io.rehome().map_err(fault)?;
+            pool.keep_h2(worker, presence, &listener, io, BEGIN).await?
+        }
+        // The QUIC endpoint stays with its socket, on the worker that accepted it.
+        Carrier::Quic(quic) => pool.keep_h3(worker, presence, &listener, quic, BEGIN).await?,
+    };
+    tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
+    presence.is_newest(number, source.ip());
+    let calls = async {
+        if let Err(error) = say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
+        {
+            // A peer that answers PING but no call would occupy its assignment forever and serve no session.
+            return error;
+        }
+        tokio::select! {
+            _ = connection.drain.wait() => {}
+            // The connection takes requests until its replacement arrives, on the worker that has none.
+            () = presence.leaving.has_told(number) => {}
+        }
+        // Sessions on it may last. The node should dial the replacement before they end. If the call is not received,
+        // the end of the connection tells the node.
+        let _ = say(&kept, Call::Leaving).await;
+        connection.drain.wait().await;
+        kept.retire();
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = drive => {}
+        () = kept.listen(pulse, source.ip(), &place) => {}
+        error = calls => return Err(error),
+        // The node gave it up. Its sessions end at once; those that can start again do so on another connection.
+        () = presence.gone.has_told(number) => {}
+    }
+    tracing::info!(node = %presence.node, %source, "a connection that a node kept is over");
+    Ok(())
+}
+
+/// Runs the health check. It stops when the requester drops the reply.
+pub fn query(worker: &Rc<Outbound>, query: Query) {
+    let here = worker.clone();
+    worker.spawn(async move {
+        let Query { presence, path, mut reply } = query;
+        let pool = here.pool(PoolKey::of_node(&presence.node));
+        let answered = tokio::select! {
+            answered = pool.get(&here, &presence.node, &path) => answered,
+            () = reply.closed() => return,
+        };
+        let _ = reply.send(answered.map_err(|error| error.to_string()));
+    });
+}
+
+/// Sends a call to the node.
+async fn say(kept: &Kept, call: Call) -> Result<(), Error> {
+    let node = &kept.presence.node;
+    let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;
+    let answer = kept.call(request).await?;
+    kept.presence.gone.tell(given_up(answer.headers()));
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! The assignment of a node's reverse connections to workers.
+//!
+//! In: connections that open and close, by number. Out: the worker that needs a new one most. If a worker has none left
+//! while another has several, the connection that should move to it. Never: a connection itself.
+
+/// The assigned numbers by worker, the oldest first.
+#[derive(Default)]
+pub(super) struct Dealt {
+    last: u64,
+    held: Vec<Vec<u64>>,
+}
+
+impl Dealt {
+    pub(super) fn numbering_from(last: u64) -> Self {
+        Self { last, ..Self::default() }
+    }
+
+    /// Assigns a connection: to a worker without one, else to the worker whose newest is the oldest; `here` among
+    /// equals. Returns the worker and the connection's number.
+    pub(super) fn deal(&mut self, here: usize, workers: usize) -> (usize, u64) {
+        self.held.resize_with(workers, Vec::new);
+        self.last += 1;
+        let newest = |held: &[u64]| held.last().copied().unwrap_or_default();
+        let poorest = self.held.iter().enumerate().min_by_key(|(worker, held)| (newest(held), *worker != here));
+        let worker = poorest.map_or(here, |(worker, _)| worker);
+        if let Some(held) = self.held.get_mut(worker) {
+            held.push(self.last);
+        }
+        (worker, self.last)
+    }
+
+    /// Releases a connection that closed or takes no further request. If that leaves the worker without one, returns
+    /// the connection that should leave its worker, so that its replacement is assigned here. That is the oldest one
+    /// that is not alone on its worker. It no longer counts as assigned.
+    pub(super) fn undeal(&mut self, worker: usize, number: u64) -> Option<u64> {
+        let held = self.held.get_mut(worker)?;
+        let before = held.len();
+        held.retain(|other| *other != number);
+        if held.len() == before || !held.is_empty() {
+            return None;
+        }
+        let surplus = self.held.iter_mut().filter(|held| held.len() > 1).min_by_key(|held| held[0])?;
+        Some(surplus.remove(0))
+    }
+
+    /// The worker that received the newest connection that is still assigned.
+    pub(super) fn latest(&self) -> Option<usize> {
+        let newest = self.held.iter().enumerate().filter_map(|(worker, held)| Some((*held.last()?, worker)));
+        newest.max().map(|(_, worker)| worker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_gets_a_connection_before_one_gets_a_second() {
+        let mut dealt = Dealt::default();
+        assert_eq!(dealt.deal(2, 4), (2, 1), "who accepted it keeps it");
+        assert_eq!(dealt.deal(2, 4), (0, 2));
+        assert_eq!(dealt.deal(3, 4), (3, 3));
+        assert_eq!(dealt.deal(2, 4), (1, 4));
+        assert_eq!(dealt.deal(0, 4), (2, 5), "the oldest is the likeliest to be dead");
+    }
+
+    #[test]
+    fn a_worker_whose_connection_is_gone_is_the_next() {
+        let mut dealt = Dealt::default();
+        (0..4).for_each(|_| _ = dealt.deal(0, 2));
+        assert_eq!(dealt.latest(), Some(1));
+        assert_eq!(dealt.undeal(1, 2), None);
+        assert_eq!(dealt.deal(0, 2), (0, 5), "the newest of worker 1 is still there");
+        assert_eq!(dealt.latest(), Some(0));
+    }
+
+    /// A connection that is dialled again may be assigned to another worker, which can leave one with none.
+    #[test]
+    fn a_worker_that_is_left_with_none_gets_one_of_another_that_has_several() {
+        let mut dealt = Dealt::default();
+        assert_eq!([dealt.deal(0, 2), dealt.deal(0, 2)], [(0, 1), (1, 2)]);
+        assert_eq!(dealt.deal(0, 2), (0, 3));
+        assert_eq!(dealt.undeal(0, 1), None);
+        assert_eq!(dealt.deal(0, 2), (1, 4));
+        assert_eq!(dealt.undeal(0, 3), Some(2), "the oldest of the two");
+        assert_eq!(dealt.undeal(0, 3), None, "once");
+        assert_eq!(dealt.deal(1, 2), (0, 5), "its successor");
+        assert_eq!(dealt.undeal(1, 2), None, "it had gone over");
+        assert_eq!(dealt.undeal(1, 4), None, "nobody has one to spare");
+        assert_eq!(dealt.deal(0, 2), (1, 6));
+    }
+}

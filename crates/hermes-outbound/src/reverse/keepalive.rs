@@ -1,0 +1,402 @@
+//! The keepalive of a connection: whether its peer is reachable.
+//!
+//! In: the number of reads, and time. Out: a verdict; over HTTP/2 a PING when the connection is quiet. A NAT that
+//! dropped its mapping, or an address that no longer exists, sends no error: silence is the only symptom. Never:
+//! closing the connection; the caller does that.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Context;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use h2::{Ping, PingPong};
+use hermes_net::quic;
+use hermes_net::tcp::{Acknowledged, Acks};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// The probe interval of the first connection to an endpoint, while the connections to it are in use. A NAT's address
+/// change is signalled to neither side: flows from the peer get lost, and nothing makes the node send. The interval
+/// suits a promise of one second. Only one connection to an endpoint probes so often, however many there are, and only
+/// if it receives nothing else: five small exchanges a second. If it gets no answer, the others probe too.
+pub const USED: Duration = Duration::from_millis(200);
+/// The probe interval of every connection, in use or not.
+pub const UNUSED: Duration = Duration::from_secs(1);
+/// The probe interval of the accepting side. The dialling side's is shorter, so that one exchange serves both.
+pub const FAR_END: Duration = Duration::from_millis(1500);
+/// The limit for an acknowledgement, plus three round trips, even if the packet is lost. It is retransmitted after two
+/// round trips and 200 ms (RFC 8985, section 7.2, with Linux's minimum timeout), and acknowledged one later. After
+/// that, a second connection is dialled. A short outage closes nothing: lost bytes are retransmitted.
+const ANSWER: Duration = Duration::from_millis(250);
+const ROUND_TRIPS: u32 = 3;
+/// The poll interval for the answer to a probe.
+const LOOK: Duration = Duration::from_millis(25);
+/// The limit for an acknowledgement, plus two round trips, if nothing is lost.
+const SOON: Duration = LOOK.saturating_mul(2);
+/// The limit for old connections after the node appeared at another address, plus three round trips: its NAT has
+/// dropped their mappings. Their kernel must acknowledge as soon as any answer is due.
+const DOUBT: Duration = Duration::from_millis(500);
+/// The silence after which a connection takes no new request, even if the kernel acknowledges: no answer takes that
+/// long.
+const SILENT: Duration = Duration::from_secs(2);
+/// The silence after which a connection is closed. Until then its streams may recover.
+pub const DEAD: Duration = Duration::from_secs(10);
+
+/// The verdict on a silence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beat {
+    Strong,
+    Silent,
+    Dead,
+}
+
+/// The means to make the peer answer.
+pub enum Probe {
+    Ping(PingPong),
+    /// A QUIC connection, which retransmits by itself.
+    Quic(quic::Connection),
+    /// A probe of tests, answered once this is set.
+    #[cfg(test)]
+    Given(std::rc::Rc<std::cell::Cell<bool>>),
+}
+
+impl Probe {
+    /// Sends a probe. True if [`Self::is_answered`] will see its answer.
+    fn ask(&mut self) -> bool {
+        match self {
+            // Sending fails if the connection closed, which is noticed elsewhere, or if an earlier PING is unanswered
+            // although other frames came.
+            Probe::Ping(ping) => ping.send_ping(Ping::opaque()).is_ok(),
+            Probe::Quic(connection) => {
+                // A stream of a reserved type (RFC 9114, section 6.2.3), because quinn sends no PING on demand.
+                if let Some(Ok(mut stream)) = connection.open_uni().now_or_never() {
+                    let _ = stream.write(&RESERVED).now_or_never();
+                    let _ = stream.finish();
+                }
+                false
+            }
+            #[cfg(test)]
+            Probe::Given(_) => true,
+        }
+    }
+
+    /// True if answers to the probe are visible.
+    fn sees_answers(&self) -> bool {
+        !matches!(self, Probe::Quic(_))
+    }
+
+    /// True if a probe is needed: an unused QUIC connection has keepalives of its own.
+    fn is_to_ask(&self, after: Duration) -> bool {
+        self.sees_answers() || after < UNUSED
+    }
+
+    /// True if the probe was answered. Registers the waker.
+    fn is_answered(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Probe::Ping(ping) => ping.poll_pong(cx).is_ready(),
+            Probe::Quic(_) => false,
+            #[cfg(test)]
+            Probe::Given(answered) => answered.take(),
+        }
+    }
+}
+
+/// The acknowledgement counters, if the transport shows them.
+type Look = Box<dyn Fn() -> Option<Acknowledged>>;
+
+/// The first reserved stream type.
+const RESERVED: [u8; 1] = [0x21];
+
+/// The keepalive of one connection.
+pub struct Pulse {
+    /// `None`: another layer probes.
+    probe: Option<Probe>,
+    /// The acknowledgements of sent bytes. PING alone does not distinguish a dead path from a slow one, on which its
+    /// answer queues after all other data.
+    look: Option<Look>,
+    /// The silence after which it probes.
+    after: Duration,
+    asks_now: bool,
+    asked_at: Option<Instant>,
+    alarm: Pin<Box<Sleep>>,
+    heard: u64,
+    heard_at: Instant,
+    /// The path is suspected: the connection must receive something by then.
+    doubted_until: Option<Instant>,
+    /// The node has appeared at another address meanwhile.
+    is_elsewhere: bool,
+    /// At the last look, the acknowledgement was later than without loss.
+    is_late: bool,
+    /// At the last look, not even the kernel had acknowledged in time.
+    is_unanswered: bool,
+}
+
+impl Pulse {
+    pub fn new(probe: Option<Probe>, acks: Option<Acks>, after: Duration) -> Self {
+        Self {
+            probe,
+            look: acks.map(|acks| Box::new(move || acks.look().ok()) as Look),
+            after,
+            asks_now: false,
+            asked_at: None,
+            alarm: Box::pin(sleep(after)),
+            heard: 0,
+            heard_at: Instant::now(),
+            doubted_until: None,
+            is_elsewhere: false,
+            is_late: false,
+            is_unanswered: false,
+        }
+    }
+
+    /// Sets the silence after which it probes.
+    pub fn ask_after(&mut self, silence: Duration) {
+        if silence < std::mem::replace(&mut self.after, silence) {
+            let at = self.alarm.deadline().min(Instant::now() + silence);
+            self.alarm.as_mut().reset(at);
+        }
+    }
+
+    /// True if nothing was received for too long.
+    pub fn is_silent(&self) -> bool {
+        self.heard_at.elapsed() >= SILENT
+    }
+
+    /// True if the acknowledgement is later than without loss.
+    pub fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    fn look(&self) -> Option<Acknowledged> {
+        self.look.as_ref()?()
+    }
+
+    /// Checks whether the probe is acknowledged.
+    fn look_for_answer(&mut self) {
+        (self.is_late, self.is_unanswered) = (false, false);
+        let Some(asked_at) = self.asked_at else { return };
+        let is_heard = self.heard_at > asked_at;
+        let waited = asked_at.max(self.heard_at).elapsed();
+        if !is_heard && waited < SOON {
+            return;
+        }
+        match self.look().and_then(|known| Some((known.rtt, known.owed_for?.min(waited)))) {
+            Some((rtt, owed_for)) => {
+                self.is_late = owed_for >= SOON + 2 * rtt;
+                self.is_unanswered = owed_for >= ANSWER + ROUND_TRIPS * rtt;
+            }
+            // The peer is alive, whether or not it answers PING.
+            None if is_heard => self.asked_at = None,
+            None => {}
+        }
+    }
+
+    /// Probes at once, whatever the silence.
+    pub fn ask(&mut self) {
+        self.asks_now = true;
+        self.alarm.as_mut().reset(Instant::now());
+    }
+
+    /// Suspects the path, because a newer connection may have replaced this one: it must receive something soon.
+    pub fn doubt(&mut self, comes_from_elsewhere: bool) {
+        let within = match self.probe.as_ref().is_some_and(Probe::sees_answers) {
+            true if comes_from_elsewhere => DOUBT,
+            true => SILENT,
+            // QUIC sends keepalives once a second, and a peer that moved sends at once.
+            false => 3 * DOUBT,
+        };
+        self.is_elsewhere |= comes_from_elsewhere;
+        let round_trips = self.look().map_or(Duration::ZERO, |known| ROUND_TRIPS * known.rtt);
+        let until = Instant::now() + within + round_trips;
+        self.doubted_until = Some(self.doubted_until.map_or(until, |before| before.min(until)));
+        self.ask();
+    }
+
+    /// Stops the keepalive, so that the socket of a closed connection can close.
+    pub fn end(&mut self) {
+        (self.probe, self.look) = (None, None);
+    }
+
+    /// Returns the verdict, and wakes at the next check. `heard` counts all reads.
+    pub fn poll(&mut self, cx: &mut Context<'_>, heard: u64) -> Beat {
+        if std::mem::replace(&mut self.heard, heard) != heard {
+            self.heard_at = Instant::now();
+            (self.doubted_until, self.is_elsewhere) = (None, false);
+            (self.is_late, self.is_unanswered) = (false, false);
+        }
+        if self.asked_at.is_some() && self.probe.as_mut().is_some_and(|probe| probe.is_answered(cx)) {
+            self.asked_at = None;
+            (self.is_late, self.is_unanswered) = (false, false);
+        }
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            let asks_now = std::mem::take(&mut self.asks_now);
+            let is_quiet = now >= self.heard_at + self.after;
+            self.look_for_answer();
+            if let Some(probe) = &mut self.probe
+                && self.asked_at.is_none()
+                && (asks_now || (is_quiet && probe.is_to_ask(self.after)))
+            {
+                // Taking an answer that is no longer awaited makes room for the next PING.
+                let _: bool = probe.is_answered(cx);
+                self.asked_at = probe.ask().then_some(now);
+                let _: bool = probe.is_answered(cx);
+            }
+            let is_owed = self.asked_at.is_some() || self.doubted_until.is_some();
+            let quiet = Some(self.heard_at + self.after).filter(|at| *at > now);
+            self.alarm.as_mut().reset(if is_owed { now + LOOK } else { quiet.unwrap_or(now + self.after) });
+        }
+        if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && self.is_unanswered)
+        {
+            return Beat::Dead;
+        }
+        match self.heard_at.elapsed() {
+            silence if silence >= DEAD => Beat::Dead,
+            _ if self.is_unanswered || self.is_silent() => Beat::Silent,
+            _ => Beat::Strong,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::task::Poll;
+
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(300);
+
+    /// A connection whose peer behaves as the test sets.
+    struct Given {
+        pulse: Pulse,
+        answers: Rc<Cell<bool>>,
+        /// The time since which bytes are unacknowledged.
+        owed_since: Rc<Cell<Option<Instant>>>,
+        looks: Rc<Cell<u32>>,
+        heard: u64,
+        began: Instant,
+    }
+
+    impl Given {
+        fn new() -> Self {
+            let answers = Rc::new(Cell::new(false));
+            let (owed_since, looks) = (Rc::new(Cell::new(None::<Instant>)), Rc::new(Cell::new(0)));
+            let mut pulse = Pulse::new(Some(Probe::Given(answers.clone())), None, USED);
+            let (owed, looked) = (owed_since.clone(), looks.clone());
+            pulse.look = Some(Box::new(move || {
+                looked.set(looked.get() + 1);
+                Some(Acknowledged {
+                    rtt: RTT,
+                    owed_for: owed.get().map(|since| since.elapsed()),
+                    waiting_for: None,
+                    acknowledged: 0,
+                })
+            }));
+            Self { pulse, answers, owed_since, looks, heard: 0, began: Instant::now() }
+        }
+
+        /// The time from the start until the condition holds; `None` if it does not within this time.
+        async fn becomes(&mut self, within: Duration, is_so: impl Fn(&Pulse, Beat) -> bool) -> Option<Duration> {
+            let becomes = std::future::poll_fn(|cx| {
+                let beat = self.pulse.poll(cx, self.heard);
+                if is_so(&self.pulse, beat) { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::time::timeout(within, becomes).await.ok()?;
+            Some(self.began.elapsed())
+        }
+    }
+
+    /// True if the found time equals `time`, within the poll interval.
+    fn is_about(found: Option<Duration>, time: Duration) -> bool {
+        found.is_some_and(|found| found >= time && found <= time + 2 * LOOK)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_far_path_has_three_round_trips_more_to_be_heard() {
+        for (elsewhere, within) in [(true, DOUBT), (false, SILENT)] {
+            let mut given = Given::new();
+            given.pulse.doubt(elsewhere);
+            let died = given.becomes(DEAD, |_, beat| beat == Beat::Dead).await;
+            assert!(is_about(died, within + ROUND_TRIPS * RTT), "{died:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_acknowledged_is_late_and_then_unanswered_and_dead_only_from_elsewhere() {
+        for (elsewhere, verdict) in [(false, Beat::Silent), (true, Beat::Dead)] {
+            let mut given = Given::new();
+            given.owed_since.set(Some(given.began));
+            given.pulse.doubt(elsewhere);
+            let late = given.becomes(DEAD, |pulse, _| pulse.is_late()).await;
+            assert!(is_about(late, SOON + 2 * RTT), "{late:?}");
+            let changed = given.becomes(DEAD, |_, beat| beat != Beat::Strong).await;
+            assert!(is_about(changed, ANSWER + ROUND_TRIPS * RTT), "{changed:?}");
+            assert!(given.becomes(LOOK, |_, beat| beat == verdict).await.is_some());
+            // Any received byte clears the suspicion.
+            given.heard = 1;
+            assert!(given.becomes(LOOK, |pulse, beat| beat == Beat::Strong && !pulse.is_late()).await.is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_and_an_acknowledgement_are_no_reason_for_doubt() {
+        for answers in [true, false] {
+            let mut given = Given::new();
+            given.pulse.ask();
+            given.answers.set(answers);
+            let is_bad = |pulse: &Pulse, beat| pulse.is_late() || beat != Beat::Strong;
+            let bad = given.becomes(SILENT - LOOK, is_bad).await;
+            assert_eq!(bad, None);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_heard_and_owes_nothing_is_not_looked_at_on_and_on_though_it_answers_no_ping() {
+        let mut given = Given::new();
+        given.pulse.ask();
+        assert_eq!(given.becomes(LOOK / 2, |_, _| false).await, None);
+        for _ in 0..100 {
+            given.heard += 1;
+            assert_eq!(given.becomes(LOOK, |_, beat| beat != Beat::Strong).await, None);
+        }
+        assert!(given.looks.get() <= 2, "{}", given.looks.get());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_doubted_has_to_be_heard_soon() {
+        for (heard, alive) in [(1, true), (0, false)] {
+            let mut pulse = Pulse::new(None, None, USED);
+            pulse.doubt(true);
+            let began = Instant::now();
+            let mut heard_now = 0;
+            let dies = std::future::poll_fn(|cx| {
+                if began.elapsed() >= DOUBT {
+                    heard_now = heard;
+                }
+                if pulse.poll(cx, heard_now) == Beat::Dead { Poll::Ready(began.elapsed()) } else { Poll::Pending }
+            });
+            let died = tokio::time::timeout(SILENT, dies).await;
+            assert_eq!(died.is_err(), alive, "{died:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_noticed_by_time_alone_and_a_word_mends_it() {
+        let mut pulse = Pulse::new(None, None, USED);
+        let began = Instant::now();
+        let mut beats = Vec::new();
+        std::future::poll_fn(|cx| {
+            let heard = u64::from(began.elapsed() >= Duration::from_secs(5));
+            let beat = pulse.poll(cx, heard);
+            if beats.last().is_none_or(|(_, last)| *last != beat) {
+                beats.push((began.elapsed().as_secs(), beat));
+            }
+            if beat == Beat::Dead { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let expected = [(0, Beat::Strong), (2, Beat::Silent), (5, Beat::Strong), (7, Beat::Silent), (15, Beat::Dead)];
+        assert_eq!(beats, expected);
+    }
+}

@@ -1,0 +1,281 @@
+//! Upstreams at run time: endpoints with their health and load, shared by all workers.
+//!
+//! In: the upstreams of a snapshot. Out: an endpoint for a session, and a record of its outcome. An unchanged upstream
+//! keeps its state when the snapshot is replaced. Never: connections, which belong to a worker (`pool`).
+
+mod outlier;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use hermes_model::facts::Facts;
+use hermes_model::snapshot::{Balance, Endpoint as Place, Upstream};
+use hermes_net::tls::RustlsClientConfig;
+
+use crate::reverse::{Bundle, Presence};
+
+/// Maximum number of endpoints that a session tries on its own while it gets no connection.
+const MOST_FAILOVERS: usize = 8;
+
+/// The state of an endpoint, shared by all workers.
+pub struct Endpoint {
+    pub target: Target,
+    /// The label for logs and records: `ingress/192.0.2.1:9443`, `devices/alice-laptop`.
+    pub label: Arc<str>,
+    /// The endpoint part of the label, for metrics.
+    pub name: Arc<str>,
+    /// The authority of requests to the endpoint itself: its address, or the name that TLS verifies, with its port.
+    pub authority: Arc<str>,
+    pub in_flight: AtomicUsize,
+    /// The result of active health checks; true without checks.
+    pub healthy: AtomicBool,
+    pub passive: outlier::Passive,
+}
+
+/// The location of an endpoint.
+pub enum Target {
+    /// An address, which this node dials. The bundle holds the reverse connections that it keeps to the endpoint.
+    Address { host: Arc<str>, port: u16, bundle: Bundle },
+    /// A node that is reached over its reverse connections.
+    Node(Arc<Presence>),
+}
+
+impl Endpoint {
+    fn new(upstream: &Upstream, place: &Place, nodes: &HashMap<Arc<str>, Arc<Presence>>) -> Self {
+        let (name, target) = match place {
+            Place::Address(address) => {
+                let target =
+                    Target::Address { host: address.host.clone(), port: address.port, bundle: Bundle::default() };
+                (Arc::from(address.to_string()), target)
+            }
+            Place::Node(node) => {
+                let presence = nodes.get(node).cloned().unwrap_or_else(|| Arc::new(Presence::new(node)));
+                (node.clone(), Target::Node(presence))
+            }
+        };
+        let server_name = upstream.tls.as_ref().and_then(|tls| tls.server_name.as_ref());
+        let authority = match (place, server_name) {
+            (Place::Address(address), Some(server)) if server.contains(':') => {
+                Arc::from(format!("[{server}]:{}", address.port))
+            }
+            (Place::Address(address), Some(server)) => Arc::from(format!("{server}:{}", address.port)),
+            _ => name.clone(),
+        };
+        Self {
+            target,
+            label: Arc::from(format!("{}/{name}", upstream.name)),
+            name,
+            authority,
+            in_flight: AtomicUsize::new(0),
+            healthy: AtomicBool::new(true),
+            passive: outlier::Passive::default(),
+        }
+    }
+
+    fn takes_sessions(&self, now: u64) -> bool {
+        self.healthy.load(Ordering::Relaxed) && !self.passive.rests(now) && self.is_here()
+    }
+
+    /// True if the endpoint can be dialled or has reverse connections.
+    fn is_here(&self) -> bool {
+        match &self.target {
+            Target::Address { .. } => true,
+            Target::Node(presence) => presence.is_here(),
+        }
+    }
+}
+
+/// TLS settings for an upstream.
+#[derive(Clone)]
+pub struct ClientTls {
+    pub config: Arc<RustlsClientConfig>,
+    /// The settings for HTTP/3.
+    pub quic: Option<hermes_net::quic::ClientConfig>,
+    /// The server name for SNI.
+    pub name: Arc<str>,
+    /// TLS proves that the peer is a node of this overlay.
+    pub proves_node: bool,
+}
+
+/// The state of an upstream.
+pub struct UpstreamState {
+    /// Unique in this process. Pools use it as a key, so that a changed upstream or a renewed identity never reuses an
+    /// old connection.
+    pub id: u64,
+    pub config: Arc<Upstream>,
+    /// All endpoints; those of `backup` come last.
+    pub endpoints: Vec<Endpoint>,
+    /// The index of the first backup endpoint.
+    first_backup: usize,
+    pub tls: Option<ClientTls>,
+    turn: AtomicUsize,
+    /// The active requests and retries, for the retry budget.
+    pub active: AtomicUsize,
+    pub retrying: AtomicUsize,
+}
+
+impl UpstreamState {
+    pub fn new(
+        id: u64,
+        config: Arc<Upstream>,
+        tls: Option<ClientTls>,
+        nodes: &HashMap<Arc<str>, Arc<Presence>>,
+    ) -> Self {
+        let endpoints = config.all().map(|place| Endpoint::new(&config, place, nodes)).collect();
+        Self {
+            id,
+            first_backup: config.endpoints.len(),
+            config,
+            endpoints,
+            tls,
+            turn: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            retrying: AtomicUsize::new(0),
+        }
+    }
+
+    /// Chooses an endpoint, if possible none of `avoid`, which just failed. `now` is the node's clock in milliseconds,
+    /// `random` a fresh random number. If every endpoint is unhealthy, none is chosen: an immediate error is better
+    /// than a timeout. Ejected endpoints are used if no other remains, since the ejection time is only an estimate.
+    /// Backup endpoints are chosen, in their order, if no primary one qualifies.
+    pub fn choose(&self, facts: &Facts, now: u64, random: u64, avoid: &[usize]) -> Option<usize> {
+        if self.endpoints.len() == 1 {
+            return self.endpoints[0].healthy.load(Ordering::Relaxed).then_some(0);
+        }
+        let is_healthy = |index: usize| self.endpoints[index].healthy.load(Ordering::Relaxed);
+        let takes = |index: usize| self.endpoints[index].takes_sessions(now);
+        let among = |fits: &dyn Fn(usize) -> bool| {
+            let candidates: Vec<usize> = (0..self.first_backup).filter(|index| fits(*index)).collect();
+            let backup = || (self.first_backup..self.endpoints.len()).find(|index| fits(*index));
+            self.balance(&candidates, facts, random).or_else(backup)
+        };
+        among(&|index| takes(index) && !avoid.contains(&index)).or_else(|| among(&takes)).or_else(|| among(&is_healthy))
+    }
+
+    /// True if the endpoint is a backup, for use when no primary one is available.
+    pub fn is_backup(&self, index: usize) -> bool {
+        index >= self.first_backup
+    }
+
+    /// True if a session that sent nothing may try another endpoint, even without `retry` on its route. Nodes and
+    /// upstreams with backups fail over so, since the loss of an endpoint is normal there.
+    pub fn has_another(&self, tried: &[usize], now: u64) -> bool {
+        let mut others = self.endpoints.iter().enumerate().filter(|(index, _)| !tried.contains(index));
+        tried.len() < self.failovers() && others.any(|(_, endpoint)| endpoint.takes_sessions(now))
+    }
+
+    /// The maximum number of endpoints for such a failover.
+    pub fn failovers(&self) -> usize {
+        let is_node = |endpoint: &Endpoint| matches!(endpoint.target, Target::Node(_));
+        let proves_node = self.tls.as_ref().is_some_and(|tls| tls.proves_node);
+        let fails_over = proves_node || self.first_backup < self.endpoints.len() || self.endpoints.iter().any(is_node);
+        if fails_over { self.endpoints.len().min(MOST_FAILOVERS) } else { 0 }
+    }
+
+    /// The endpoint with this label, if it accepts sessions and is not a backup.
+    pub fn takes_again(&self, label: &str, now: u64) -> Option<usize> {
+        self.endpoints[..self.first_backup]
+            .iter()
+            .position(|endpoint| *endpoint.label == *label && endpoint.takes_sessions(now))
+    }
+
+    fn balance(&self, candidates: &[usize], facts: &Facts, random: u64) -> Option<usize> {
+        let count = candidates.len();
+        if count == 0 {
+            return None;
+        }
+        let drawn = |random: u64| candidates[(random % count as u64) as usize];
+        Some(match &self.config.balance {
+            Balance::RoundRobin => candidates[self.turn.fetch_add(1, Ordering::Relaxed) % count],
+            Balance::Random => drawn(random),
+            Balance::LeastRequest => {
+                let (one, other) = (drawn(random), drawn(random >> 32));
+                let load = |index: usize| self.endpoints[index].in_flight.load(Ordering::Relaxed);
+                if load(other) < load(one) { other } else { one }
+            }
+            Balance::Hash(header) => {
+                let source = facts.source.ip().to_string();
+                let key = facts.headers.get(header).map_or(source.as_bytes(), |value| value.as_bytes());
+                // Rendezvous hashing: if an endpoint joins or leaves, only its own sessions move.
+                candidates.iter().copied().max_by_key(|index| weight(key, &self.endpoints[*index].name))?
+            }
+        })
+    }
+
+    /// Records a success of the endpoint.
+    pub fn succeeded(&self, endpoint: usize) {
+        self.endpoints[endpoint].passive.succeeded();
+    }
+
+    /// Records a failure of the endpoint. True if the failure ejects it.
+    pub fn failed(&self, endpoint: usize, now: u64) -> bool {
+        self.endpoints[endpoint].passive.failed(&self.config.outlier, now)
+    }
+
+    /// The maximum number of concurrent retries. `budget` is a share of the active requests, `floor` the minimum.
+    pub fn retries_allowed(&self, budget: f64, floor: usize) -> usize {
+        let allowed = (self.active.load(Ordering::Relaxed) as f64 * budget) as usize;
+        allowed.max(floor)
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo) over both, then the finalizer of MurmurHash3. Without the finalizer, keys that differ only
+/// in their last character prefer the same endpoint. Implemented here, since every worker, node and version must choose
+/// the same endpoint, and the standard library guarantees no stable hash.
+fn weight(key: &[u8], endpoint: &str) -> u64 {
+    // This byte never occurs in UTF-8, so it separates key and endpoint unambiguously.
+    const BETWEEN: u8 = 0xff;
+    let bytes = key.iter().chain([&BETWEEN]).chain(endpoint.as_bytes());
+    let mut hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+        hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
+    }
+    hash ^ (hash >> 33)
+}
+
+/// Counts a session on an endpoint for its lifetime.
+pub struct InFlight {
+    state: Arc<UpstreamState>,
+    endpoint: usize,
+}
+
+impl InFlight {
+    pub fn begin(state: &Arc<UpstreamState>, endpoint: usize) -> Self {
+        state.endpoints[endpoint].in_flight.fetch_add(1, Ordering::Relaxed);
+        Self { state: state.clone(), endpoint }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.state.endpoints[self.endpoint].in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::weight;
+
+    /// Computed by an independent program: a change would move every session to another endpoint.
+    #[test]
+    fn weights_are_the_same_for_every_version() {
+        assert_eq!(weight(b"", "192.0.2.1:80"), 0x3ef0_705c_dcce_28ec);
+        assert_eq!(weight(b"alice", "192.0.2.1:80"), 0xf0da_552f_9fce_a979);
+        assert_eq!(weight(b"alice", "[2001:db8::1]:9443"), 0x89e7_c431_1065_4a2f);
+    }
+
+    #[test]
+    fn keys_that_resemble_each_other_are_spread_evenly() {
+        let endpoints = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
+        let mut shares = [0; 4];
+        for number in 0..4_000 {
+            let key = format!("user-{number}");
+            let choice = (0..4).max_by_key(|index: &usize| weight(key.as_bytes(), endpoints[*index]));
+            shares[choice.unwrap_or_default()] += 1;
+        }
+        // A fair distribution deviates by more than 150 from 1000 once in ten million.
+        assert!(shares.iter().all(|share| (850..1_150).contains(share)), "{shares:?}");
+    }
+}

@@ -1,0 +1,134 @@
+//! Passive health checking (outlier detection): consecutive failures eject an endpoint for a while.
+//!
+//! In: the outcomes of sessions, with their times. Out: whether the endpoint is ejected. Failures during an ejection
+//! are ignored, since those sessions began before it. Never: a clock of its own; `now` is the node's, in milliseconds.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hermes_model::snapshot::Outlier;
+
+/// The maximum ejection time, as a multiple of the first; ejections double up to it. After the maximum time without an
+/// ejection, the count starts again.
+const LONGEST: u32 = 10;
+
+/// The failure state of one endpoint, shared by all workers.
+#[derive(Default)]
+pub struct Passive {
+    /// Consecutive failures.
+    failures: AtomicU32,
+    rests: AtomicU32,
+    resting_until: AtomicU64,
+}
+
+impl Passive {
+    pub fn rests(&self, now: u64) -> bool {
+        self.resting_until.load(Ordering::Relaxed) > now
+    }
+
+    pub fn succeeded(&self) {
+        // A load before the store avoids contention: every session of every worker passes here.
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// An active health check succeeded again, so earlier failures no longer count.
+    pub fn recovered(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+        self.rests.store(0, Ordering::Relaxed);
+        self.resting_until.store(0, Ordering::Relaxed);
+    }
+
+    /// Records a failure. True if it ejects the endpoint.
+    pub fn failed(&self, outlier: &Outlier, now: u64) -> bool {
+        let until = self.resting_until.load(Ordering::Relaxed);
+        if outlier.failures == 0 || until > now {
+            return false;
+        }
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < outlier.failures {
+            return false;
+        }
+        let longest = millis(outlier.rest.saturating_mul(LONGEST));
+        let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
+        let rest = millis(outlier.rest.saturating_mul(1 << rests.min(LONGEST.ilog2() + 1))).min(longest);
+        // If several workers reach the threshold together, only one may begin the ejection; otherwise it would double
+        // at once.
+        let begun =
+            self.resting_until.compare_exchange(until, now + rest, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if begun {
+            self.rests.store(rests + 1, Ordering::Relaxed);
+            self.failures.store(0, Ordering::Relaxed);
+        }
+        begun
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTLIER: Outlier = Outlier { failures: 3, rest: Duration::from_secs(1) };
+
+    /// Fails until it is ejected from `now` on. Returns the duration in milliseconds.
+    fn rest_from(passive: &Passive, now: u64) -> u64 {
+        assert!(!passive.rests(now));
+        assert!(!passive.failed(&OUTLIER, now) && !passive.failed(&OUTLIER, now));
+        assert!(passive.failed(&OUTLIER, now), "the third in a row");
+        (0..).find(|after| !passive.rests(now + after)).unwrap_or_default()
+    }
+
+    #[test]
+    fn only_failures_in_a_row_count() {
+        let passive = Passive::default();
+        for _ in 0..5 {
+            assert!(!passive.failed(&OUTLIER, 0) && !passive.failed(&OUTLIER, 0));
+            passive.succeeded();
+        }
+        assert_eq!(rest_from(&passive, 0), 1_000);
+    }
+
+    #[test]
+    fn what_fails_during_a_rest_prolongs_nothing_and_counts_for_nothing() {
+        let passive = Passive::default();
+        assert_eq!(rest_from(&passive, 5), 1_000);
+        for _ in 0..20 {
+            assert!(!passive.failed(&OUTLIER, 1_004));
+        }
+        assert!(!passive.rests(1_005), "it is over when it was to be");
+        assert_eq!(rest_from(&passive, 1_005), 2_000, "it is the second rest, after three failures of its own");
+    }
+
+    #[test]
+    fn rests_double_up_to_ten_times_the_first() {
+        let passive = Passive::default();
+        let mut now = 0;
+        let rests = [(); 6].map(|()| {
+            let rest = rest_from(&passive, now);
+            now += rest;
+            // A success in between, such as a trial request, does not reset the doubling.
+            passive.succeeded();
+            rest
+        });
+        assert_eq!(rests, [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn rests_are_forgotten_after_a_time_without() {
+        let passive = Passive::default();
+        assert_eq!(rest_from(&passive, 0), 1_000);
+        assert_eq!(rest_from(&passive, 10_999), 2_000, "one millisecond less than ten seconds well");
+        assert_eq!(rest_from(&passive, 12_999 + 10_000), 1_000);
+    }
+
+    #[test]
+    fn no_failures_is_off() {
+        let passive = Passive::default();
+        let off = Outlier { failures: 0, ..OUTLIER };
+        assert!((0..100).all(|now| !passive.failed(&off, now)) && !passive.rests(100));
+    }
+}

@@ -1,0 +1,338 @@
+//! Virtual addresses of names ("fake IP"): the answers of a DNS listener, and the reverse lookup.
+//!
+//! In: names of the overlay, from DNS queries. Out: an address of a reserved prefix for each name, the same while it is
+//! used; and the name of an address, for sessions to it. A name's slot is a keyed hash of the name under a secret of
+//! the node. So a name has the same address after a restart unless another name took it, and no attacker can search for
+//! a name that gets the address of another.
+//!
+//! Bounded: the least recently used names are evicted. Never evicted are names that were queried within the grace
+//! period, names of live sessions (which hold the `Arc` from `name_of`), and names that the document spells out. A
+//! released address is assigned to another name as late as possible, because programs may cache it beyond its TTL. One
+//! table serves the whole node: its lock is held for a lookup, and taken only for such addresses.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hermes_model::snapshot::Reserved;
+use hermes_net::keyed_hash::KeyedHash;
+
+/// The TTL of an answer, in seconds.
+pub const TTL: u32 = 10;
+/// The time that a name keeps its address after the last use, in milliseconds: the TTL, and the same again for a client
+/// that has not connected yet.
+pub const GRACE: u64 = 2 * TTL as u64 * 1000;
+/// The number of references to a name that the table itself holds.
+const OWN: usize = 2;
+/// The limit of slots that are used in a prefix.
+const MOST_PLACES: u32 = 1 << 24;
+/// The limit of released slots that are not reused yet.
+const MOST_RESTING: usize = 1 << 16;
+
+/// The virtual addresses of one name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    pub v4: Option<Ipv4Addr>,
+    pub v6: Option<Ipv6Addr>,
+}
+
+/// The names of a reserved prefix.
+#[derive(Debug)]
+pub struct NameTable {
+    reserved: Reserved,
+    /// The number of slots, from 1: the first and the last address of an IPv4 network are no host addresses.
+    places: u32,
+    keyed: KeyedHash,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_name: HashMap<Arc<str>, u32>,
+    by_place: HashMap<u32, Slot>,
+    /// Slots by last use, oldest first.
+    by_use: BTreeMap<u64, u32>,
+    uses: u64,
+    /// Names of the document: they keep their slots, in addition to the limit for others.
+    fixed: HashSet<Arc<str>>,
+    /// Released slots with their old names, and the order of their release.
+    resting: HashMap<u32, Arc<str>>,
+    let_go: VecDeque<u32>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: Arc<str>,
+    /// The key in `by_use`.
+    turn: u64,
+    used_at: u64,
+}
+
+impl NameTable {
+    pub fn new(reserved: Reserved, keyed: KeyedHash) -> Self {
+        let hosts = |bits: u8| 1u32.checked_shl(bits.into()).map_or(MOST_PLACES, |all| (all - 2).min(MOST_PLACES));
+        let v4 = reserved.v4.map_or(MOST_PLACES, |net| hosts(32 - net.prefix_len()));
+        let v6 = reserved.v6.map_or(MOST_PLACES, |net| hosts(128 - net.prefix_len()));
+        Self { reserved, places: v4.min(v6), keyed, table: Mutex::default() }
+    }
+
+    pub fn reserved(&self) -> &Reserved {
+        &self.reserved
+    }
+
+    /// Sets the names that keep their slots. A name without a free slot gets one on its first query, like any other.
+    pub fn fix(&self, names: HashSet<Arc<str>>) {
+        let mut sorted: Vec<_> = names.iter().cloned().collect();
+        sorted.sort_unstable();
+        let mut table = self.lock();
+        table.fixed = names;
+        for name in sorted {
+            if !table.by_name.contains_key(&*name) && table.by_place.len() < self.places as usize {
+                let place = table.free_place(&name, self.first_place(&name), self.places);
+                table.insert(place, &name);
+                table.touch(place, 0);
+            }
+        }
+    }
+
+    /// The virtual addresses of a name in canonical spelling. `None` if names in use occupy all of the `most` slots
+    /// beside those of the document's names.
+    pub fn addresses_of(&self, name: &str, most: usize, now: u64) -> Option<Addresses> {
+        let mut table = self.lock();
+        let place = match table.by_name.get(name) {
+            Some(place) => *place,
+            None => {
+                let most = (most + table.fixed.len()).min(self.places as usize);
+                table.make_room(most, self.places, now)?;
+                let place = table.free_place(name, self.first_place(name), self.places);
+                table.insert(place, name);
+                place
+            }
+        };
+        table.touch(place, now);
+        Some(self.addresses(place))
+    }
+
+    /// The name behind a virtual address. Holding it reserves the address.
+    pub fn name_of(&self, address: IpAddr, now: u64) -> Option<Arc<str>> {
+        let place = self.place(address)?;
+        let mut table = self.lock();
+        let name = table.by_place.get(&place)?.name.clone();
+        table.touch(place, now);
+        Some(name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // A panic under the lock leaves a table that is consistent except for the interrupted step.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The preferred slot of a name.
+    fn first_place(&self, name: &str) -> u32 {
+        1 + (self.keyed.hash(name) % u64::from(self.places)) as u32
+    }
+
+    fn addresses(&self, place: u32) -> Addresses {
+        Addresses {
+            v4: self.reserved.v4.map(|net| Ipv4Addr::from(u32::from(net.network()) + place)),
+            v6: self.reserved.v6.map(|net| Ipv6Addr::from(u128::from(net.network()) + u128::from(place))),
+        }
+    }
+
+    fn place(&self, address: IpAddr) -> Option<u32> {
+        if !self.reserved.contains(address) {
+            return None;
+        }
+        match address.to_canonical() {
+            IpAddr::V4(v4) => self.reserved.v4.map(|net| u32::from(v4) - u32::from(net.network())),
+            IpAddr::V6(v6) => {
+                self.reserved.v6.and_then(|net| (u128::from(v6) - u128::from(net.network())).try_into().ok())
+            }
+        }
+    }
+}
+
+impl Table {
+    /// Evicts the least recently used name, if the table is full.
+    fn make_room(&mut self, most: usize, places: u32, now: u64) -> Option<()> {
+        // Names in use move to the end, so that each is checked once.
+        for _ in 0..=self.by_place.len() {
+            if self.by_place.len() < most {
+                return Some(());
+            }
+            let (_, place) = self.by_use.pop_first()?;
+            let slot = self.by_place.get(&place)?;
+            let turn = slot.turn;
+            if self.fixed.contains(&slot.name) {
+                self.touch(place, now);
+                continue;
+            }
+            if slot.used_at + GRACE > now {
+                // All others were used later.
+                self.by_use.insert(turn, place);
+                return None;
+            }
+            if Arc::strong_count(&slot.name) > OWN {
+                self.touch(place, now);
+            } else if let Some(slot) = self.by_place.remove(&place) {
+                self.by_name.remove(&slot.name);
+                self.rest(place, slot.name, (places as usize).saturating_sub(most) / 2);
+            }
+        }
+        None
+    }
+
+    /// Keeps a released slot from other names, until `most` more slots were released: enough others are free.
+    fn rest(&mut self, place: u32, name: Arc<str>, most: usize) {
+        self.resting.insert(place, name);
+        self.let_go.push_back(place);
+        while self.let_go.len() > most.min(MOST_RESTING)
+            && let Some(first) = self.let_go.pop_front()
+        {
+            self.resting.remove(&first);
+        }
+    }
+
+    /// The first slot from this one on that is free and did not belong to another name recently. The caller ensures
+    /// that a free one exists.
+    fn free_place(&mut self, name: &str, from: u32, places: u32) -> u32 {
+        let mut place = from;
+        for _ in 0..places {
+            let is_others = self.resting.get(&place).is_some_and(|before| **before != *name);
+            if !self.by_place.contains_key(&place) && !is_others {
+                self.wake(place);
+                return place;
+            }
+            place = place % places + 1;
+        }
+        self.let_go.front().copied().inspect(|first| self.wake(*first)).unwrap_or(from)
+    }
+
+    /// Marks a released slot as used.
+    fn wake(&mut self, place: u32) {
+        if self.resting.remove(&place).is_some() {
+            self.let_go.retain(|other| *other != place);
+        }
+    }
+
+    fn insert(&mut self, place: u32, name: &str) {
+        let name: Arc<str> = Arc::from(name);
+        self.by_name.insert(name.clone(), place);
+        self.by_place.insert(place, Slot { name, turn: u64::MAX, used_at: 0 });
+    }
+
+    fn touch(&mut self, place: u32, now: u64) {
+        let Some(slot) = self.by_place.get_mut(&place) else { return };
+        self.by_use.remove(&slot.turn);
+        self.uses += 1;
+        (slot.turn, slot.used_at) = (self.uses, now);
+        self.by_use.insert(self.uses, place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(v4: &str, v6: Option<&str>) -> NameTable {
+        let reserved = Reserved { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) };
+        NameTable::new(reserved, KeyedHash::from_secret(b"of the node", "names"))
+    }
+
+    fn v4(table: &NameTable, name: &str, now: u64) -> Option<IpAddr> {
+        table.addresses_of(name, 1000, now)?.v4.map(IpAddr::from)
+    }
+
+    #[test]
+    fn a_name_has_one_address_of_each_prefix_and_back() {
+        let table = table("198.18.0.0/16", Some("fd00::/64"));
+        for number in 0..500 {
+            let name = format!("host-{number}.corp");
+            let found = table.addresses_of(&name, 1000, 0);
+            assert_eq!(table.addresses_of(&name, 1000, 0), found);
+            let Some(Addresses { v4: Some(v4), v6: Some(v6) }) = found else { panic!("{found:?}") };
+            assert!(!["198.18.0.0", "198.18.255.255"].contains(&&*v4.to_string()));
+            for address in [v4.into(), v6.into(), v4.to_ipv6_mapped().into()] {
+                assert_eq!(table.name_of(address, 0).as_deref(), Some(&*name));
+            }
+        }
+        for stranger in ["198.18.0.0", "198.19.0.1", "fd00::", "fd00::ffff:0:0:1", "::1"] {
+            assert_eq!(table.name_of(stranger.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0), None);
+        }
+    }
+
+    #[test]
+    fn a_name_has_the_same_address_after_a_restart() {
+        let (before, after) = (table("198.18.0.0/16", None), table("198.18.0.0/16", None));
+        assert!(v4(&after, "other", 0).is_some());
+        assert_eq!(v4(&before, "video", 0), v4(&after, "video", 0));
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_and_never_one_in_use() {
+        // Two slots: the other two addresses are no host addresses.
+        let table = table("198.18.0.0/30", None);
+        let (first, second) = (v4(&table, "first", 0), v4(&table, "second", 1));
+        assert!(first.is_some() && second.is_some() && first != second);
+        assert_eq!(v4(&table, "third", GRACE - 1), None, "both may be kept by somebody's cache");
+        let held = table.name_of(first.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 2);
+        assert_eq!(v4(&table, "third", 10 * GRACE), second, "`second` was used before");
+        assert_eq!(v4(&table, "fourth", 20 * GRACE), second, "`first` is held");
+        assert_eq!(v4(&table, "first", 20 * GRACE), first);
+        drop(held);
+        assert!(v4(&table, "fifth", 40 * GRACE).is_some() && v4(&table, "sixth", 40 * GRACE).is_some());
+        assert_eq!(v4(&table, "first", 40 * GRACE), None);
+    }
+
+    #[test]
+    fn no_more_names_than_allowed() {
+        let table = table("198.18.0.0/16", None);
+        let given = (0..100).filter(|number| table.addresses_of(&number.to_string(), 10, 0).is_some()).count();
+        assert_eq!(given, 10);
+    }
+
+    #[test]
+    fn another_node_s_places_are_others() {
+        let reserved = Reserved { v4: "198.18.0.0/16".parse().ok(), v6: None };
+        let place =
+            |secret: &[u8]| NameTable::new(reserved, KeyedHash::from_secret(secret, "names")).first_place("video");
+        assert_eq!(place(b"one"), place(b"one"));
+        assert_ne!(place(b"one"), place(b"other"));
+    }
+
+    #[test]
+    fn what_the_document_spells_out_is_let_go_for_nobody() {
+        let table = table("198.18.0.0/24", None);
+        table.fix(["video", "db"].map(Arc::from).into());
+        let before = v4(&table, "video", 0);
+        let limit = |name: &str, now| table.addresses_of(name, 10, now);
+        for number in 0..500u64 {
+            assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
+        }
+        assert_eq!((v4(&table, "video", 500 * GRACE), table.lock().by_place.len()), (before, 12));
+        // Once no document spells it out, the name is evicted like any other.
+        table.fix(HashSet::new());
+        for number in 600..700u64 {
+            assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
+        }
+        assert!(!table.lock().by_name.contains_key("video"));
+    }
+
+    #[test]
+    fn an_address_that_was_given_up_is_another_name_s_last_and_its_own_again_before() {
+        let table = table("198.18.0.0/24", None);
+        let of = |name: &str, now| table.addresses_of(name, 10, now).and_then(|found| found.v4);
+        let bank = of("bank.corp", 0);
+        for number in 1..=100u64 {
+            assert_ne!(of(&format!("{number}.corp"), number * GRACE), bank);
+        }
+        assert!(!table.lock().by_name.contains_key("bank.corp"));
+        assert_eq!(of("bank.corp", 200 * GRACE), bank);
+        for number in 300..1000u64 {
+            of(&format!("{number}.corp"), number * GRACE);
+        }
+        let table = table.lock();
+        let rests = (table.resting.len(), table.let_go.len());
+        assert_eq!(rests, (122, 122), "(254 - 10) / 2");
+    }
+}

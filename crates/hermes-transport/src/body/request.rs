@@ -1,0 +1,359 @@
+//! A request body that may be sent in several attempts.
+//!
+//! In: a body, read from its source once. Out: attempts to send it. A further attempt replays the bytes of the first,
+//! while all of them are still buffered. The body is not polled before an upstream wants it: the first poll makes the
+//! server send `100 Continue` to a client that waits for it. Never: more of it in memory than the replay limit.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use super::{Body, Interim, TrailerSlot};
+use crate::error::Error;
+use crate::runtime::WorkerContext;
+use crate::runtime::session::Entry;
+
+/// A body is sent after this time even if the upstream sent no 100.
+const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
+
+/// An unwanted body of at most this many bytes is read and discarded, so that its connection can be reused.
+const SHORT_BODY: u64 = 4 << 10;
+
+/// A request body that may be sent in several attempts.
+#[derive(Clone)]
+pub enum RequestBody {
+    /// No body: any number of attempts.
+    Empty,
+    /// A body that can be read from its source once.
+    Once(Rc<RefCell<Source>>),
+}
+
+pub struct Source {
+    body: Body,
+    worker: Rc<WorkerContext>,
+    entry: Option<Rc<Entry>>,
+    /// Bytes that were read, for another attempt.
+    kept: Vec<Bytes>,
+    trailers: Option<HeaderMap>,
+    kept_bytes: usize,
+    /// Bytes of `kept` that are charged to the session.
+    charged: u64,
+    keep_at_most: usize,
+    /// The buffered bytes are needed only until the response.
+    until_answered: bool,
+    /// An attempt may still have to send some of the buffered bytes.
+    is_replayed: bool,
+    /// Bytes were read that are not buffered: no further attempt is possible.
+    lost: bool,
+    ended: bool,
+    /// The client waits for 100 before it sends.
+    gate: Option<Arc<Interim>>,
+    /// The timer after which the body is sent anyway: an upstream need not send a 100 (RFC 9110, section 10.1.1).
+    patience: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// The last poll found no bytes: the client has sent none.
+    waits: bool,
+    /// The failure on the client's side.
+    failed: Option<Error>,
+    /// Set when the body is first polled, so that the HTTP/2 server sends 100.
+    pub wanted: bool,
+}
+
+impl RequestBody {
+    pub fn new(worker: &Rc<WorkerContext>, body: Body) -> Self {
+        if body.is_end_stream() || matches!(body, Body::Empty) {
+            return RequestBody::Empty;
+        }
+        RequestBody::Once(Rc::new(RefCell::new(Source {
+            body,
+            worker: worker.clone(),
+            entry: None,
+            kept: Vec::new(),
+            trailers: None,
+            kept_bytes: 0,
+            charged: 0,
+            keep_at_most: 0,
+            until_answered: false,
+            is_replayed: false,
+            lost: false,
+            ended: false,
+            gate: None,
+            patience: None,
+            waits: false,
+            failed: None,
+            wanted: false,
+        })))
+    }
+
+    /// Binds the body to a session, which ends if too many of its bytes remain unread.
+    pub fn bind(&self, session: &Rc<Entry>) {
+        if let RequestBody::Once(source) = self {
+            source.borrow().body.bind(session);
+        }
+    }
+
+    /// Sets the session of the body, the replay limit, and the gate if the body waits for a 100 from upstream.
+    pub fn prepare(&self, entry: &Rc<Entry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
+        if let RequestBody::Once(source) = self {
+            let mut source = source.borrow_mut();
+            source.entry = Some(entry.clone());
+            source.keep_at_most = keep_at_most;
+            source.gate = gate;
+        }
+    }
+
+    /// Buffers this much of the body in case the peer refuses the stream: a refused request may be sent again whatever
+    /// its method. Changes nothing if the body is already buffered under a larger limit or for longer.
+    pub fn keep_until_answered(&self, keep_at_most: usize) {
+        if let RequestBody::Once(source) = self {
+            let mut source = source.borrow_mut();
+            if source.keep_at_most == 0 && !source.wanted {
+                (source.keep_at_most, source.until_answered) = (keep_at_most, true);
+            }
+        }
+    }
+
+    /// Releases the bytes that were buffered for a refusal, because a response came.
+    pub fn answered(&self) {
+        if let RequestBody::Once(source) = self {
+            let mut source = source.borrow_mut();
+            if source.until_answered && !source.is_replayed {
+                source.keep_at_most = 0;
+                source.lost |= !source.kept.is_empty();
+                source.forget();
+            }
+        }
+    }
+
+    /// True if the whole body can be sent, or sent again.
+    pub fn can_be_sent(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Once(source) => !source.borrow().lost,
+        }
+    }
+
+    /// The failure on the client's side.
+    pub fn failure(&self) -> Option<Error> {
+        match self {
+            RequestBody::Empty => None,
+            RequestBody::Once(source) => source.borrow().failed.clone(),
+        }
+    }
+
+    /// True if the whole body was read from its source.
+    pub fn is_taken(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Once(source) => {
+                let source = source.borrow();
+                source.ended || source.failed.is_some() || source.body.is_end_stream()
+            }
+        }
+    }
+
+    /// True if nobody reads the rest of the body, and the rest is more than what came with the head: on an HTTP/1.1
+    /// connection it could not be told from a next request.
+    pub fn is_abandoned(&self) -> bool {
+        let RequestBody::Once(source) = self else { return false };
+        let is_long = || source.borrow().body.size_hint().exact().is_none_or(|length| length > SHORT_BODY);
+        Rc::strong_count(source) == 1 && !self.is_taken() && is_long()
+    }
+
+    /// True if the client owes more of the body.
+    pub fn waits_for_client(&self) -> bool {
+        match self {
+            RequestBody::Empty => false,
+            RequestBody::Once(source) => source.borrow().waits,
+        }
+    }
+
+    /// True if an upstream wants the body. The HTTP/2 server then sends 100.
+    pub fn is_wanted(&self) -> bool {
+        match self {
+            RequestBody::Empty => false,
+            RequestBody::Once(source) => source.borrow().wanted,
+        }
+    }
+
+    /// Begins an attempt, from the first byte.
+    pub fn attempt(&self) -> Attempt {
+        match self {
+            RequestBody::Empty => Attempt { source: None, position: 0, done: false, trailers: None },
+            RequestBody::Once(source) => {
+                let is_replayed = !source.borrow().kept.is_empty();
+                source.borrow_mut().is_replayed |= is_replayed;
+                Attempt { source: Some(source.clone()), position: 0, done: false, trailers: None }
+            }
+        }
+    }
+
+    /// Unwraps the body, for a tunnel by POST. `None` once it was polled or shared.
+    pub fn into_body(self) -> Option<Body> {
+        match self {
+            RequestBody::Empty => Some(Body::Empty),
+            RequestBody::Once(source) => Some(Rc::try_unwrap(source).ok()?.into_inner().body),
+        }
+    }
+}
+
+/// An attempt to send a request's body.
+pub struct Attempt {
+    source: Option<Rc<RefCell<Source>>>,
+    position: usize,
+    done: bool,
+    /// Receives the trailers, if the body is chunked.
+    trailers: Option<TrailerSlot>,
+}
+
+impl Attempt {
+    /// The body that this attempt sends.
+    pub fn request(&self) -> RequestBody {
+        self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
+    }
+
+    /// Passes the body's trailers to the connection, which sends them with the last chunk.
+    pub fn give_trailers_to(&mut self, slot: TrailerSlot) {
+        self.trailers = Some(slot);
+    }
+
+    fn end_with(&self, trailers: HeaderMap) -> Option<Result<Frame<Bytes>, Error>> {
+        match &self.trailers {
+            Some(slot) => {
+                slot.set(trailers);
+                None
+            }
+            None => Some(Ok(Frame::trailers(trailers))),
+        }
+    }
+}
+
+impl HttpBody for Attempt {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = self.get_mut();
+        let Some(source) = this.source.as_ref().filter(|_| !this.done) else { return Poll::Ready(None) };
+        let mut source = source.borrow_mut();
+        if let Some(kept) = source.kept.get(this.position) {
+            this.position += 1;
+            return Poll::Ready(Some(Ok(Frame::data(kept.clone()))));
+        }
+        if source.ended {
+            this.done = true;
+            let trailers = source.trailers.clone();
+            drop(source);
+            return Poll::Ready(trailers.and_then(|trailers| this.end_with(trailers)));
+        }
+        ready!(source.poll_gate(cx));
+        let frame = ready!(source.poll_source(cx));
+        if matches!(&frame, Some(Ok(frame)) if frame.is_data()) && !source.lost {
+            this.position += 1;
+        }
+        drop(source);
+        this.done = !matches!(&frame, Some(Ok(frame)) if frame.is_data());
+        match frame.map(|frame| frame.map(Frame::into_trailers)) {
+            Some(Ok(Ok(trailers))) => Poll::Ready(this.end_with(trailers)),
+            Some(Ok(Err(data))) => Poll::Ready(Some(Ok(data))),
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| {
+            let source = source.borrow();
+            self.position >= source.kept.len() && source.body.is_end_stream() && source.trailers.is_none()
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let Some(source) = &self.source else { return SizeHint::with_exact(0) };
+        let source = source.borrow();
+        let kept: u64 = source.kept.iter().skip(self.position).map(|bytes| bytes.len() as u64).sum();
+        match source.body.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(rest + kept),
+            None => SizeHint::default(),
+        }
+    }
+}
+
+impl Source {
+    /// Ready when the body may be sent.
+    fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(gate) = &self.gate else { return Poll::Ready(()) };
+        if gate.poll_allowed(cx).is_pending() {
+            let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE_FOR_100)));
+            ready!(patience.as_mut().poll(cx));
+        }
+        (self.gate, self.patience) = (None, None);
+        Poll::Ready(())
+    }
+
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        self.wanted = true;
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.waits = polled.is_pending();
+        let mut frame = ready!(polled);
+        match &mut frame {
+            Some(Ok(frame)) => {
+                if let (Some(trailers), Some(entry)) = (frame.trailers_mut(), &self.entry) {
+                    entry.strip_request_trailers(&self.worker, trailers);
+                }
+                if let Some(data) = frame.data_ref() {
+                    self.keep(data);
+                    if let Some(entry) = &self.entry {
+                        entry.add_received(&self.worker, data.len());
+                    }
+                }
+                if let Some(trailers) = frame.trailers_ref() {
+                    self.ended = true;
+                    if !self.lost {
+                        self.trailers = Some(trailers.clone());
+                    }
+                }
+            }
+            Some(Err(error)) => {
+                self.lost = true;
+                self.failed = Some(error.clone());
+                if let Some(entry) = &self.entry {
+                    entry.fail(error);
+                }
+            }
+            None => self.ended = true,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn keep(&mut self, data: &Bytes) {
+        if self.lost {
+            return;
+        }
+        self.kept_bytes += data.len();
+        let bytes = data.len() as u64;
+        let has_room = self.entry.as_ref().is_none_or(|entry| entry.may_hold(&self.worker, bytes));
+        if self.kept_bytes <= self.keep_at_most && has_room {
+            self.charged += bytes;
+            self.kept.push(data.clone());
+        } else {
+            self.lost = true;
+            self.forget();
+        }
+    }
+
+    /// Drops the buffered chunks and releases their charge to the session.
+    fn forget(&mut self) {
+        self.kept = Vec::new();
+        let charged = std::mem::take(&mut self.charged);
+        if let Some(entry) = &self.entry {
+            entry.release(&self.worker, charged);
+        }
+    }
+}

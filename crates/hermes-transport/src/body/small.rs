@@ -1,0 +1,50 @@
+//! Short responses that are detached from their connection, so that the connection is free for others.
+//!
+//! In: a response that may be needed later. Out: the same response, with its content if that is short. Otherwise the
+//! content is dropped, together with all fields that describe it.
+
+use std::time::Duration;
+
+use http::header::{
+    ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_TYPE, ETAG,
+    HeaderName, LAST_MODIFIED, TRAILER,
+};
+use http::{HeaderValue, Response};
+use http_body_util::{BodyExt as _, Limited};
+
+use super::Body;
+
+/// The longest content that is kept; otherwise only the head is kept.
+const KEPT: usize = 16 << 10;
+/// The timeout for reading the content: meanwhile the connection is not free.
+const READ_WITHIN: Duration = Duration::from_secs(2);
+
+/// Fields that describe the content.
+const OF_CONTENT: [HeaderName; 12] = [
+    CONTENT_ENCODING,
+    CONTENT_LANGUAGE,
+    CONTENT_LOCATION,
+    CONTENT_TYPE,
+    ETAG,
+    LAST_MODIFIED,
+    ACCEPT_RANGES,
+    TRAILER,
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("repr-digest"),
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("content-md5"),
+];
+
+impl Body {
+    /// Detaches a response from its connection.
+    pub async fn small(response: Response<Self>) -> Response<Self> {
+        let (mut head, body) = response.into_parts();
+        let collected = tokio::time::timeout(READ_WITHIN, Limited::new(body, KEPT).collect()).await;
+        if let Ok(Ok(collected)) = collected {
+            return Response::from_parts(head, Body::Full(collected.to_bytes()));
+        }
+        OF_CONTENT.iter().for_each(|name| drop(head.headers.remove(name)));
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        Response::from_parts(head, Body::Empty)
+    }
+}

@@ -1,0 +1,369 @@
+//! The datagrams of one flow, and the two ports that they move between.
+//!
+//! In: two ports: a tunnel (RFC 9297), a connected socket, a flow of a listener, or an end at a device. Out: datagrams,
+//! in order; several in one system call if possible. A full tunnel applies backpressure to its source. There the
+//! kernel's socket buffer or a queue drops the oldest datagrams, and counts them.
+
+mod outgoing;
+mod queue;
+mod relay;
+mod tunnel;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::facts::Kind;
+use hermes_net::udp::UdpSocket;
+use hermes_wire::{capsule, connect_ip};
+
+pub use self::outgoing::Outgoing;
+pub use self::queue::{Flow, FlowQueue};
+pub use self::relay::{Opening, QUIET, Reopened, relay};
+use self::tunnel::Tunnel;
+use crate::early::Source;
+use crate::runtime::WorkerContext;
+use crate::runtime::session::Entry;
+use crate::stream::{ByteStream, Reset};
+
+/// A capsule other than a datagram.
+#[derive(Debug)]
+pub enum Other {
+    /// A fragment of a capsule that is forwarded unparsed; `ends`: the capsule is complete with it.
+    Piece { bytes: Bytes, ends: bool },
+    /// A complete capsule of a known type.
+    Whole { kind: u64, payload: Bytes },
+}
+
+/// The limit of work before other tasks of the worker run. A packet counts as one, a capsule as one for each address
+/// entry. A request for addresses counts as the whole limit: each address may release one lease and route another,
+/// and both wait for the kernel.
+pub const MOST_WORK: usize = 256;
+/// The shortest entry of an address, in bytes.
+const ENTRY: usize = 7;
+
+/// The work that a capsule of a known type causes.
+fn work_of(kind: u64, payload: &[u8]) -> usize {
+    if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 1 + payload.len() / ENTRY }
+}
+
+impl Other {
+    /// The work that it causes, in units of one packet.
+    pub fn work(&self) -> usize {
+        match self {
+            Other::Piece { .. } => 1,
+            Other::Whole { kind, payload } => work_of(*kind, payload),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Other::Piece { bytes, .. } | Other::Whole { payload: bytes, .. } => bytes.len(),
+        }
+    }
+}
+
+/// The datagrams and capsules that move from one port to the other in a turn.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub datagrams: VecDeque<Bytes>,
+    /// The datagrams are bare payload; otherwise each begins with its context ID (RFC 9297, section 2.1).
+    pub opened: bool,
+    /// A device has already checked them against its rules, and could not accept them at once.
+    pub judged: bool,
+    /// On a stream, they came before the datagrams and are sent before them. QUIC datagrams have no order relative to
+    /// the stream.
+    pub capsules: VecDeque<Other>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.datagrams.len() + self.capsules.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.datagrams.is_empty() && self.capsules.is_empty()
+    }
+
+    /// Removes the context IDs of datagrams that were received for another tunnel, after the flow has moved.
+    fn open(&mut self, worker: &WorkerContext) {
+        if !std::mem::replace(&mut self.opened, true) {
+            let count = self.datagrams.len();
+            self.datagrams =
+                self.datagrams.drain(..).filter_map(|datagram| capsule::packet(datagram).ok().flatten()).collect();
+            let dropped = count - self.datagrams.len();
+            if dropped > 0 {
+                worker.shared.metrics.dropped("unknown-context", dropped as u64);
+            }
+        }
+    }
+}
+
+/// An end of a flow.
+pub enum Port {
+    /// A request's stream.
+    Tunnel(Box<Tunnel>),
+    /// A socket of this node, connected to one peer.
+    Socket { socket: UdpSocket, peer: SocketAddr },
+    /// The flow from one source of a listener.
+    Flow(Flow),
+    /// The end of a CONNECT-IP tunnel at a device.
+    Device(Box<dyn DevicePort>),
+}
+
+/// The end of a CONNECT-IP tunnel at a device of this node. The functions mean what they mean on [`Port`].
+pub trait DevicePort {
+    /// The device, if it was deleted.
+    fn lost_device(&self) -> Option<Arc<str>>;
+    /// The longest IP packet that the device and the networks after it forward.
+    fn capacity(&self) -> usize;
+    /// Tells the sender of IP packets how long they may be.
+    fn set_mtu(&mut self, capacity: usize);
+    /// Follows changes of the device's routes, without waiting.
+    fn poll_routes(&mut self, cx: &mut Context<'_>);
+    /// Receives at least one packet into the (empty) batch. False if the tunnel ended.
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>>;
+    /// Sends the batch. Ready when it is empty.
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> Poll<io::Result<()>>;
+    /// Ends the tunnel.
+    fn close(&mut self, worker: &WorkerContext);
+}
+
+impl Source for Port {
+    fn bind(&self, session: &Rc<Entry>) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.bind(session);
+        }
+    }
+
+    fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        let Port::Flow(flow) = self else { return Poll::Pending };
+        let mut batch = VecDeque::new();
+        if !ready!(flow.queue.poll_take(cx, &mut batch)) {
+            return Poll::Ready(Ok(None));
+        }
+        let payload = batch.iter().map(Bytes::len).sum();
+        Poll::Ready(Ok(Some((capsules(&mut BytesMut::new(), &mut batch), payload))))
+    }
+
+    fn has_whole_capsules(&self) -> bool {
+        true
+    }
+}
+
+impl Port {
+    /// A tunnel on a byte stream.
+    pub fn tunnel(stream: ByteStream, kind: Kind) -> Self {
+        Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
+    }
+
+    /// A tunnel that this node opened.
+    pub fn far_tunnel(stream: ByteStream, kind: Kind) -> Self {
+        let mut tunnel = Tunnel::new(stream, kind);
+        tunnel.has_said_less();
+        Port::Tunnel(Box::new(tunnel))
+    }
+
+    /// Prepends bytes that were already read from its stream.
+    fn push(&mut self, ahead: Bytes) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.push(ahead);
+        }
+    }
+
+    /// Sets the packet length that the other side can forward, if it is already known.
+    pub fn carrying(mut self, told: Option<usize>) -> Self {
+        if let (Port::Tunnel(tunnel), Some(told)) = (&mut self, told) {
+            tunnel.set_told(told);
+        }
+        self
+    }
+
+    /// Sets the port that receives from this one.
+    fn set_sink(&mut self, sink: &Port) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.set_opens(!matches!(sink, Port::Tunnel(_)));
+        }
+    }
+
+    /// The device of this end, if it was deleted.
+    fn lost_device(&self) -> Option<Arc<str>> {
+        match self {
+            Port::Device(end) => end.lost_device(),
+            Port::Tunnel(_) | Port::Socket { .. } | Port::Flow(_) => None,
+        }
+    }
+
+    /// The longest IP packet that this port and the path after it forward.
+    fn capacity(&self) -> usize {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.capacity(),
+            Port::Device(end) => end.capacity(),
+            Port::Socket { .. } | Port::Flow(_) => capsule::MAX_PACKET,
+        }
+    }
+
+    /// Tells the sender of IP packets how long they may be.
+    fn announce(&mut self, capacity: usize) {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.announce(capacity),
+            Port::Device(end) => end.set_mtu(capacity),
+            Port::Socket { .. } | Port::Flow(_) => {}
+        }
+    }
+
+    /// True if the last sent bytes are a fragment of a capsule.
+    fn is_within(&self) -> bool {
+        matches!(self, Port::Tunnel(tunnel) if tunnel.is_within())
+    }
+
+    /// Sends the capsules of this node itself, without waiting.
+    fn poll_own(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_own(cx, worker),
+            Port::Device(end) => end.poll_routes(cx),
+            Port::Socket { .. } | Port::Flow(_) => {}
+        }
+    }
+
+    /// Receives at least one datagram into the (empty) batch. False if the flow ended.
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        batch: &mut Batch,
+    ) -> Poll<io::Result<bool>> {
+        let Batch { datagrams, opened, .. } = batch;
+        *opened = true;
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_receive(cx, worker, batch),
+            Port::Flow(flow) => flow.queue.poll_take(cx, datagrams).map(Ok),
+            Port::Device(end) => end.poll_receive(cx, worker, batch),
+            Port::Socket { socket, peer } => loop {
+                let mut buffer = worker.udp_buffer.borrow_mut();
+                let mut strangers = 0;
+                let received = socket.poll_receive(cx, &mut buffer, |source, datagram| {
+                    // The kernel filters the source once the socket is connected. For a moment before that, its port
+                    // was open to all, and may have belonged to another flow.
+                    if (source.ip(), source.port()) == (peer.ip(), peer.port()) {
+                        datagrams.push_back(datagram);
+                    } else {
+                        strangers += 1;
+                    }
+                });
+                if strangers > 0 {
+                    worker.shared.metrics.dropped("not-the-target", strangers);
+                }
+                match ready!(received) {
+                    Ok(_) if datagrams.is_empty() => {}
+                    Ok(_) => return Poll::Ready(Ok(true)),
+                    // An ICMP error for an earlier datagram. UDP guarantees nothing, so the flow continues.
+                    Err(error) if is_icmp(&error) => worker.shared.metrics.dropped("icmp", 1),
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            },
+        }
+    }
+
+    /// Sends the batch. Ready when it is empty.
+    fn poll_send(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> Poll<io::Result<()>> {
+        if let Port::Tunnel(tunnel) = self {
+            return tunnel.poll_send(cx, worker, batch);
+        }
+        batch.open(worker);
+        if let Port::Device(end) = self {
+            return end.poll_send(cx, worker, batch);
+        }
+        batch.capsules.clear();
+        let datagrams = &mut batch.datagrams;
+        match self {
+            Port::Tunnel(_) | Port::Device(_) => Poll::Ready(Ok(())),
+            Port::Socket { socket, peer } => outgoing::poll_send_for(worker, socket, *peer, cx, datagrams),
+            Port::Flow(flow) => flow.poll_send(cx, worker, datagrams),
+        }
+    }
+
+    /// True if it accepted datagrams that it could not send yet.
+    fn holds_unsent(&self) -> bool {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.holds_unsent(),
+            Port::Flow(flow) => !flow.out.is_empty(),
+            Port::Socket { .. } | Port::Device(_) => false,
+        }
+    }
+
+    /// Tells the peer that this node shuts down.
+    fn say_leaving(&mut self) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.say_leaving();
+        }
+    }
+
+    /// True if the peer shuts down, and a replacement may exist already.
+    fn is_leaving(&self) -> bool {
+        matches!(self, Port::Tunnel(tunnel) if tunnel.is_leaving())
+    }
+
+    /// Drives the underlying connection, if no other task does. Receiving and sending report its errors.
+    fn poll_carrier(&mut self, cx: &mut Context<'_>) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.poll_carrier(cx);
+        }
+    }
+
+    /// Ends the port cleanly.
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_finish(cx),
+            Port::Socket { .. } | Port::Flow(_) | Port::Device(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Ends the port cleanly, and discards what the other side still sends until it ends too.
+    fn poll_close(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<()> {
+        match self {
+            Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
+            Port::Socket { .. } => Poll::Ready(()),
+            Port::Device(end) => {
+                end.close(worker);
+                Poll::Ready(())
+            }
+            // Later datagrams belong to another flow.
+            Port::Flow(flow) => {
+                flow.queue.close_in_order();
+                Poll::Ready(())
+            }
+        }
+    }
+
+    fn abort(&mut self, reset: Reset) {
+        if let Port::Tunnel(tunnel) = self {
+            tunnel.abort(reset);
+        }
+    }
+}
+
+fn is_icmp(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+    )
+}
+
+/// Encodes the whole batch as one chunk: one DATA frame, one write.
+fn capsules(room: &mut BytesMut, batch: &mut VecDeque<Bytes>) -> Bytes {
+    room.reserve(batch.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
+    for datagram in batch.drain(..) {
+        capsule::put_datagram(room, &datagram);
+    }
+    room.split().freeze()
+}

@@ -1,0 +1,399 @@
+//! Relays a flow: datagrams in both directions, and moves to another upstream port.
+//!
+//! In: two ports and their session. Out: datagrams in order; the end of one port is passed on to the other. It holds
+//! one batch in each direction.
+
+mod moving;
+mod said;
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::facts::Kind;
+use hermes_model::snapshot::Route;
+
+use self::moving::Reopen;
+use self::moving::{Failure, Moving, Old};
+pub use self::moving::{Opening, Reopened};
+use self::said::Said;
+use super::tunnel::of_ip;
+use super::{Batch, MOST_WORK, Other, Port};
+use crate::error::Error;
+use crate::runtime::session::{Phase, Prefetched, Session};
+use crate::runtime::yield_to_network;
+use crate::stream::Reset;
+
+/// The limit of rounds before other tasks of the worker run.
+const TURNS: usize = 16;
+/// The time for which the old port is still read after a move, and for which a peer may end its side.
+pub const QUIET: Duration = Duration::from_secs(2);
+/// The minimum time between moves that no document asked for, in milliseconds.
+const MOVES_APART: u64 = 1000;
+/// The limit of old ports that a flow still reads; the oldest is dropped first.
+const MAX_OLD: usize = 8;
+
+/// The size of a batch.
+struct Load {
+    count: usize,
+    bytes: usize,
+}
+
+impl Load {
+    /// The work that a received batch causes.
+    fn work(batch: &Batch) -> usize {
+        batch.datagrams.len() + batch.capsules.iter().map(Other::work).sum::<usize>()
+    }
+
+    fn of(batch: &Batch) -> Self {
+        let bytes = batch.datagrams.iter().map(Bytes::len).chain(batch.capsules.iter().map(Other::len));
+        Self { count: batch.len(), bytes: bytes.sum() }
+    }
+
+    /// The bytes that were taken from it; `None` if nothing was, which is no progress. Taking an empty datagram is
+    /// progress.
+    fn taken(&self, batch: &Batch) -> Option<usize> {
+        let left = Self::of(batch);
+        (left.count < self.count).then(|| self.bytes - left.bytes)
+    }
+}
+
+/// A flow that is being relayed.
+struct Relay<'a> {
+    session: &'a Session,
+    near: Port,
+    far: Port,
+    /// The ports before moves, the latest last.
+    old: Vec<Old>,
+    /// The move in progress.
+    moving: Option<Moving>,
+    /// The time of the last move, in milliseconds of the worker's clock.
+    moved_at: Option<u64>,
+    /// The current upstream peer, as shown to operators.
+    peer: Option<Arc<str>>,
+    reopen: Reopen<'a>,
+    up: Batch,
+    down: Batch,
+    /// The work of this turn.
+    work: usize,
+    /// The last bytes from the downstream side are a fragment of a capsule.
+    is_within: bool,
+    /// The addresses and routes that the downstream side signalled; they are replayed to a new upstream.
+    said: Said,
+    /// The reset reasons for the downstream and the upstream stream in case of an error.
+    resets: [Reset; 2],
+}
+
+/// True if the peer violated its protocol.
+fn is_malformed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
+}
+
+/// Relays until one port ends. Stores a failure for the access log.
+pub async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
+    session.entry.set_phase(&session.worker, Phase::Open);
+    let mut relay = Relay {
+        session,
+        near,
+        far,
+        old: Vec::new(),
+        moving: None,
+        moved_at: None,
+        peer: session.entry.peer.borrow().clone(),
+        reopen,
+        up: Batch::default(),
+        down: Batch::default(),
+        work: 0,
+        is_within: false,
+        said: Said::default(),
+        resets: [Reset::Connect; 2],
+    };
+    relay.join();
+    if let Some(Prefetched { sent, held }) = session.entry.prefetched.take() {
+        for (kind, payload) in of_ip(sent) {
+            relay.said.add(kind, &payload);
+        }
+        relay.near.push(held);
+    }
+    let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
+    // An end at a deleted device has ended or failed.
+    let lost = [&relay.near, &relay.far].into_iter().find_map(Port::lost_device);
+    if let Some(device) = lost {
+        session.entry.fail(&Error::DeviceGone { device });
+    }
+    match failed {
+        // Most flows end by silence. A stream that is dropped without an end counts as a failure at the peer, which
+        // would log one for each flow.
+        None | Some(Error::Idle(_)) => {
+            let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
+        }
+        Some(error) => {
+            relay.near.abort(relay.resets[0]);
+            relay.far.abort(relay.resets[1]);
+            session.entry.fail(&error);
+        }
+    }
+}
+
+impl Relay<'_> {
+    /// Tells each port which one receives from it.
+    fn join(&mut self) {
+        self.near.set_sink(&self.far);
+        self.far.set_sink(&self.near);
+    }
+
+    /// Tells each side how long its packets may be, and sends this node's own capsules.
+    fn poll_own(&mut self, cx: &mut Context<'_>) {
+        if self.session.entry.facts.kind == Kind::Ip {
+            self.near.announce(self.far.capacity());
+            self.far.announce(self.near.capacity());
+            if self.session.entry.is_told_to_go() {
+                self.near.say_leaving();
+            }
+        }
+        self.near.poll_own(cx, &self.session.worker);
+        self.far.poll_own(cx, &self.session.worker);
+    }
+
+    /// Ready with `None` at the clean end of the flow.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
+        if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
+            return Poll::Ready(Some(error));
+        }
+        self.work = 0;
+        for _ in 0..TURNS {
+            if self.work >= MOST_WORK {
+                break;
+            }
+            if let Poll::Ready(error) = self.poll_move(cx) {
+                return Poll::Ready(Some(error));
+            }
+            self.near.poll_carrier(cx);
+            self.far.poll_carrier(cx);
+            let up = self.poll_up(cx);
+            let down = self.poll_down(cx);
+            self.poll_own(cx);
+            let blocked =
+                !self.up.is_empty() || !self.down.is_empty() || self.far.holds_unsent() || self.near.holds_unsent();
+            self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
+            match (up, down) {
+                (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending)
+                | (Poll::Pending, Poll::Ready(Ok(true))) => {}
+                (Poll::Pending, Poll::Pending) => return Poll::Pending,
+                (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => return Poll::Ready(Some(error)),
+                (Poll::Ready(Ok(false)), _) | (_, Poll::Ready(Ok(false))) => return Poll::Ready(None),
+            }
+        }
+        yield_to_network(cx);
+        Poll::Pending
+    }
+
+    /// Ready when every port has ended, or the session must stop at once.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if matches!(self.session.entry.end.poll(cx), Poll::Ready(error) if !matches!(error, Error::Idle(_))) {
+            return Poll::Ready(());
+        }
+        let worker = &self.session.worker;
+        let mut open = self.near.poll_close(cx, worker).is_pending() | self.far.poll_close(cx, worker).is_pending();
+        for old in &mut self.old {
+            open |= old.port.poll_close(cx, worker).is_pending();
+        }
+        if open { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        let worker = &self.session.worker;
+        if self.up.is_empty() && !self.far.holds_unsent() {
+            match ready!(self.near.poll_receive(cx, worker, &mut self.up)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Ok(false)),
+                // An end of this node waited in vain for the upstream.
+                Err(error) if matches!(self.near, Port::Device(_)) => {
+                    return Poll::Ready(Err(self.far_error(&error)));
+                }
+                Err(error) => return Poll::Ready(Err(self.near_error(&error))),
+            }
+            self.said.note(&self.up, worker);
+            self.work += Load::work(&self.up);
+            if let Some(last) = self.up.capsules.back() {
+                self.is_within = matches!(last, Other::Piece { ends: false, .. });
+            }
+        }
+        let before = Load::of(&self.up);
+        let sent = self.far.poll_send(cx, worker, &mut self.up);
+        if let Some(bytes) = before.taken(&self.up) {
+            self.session.entry.add_received(worker, bytes);
+        }
+        match ready!(sent) {
+            Ok(()) => Poll::Ready(Ok(true)),
+            // A capsule that a device cannot parse is the downstream's fault.
+            Err(error) if is_malformed(&error) => Poll::Ready(Err(self.near_error(&error))),
+            Err(error) => Poll::Ready(Err(self.far_error(&error))),
+        }
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        let worker = &self.session.worker;
+        if self.down.is_empty() && !self.near.holds_unsent() {
+            self.poll_old(cx);
+        }
+        if self.down.is_empty() && !self.near.holds_unsent() {
+            match ready!(self.far.poll_receive(cx, worker, &mut self.down)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Ok(false)),
+                Err(error) => return Poll::Ready(Err(self.far_error(&error))),
+            }
+            self.said.hear(&self.down);
+            self.work += Load::work(&self.down);
+        }
+        let before = Load::of(&self.down);
+        let sent = self.near.poll_send(cx, worker, &mut self.down);
+        if let Some(bytes) = before.taken(&self.down) {
+            self.session.entry.add_sent(worker, bytes);
+        }
+        match ready!(sent) {
+            Ok(()) => Poll::Ready(Ok(true)),
+            Err(error) if is_malformed(&error) => Poll::Ready(Err(self.far_error(&error))),
+            Err(error) => Poll::Ready(Err(self.near_error(&error))),
+        }
+    }
+
+    /// Receives what old ports still deliver after a move.
+    fn poll_old(&mut self, cx: &mut Context<'_>) {
+        let worker = &self.session.worker;
+        let down = &mut self.down;
+        // Only one port at a time is read: the batches of two may differ in form.
+        self.old.retain_mut(|old| !down.is_empty() || old.poll(cx, worker, down));
+        // Addresses and routes from an old port are outdated. More may follow them.
+        if !down.capsules.is_empty() {
+            down.capsules.clear();
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Moves the flow, make before break: it stays on its old port until the new one is open and ready. Ready with an
+    /// error if it may use neither.
+    fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        let wanted = self.wanted();
+        let under_way = self.moving.as_ref().map(|moving| &moving.route);
+        if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
+            // A move that is no longer wanted is dropped before it completes.
+            self.session.entry.peer.replace(self.peer.clone());
+            self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
+            let next = self.moved_at.map_or(0, |at| at + MOVES_APART);
+            let early = Duration::from_millis(next.saturating_sub(self.session.worker.now()));
+            let is_same_way = self.session.entry.moved.borrow().is_none();
+            if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && !early.is_zero()) {
+                // Peers that drain right after they were reached would make the flow move all the time.
+                moving.wait(&self.session.worker, early);
+            }
+        }
+        loop {
+            let Some(moving) = &mut self.moving else { return Poll::Pending };
+            match ready!(moving.poll(cx, &self.session.worker, &self.near, &self.said, self.reopen)) {
+                Ok(()) if self.is_between() => self.switch(),
+                Ok(()) => return Poll::Pending,
+                Err(failure) => {
+                    if let Err(error) = self.stay(failure) {
+                        return Poll::Ready(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The route of a move: a changed one, or the current one if its upstream peer drains.
+    fn wanted(&self) -> Option<Arc<Route>> {
+        if matches!(self.near, Port::Device(_)) && self.session.worker.is_draining() {
+            // A successor process has the device, and newer sessions. This process only finishes its own: a
+            // move would make this session the newest again, so that it takes their traffic and ends with it.
+            return None;
+        }
+        let entry = &self.session.entry;
+        let moved = entry.moved.borrow().clone();
+        let again = || entry.route.borrow().clone().filter(|route| route.moves_sessions(entry.facts.kind));
+        moved.or_else(|| if self.far.is_leaving() { again() } else { None })
+    }
+
+    /// True if the flow may switch ports now. Incomplete capsules in either direction come first, and so do packets
+    /// that the old device has checked.
+    fn is_between(&self) -> bool {
+        !self.near.is_within() && !self.is_within && self.down.is_empty() && !self.up.judged
+    }
+
+    fn switch(&mut self) {
+        let Some((route, next)) = self.moving.take().and_then(Moving::arrive) else { return };
+        // Replays signalling since the request, and what the old port has not accepted.
+        self.up.capsules.retain(|other| !self.said.holds(other));
+        let mut missed = self.said.again(&[]).beyond(&next.words).batch().capsules;
+        missed.append(&mut self.up.capsules);
+        self.up.capsules = missed;
+        let entry = &self.session.entry;
+        let is_led = entry.moved.take().is_some();
+        self.moved_at = Some(self.session.worker.now());
+        let from = std::mem::replace(&mut self.peer, entry.peer.borrow().clone());
+        if entry.facts.kind == Kind::Ip {
+            self.tell_move(&route, from.as_deref().unwrap_or_default(), is_led);
+        }
+        *entry.route.borrow_mut() = Some(route);
+        let port = std::mem::replace(&mut self.far, next.port);
+        self.said.hear(&next.heard);
+        self.down = next.heard;
+        if self.old.len() == MAX_OLD {
+            self.old.remove(0);
+        }
+        self.old.push(Old::new(port));
+        self.join();
+    }
+
+    /// Logs a move, because connections may notice another upstream, and operators trace packets. `is_led`: a document
+    /// caused it.
+    fn tell_move(&self, route: &Route, from: &str, is_led: bool) {
+        let facts = &self.session.entry.facts;
+        let network = facts.network.map_or_else(|| facts.authority.to_string(), |network| network.to_string());
+        tracing::info!(
+            listener = %facts.listener, %network, user = %facts.user.as_deref().unwrap_or_default(), route = %route.name, %from,
+            to = %self.peer.as_deref().unwrap_or_default(),
+            reason = %if is_led { "the document leads it there" } else { "its far end goes, or is better reached another way" },
+            "a session has moved"
+        );
+    }
+
+    /// Postpones the move after a failure. If a document demands the move and it is forbidden at the new place, the
+    /// flow ends.
+    fn stay(&mut self, failure: Failure) -> Result<(), Error> {
+        let entry = &self.session.entry;
+        entry.peer.replace(self.peer.clone());
+        let Some(moving) = &mut self.moving else { return Ok(()) };
+        // A flow may stay on its own route.
+        if failure.is_final && entry.moved.borrow().is_some() {
+            let route = &moving.route.name;
+            return Err(Error::Reconfigured(format!("it would go by route {route} now: {}", failure.reason)));
+        }
+        if moving.rest(&self.session.worker) {
+            let (reason, route) = (&failure.reason, &moving.route.name);
+            tracing::warn!(reason, %route, "a flow could not move; it stays where it is, and tries again");
+        }
+        Ok(())
+    }
+
+    fn near_error(&mut self, error: &io::Error) -> Error {
+        if is_malformed(error) {
+            self.resets[0] = Reset::Malformed;
+        }
+        Error::ClientGone(error.to_string())
+    }
+
+    fn far_error(&mut self, error: &io::Error) -> Error {
+        if is_malformed(error) {
+            self.resets[1] = Reset::Malformed;
+        }
+        Error::Broken {
+            peer: self.session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
+            reason: error.to_string(),
+            unprocessed: false,
+        }
+    }
+}

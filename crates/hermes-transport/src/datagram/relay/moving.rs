@@ -1,0 +1,330 @@
+//! The move of a flow to another upstream port.
+//!
+//! In: the route that a flow should follow, and the addresses and routes that its downstream side signalled. Out: a
+//! port that is open and ready for the flow, or the reason for a failure. A temporary failure is retried; a final one
+//! means that the flow is no longer permitted. Never: the flow itself, which stays where it is until then.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::snapshot::Route;
+use http::StatusCode;
+
+use super::super::{Batch, Other, Port};
+use super::QUIET;
+use super::said::{Said, Words, assigned};
+use crate::error::{Error, Side};
+use crate::runtime::WorkerContext;
+use hermes_ip::mailbox::{BATCH, weight};
+
+/// The first pause before a move is retried; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// An upstream port that a flow may move to.
+pub struct Reopened {
+    pub port: Port,
+    /// The request already carried the replayed capsules.
+    pub told: bool,
+}
+
+pub type Opening = Pin<Box<dyn Future<Output = Result<Reopened, Error>>>>;
+/// Opens the upstream port of a changed route; the bytes are the capsules that it receives first.
+pub(in crate::datagram) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
+
+/// The reason why a flow cannot move.
+pub(super) struct Failure {
+    pub(super) reason: String,
+    /// If a document demands the move, it is not retried: the flow may stay neither here nor move there.
+    pub(super) is_final: bool,
+}
+
+impl Failure {
+    fn for_now(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_final: false }
+    }
+
+    fn for_good(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_final: true }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let is_final = match &error {
+            Error::Refused { status, .. } => is_refusal(*status),
+            other => matches!(other.side(), Side::Policy | Side::Client),
+        };
+        Self { reason: error.to_string(), is_final }
+    }
+}
+
+/// True if a status forbids the flow, rather than reporting a temporary failure.
+fn is_refusal(status: StatusCode) -> bool {
+    const PASSING: [StatusCode; 4] = [
+        StatusCode::REQUEST_TIMEOUT,
+        StatusCode::MISDIRECTED_REQUEST,
+        StatusCode::TOO_EARLY,
+        StatusCode::TOO_MANY_REQUESTS,
+    ];
+    status == StatusCode::NOT_IMPLEMENTED || (status.is_client_error() && !PASSING.contains(&status))
+}
+
+/// A move in progress.
+pub(super) struct Moving {
+    pub(super) route: Arc<Route>,
+    stage: Stage,
+    /// The capsules that the request carries.
+    words: Words,
+    /// Request IDs for which any address is requested again, because the flow's own was refused.
+    for_any: Vec<u64>,
+    pause: Duration,
+}
+
+enum Stage {
+    Opening(Opening),
+    Preparing(Box<Next>),
+    /// A failed attempt, which is retried later.
+    Resting(Pin<Box<tokio::time::Sleep>>),
+}
+
+impl Moving {
+    pub(super) fn begin(route: Arc<Route>, said: &Said, reopen: Reopen<'_>) -> Self {
+        let words = said.again(&[]);
+        let stage = Stage::Opening(reopen(route.clone(), words.bytes()));
+        Self { route, stage, words, for_any: Vec::new(), pause: FIRST_PAUSE }
+    }
+
+    fn open(&mut self, said: &Said, reopen: Reopen<'_>) {
+        self.words = said.again(&self.for_any);
+        self.stage = Stage::Opening(reopen(self.route.clone(), self.words.bytes()));
+    }
+
+    /// Ready when the flow may switch ports.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+        near: &Port,
+        said: &Said,
+        reopen: Reopen<'_>,
+    ) -> Poll<Result<(), Failure>> {
+        loop {
+            match &mut self.stage {
+                Stage::Resting(timer) => {
+                    ready!(timer.as_mut().poll(cx));
+                    self.for_any.clear();
+                    self.open(said, reopen);
+                }
+                Stage::Opening(opening) => match ready!(opening.as_mut().poll(cx)) {
+                    Ok(reopened) => self.prepare(reopened, near, said),
+                    Err(error) => return Poll::Ready(Err(error.into())),
+                },
+                Stage::Preparing(next) => {
+                    let arrived = ready!(next.poll(cx, worker));
+                    // A request for any address may get another one there, if not its own. That takes another tunnel,
+                    // because a request ID is used only once in each.
+                    next.refused.retain(|request| said.has_any(*request) && !self.for_any.contains(request));
+                    if next.refused.is_empty() {
+                        return Poll::Ready(arrived);
+                    }
+                    self.for_any.append(&mut next.refused);
+                    self.open(said, reopen);
+                }
+            }
+        }
+    }
+
+    fn prepare(&mut self, Reopened { mut port, told }: Reopened, near: &Port, said: &Said) {
+        port.set_sink(near);
+        let within = self.route.timeout.connect;
+        let timer = Box::pin(tokio::time::sleep(within));
+        // Capsules since the request was written are sent after it.
+        let known = if told { std::mem::take(&mut self.words) } else { Words::default() };
+        let words = said.again(&self.for_any);
+        self.stage = Stage::Preparing(Box::new(Next {
+            port,
+            said: words.beyond(&known).batch(),
+            unanswered: words.requests(),
+            words,
+            refused: Vec::new(),
+            is_assigned: false,
+            is_open: false,
+            heard: Batch::default(),
+            within,
+            timer,
+        }));
+    }
+
+    /// Retries after a pause. True after the first failure.
+    pub(super) fn rest(&mut self, worker: &WorkerContext) -> bool {
+        let is_first = self.pause == FIRST_PAUSE;
+        self.wait(worker, self.pause);
+        self.pause = (2 * self.pause).min(LAST_PAUSE);
+        is_first
+    }
+
+    /// Begins after a pause.
+    pub(super) fn wait(&mut self, worker: &WorkerContext, pause: Duration) {
+        let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
+        self.stage = Stage::Resting(Box::pin(tokio::time::sleep(pause + jitter)));
+    }
+
+    /// The new route of the flow, and its port. `None` if the port is not open.
+    pub(super) fn arrive(self) -> Option<(Arc<Route>, Next)> {
+        let Stage::Preparing(next) = self.stage else { return None };
+        Some((self.route, *next))
+    }
+}
+
+/// The upstream port of a move, before it carries traffic.
+pub(super) struct Next {
+    pub(super) port: Port,
+    /// All capsules about addresses and routes for it. `said` holds those that it has not received.
+    pub(super) words: Words,
+    said: Batch,
+    /// Requests without an answer; until then, packets from other addresses would be dropped there.
+    unanswered: Vec<u64>,
+    /// Requests that were refused.
+    refused: Vec<u64>,
+    /// An address was assigned.
+    is_assigned: bool,
+    /// The port is ready for the flow.
+    is_open: bool,
+    /// Datagrams and capsules that it sent meanwhile.
+    pub(super) heard: Batch,
+    /// The timeout for the addresses, and then for the switch.
+    within: Duration,
+    timer: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Next {
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<Result<(), Failure>> {
+        if self.is_assigned && !self.is_open && self.timer.as_mut().poll(cx).is_ready() {
+            // Some addresses were assigned, and the other requests remain unanswered.
+            self.unanswered.clear();
+        } else if self.timer.as_mut().poll(cx).is_ready() {
+            // A client that never ends a capsule could otherwise keep a route that it may no longer use.
+            let late = match self.is_open {
+                true => Failure::for_good("a capsule that does not end keeps the flow where it is"),
+                false => Failure::for_now("no address was assigned in time"),
+            };
+            return Poll::Ready(Err(late));
+        }
+        self.port.poll_carrier(cx);
+        if let Poll::Ready(Err(error)) = self.port.poll_send(cx, worker, &mut self.said) {
+            return Poll::Ready(Err(Failure::for_now(error.to_string())));
+        }
+        while !self.unanswered.is_empty() {
+            let mut batch = Batch::default();
+            match ready!(self.port.poll_receive(cx, worker, &mut batch)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Err(Failure::for_now("it was ended"))),
+                Err(error) => return Poll::Ready(Err(Failure::for_now(error.to_string()))),
+            }
+            for address in assigned(&batch).flatten() {
+                let is_given = !address.prefix.address().is_unspecified();
+                self.is_assigned |= is_given;
+                let is_ours = self.words.requests().contains(&address.request);
+                if is_given && !is_ours {
+                    // A peer that assigns unrequested addresses need not answer the requests.
+                    self.unanswered.clear();
+                } else if is_ours && !is_given {
+                    self.refused.push(address.request);
+                }
+                self.unanswered.retain(|request| *request != address.request);
+            }
+            if self.unanswered.is_empty() && !self.is_assigned {
+                return Poll::Ready(Err(Failure::for_good("the address is not assigned there")));
+            }
+            if !self.keep(worker, batch) {
+                return Poll::Ready(Err(Failure::for_now("it says more before it has given an address than is kept")));
+            }
+        }
+        if !std::mem::replace(&mut self.is_open, true) {
+            self.timer.as_mut().reset(tokio::time::Instant::now() + self.within);
+            // Registers the waker.
+            let _ = self.timer.as_mut().poll(cx);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Buffers what the new port sends. If both ports lead to the same peer, packets take the new path as soon as it
+    /// has assigned the address. False if the capsules exceed the limit.
+    fn keep(&mut self, worker: &WorkerContext, mut batch: Batch) -> bool {
+        let heard = &mut self.heard;
+        heard.opened = batch.opened;
+        heard.capsules.append(&mut batch.capsules);
+        heard.datagrams.append(&mut batch.datagrams);
+        let most = worker.snapshot().limits.datagram_queue;
+        let mut bytes: usize = heard.datagrams.iter().map(weight).sum();
+        while bytes > most
+            && let Some(oldest) = heard.datagrams.pop_front()
+        {
+            bytes -= weight(&oldest);
+            worker.shared.metrics.dropped("queue-full", 1);
+        }
+        let said: usize = heard.capsules.iter().map(Other::len).sum();
+        said <= most && heard.capsules.len() <= BATCH
+    }
+}
+
+/// The port that a flow has left. It is read for a while, then ended cleanly and read until its peer has ended too: a
+/// stream that is dropped without an end counts as a failure at the peer.
+pub(super) struct Old {
+    pub(super) port: Port,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    finishing: bool,
+}
+
+impl Old {
+    pub(super) fn new(port: Port) -> Self {
+        Self { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false }
+    }
+
+    /// Receives what still comes. False once nothing more will.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> bool {
+        let _ = self.port.poll_send(cx, worker, &mut Batch::default());
+        self.port.poll_carrier(cx);
+        let received = self.port.poll_receive(cx, worker, batch);
+        let open = matches!(received, Poll::Pending | Poll::Ready(Ok(true)));
+        while open && self.timer.as_mut().poll(cx).is_ready() {
+            if std::mem::replace(&mut self.finishing, true) {
+                return false;
+            }
+            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
+            let _ = self.port.poll_finish(cx);
+        }
+        open
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::error::NO_CONNECTION;
+
+    #[test]
+    fn a_refusal_is_for_good_and_a_failure_for_now() {
+        let refused =
+            |status: u16| Error::Refused { peer: Arc::from("far"), status: StatusCode::from_u16(status).unwrap() };
+        let unsuitable = Error::Unsuitable { route: Arc::from("web"), kind: "ip" };
+        for error in [refused(403), refused(404), refused(407), refused(501), unsuitable] {
+            let failure = Failure::from(error);
+            assert!(failure.is_final, "{}", failure.reason);
+        }
+        let after = Duration::from_secs(1);
+        let late = Error::ConnectTimeout { peer: Arc::from("far"), missing: NO_CONNECTION, after };
+        let gone = Error::NotConnected { node: Arc::from("far") };
+        for error in [refused(429), refused(425), refused(502), refused(503), late, gone, Error::Limit("tunnels")] {
+            let failure = Failure::from(error);
+            assert!(!failure.is_final, "{}", failure.reason);
+        }
+    }
+}

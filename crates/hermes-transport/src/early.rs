@@ -1,0 +1,221 @@
+//! Early payload: bytes that a client sends before its tunnel is open.
+//!
+//! In: the client's side of a tunnel that is being opened. Out: its first bytes, in DATA frames directly after the
+//! request, which saves a round trip. RFC 9298, section 5, permits it for UDP; TCP is no different, because the stream
+//! belongs to the tunnel alone. The bytes are kept until the next node has answered: if it refused the stream
+//! unprocessed, another endpoint gets them again. Only nodes receive early payload. Never: more than `MOST` bytes and
+//! one chunk.
+
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use hermes_wire::{capsule, connect_ip};
+
+use crate::error::Error;
+use crate::runtime::session::{Entry, Prefetched};
+use crate::stream::{self, ByteStream, Receiver, Sender, StreamError};
+
+/// The limit of early payload; at or above it no further chunk is read.
+const MOST: usize = 16 << 10;
+
+/// The client's side, as far as it can be read before its tunnel is open.
+pub trait Source {
+    /// Binds the source to a session, which ends if too many of its bytes remain unread.
+    fn bind(&self, session: &Rc<Entry>);
+
+    /// The next chunk in the encoding of the tunnel's stream, and the number of its payload bytes. It has at most
+    /// `most` bytes if it can be split. `None` is the end, which a later reader finds again.
+    fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>>;
+
+    /// True if each chunk ends with a capsule. Otherwise the rest of one may come later, for the next reader of the
+    /// source.
+    fn has_whole_capsules(&self) -> bool {
+        false
+    }
+}
+
+impl Source for ByteStream {
+    fn bind(&self, session: &Rc<Entry>) {
+        ByteStream::bind(self, session);
+    }
+
+    fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        self.poll_read(cx).map_ok(|chunk| chunk.map(counted))
+    }
+}
+
+impl Source for Receiver {
+    fn bind(&self, session: &Rc<Entry>) {
+        Receiver::bind(self, session);
+    }
+
+    fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        stream::poll_read_half(self, cx, most).map_ok(|chunk| chunk.map(counted))
+    }
+}
+
+/// Capsules that this node itself sends; `None` once they were taken.
+pub struct Words(pub Option<Bytes>);
+
+impl Source for Words {
+    fn bind(&self, _: &Rc<Entry>) {}
+
+    fn poll_early(&mut self, _: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        // No more will come: only the response wakes the caller.
+        self.0.take().map_or(Poll::Pending, |words| Poll::Ready(Ok(Some(counted(words)))))
+    }
+
+    fn has_whole_capsules(&self) -> bool {
+        true
+    }
+}
+
+fn counted(chunk: Bytes) -> (Bytes, usize) {
+    let length = chunk.len();
+    (chunk, length)
+}
+
+/// The early payload of one tunnel.
+pub struct Early<'a> {
+    source: &'a mut dyn Source,
+    sent: Vec<Bytes>,
+    bytes: usize,
+    payload: usize,
+    ended: bool,
+    /// If only complete capsules may be sent early: the incomplete or unsent rest.
+    held: Option<BytesMut>,
+}
+
+/// The capsules of CONNECT-IP that pass every node unchanged; all others are hop-by-hop.
+const END_TO_END: [u64; 4] =
+    [capsule::DATAGRAM, connect_ip::ADDRESS_ASSIGN, connect_ip::ADDRESS_REQUEST, connect_ip::ROUTE_ADVERTISEMENT];
+
+/// The length that may be sent early, and whether more may follow.
+fn may_go_ahead(bytes: &[u8]) -> (usize, bool) {
+    let mut length = 0;
+    while let Some((kind, whole)) = capsule::first(&bytes[length..]) {
+        if !END_TO_END.contains(&kind) || whole > MOST as u64 {
+            return (length, false);
+        }
+        if whole > (bytes.len() - length) as u64 {
+            break;
+        }
+        length += whole as usize;
+    }
+    (length, true)
+}
+
+impl<'a> Early<'a> {
+    pub fn new(source: &'a mut dyn Source) -> Self {
+        Self { source, sent: Vec::new(), bytes: 0, payload: 0, ended: false, held: None }
+    }
+
+    /// Binds the source to its session.
+    pub fn bind(&self, session: &Rc<Entry>) {
+        self.source.bind(session);
+    }
+
+    /// True if the early payload consists of complete capsules. A node that parses the capsules, as it does if one side
+    /// has QUIC datagrams, must not start in the middle of one.
+    pub fn has_whole_capsules(&self) -> bool {
+        self.held.is_some() || self.source.has_whole_capsules()
+    }
+
+    /// Restricts early payload to complete capsules of CONNECT-IP.
+    pub fn by_capsules(&mut self) {
+        if !self.has_whole_capsules() && !self.has_sent() {
+            self.held = Some(BytesMut::new());
+        }
+    }
+
+    /// Returns the state for the reader of the capsules; `None` if the bytes were sent unparsed.
+    pub fn into_prefetched(self) -> Option<Prefetched> {
+        let held = self.held?.freeze();
+        Some(Prefetched { sent: self.sent.concat().into(), held })
+    }
+
+    /// True if bytes were sent: another endpoint must receive them first.
+    pub fn has_sent(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
+    /// Sends the early payload again, to another endpoint.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    pub fn repeat(&self, sink: &mut Sender) -> Result<(), StreamError> {
+        sink.send(self.sent.concat().into(), false)
+    }
+
+    /// Sends what is available, without waiting for the window: the sink buffers up to the limit of early payload.
+    ///
+    /// # Errors
+    /// The client failed. A broken sink is not an error of this call: the response tells the reason.
+    pub fn send(&mut self, cx: &mut Context<'_>, sink: &mut Sender) -> Result<(), Error> {
+        while !self.ended && self.bytes < MOST && sink.poll_backlog(cx).is_ready() {
+            match self.source.poll_early(cx, MOST - self.bytes) {
+                Poll::Ready(Ok(Some((chunk, payload)))) => {
+                    self.bytes += chunk.len();
+                    let chunk = match &mut self.held {
+                        None => {
+                            self.payload += payload;
+                            chunk
+                        }
+                        Some(held) => {
+                            held.extend_from_slice(&chunk);
+                            let (length, goes_on) = may_go_ahead(held);
+                            self.ended = !goes_on;
+                            self.payload += length;
+                            held.split_to(length).freeze()
+                        }
+                    };
+                    if !chunk.is_empty() {
+                        self.sent.push(chunk.clone());
+                        self.ended |= sink.send(chunk, false).is_err();
+                    }
+                }
+                Poll::Ready(Ok(None)) => self.ended = true,
+                Poll::Ready(Err(error)) => return Err(Error::ClientGone(error.to_string())),
+                Poll::Pending => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Payload bytes since the last call.
+    pub fn take_received(&mut self) -> usize {
+        std::mem::take(&mut self.payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_capsules_go_ahead_as_far_as_they_are_for_the_far_end() {
+        let mut bytes = BytesMut::new();
+        capsule::put(&mut bytes, connect_ip::ADDRESS_REQUEST, b"request");
+        let request = bytes.len();
+        assert_eq!(may_go_ahead(&bytes), (request, true));
+        capsule::put(&mut bytes, capsule::DATAGRAM, b"packet");
+        let both = bytes.len();
+        // The second capsule is incomplete at first, then complete.
+        assert_eq!(may_go_ahead(&bytes[..both - 1]), (request, true));
+        assert_eq!(may_go_ahead(&bytes[..=request]), (request, true));
+        assert_eq!(may_go_ahead(&bytes), (both, true));
+        // A hop-by-hop capsule stays here, and so does everything after it.
+        capsule::put(&mut bytes, connect_ip::MTU, b"12");
+        capsule::put(&mut bytes, capsule::DATAGRAM, b"packet");
+        assert_eq!(may_go_ahead(&bytes), (both, false));
+    }
+
+    #[test]
+    fn what_will_never_be_whole_is_not_waited_for() {
+        let mut bytes = BytesMut::new();
+        capsule::put(&mut bytes, capsule::DATAGRAM, &[0; MOST]);
+        assert_eq!(may_go_ahead(&bytes[..9]), (0, false));
+    }
+}

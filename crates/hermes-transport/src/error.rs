@@ -1,0 +1,338 @@
+//! Errors of the data plane: the side at fault, whether a retry is safe, and the response to the client.
+//!
+//! In: a failure of a session, with the peer, route or name that it concerns. Out: `side`, `retry`, `status` and a
+//! label. `service::respond::failure` renders them as status, `Proxy-Status` (RFC 9209), log line and metric label.
+//! `Display` prints one level; the access log prints the chain.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_net::host;
+use hermes_net::tls::Fault;
+use http::StatusCode;
+
+use crate::metrics::Metrics;
+
+/// The side at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The sender of the request.
+    Client,
+    /// The next hop.
+    Upstream,
+    /// A rule denied the request.
+    Policy,
+    /// This node: a limit, a bug, or exhausted resources.
+    Local,
+}
+
+/// Whether the request may be tried again, at the same or another endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// A retry would fail again or do harm.
+    Never,
+    /// A retry is safe only if no byte was sent.
+    IfNothingWasSent,
+    /// A retry is always safe, since nothing was sent.
+    Always,
+}
+
+/// A field section that the peer does not accept, as its settings say (RFC 9114, section 4.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{size} bytes, 32 counted for each line; {most} are taken")]
+pub struct Oversize {
+    pub size: u64,
+    pub most: u64,
+}
+
+/// The reason why a session failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// `decide` denied the request.
+    #[error("{reason}")]
+    Denied {
+        /// The status for the client.
+        status: StatusCode,
+        /// The reason as text.
+        reason: String,
+        /// The error type of RFC 9209.
+        label: &'static str,
+    },
+    /// The request is malformed.
+    #[error("malformed request: {0}")]
+    Malformed(String),
+    /// The body has a transfer coding that cannot be decoded.
+    #[error("transfer coding {0} is not understood; send chunked alone")]
+    Coding(String),
+    /// The head has more lines than the limit.
+    #[error("more than {0} header lines; `limits.header-count` of this node allows no more")]
+    TooManyLines(usize),
+    /// The request's head or trailers exceed the limit that the next hop announced.
+    #[error("the request's head or trailers are too large for the next hop: {0}")]
+    TooLarge(Oversize),
+    /// The response's head or trailers exceed the limit that the client announced.
+    #[error("the answer's head or trailers are too large for the client: {0}")]
+    AnswerTooLarge(Oversize),
+    /// The action of the route cannot serve this kind of session.
+    #[error("route {route} cannot serve a {kind} session")]
+    Unsuitable {
+        /// The route's name.
+        route: Arc<str>,
+        /// The session's kind.
+        kind: &'static str,
+    },
+    /// Every endpoint is unhealthy or ejected.
+    #[error("upstream {upstream} has no healthy endpoint")]
+    NoEndpoint {
+        /// The upstream's name.
+        upstream: Arc<str>,
+    },
+    /// A node that only dials out has no reverse connection to this node.
+    #[error("node {node} keeps no connection to us")]
+    NotConnected {
+        /// The node's name.
+        node: Arc<str>,
+    },
+    /// A name does not resolve.
+    #[error("{0}")]
+    Resolve(String),
+    /// The addresses of the name are outside the route's `reach`.
+    #[error("{host} {why}: this route does not go there")]
+    Unreachable {
+        /// The name or address.
+        host: String,
+        /// The problem with the address.
+        why: &'static str,
+    },
+    /// The connection to the endpoint failed.
+    #[error("cannot connect to {peer}: {source}")]
+    Connect {
+        /// The endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The error of the operating system or of TLS.
+        source: Arc<io::Error>,
+    },
+    /// The endpoint did not respond in time.
+    #[error("{peer} did not {missing} within {after:?}")]
+    ConnectTimeout {
+        /// The endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The missing step.
+        missing: &'static str,
+        /// The route's `timeout.connect`.
+        after: Duration,
+    },
+    /// The endpoint does not support the request (no extended CONNECT, or not this version).
+    #[error("{peer} {reason}")]
+    Incapable {
+        /// The endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The missing feature.
+        reason: &'static str,
+    },
+    /// The connection failed during the session.
+    #[error("connection to {peer} failed: {reason}")]
+    Broken {
+        /// The endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The reason, in the terms of the protocol.
+        reason: String,
+        /// The peer rejected the stream before processing it (HTTP/2 REFUSED_STREAM, GOAWAY).
+        unprocessed: bool,
+    },
+    /// The next proxy refused a tunnel.
+    #[error("{peer} refused the tunnel with status {status}")]
+    Refused {
+        /// The endpoint, with its upstream.
+        peer: Arc<str>,
+        /// The status of its response.
+        status: StatusCode,
+    },
+    /// Expected bytes did not arrive.
+    #[error("no progress for {0:?}")]
+    NoProgress(Duration),
+    /// The body of the client's request has stalled.
+    #[error("the client sent nothing more of its request for {0:?}")]
+    ClientStalled(Duration),
+    /// No byte was transferred in either direction.
+    #[error("idle for {0:?}")]
+    Idle(Duration),
+    /// The rate limit of the service does not admit the request.
+    #[error("the rate that the service of route {route} allows: {why}")]
+    Paced {
+        /// The route's name.
+        route: Arc<str>,
+        /// The limit that was reached.
+        why: &'static str,
+    },
+    /// A request or response in custody failed.
+    #[error("in custody of {peer}: {reason}")]
+    Custody {
+        /// The next node, with its upstream.
+        peer: Arc<str>,
+        /// The reported status.
+        status: StatusCode,
+        /// The reason from the node where it failed.
+        reason: Arc<str>,
+        /// The text of [`Error::public`].
+        public: Option<&'static str>,
+    },
+    /// The client closed the connection or reset its stream.
+    #[error("the client ended the stream early: {0}")]
+    ClientGone(String),
+    /// A limit of this node was reached.
+    #[error("limit reached: {0}")]
+    Limit(&'static str),
+    /// The configuration changed, and the session is no longer allowed.
+    #[error("ended by reconfiguration: {0}")]
+    Reconfigured(String),
+    /// The node is shutting down and the drain timeout has passed.
+    #[error("this node is shutting down")]
+    Draining,
+    /// A device of this node was deleted while sessions used it.
+    #[error("device {device} is gone: somebody has deleted it")]
+    DeviceGone {
+        /// The device's name.
+        device: Arc<str>,
+    },
+    /// A bug, or a failure of the operating system.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+/// The label of a request that looped back to this node.
+pub const LOOP: &str = "proxy_loop_detected";
+
+/// The missing steps of [`Error::ConnectTimeout`].
+pub const NO_CONNECTION: &str = "accept a connection";
+pub const NO_SETTINGS: &str = "send its SETTINGS";
+
+impl Error {
+    /// The error for a failed connection: the peer's fault, unless this node has no file descriptor left.
+    pub fn no_connection(metrics: &Metrics, peer: &Arc<str>, source: io::Error) -> Self {
+        if host::is_lack(&source) {
+            metrics.limit("descriptors");
+            return Error::Limit("open files: `ulimit -n`, LimitNOFILE= of systemd");
+        }
+        Error::Connect { peer: peer.clone(), source: Arc::new(source) }
+    }
+
+    /// A text that any client may see beside the kind of the error: it names the remedy and reveals nothing of the
+    /// network.
+    pub fn public(&self) -> Option<&'static str> {
+        match self {
+            Error::Custody { public, .. } => *public,
+            _ => None,
+        }
+    }
+
+    /// The side at fault.
+    pub fn side(&self) -> Side {
+        match self {
+            Error::Malformed(_)
+            | Error::Coding(_)
+            | Error::TooManyLines(_)
+            | Error::TooLarge(_)
+            | Error::AnswerTooLarge(_)
+            | Error::ClientStalled(_)
+            | Error::ClientGone(_) => Side::Client,
+            Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
+                Side::Policy
+            }
+            Error::Limit(_) | Error::Paced { .. } | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => {
+                Side::Local
+            }
+            _ => Side::Upstream,
+        }
+    }
+
+    /// Whether the request may be tried again.
+    pub fn retry(&self) -> Retry {
+        match self {
+            Error::Connect { .. }
+            | Error::ConnectTimeout { .. }
+            | Error::NotConnected { .. }
+            | Error::Broken { unprocessed: true, .. } => Retry::Always,
+            Error::Broken { .. } => Retry::IfNothingWasSent,
+            _ => Retry::Never,
+        }
+    }
+
+    /// True if nothing of this attempt was sent to any peer, so that another path may be tried.
+    pub fn is_unsent(&self) -> bool {
+        match self {
+            Error::NoEndpoint { .. } | Error::Resolve(_) => true,
+            Error::Denied { label, .. } => *label == LOOP,
+            _ => self.retry() == Retry::Always,
+        }
+    }
+
+    /// The status for the client, if no response head was sent yet.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Error::Denied { status, .. } | Error::Custody { status, .. } => *status,
+            Error::Malformed(_) | Error::ClientGone(_) => StatusCode::BAD_REQUEST,
+            Error::ClientStalled(_) => StatusCode::REQUEST_TIMEOUT,
+            Error::Unreachable { .. } => StatusCode::FORBIDDEN,
+            Error::ConnectTimeout { .. } | Error::NoProgress(_) | Error::Idle(_) => StatusCode::GATEWAY_TIMEOUT,
+            Error::NoEndpoint { .. }
+            | Error::NotConnected { .. }
+            | Error::Limit(_)
+            | Error::Paced { .. }
+            | Error::Draining
+            | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Unsuitable { .. } | Error::Coding(_) => StatusCode::NOT_IMPLEMENTED,
+            Error::TooManyLines(_) | Error::TooLarge(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Error::Refused { status, .. } if status.is_client_error() || status.is_server_error() => *status,
+            _ => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// The error type of RFC 9209, section 2.3; also the metric's label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Error::Denied { label, .. } => label,
+            Error::Malformed(_)
+            | Error::Coding(_)
+            | Error::TooManyLines(_)
+            | Error::TooLarge(_)
+            | Error::ClientStalled(_)
+            | Error::ClientGone(_) => "http_request_error",
+            Error::AnswerTooLarge(_) => "http_response_header_section_size",
+            Error::Unsuitable { .. } => "http_protocol_error",
+            Error::NoEndpoint { .. } | Error::NotConnected { .. } | Error::DeviceGone { .. } => {
+                "destination_unavailable"
+            }
+            Error::Resolve(_) => "dns_error",
+            Error::Unreachable { .. } => "destination_ip_prohibited",
+            Error::Connect { source, .. } => connect_label(source),
+            Error::ConnectTimeout { .. } => "connection_timeout",
+            Error::Incapable { .. } => "http_protocol_error",
+            Error::Broken { .. } => "connection_terminated",
+            Error::Refused { .. } => "http_upgrade_failed",
+            Error::Custody { status: StatusCode::GATEWAY_TIMEOUT, .. } => "http_response_timeout",
+            Error::Custody { .. } => "destination_unavailable",
+            Error::NoProgress(_) => "http_response_timeout",
+            Error::Idle(_) => "connection_read_timeout",
+            Error::Limit(_) | Error::Paced { .. } => "connection_limit_reached",
+            Error::Reconfigured(_) => "proxy_configuration_error",
+            Error::Draining => "proxy_internal_response",
+            Error::Internal(_) => "proxy_internal_error",
+        }
+    }
+}
+
+fn connect_label(source: &io::Error) -> &'static str {
+    match Fault::of(source) {
+        Some(Fault::Certificate) => return "tls_certificate_error",
+        Some(Fault::Protocol) => return "tls_protocol_error",
+        None => {}
+    }
+    match source.kind() {
+        io::ErrorKind::ConnectionRefused => "connection_refused",
+        io::ErrorKind::TimedOut => "connection_timeout",
+        _ => "destination_ip_unroutable",
+    }
+}

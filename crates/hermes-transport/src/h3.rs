@@ -1,0 +1,13 @@
+//! The state of one HTTP/3 connection (RFC 9114), as client or server, that its streams share.
+//!
+//! In: a QUIC connection. Out: its control streams, the peer's settings, GOAWAY in both directions, HTTP datagrams, and
+//! field sections, decoded and encoded. Never: a request; `listener::h3` and the pool handle those.
+
+pub mod datagrams;
+pub mod fields;
+mod inbox;
+pub mod link;
+
+pub use self::datagrams::{Datagrams, Given};
+pub use self::inbox::Inbox;
+pub use self::link::{Link, Windows};

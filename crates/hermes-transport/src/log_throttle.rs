@@ -1,0 +1,54 @@
+//! Rate-limited logging, for events that a remote peer can trigger, or that last.
+//!
+//! In: each event. Out: whether to log it now, and the number of suppressed ones since the last log line. So an
+//! operator sees the event, and a flood does not fill the disk.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The default interval between two log lines.
+const APART: Duration = Duration::from_secs(1);
+
+/// The throttle of one log line, for all workers of the node.
+pub struct LogThrottle {
+    /// The interval in milliseconds.
+    apart: u64,
+    /// The time of the next allowed line, in milliseconds of the node's clock.
+    next: AtomicU64,
+    quiet: AtomicU64,
+}
+
+impl Default for LogThrottle {
+    fn default() -> Self {
+        Self::every(APART)
+    }
+}
+
+impl LogThrottle {
+    /// A throttle with this interval.
+    pub fn every(apart: Duration) -> Self {
+        Self { apart: apart.as_millis() as u64, next: AtomicU64::new(0), quiet: AtomicU64::new(0) }
+    }
+
+    /// Notes an event. `Some`: log it now, with the number of suppressed events.
+    pub fn happened(&self, now: u64) -> Option<u64> {
+        let due = |next| (now >= next).then_some(now + self.apart);
+        if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_err() {
+            self.quiet.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(self.quiet.swap(0, Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn once_a_second_and_with_what_was_not_said() {
+        let seldom = LogThrottle::default();
+        let said: Vec<_> = [0, 1, 999, 1000, 1001, 2500].map(|now| seldom.happened(now)).into();
+        assert_eq!(said, [Some(0), None, None, Some(2), None, Some(1)]);
+    }
+}

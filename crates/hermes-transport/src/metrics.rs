@@ -1,0 +1,414 @@
+//! All metrics and their names.
+//!
+//! In: ends of sessions, limits that were reached, connections, reloads. Out: Prometheus text. Labels come from the
+//! document (listener, route, upstream) and from fixed sets, never from client input, so that clients cannot create
+//! series.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use hermes_cache::metrics::CacheMetrics;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Labels of a finished session.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct SessionLabels {
+    pub listener: Arc<str>,
+    pub route: Arc<str>,
+    pub kind: &'static str,
+    pub outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ListenerLabels {
+    pub listener: Arc<str>,
+}
+
+/// The event of a request that was delayed or sent more than once.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct EventLabels {
+    pub route: Arc<str>,
+    pub event: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct RouteLabels {
+    pub route: Arc<str>,
+}
+
+/// The outcome of a query to a DNS listener.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct QuestionLabels {
+    pub listener: Arc<str>,
+    pub outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ErrorLabels {
+    pub error: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct LimitLabels {
+    pub limit: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ReasonLabels {
+    pub reason: &'static str,
+}
+
+/// The storage tier of bytes in custody.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct HeldLabels {
+    pub tier: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct EndpointLabels {
+    pub upstream: Arc<str>,
+    pub endpoint: Arc<str>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct UpstreamLabels {
+    pub upstream: Arc<str>,
+}
+
+/// A path in the document.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct PathLabels {
+    pub path: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ResultLabels {
+    pub result: &'static str,
+}
+
+/// The outcome of a request at the cache of a route.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct CacheLabels {
+    pub route: Arc<str>,
+    pub outcome: &'static str,
+}
+
+/// The storage tier of a cache.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct TierLabels {
+    pub route: Arc<str>,
+    pub tier: &'static str,
+}
+
+/// The counters of one combination of listener, route, kind and outcome. Each worker caches its handles, so that a
+/// session takes no lock.
+#[derive(Clone)]
+pub struct SessionMetrics {
+    pub total: Counter,
+    pub received: Counter,
+    pub sent: Counter,
+    pub seconds: Histogram,
+}
+
+/// All metrics of a node.
+pub struct Metrics {
+    registry: Registry,
+    sessions: Family<SessionLabels, Counter>,
+    received: Family<SessionLabels, Counter>,
+    sent: Family<SessionLabels, Counter>,
+    seconds: Family<SessionLabels, Histogram, fn() -> Histogram>,
+    pub errors: Family<ErrorLabels, Counter>,
+    pub connections: Family<ListenerLabels, Counter>,
+    pub connections_open: Gauge,
+    pub reverse_connections: Family<ListenerLabels, Gauge>,
+    pub sessions_open: Gauge,
+    /// Sessions that ended, of all kinds. `failed` counts those that failed through a server or this node.
+    pub ended: Counter,
+    pub failed: Counter,
+    pub handshake_failures: Family<ListenerLabels, Counter>,
+    pub limits: Family<LimitLabels, Counter>,
+    pub dns_questions: Family<QuestionLabels, Counter>,
+    pub identities_removed: Counter,
+    pub quic_fallbacks: Counter,
+    pub quic_migrations: Counter,
+    pub quic_passed_on: Counter,
+    pub quic_sent: Counter,
+    pub quic_lost: Counter,
+    pub datagrams_dropped: Family<ReasonLabels, Counter>,
+    pub retries: Counter,
+    pub custody_repeats: Counter,
+    pub custody_joins: Counter,
+    pub custody_exchanges: Gauge,
+    pub custody_held: Family<HeldLabels, Gauge>,
+    cache_requests: Family<CacheLabels, Counter>,
+    cache_bytes: Family<TierLabels, Gauge>,
+    cache_evictions: Family<TierLabels, Counter>,
+    pub paced: Family<EventLabels, Counter>,
+    pub retrieved: Family<EventLabels, Counter>,
+    pub pace_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
+    pub pace_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    pub upstream_connects: Family<EndpointLabels, Counter>,
+    pub upstream_connect_failures: Family<EndpointLabels, Counter>,
+    pub upstream_healthy: Family<EndpointLabels, Gauge>,
+    pub upstream_backups: Family<UpstreamLabels, Counter>,
+    pub reloads: Family<ResultLabels, Counter>,
+    pub generation: Gauge,
+    pub certificates: Family<PathLabels, Gauge>,
+    pub records_lost: Counter,
+    pub lines_lost: Counter,
+}
+
+/// Bucket bounds of durations, in seconds: from a loopback hop to a tunnel of an hour.
+const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0, 3600.0];
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("hermes");
+        let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
+        let metrics = Self {
+            sessions: Family::default(),
+            received: Family::default(),
+            sent: Family::default(),
+            seconds: Family::new_with_constructor(histogram),
+            errors: Family::default(),
+            connections: Family::default(),
+            connections_open: Gauge::default(),
+            reverse_connections: Family::default(),
+            sessions_open: Gauge::default(),
+            ended: Counter::default(),
+            failed: Counter::default(),
+            handshake_failures: Family::default(),
+            limits: Family::default(),
+            dns_questions: Family::default(),
+            identities_removed: Counter::default(),
+            quic_fallbacks: Counter::default(),
+            quic_migrations: Counter::default(),
+            quic_passed_on: Counter::default(),
+            quic_sent: Counter::default(),
+            quic_lost: Counter::default(),
+            datagrams_dropped: Family::default(),
+            retries: Counter::default(),
+            custody_repeats: Counter::default(),
+            custody_joins: Counter::default(),
+            custody_exchanges: Gauge::default(),
+            custody_held: Family::default(),
+            cache_requests: Family::default(),
+            cache_bytes: Family::default(),
+            cache_evictions: Family::default(),
+            paced: Family::default(),
+            retrieved: Family::default(),
+            pace_rate: Family::default(),
+            pace_waits: Family::new_with_constructor(histogram),
+            upstream_connects: Family::default(),
+            upstream_connect_failures: Family::default(),
+            upstream_healthy: Family::default(),
+            upstream_backups: Family::default(),
+            reloads: Family::default(),
+            generation: Gauge::default(),
+            certificates: Family::default(),
+            records_lost: Counter::default(),
+            lines_lost: Counter::default(),
+            registry: Registry::default(),
+        };
+        metrics.register(&mut registry);
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// Registers the metrics of custody, caches, rate limits and resumption.
+    fn register_treatments(&self, registry: &mut Registry) {
+        registry.register("custody_exchanges", "Exchanges in custody of this node", self.custody_exchanges.clone());
+        registry.register_with_unit(
+            "custody_held",
+            "Bytes in custody of this node, in memory and on disk",
+            Unit::Bytes,
+            self.custody_held.clone(),
+        );
+        registry.register(
+            "custody_joins",
+            "Clients that came back and asked the same, and were given what was in custody already",
+            self.custody_joins.clone(),
+        );
+        registry.register(
+            "custody_repeats",
+            "Requests in custody that an origin was asked for once more, after this node was restarted",
+            self.custody_repeats.clone(),
+        );
+        registry.register(
+            "cache_requests",
+            "Requests of routes with a cache, by what became of them there",
+            self.cache_requests.clone(),
+        );
+        registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
+        registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
+        registry.register(
+            "paced_requests",
+            "Requests within a service's rate, by what became of them",
+            self.paced.clone(),
+        );
+        registry.register(
+            "retrieved_requests",
+            "Requests of routes that retrieve: tried again, their rest asked for, given up",
+            self.retrieved.clone(),
+        );
+        registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
+        registry.register_with_unit(
+            "pace_wait",
+            "What requests waited for a service's rate",
+            Unit::Seconds,
+            self.pace_waits.clone(),
+        );
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register("sessions", "Sessions that ended", self.sessions.clone());
+        registry.register_with_unit("session_received", "Bytes from clients", Unit::Bytes, self.received.clone());
+        registry.register_with_unit("session_sent", "Bytes to clients", Unit::Bytes, self.sent.clone());
+        registry.register_with_unit("session_duration", "From acceptance to end", Unit::Seconds, self.seconds.clone());
+        registry.register("session_errors", "Sessions that failed, by RFC 9209 error type", self.errors.clone());
+        registry.register("sessions_open", "Sessions under way", self.sessions_open.clone());
+        registry.register("connections", "Connections accepted", self.connections.clone());
+        registry.register("connections_open", "Client connections open", self.connections_open.clone());
+        registry.register(
+            "reverse_connections",
+            "Connections open that nodes keep to those who cannot dial them",
+            self.reverse_connections.clone(),
+        );
+        registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
+        registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
+        registry.register(
+            "dns_questions",
+            "Questions to DNS listeners, by what became of them",
+            self.dns_questions.clone(),
+        );
+        registry.register(
+            "identities_removed",
+            "User claims removed: the peer may not make them",
+            self.identities_removed.clone(),
+        );
+        registry.register(
+            "quic_fallbacks",
+            "Upstreams reached by HTTP/2 in the place of HTTP/3",
+            self.quic_fallbacks.clone(),
+        );
+        registry.register("quic_migrations", "Clients whose address changed", self.quic_migrations.clone());
+        registry.register("quic_packets_sent", "Packets to clients", self.quic_sent.clone());
+        registry.register("quic_packets_lost", "Packets to clients that were lost", self.quic_lost.clone());
+        registry.register(
+            "quic_passed_on",
+            "Datagrams that came to another worker, or process, than has their connection",
+            self.quic_passed_on.clone(),
+        );
+        registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
+        registry.register("retries", "Requests tried again", self.retries.clone());
+        self.register_treatments(registry);
+        registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
+        registry.register(
+            "upstream_connect_failures",
+            "Connections that could not be made",
+            self.upstream_connect_failures.clone(),
+        );
+        registry.register("upstream_healthy", "1 where the endpoint takes sessions", self.upstream_healthy.clone());
+        registry.register("upstream_backups", "Sessions that went to a backup endpoint", self.upstream_backups.clone());
+        registry.register("reloads", "Documents applied or refused", self.reloads.clone());
+        registry.register("generation", "Number of the running snapshot", self.generation.clone());
+        registry.register_with_unit(
+            "certificate_not_after",
+            "When a certificate of this node is over, in Unix time",
+            Unit::Seconds,
+            self.certificates.clone(),
+        );
+        registry.register(
+            "records_lost",
+            "Access log records lost because the log was slow",
+            self.records_lost.clone(),
+        );
+        registry.register("log_lines_lost", "Lines of the log lost because stderr was slow", self.lines_lost.clone());
+    }
+
+    /// Handles for one combination of labels.
+    pub fn session(&self, labels: &SessionLabels) -> SessionMetrics {
+        SessionMetrics {
+            total: self.sessions.get_or_create(labels).clone(),
+            received: self.received.get_or_create(labels).clone(),
+            sent: self.sent.get_or_create(labels).clone(),
+            seconds: self.seconds.get_or_create(labels).clone(),
+        }
+    }
+
+    /// Counts a limit that was reached.
+    pub fn limit(&self, limit: &'static str) {
+        self.limit_by(limit, 1);
+    }
+
+    /// Counts a limit that was reached several times.
+    pub fn limit_by(&self, limit: &'static str, times: u64) {
+        if times > 0 {
+            self.limits.get_or_create(&LimitLabels { limit }).inc_by(times);
+        }
+    }
+
+    /// Sets the gauges of custody: exchanges, and their bytes in memory and on disk.
+    pub fn set_custody(&self, (exchanges, memory, disk): (usize, u64, u64)) {
+        self.custody_exchanges.set(i64::try_from(exchanges).unwrap_or(i64::MAX));
+        for (tier, bytes) in [("memory", memory), ("disk", disk)] {
+            self.custody_held.get_or_create(&HeldLabels { tier }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Handles for the cache of a route.
+    pub fn cache(&self, route: &Arc<str>) -> CacheMetrics {
+        let requests =
+            |outcome| self.cache_requests.get_or_create(&CacheLabels { route: route.clone(), outcome }).clone();
+        // Each handle in a statement of its own: the table stays locked while one is fetched.
+        let bytes = |tier| self.cache_bytes.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
+        let evictions = |tier| self.cache_evictions.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
+        CacheMetrics {
+            hits: requests("hit"),
+            missed: requests("miss"),
+            revalidated: requests("revalidated"),
+            stale: requests("stale"),
+            collapsed: requests("collapsed"),
+            bypassed: requests("bypass"),
+            memory: bytes("memory"),
+            disk: bytes("disk"),
+            evictions_memory: evictions("memory"),
+            evictions_disk: evictions("disk"),
+            limit: {
+                let limits = self.limits.clone();
+                Arc::new(move |limit| {
+                    limits.get_or_create(&LimitLabels { limit }).inc();
+                })
+            },
+        }
+    }
+
+    /// Counts an event of a request at a route's rate limit.
+    pub fn paced(&self, route: &Arc<str>, event: &'static str) {
+        self.paced.get_or_create(&EventLabels { route: route.clone(), event }).inc();
+    }
+
+    /// Counts an event of a request whose route resumes responses.
+    pub fn retrieved(&self, route: &Arc<str>, event: &'static str) {
+        self.retrieved.get_or_create(&EventLabels { route: route.clone(), event }).inc();
+    }
+
+    /// Counts dropped datagrams.
+    pub fn dropped(&self, reason: &'static str, count: u64) {
+        self.datagrams_dropped.get_or_create(&ReasonLabels { reason }).inc_by(count);
+    }
+
+    /// Renders everything as Prometheus (OpenMetrics) text.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}

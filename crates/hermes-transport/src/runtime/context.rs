@@ -1,0 +1,181 @@
+//! The context of one worker, for all of its tasks.
+//!
+//! In: the ticks of the worker's loop, and the document of each new generation. Out: time, random numbers, IDs, tasks,
+//! buffers, and the worker's tables. Workers share only counters, health, the log and devices, so only devices take a
+//! lock for traffic. Every task belongs to the worker's set, and ends with it.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Context;
+
+use hermes_model::snapshot::{AccessLog, Snapshot};
+use hermes_net::quic::Tasks;
+use hermes_net::resolve::Resolver;
+use hermes_net::udp::ReceiveBuffer;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::Shared;
+use super::access_log::{LogSender, Records};
+use super::session::Live;
+use super::shares::{Entries, Shares};
+use crate::token_bucket::TokenBucket;
+
+/// The limit of ICMP errors of a worker in a second; each session has a much lower one.
+const MAX_ICMP_ERRORS_PER_SECOND: u32 = 2000;
+/// The size of a block of session IDs.
+const ID_BLOCK: u64 = 1024;
+
+/// The running document, with a reference count of this worker alone. Requests on two workers would contend for the
+/// cache line of a shared atomic count.
+#[allow(clippy::redundant_allocation)] // See above.
+type CurrentSnapshot = Rc<Arc<Snapshot>>;
+
+/// The context of a worker's tasks.
+pub struct WorkerContext {
+    pub shared: Arc<Shared>,
+    /// The worker's number in the node.
+    pub number: usize,
+    pub live: Live,
+    pub records: Records,
+    pub resolver: Resolver,
+    pub udp_buffer: RefCell<ReceiveBuffer>,
+    /// The buffer in which a run of datagrams is assembled for one send.
+    pub udp_run: RefCell<Vec<u8>>,
+    /// The tasks of QUIC.
+    pub quic: Tasks,
+    /// The worker's entries in tables that are shared among clients.
+    pub entries: Entries,
+    snapshot: RefCell<CurrentSnapshot>,
+    /// The tables of flows of the document's listeners.
+    listener_shares: RefCell<Vec<Arc<Shares>>>,
+    tasks: RefCell<JoinSet<()>>,
+    icmp_errors: TokenBucket,
+    rng: RefCell<SmallRng>,
+    clock: Cell<u64>,
+    draining: Cell<bool>,
+    /// The next session ID and the end of the worker's block.
+    ids: Cell<(u64, u64)>,
+}
+
+impl WorkerContext {
+    pub fn new(number: usize, shared: Arc<Shared>, snapshot: Arc<Snapshot>, log: LogSender) -> Self {
+        let records = Records::new(snapshot.node.clone(), log);
+        records.set_enabled(snapshot.access_log != AccessLog::Off);
+        Self {
+            clock: Cell::new(shared.now()),
+            shared,
+            number,
+            live: Live::default(),
+            records,
+            resolver: Resolver::from_system(),
+            udp_buffer: RefCell::default(),
+            udp_run: RefCell::default(),
+            quic: Tasks::default(),
+            entries: Entries::default(),
+            snapshot: RefCell::new(Rc::new(snapshot)),
+            listener_shares: RefCell::default(),
+            tasks: RefCell::default(),
+            icmp_errors: TokenBucket::default(),
+            rng: RefCell::new(SmallRng::from_os_rng()),
+            draining: Cell::new(false),
+            ids: Cell::new((0, 0)),
+        }
+    }
+
+    /// Milliseconds of the node's clock at the last tick; precise enough for timeouts of seconds.
+    pub fn now(&self) -> u64 {
+        self.clock.get()
+    }
+
+    /// The running document. Hold it for one decision, not for a session.
+    pub fn snapshot(&self) -> CurrentSnapshot {
+        self.snapshot.borrow().clone()
+    }
+
+    /// Runs another document from now on. `listener_shares` are the tables of flows of its listeners.
+    pub fn set_snapshot(&self, snapshot: Arc<Snapshot>, listener_shares: Vec<Arc<Shares>>) {
+        self.records.set_enabled(snapshot.access_log != AccessLog::Off);
+        self.records.forget_handles();
+        self.snapshot.replace(Rc::new(snapshot));
+        self.listener_shares.replace(listener_shares);
+    }
+
+    /// Calls `act` for the table of flows of each listener.
+    pub fn each_listener_shares(&self, act: impl FnMut(&Arc<Shares>)) {
+        self.listener_shares.borrow().iter().for_each(act);
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// Accepts no further connection: the node shuts down.
+    pub fn begin_draining(&self) {
+        self.draining.set(true);
+    }
+
+    /// Random numbers, not for secrets.
+    pub fn random(&self) -> (u128, u64) {
+        let mut rng = self.rng.borrow_mut();
+        (rng.random(), rng.random())
+    }
+
+    /// A session ID, unique in the process.
+    pub fn next_id(&self) -> u64 {
+        let (mut next, mut end) = self.ids.get();
+        if next == end {
+            next = self.shared.take_ids(ID_BLOCK);
+            end = next + ID_BLOCK;
+        }
+        self.ids.set((next + 1, end));
+        next
+    }
+
+    /// True if an ICMP error may be sent now; their rate is limited (RFC 1812, section 4.3.2.8).
+    pub fn may_send_icmp_error(&self) -> bool {
+        self.icmp_errors.takes(self.now(), MAX_ICMP_ERRORS_PER_SECOND)
+    }
+
+    /// Runs a task that ends with the worker at the latest.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) -> AbortHandle {
+        self.tasks.borrow_mut().spawn_local(task)
+    }
+
+    /// Advances the clock, and ends sessions and connections that exceeded a timeout.
+    pub fn tick(&self) {
+        self.clock.set(self.shared.now());
+        self.live.sweep(self);
+        self.entries.tick(self);
+        self.records.flush(self);
+    }
+
+    /// True while any task of the worker runs.
+    pub fn has_tasks(&self) -> bool {
+        !self.tasks.borrow().is_empty()
+    }
+
+    /// Waits for the end of one task.
+    pub async fn reap(&self) {
+        std::future::poll_fn(|cx| self.tasks.borrow_mut().poll_join_next(cx)).await;
+    }
+
+    /// Ends every session and every task. Sessions write their access-log entries when dropped.
+    pub async fn end(&self) {
+        self.live.end_all();
+        let mut tasks = std::mem::take(&mut *self.tasks.borrow_mut());
+        tasks.shutdown().await;
+        self.records.flush(self);
+    }
+}
+
+/// Schedules another poll of the task after network events and all other tasks; `wake_by_ref` would poll it before
+/// them.
+pub fn yield_to_network(cx: &mut Context<'_>) {
+    // The first poll of `yield_now` schedules that; dropping the future undoes nothing.
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+}

@@ -1,0 +1,145 @@
+//! The failure of one stream of HTTP/2 or HTTP/3, and the reason for a reset.
+//!
+//! In: errors and codes of both protocols. Out: one meaning: whether the peer processed anything, reset the stream, or
+//! wants no more of it. Never: the error of a session; that is `error`.
+
+use std::io;
+
+use h2::Reason;
+use hermes_wire::h3::Code;
+
+use crate::error::Oversize;
+
+/// The failure of a stream.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{text}")]
+pub struct StreamError {
+    why: Why,
+    /// The whole connection failed.
+    pub is_of_connection: bool,
+    text: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// The peer processed nothing of it.
+    Unprocessed,
+    /// The peer reset it.
+    Reset,
+    /// The peer sent its complete message and wants no more of the request (RFC 9113, section 8.1; RFC 9114, section
+    /// 4.1). Servers reset a stream with NO_ERROR after its end for that.
+    Parted,
+    /// The head or the trailers exceed the peer's limit. Nothing was sent.
+    Oversize(Oversize),
+    Other,
+}
+
+impl StreamError {
+    /// True if the peer processed nothing of it, so that a retry is safe, to this peer or another.
+    pub fn is_unprocessed(&self) -> bool {
+        self.why == Why::Unprocessed
+    }
+
+    /// True if nothing is broken: the peer wants no further bytes.
+    pub fn has_parted(&self) -> bool {
+        self.why == Why::Parted
+    }
+
+    /// The head or trailers that exceed the peer's limit. The peer itself did not fail.
+    pub fn oversize(&self) -> Option<Oversize> {
+        match self.why {
+            Why::Oversize(oversize) => Some(oversize),
+            _ => None,
+        }
+    }
+}
+
+impl StreamError {
+    /// The error of a stream that the peer reset with this HTTP/3 code (RFC 9114, section 8.1).
+    pub fn of_code(code: u64) -> Self {
+        let is = |other: Code| code == other.value();
+        let why = if is(Code::RequestRejected) {
+            Why::Unprocessed
+        } else if is(Code::RequestCancelled) || is(Code::ConnectError) {
+            Why::Reset
+        } else if is(Code::NoError) {
+            Why::Parted
+        } else {
+            Why::Other
+        };
+        Self { why, is_of_connection: false, text: format!("the peer broke the stream off with {code:#x}") }
+    }
+
+    /// The error of a stream whose connection failed.
+    pub fn of_connection(text: impl Into<String>) -> Self {
+        Self { why: Why::Other, is_of_connection: true, text: text.into() }
+    }
+
+    /// An error with any other reason.
+    pub fn other(text: impl Into<String>) -> Self {
+        Self { why: Why::Other, is_of_connection: false, text: text.into() }
+    }
+}
+
+impl From<Oversize> for StreamError {
+    fn from(oversize: Oversize) -> Self {
+        Self { why: Why::Oversize(oversize), is_of_connection: false, text: oversize.to_string() }
+    }
+}
+
+impl From<h2::Error> for StreamError {
+    fn from(error: h2::Error) -> Self {
+        let is_of_connection = !error.is_reset();
+        let why = match error.reason() {
+            Some(Reason::REFUSED_STREAM) => Why::Unprocessed,
+            // h2 reports this only for streams beyond the last one that the peer's GOAWAY names (RFC 9113, 6.8).
+            Some(_) if error.is_go_away() && error.is_remote() => Why::Unprocessed,
+            Some(Reason::NO_ERROR) if !error.is_go_away() => Why::Parted,
+            Some(Reason::CONNECT_ERROR | Reason::CANCEL) => Why::Reset,
+            _ => Why::Other,
+        };
+        Self { why, is_of_connection, text: error.to_string() }
+    }
+}
+
+impl From<StreamError> for io::Error {
+    fn from(error: StreamError) -> Self {
+        match error.why {
+            Why::Reset => io::ErrorKind::ConnectionReset.into(),
+            _ => io::Error::other(error),
+        }
+    }
+}
+
+/// The reason with which a stream is reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reset {
+    /// The stream is no longer wanted.
+    Cancel,
+    /// The connection of a tunnel failed.
+    Connect,
+    /// The source of the bytes failed.
+    Internal,
+    /// The peer's message is malformed.
+    Malformed,
+}
+
+impl Reset {
+    pub fn h2(self) -> Reason {
+        match self {
+            Reset::Cancel => Reason::CANCEL,
+            Reset::Connect => Reason::CONNECT_ERROR,
+            Reset::Internal => Reason::INTERNAL_ERROR,
+            Reset::Malformed => Reason::PROTOCOL_ERROR,
+        }
+    }
+
+    pub fn h3(self) -> Code {
+        match self {
+            Reset::Cancel => Code::RequestCancelled,
+            Reset::Connect => Code::ConnectError,
+            Reset::Internal => Code::InternalError,
+            Reset::Malformed => Code::MessageError,
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Copies the bytes of a tunnel in both directions until both have ended.
+//!
+//! In: two byte streams and their session. Out: bytes in order. Each direction ends as its source did: a clean end is
+//! passed on as a clean end (half-close), and a broken stream resets the other. Both directions are polled together, so
+//! that a tunnel is one future with one owner. It holds at most one chunk in each direction.
+
+use std::future::Future as _;
+use std::io;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::facts::Kind;
+
+use crate::datagram::QUIET;
+use crate::error::Error;
+use crate::runtime::session::{Phase, Session};
+use crate::stream::{ByteStream, has_parted};
+
+/// The limit of chunks before other tasks of the worker run.
+const CHUNKS_A_TURN: usize = 32;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Reading,
+    Writing,
+    Flushing,
+    Finishing,
+    /// The sink wants no more, which is no error. The source is still read: closing a socket with unread bytes resets
+    /// it, and discards bytes that it has yet to send.
+    Discarding,
+    Done,
+}
+
+/// The time for a client to see the end of the response direction and to end its own.
+const LINGER: Duration = Duration::from_secs(30);
+
+struct Direction {
+    state: State,
+    chunk: Bytes,
+    from_client: bool,
+}
+
+/// The side of a tunnel that failed, and its error.
+enum Failure {
+    Client(io::Error),
+    Far(io::Error),
+}
+
+/// Copies until both directions have ended. Stores a failure for the access log.
+pub async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session) {
+    let entry = &session.entry;
+    entry.set_phase(&session.worker, Phase::Open);
+    let mut up = Direction { state: State::Reading, chunk: Bytes::new(), from_client: true };
+    let mut down = Direction { state: State::Reading, chunk: Bytes::new(), from_client: false };
+    let mut linger = None;
+    let failed = std::future::poll_fn(|cx| {
+        if let Poll::Ready(error) = entry.end.poll(cx) {
+            return Poll::Ready(Some(error));
+        }
+        let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
+        let first = up.poll(cx, &mut near, &mut far, session, down.state == State::Done);
+        let second = down.poll(cx, &mut far, &mut near, session, up.state == State::Done);
+        if let Poll::Ready(failure) = poll_broken_off(cx, &mut near, &mut far, &mut up, &down) {
+            return Poll::Ready(Some(named(failure, session)));
+        }
+        if down.state == State::Done
+            && up.state == State::Discarding
+            && linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER))).as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(None);
+        }
+        let blocked = up.state == State::Writing || down.state == State::Writing;
+        entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
+        match (first, second) {
+            (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => {
+                Poll::Ready(Some(named(failure, session)))
+            }
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => match carried {
+                [Poll::Ready(Err(error)), _] => Poll::Ready(Some(named(Failure::Client(error), session))),
+                [_, Poll::Ready(Err(error))] => Poll::Ready(Some(named(Failure::Far(error), session))),
+                [Poll::Ready(Ok(())), Poll::Ready(Ok(()))] => Poll::Ready(None),
+                // The stream that finished last still sends its rest, and wakes this task.
+                _ => Poll::Pending,
+            },
+            _ => Poll::Pending,
+        }
+    })
+    .await;
+    match failed {
+        None => {}
+        // Most UDP flows end by silence, which is no failure for either side.
+        Some(Error::Idle(_)) if entry.facts.kind == Kind::Udp => {
+            let closed = std::future::poll_fn(|cx| {
+                let open = near.poll_close(cx).is_pending() | far.poll_close(cx).is_pending();
+                if open { Poll::Pending } else { Poll::Ready(()) }
+            });
+            let _ = tokio::time::timeout(QUIET, closed).await;
+        }
+        Some(error) => {
+            near.abort();
+            far.abort();
+            entry.fail(&error);
+        }
+    }
+}
+
+/// Asks for a reset of the sides that are not being read: those that ended their own direction or sent more than the
+/// sink takes. The upstream side is asked only after its direction ended, because bytes that it sent before may still
+/// arrive.
+fn poll_broken_off(
+    cx: &mut Context<'_>,
+    near: &mut ByteStream,
+    far: &mut ByteStream,
+    up: &mut Direction,
+    down: &Direction,
+) -> Poll<Failure> {
+    if matches!(up.state, State::Done | State::Writing)
+        && let Poll::Ready(error) = near.poll_reset(cx)
+    {
+        return Poll::Ready(Failure::Client(error));
+    }
+    if down.state == State::Done
+        && !matches!(up.state, State::Discarding | State::Done)
+        && let Poll::Ready(error) = far.poll_reset(cx)
+    {
+        if !has_parted(&error) {
+            return Poll::Ready(Failure::Far(error));
+        }
+        up.state = State::Discarding;
+        cx.waker().wake_by_ref();
+    }
+    Poll::Pending
+}
+
+fn named(failure: Failure, session: &Session) -> Error {
+    match failure {
+        Failure::Client(error) => Error::ClientGone(error.to_string()),
+        Failure::Far(error) => Error::Broken {
+            peer: session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
+            reason: error.to_string(),
+            unprocessed: false,
+        },
+    }
+}
+
+impl Direction {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut ByteStream,
+        sink: &mut ByteStream,
+        session: &Session,
+        is_last: bool,
+    ) -> Poll<Result<(), Failure>> {
+        let client_at = |here: bool| if here { Failure::Client } else { Failure::Far };
+        let (from_source, from_sink) = (client_at(self.from_client), client_at(!self.from_client));
+        for _ in 0..CHUNKS_A_TURN {
+            match self.state {
+                State::Reading => match source.poll_read(cx) {
+                    Poll::Ready(Ok(Some(chunk))) => {
+                        self.chunk = chunk;
+                        self.state = State::Writing;
+                    }
+                    Poll::Ready(Ok(None)) => self.state = State::Finishing,
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(from_source(error))),
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Writing => {
+                    let before = self.chunk.len();
+                    let written = sink.poll_write(cx, &mut self.chunk);
+                    self.count(before - self.chunk.len(), session);
+                    let written = match written {
+                        Poll::Ready(Err(error)) if self.from_client && has_parted(&error) => {
+                            self.chunk = Bytes::new();
+                            self.state = State::Discarding;
+                            continue;
+                        }
+                        written => written.map_err(from_sink)?,
+                    };
+                    if written.is_pending() {
+                        return Poll::Pending;
+                    }
+                    self.state = State::Flushing;
+                }
+                State::Flushing => match sink.poll_flush(cx).map_err(from_sink)? {
+                    Poll::Ready(()) => self.state = State::Reading,
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Finishing if is_last && sink.ends_by_drop() => self.state = State::Done,
+                State::Finishing => match sink.poll_finish(cx) {
+                    Poll::Ready(Err(error)) if !(self.from_client && has_parted(&error)) => {
+                        return Poll::Ready(Err(from_sink(error)));
+                    }
+                    Poll::Ready(_) => self.state = State::Done,
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Discarding => match source.poll_read(cx) {
+                    Poll::Ready(Ok(Some(_))) => {}
+                    Poll::Ready(_) => self.state = State::Done,
+                    Poll::Pending => return Poll::Pending,
+                },
+                State::Done => return Poll::Ready(Ok(())),
+            }
+        }
+        if self.state == State::Done {
+            return Poll::Ready(Ok(()));
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn count(&self, bytes: usize, session: &Session) {
+        if bytes == 0 {
+        } else if self.from_client {
+            session.entry.add_received(&session.worker, bytes);
+        } else {
+            session.entry.add_sent(&session.worker, bytes);
+        }
+    }
+}
