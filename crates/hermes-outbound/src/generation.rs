@@ -24,9 +24,9 @@ use hermes_net::quic;
 use hermes_net::tls::{CertifiedKey, Roots, RustlsClientConfig, RustlsServerConfig};
 
 use self::builder::Builder;
-use crate::reverse::Presence;
+use crate::reverse::ReversePeer;
 use crate::upstream::{ClientTls, UpstreamState};
-use crate::virtual_ip::NameTable;
+use crate::virtual_ip::VirtualIpPool;
 use hermes_transport::error::Error;
 use hermes_transport::headers::Via;
 use hermes_transport::runtime::shares::Shares;
@@ -47,11 +47,11 @@ pub struct Generation {
     listeners: ByName<ListenerState>,
     upstreams: ByName<Arc<UpstreamState>>,
     /// Nodes that may dial this one, by name: those that an upstream names.
-    nodes: HashMap<Arc<str>, Arc<Presence>>,
+    nodes: HashMap<Arc<str>, Arc<ReversePeer>>,
     route_owners: HashMap<Arc<str>, u64>,
     origins: Origins,
     /// The name tables of the DNS listeners' prefixes. They outlive generations.
-    names: Vec<Arc<NameTable>>,
+    names: Vec<Arc<VirtualIpPool>>,
     /// The node's own certificates.
     certificates: Vec<Certificate>,
     /// The content of all files that were loaded: unchanged files need no new connections.
@@ -71,13 +71,13 @@ pub struct Certificate {
 
 /// The time before expiry at which a warning starts. For short-lived certificates, it is a third of their lifetime, at
 /// which they should have been renewed.
-const SOON: Duration = Duration::from_secs(7 * 24 * 3600);
+const EXPIRY_WARNING: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Certificate {
     /// A warning for the operator, if one is due.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         match self.left(now) {
-            Ok(left) if left >= SOON.min(self.life / 3) => None,
+            Ok(left) if left >= EXPIRY_WARNING.min(self.life / 3) => None,
             Ok(left) => Some(format!("the certificate is over in {} h; renew it", left.as_secs() / 3600)),
             Err(since) => Some(format!(
                 "the certificate has been over for {} h, and peers refuse it; renew it",
@@ -119,7 +119,7 @@ pub struct QuicState {
 /// The reason why a snapshot cannot run on this host.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
-pub struct Unready {
+pub struct BuildError {
     /// Path in the document.
     pub path: String,
     /// The problem, and the file that has it.
@@ -143,7 +143,7 @@ impl Generation {
     ///
     /// # Errors
     /// Every file that cannot be used, with its path in the document.
-    pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<Unready>> {
+    pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<BuildError>> {
         let built = Builder::new(&snapshot, previous).build()?;
         let route_owners = route_owners(&snapshot, previous, &built.origins);
         Ok(Self {
@@ -163,12 +163,12 @@ impl Generation {
     }
 
     /// The name table of this prefix.
-    pub fn name_table(&self, reserved: &Reserved) -> Option<&Arc<NameTable>> {
+    pub fn name_table(&self, reserved: &Reserved) -> Option<&Arc<VirtualIpPool>> {
         self.names.iter().find(|table| table.reserved() == reserved)
     }
 
     /// The name tables of all prefixes.
-    pub fn name_tables(&self) -> &[Arc<NameTable>] {
+    pub fn name_tables(&self) -> &[Arc<VirtualIpPool>] {
         &self.names
     }
 
@@ -210,7 +210,7 @@ impl Generation {
     }
 
     /// A node that may dial this one.
-    pub fn node(&self, name: &str) -> Option<&Arc<Presence>> {
+    pub fn node(&self, name: &str) -> Option<&Arc<ReversePeer>> {
         self.nodes.get(name)
     }
 
@@ -254,8 +254,12 @@ impl Generation {
 }
 
 /// The name table of each prefix: the existing one, so that names keep their addresses, or a new one.
-fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>, own: Option<&CertifiedKey>) -> Vec<Arc<NameTable>> {
-    let mut tables: Vec<Arc<NameTable>> = Vec::new();
+fn name_tables(
+    snapshot: &Snapshot,
+    previous: Option<&Generation>,
+    own: Option<&CertifiedKey>,
+) -> Vec<Arc<VirtualIpPool>> {
+    let mut tables: Vec<Arc<VirtualIpPool>> = Vec::new();
     let dns = || {
         snapshot.listeners.iter().filter_map(|listener| match &listener.protocol {
             ListenerProtocol::Dns(dns) => Some(dns),
@@ -268,7 +272,7 @@ fn name_tables(snapshot: &Snapshot, previous: Option<&Generation>, own: Option<&
         }
         let known = previous.and_then(|previous| previous.name_table(&addresses)).cloned();
         let table =
-            known.unwrap_or_else(|| Arc::new(NameTable::new(addresses, KeyedHash::of(own, "names of a prefix"))));
+            known.unwrap_or_else(|| Arc::new(VirtualIpPool::new(addresses, KeyedHash::of(own, "names of a prefix"))));
         let names = dns().filter(|dns| dns.addresses == addresses).flat_map(|dns| &dns.names);
         let spelt = |pattern: &HostPattern| match pattern {
             HostPattern::Exact(name) => Some(name.clone()),
@@ -314,10 +318,10 @@ pub fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
 }
 
 /// The nodes that upstreams name. The state of a node stays, whichever upstream names it.
-fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, Arc<Presence>> {
+fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, Arc<ReversePeer>> {
     let named = snapshot.upstreams.iter().flat_map(|upstream| upstream.all()).filter_map(Endpoint::node);
     let known = |name: &Arc<str>| previous.and_then(|previous| previous.nodes.get(name)).cloned();
-    named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(Presence::new(name))))).collect()
+    named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(ReversePeer::new(name))))).collect()
 }
 
 /// TLS configurations for origins, by the file of CA certificates; `None`: the host's. A host without CA certificates

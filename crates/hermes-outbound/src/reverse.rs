@@ -26,9 +26,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use self::assignment::Dealt;
-pub use self::keepalive::{Beat, FAR_END, Probe, Pulse};
-use self::keepalive::{UNUSED, USED};
+use self::assignment::WorkerAssignment;
+pub use self::keepalive::{ACCEPTOR_PROBE_INTERVAL, Keepalive, Liveness, Probe};
+use self::keepalive::{UNUSED_PROBE_INTERVAL, USED_PROBE_INTERVAL};
 use hermes_transport::oneshot::Oneshot;
 
 /// The ALPN of a reverse connection over TCP.
@@ -38,12 +38,12 @@ pub const ALPN_H3: &[u8] = b"hermes-reverse-h3";
 /// The header of a call and of its answer. It is removed from every client's request.
 pub const CALL: HeaderName = HeaderName::from_static("hermes-reverse");
 /// The limit of connections to one endpoint: no node has more workers.
-const MOST_WANTED: usize = 1024;
+const MAX_WANTED_CONNECTIONS: usize = 1024;
 /// The time that requests wait for a node that lost its last connection, because it is dialling.
-const GRACE: Duration = Duration::from_secs(3);
+const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 
 /// A connection after its handshake.
-pub enum Carrier {
+pub enum ReverseTransport {
     /// HTTP/2 follows.
     Tcp(Io),
     /// HTTP/3 follows.
@@ -51,34 +51,34 @@ pub enum Carrier {
 }
 
 /// The state of a node that dials this one, shared by all workers.
-pub struct Presence {
+pub struct ReversePeer {
     pub node: Arc<str>,
     /// Connections of the node that take requests.
     usable: AtomicUsize,
     /// The time at which the last of them closed, in milliseconds of the node's clock; 0 if none ever did.
     went_at: AtomicU64,
-    dealt: Mutex<Dealt>,
+    assignment: Mutex<WorkerAssignment>,
     /// The number of its newest connection, and the address of its peer.
     newest: watch::Sender<(u64, Option<IpAddr>)>,
     /// Connections that the node has given up.
-    pub gone: Told,
+    pub gone: SignalledIds,
     /// Connections that should leave their worker, because another worker has none.
-    pub leaving: Told,
+    pub leaving: SignalledIds,
 }
 
 /// Numbers of connections that receive a signal. Bounded to the latest ones; the owner of each one checks the list at
 /// once.
 #[derive(Default)]
-pub struct Told(watch::Sender<VecDeque<u64>>);
+pub struct SignalledIds(watch::Sender<VecDeque<u64>>);
 
 /// The limit of remembered numbers.
-const MOST_TOLD: usize = 64;
+const MAX_SIGNALLED_IDS: usize = 64;
 
-impl Told {
+impl SignalledIds {
     pub fn tell(&self, numbers: impl Iterator<Item = u64>) {
         self.0.send_modify(|told| {
-            told.extend(numbers.take(MOST_TOLD));
-            told.drain(..told.len().saturating_sub(MOST_TOLD));
+            told.extend(numbers.take(MAX_SIGNALLED_IDS));
+            told.drain(..told.len().saturating_sub(MAX_SIGNALLED_IDS));
         });
     }
 
@@ -90,29 +90,29 @@ impl Told {
 }
 
 /// A connection's assignment to a worker; dropping it releases the assignment.
-pub struct Place {
-    pub presence: Arc<Presence>,
+pub struct ConnectionSlot {
+    pub reverse_peer: Arc<ReversePeer>,
     pub worker: usize,
     /// The connection's number among all that the node has dialled.
     pub number: u64,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Releases the assignment: the connection takes no further request, and another one should replace it.
     pub fn give_way(&self) {
-        self.presence.undeal(self.worker, self.number);
+        self.reverse_peer.release(self.worker, self.number);
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.give_way();
     }
 }
 
-impl Presence {
+impl ReversePeer {
     /// Connection numbers start at the current time in microseconds. A node may give up a connection of an earlier
-    /// process, or of an earlier `Presence`; its number must match none of these.
+    /// process, or of an earlier `ReversePeer`; its number must match none of these.
     pub fn new(node: &Arc<str>) -> Self {
         Self::numbering_from(node, SystemTime::now())
     }
@@ -123,10 +123,10 @@ impl Presence {
             node: node.clone(),
             usable: AtomicUsize::new(0),
             went_at: AtomicU64::new(0),
-            dealt: Mutex::new(Dealt::numbering_from(last)),
+            assignment: Mutex::new(WorkerAssignment::numbering_from(last)),
             newest: watch::Sender::default(),
-            gone: Told::default(),
-            leaving: Told::default(),
+            gone: SignalledIds::default(),
+            leaving: SignalledIds::default(),
         }
     }
 
@@ -155,21 +155,21 @@ impl Presence {
             0 => return None,
             went => Duration::from_millis(now.saturating_sub(went)),
         };
-        GRACE.checked_sub(since).filter(|left| !left.is_zero())
+        RECONNECT_GRACE.checked_sub(since).filter(|left| !left.is_zero())
     }
 
-    fn dealt(&self) -> MutexGuard<'_, Dealt> {
-        self.dealt.lock().unwrap_or_else(PoisonError::into_inner)
+    fn assignment(&self) -> MutexGuard<'_, WorkerAssignment> {
+        self.assignment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Assigns a connection that worker `here` accepted, among `workers` workers.
-    pub fn deal(self: &Arc<Self>, here: usize, workers: usize) -> Place {
-        let (worker, number) = self.dealt().deal(here, workers);
-        Place { presence: self.clone(), worker, number }
+    pub fn assign(self: &Arc<Self>, here: usize, workers: usize) -> ConnectionSlot {
+        let (worker, number) = self.assignment().assign(here, workers);
+        ConnectionSlot { reverse_peer: self.clone(), worker, number }
     }
 
-    fn undeal(&self, worker: usize, number: u64) {
-        let leaving = self.dealt().undeal(worker, number);
+    fn release(&self, worker: usize, number: u64) {
+        let leaving = self.assignment().release(worker, number);
         if leaving.is_some() {
             self.leaving.tell(leaving.into_iter());
         }
@@ -177,7 +177,7 @@ impl Presence {
 
     /// The worker that received the newest connection that is still assigned.
     pub fn latest(&self) -> Option<usize> {
-        self.dealt().latest()
+        self.assignment().latest()
     }
 
     /// Announces the connection with this number, if it is the newest. Earlier ones may be dead and are probed.
@@ -199,10 +199,10 @@ impl Presence {
 
 /// The reverse connections to one endpoint, on all workers.
 #[derive(Clone, Debug)]
-pub struct Bundle(Arc<Strands>);
+pub struct UplinkGroup(Arc<UplinkGroupState>);
 
 #[derive(Debug)]
-struct Strands {
+struct UplinkGroupState {
     /// The number of connections that the endpoint last asked for.
     wanted: watch::Sender<usize>,
     /// Signals that one of them suspects its path: all probe at once.
@@ -214,9 +214,9 @@ struct Strands {
     used_at: AtomicU64,
 }
 
-impl Default for Bundle {
+impl Default for UplinkGroup {
     fn default() -> Self {
-        Self(Arc::new(Strands {
+        Self(Arc::new(UplinkGroupState {
             wanted: watch::Sender::new(1),
             doubts: watch::Sender::default(),
             sessions: AtomicUsize::new(0),
@@ -227,11 +227,11 @@ impl Default for Bundle {
 }
 
 /// A service that was used within this time is likely to be used again.
-const IN_USE: Duration = Duration::from_secs(60);
+const RECENT_USE: Duration = Duration::from_secs(60);
 
-impl Bundle {
+impl UplinkGroup {
     pub fn want(&self, wanted: usize) {
-        let wanted = wanted.clamp(1, MOST_WANTED);
+        let wanted = wanted.clamp(1, MAX_WANTED_CONNECTIONS);
         self.0.wanted.send_if_modified(|current| std::mem::replace(current, wanted) != wanted);
     }
 
@@ -247,7 +247,7 @@ impl Bundle {
     /// True if there is a session or was one lately. The start counts as a use.
     pub fn is_in_use(&self) -> bool {
         let used_at = || Duration::from_millis(self.0.used_at.load(Ordering::Relaxed));
-        self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + IN_USE
+        self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + RECENT_USE
     }
 
     pub fn doubt(&self) {
@@ -260,7 +260,7 @@ impl Bundle {
 }
 
 /// A guard for the duration of one session.
-pub struct Use(Bundle);
+pub struct Use(UplinkGroup);
 
 impl Drop for Use {
     fn drop(&mut self) {
@@ -272,7 +272,7 @@ impl Drop for Use {
 
 /// The reason for dialling a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MovesOn {
+pub enum ReplaceReason {
     /// The connection closed.
     Over,
     /// The peer sends no further request on it.
@@ -284,14 +284,14 @@ pub enum MovesOn {
 }
 
 /// A connection that this node dialled and serves on.
-pub struct Line {
-    pulse: RefCell<Pulse>,
+pub struct UplinkConnection {
+    keepalive: RefCell<Keepalive>,
     /// The acknowledgement counters for the keepalive over TCP, taken once HTTP begins.
     acks: Cell<Option<Acks>>,
-    bundle: Bundle,
+    group: UplinkGroup,
     /// True for the connection that probes on behalf of the whole bundle.
     is_first: bool,
-    pub moves_on: Oneshot<MovesOn>,
+    pub moves_on: Oneshot<ReplaceReason>,
     is_over: Cell<bool>,
     /// The connection suspects its path, and the others were told.
     doubts: Cell<bool>,
@@ -303,12 +303,12 @@ pub struct Line {
     given_up: Vec<u64>,
 }
 
-impl Line {
-    pub fn new(bundle: Bundle, is_first: bool, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
+impl UplinkConnection {
+    pub fn new(group: UplinkGroup, is_first: bool, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
         Self {
-            pulse: RefCell::new(Pulse::new(None, None, UNUSED)),
+            keepalive: RefCell::new(Keepalive::new(None, None, UNUSED_PROBE_INTERVAL)),
             acks: Cell::new(acks),
-            bundle,
+            group,
             is_first,
             moves_on: Oneshot::default(),
             is_over: Cell::new(false),
@@ -321,72 +321,76 @@ impl Line {
 
     /// Starts the keepalive once HTTP has begun.
     pub fn begin(&self, probe: Option<Probe>) {
-        self.pulse.replace(Pulse::new(probe, self.acks.take(), UNUSED));
+        self.keepalive.replace(Keepalive::new(probe, self.acks.take(), UNUSED_PROBE_INTERVAL));
     }
 
     /// Handles a change of the PATH_CHALLENGE count. The peer's QUIC stack saw this node at another address, which no
     /// other signal reports. The peer knows the new address of this connection; the others must send too.
     pub fn note_challenges(&self, challenges: u64) {
         if self.challenges.replace(challenges) != challenges {
-            self.bundle.doubt();
+            self.group.doubt();
         }
     }
 
     /// Marks the connection as closed, with all streams on it.
     pub fn end(&self) {
         self.acks.take();
-        self.pulse.borrow_mut().end();
+        self.keepalive.borrow_mut().end();
         self.is_over.set(true);
-        self.moves_on.set(MovesOn::Over);
-        self.bundle.doubt();
+        self.moves_on.set(ReplaceReason::Over);
+        self.group.doubt();
     }
 
     /// Probes the peer.
     pub fn ask(&self) {
-        self.pulse.borrow_mut().ask();
+        self.keepalive.borrow_mut().ask();
     }
 
     /// Ready when the connection was silent for so long that it counts as dead. `heard` counts all reads.
     pub fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
-        let mut pulse = self.pulse.borrow_mut();
-        pulse.ask_after(if self.is_first && self.bundle.is_in_use() { USED } else { UNUSED });
-        let beat = pulse.poll(cx, heard);
-        let is_late = pulse.is_late();
+        let mut keepalive = self.keepalive.borrow_mut();
+        keepalive.ask_after(if self.is_first && self.group.is_in_use() {
+            USED_PROBE_INTERVAL
+        } else {
+            UNUSED_PROBE_INTERVAL
+        });
+        let beat = keepalive.poll(cx, heard);
+        let is_late = keepalive.is_late();
         if !self.doubts.replace(is_late) && is_late {
-            self.bundle.doubt();
+            self.group.doubt();
         }
         match beat {
-            Beat::Strong => Poll::Pending,
-            Beat::Silent => {
-                self.moves_on.set(MovesOn::Silent);
+            Liveness::Alive => Poll::Pending,
+            Liveness::Silent => {
+                self.moves_on.set(ReplaceReason::Silent);
                 Poll::Pending
             }
-            Beat::Dead => Poll::Ready(()),
+            Liveness::Dead => Poll::Ready(()),
         }
     }
 
     /// True if no byte can arrive on it.
     pub fn is_dead(&self) -> bool {
-        self.is_over.get() || self.pulse.borrow().is_silent()
+        self.is_over.get() || self.keepalive.borrow().is_silent()
     }
 
     /// A guard for the session of this request. A request without `via` is the peer's own health check, which alone
     /// does not count as use.
     pub fn used_for(&self, head: &Parts) -> Option<Use> {
-        head.headers.contains_key(VIA).then(|| self.bundle.use_it())
+        head.headers.contains_key(VIA).then(|| self.group.use_it())
     }
 
     /// The answer to a request that is a call; `None` for any other request.
     pub fn answer(&self, head: &Parts) -> Option<Response<()>> {
         let call = head.headers.get(CALL)?.to_str().unwrap_or_default();
         match parse(call) {
-            Call::Leaving => self.moves_on.set(MovesOn::Leaving),
+            Call::Leaving => self.moves_on.set(ReplaceReason::Leaving),
             Call::Begins { number, wanted } => {
                 if let Some(number) = number {
                     self.number.set(number);
                 }
                 if let Some(wanted) = wanted {
-                    self.bundle.want(wanted);
+                    self.group.want(wanted);
                 }
             }
         }
@@ -450,29 +454,29 @@ pub fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
 mod tests {
     use super::*;
 
-    fn presence() -> Presence {
-        Presence::new(&Arc::from("laptop"))
+    fn reverse_peer() -> ReversePeer {
+        ReversePeer::new(&Arc::from("laptop"))
     }
 
     #[test]
     fn numbers_of_a_process_are_none_of_the_one_before() {
         let [before, after] = [1_000, 1_001].map(|millis| {
             let began = UNIX_EPOCH + Duration::from_millis(millis);
-            let presence = Arc::new(Presence::numbering_from(&Arc::from("laptop"), began));
-            [(); 500].map(|()| presence.deal(0, 1).number)
+            let reverse_peer = Arc::new(ReversePeer::numbering_from(&Arc::from("laptop"), began));
+            [(); 500].map(|()| reverse_peer.assign(0, 1).number)
         });
         assert!(before.is_sorted() && after.is_sorted() && before[499] < after[0], "{before:?} and {after:?}");
     }
 
     #[test]
     fn a_node_that_just_went_is_waited_for_and_one_that_never_came_is_not() {
-        let presence = presence();
-        assert_eq!(presence.patience(1_000), None);
-        presence.came();
-        assert_eq!(presence.patience(1_000), Some(Duration::MAX));
-        presence.went(2_000);
-        assert_eq!(presence.patience(2_500), Some(Duration::from_millis(2_500)));
-        assert_eq!(presence.patience(5_000), None);
+        let reverse_peer = reverse_peer();
+        assert_eq!(reverse_peer.patience(1_000), None);
+        reverse_peer.came();
+        assert_eq!(reverse_peer.patience(1_000), Some(Duration::MAX));
+        reverse_peer.went(2_000);
+        assert_eq!(reverse_peer.patience(2_500), Some(Duration::from_millis(2_500)));
+        assert_eq!(reverse_peer.patience(5_000), None);
     }
 
     #[test]
@@ -486,57 +490,57 @@ mod tests {
 
     #[tokio::test]
     async fn the_answer_to_a_call_gives_up_what_is_dead() {
-        let line = Line::new(Bundle::default(), true, None, vec![3, 5]);
+        let uplink = UplinkConnection::new(UplinkGroup::default(), true, None, vec![3, 5]);
         let (head, ()) = Call::Begins { number: Some(9), wanted: Some(5000) }.request("laptop").unwrap().into_parts();
-        let answer = line.answer(&head).unwrap();
-        assert_eq!((line.number.get(), *line.bundle.wanted().borrow()), (Some(9), MOST_WANTED));
+        let answer = uplink.answer(&head).unwrap();
+        assert_eq!((uplink.number.get(), *uplink.group.wanted().borrow()), (Some(9), MAX_WANTED_CONNECTIONS));
         assert_eq!(given_up(answer.headers()).collect::<Vec<_>>(), [3, 5]);
         let (other, ()) = Request::new(()).into_parts();
-        assert!(line.answer(&other).is_none(), "whatever else comes is a session");
+        assert!(uplink.answer(&other).is_none(), "whatever else comes is a session");
     }
 
     /// Otherwise the peer would notice only after a timeout, while its flows wait.
     #[tokio::test]
     async fn a_connection_that_is_over_is_dead_whatever_was_found_before_and_makes_the_others_ask() {
-        for before in [None, Some(MovesOn::Silent)] {
-            let bundle = Bundle::default();
-            let (line, others) = (Line::new(bundle.clone(), true, None, Vec::new()), bundle.doubts());
-            before.inspect(|why| line.moves_on.set(*why));
-            assert!(!line.is_dead() && !others.has_changed().unwrap());
-            line.end();
-            assert!(line.is_dead() && others.has_changed().unwrap());
+        for before in [None, Some(ReplaceReason::Silent)] {
+            let group = UplinkGroup::default();
+            let (uplink, others) = (UplinkConnection::new(group.clone(), true, None, Vec::new()), group.doubts());
+            before.inspect(|why| uplink.moves_on.set(*why));
+            assert!(!uplink.is_dead() && !others.has_changed().unwrap());
+            uplink.end();
+            assert!(uplink.is_dead() && others.has_changed().unwrap());
         }
     }
 
     /// A session on any of the connections counts.
     #[tokio::test(start_paused = true)]
     async fn they_are_in_use_while_there_are_sessions_and_for_a_while_after() {
-        let bundle = Bundle::default();
-        assert!(bundle.is_in_use());
-        tokio::time::sleep(IN_USE).await;
-        assert!(!bundle.is_in_use());
-        let other = Line::new(bundle.clone(), false, None, Vec::new());
+        let group = UplinkGroup::default();
+        assert!(group.is_in_use());
+        tokio::time::sleep(RECENT_USE).await;
+        assert!(!group.is_in_use());
+        let other = UplinkConnection::new(group.clone(), false, None, Vec::new());
         let (health, ()) = Request::get("/healthz").body(()).unwrap().into_parts();
-        assert!(other.used_for(&health).is_none() && !bundle.is_in_use());
+        assert!(other.used_for(&health).is_none() && !group.is_in_use());
         let (session, ()) = Request::get("/").header(VIA, "2 ingress").body(()).unwrap().into_parts();
         let used = other.used_for(&session);
-        tokio::time::sleep(2 * IN_USE).await;
-        assert!(bundle.is_in_use(), "it lasts");
+        tokio::time::sleep(2 * RECENT_USE).await;
+        assert!(group.is_in_use(), "it lasts");
         drop(used);
-        assert!(bundle.is_in_use());
-        tokio::time::sleep(IN_USE).await;
-        assert!(!bundle.is_in_use());
+        assert!(group.is_in_use());
+        tokio::time::sleep(RECENT_USE).await;
+        assert!(!group.is_in_use());
     }
 
     #[tokio::test]
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
-        let presence = presence();
-        presence.gone.tell([1, 7].into_iter());
+        let reverse_peer = reverse_peer();
+        reverse_peer.gone.tell([1, 7].into_iter());
         // This fills the memory, so that earlier numbers are forgotten.
-        presence.gone.tell(100..100 + MOST_TOLD as u64);
-        presence.gone.has_told(100).await;
-        assert!(tokio::time::timeout(Duration::from_millis(10), presence.gone.has_told(7)).await.is_err());
-        let other = tokio::time::timeout(Duration::from_millis(10), presence.gone.has_told(2));
+        reverse_peer.gone.tell(100..100 + MAX_SIGNALLED_IDS as u64);
+        reverse_peer.gone.has_told(100).await;
+        assert!(tokio::time::timeout(Duration::from_millis(10), reverse_peer.gone.has_told(7)).await.is_err());
+        let other = tokio::time::timeout(Duration::from_millis(10), reverse_peer.gone.has_told(2));
         assert!(other.await.is_err());
     }
 }

@@ -13,10 +13,10 @@ use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Balance, Endpoint as Place, Upstream};
 use hermes_net::tls::RustlsClientConfig;
 
-use crate::reverse::{Bundle, Presence};
+use crate::reverse::{ReversePeer, UplinkGroup};
 
 /// Maximum number of endpoints that a session tries on its own while it gets no connection.
-const MOST_FAILOVERS: usize = 8;
+const MAX_FAILOVERS: usize = 8;
 
 /// The state of an endpoint, shared by all workers.
 pub struct Endpoint {
@@ -36,22 +36,22 @@ pub struct Endpoint {
 /// The location of an endpoint.
 pub enum Target {
     /// An address, which this node dials. The bundle holds the reverse connections that it keeps to the endpoint.
-    Address { host: Arc<str>, port: u16, bundle: Bundle },
+    Address { host: Arc<str>, port: u16, group: UplinkGroup },
     /// A node that is reached over its reverse connections.
-    Node(Arc<Presence>),
+    Node(Arc<ReversePeer>),
 }
 
 impl Endpoint {
-    fn new(upstream: &Upstream, place: &Place, nodes: &HashMap<Arc<str>, Arc<Presence>>) -> Self {
+    fn new(upstream: &Upstream, place: &Place, nodes: &HashMap<Arc<str>, Arc<ReversePeer>>) -> Self {
         let (name, target) = match place {
             Place::Address(address) => {
                 let target =
-                    Target::Address { host: address.host.clone(), port: address.port, bundle: Bundle::default() };
+                    Target::Address { host: address.host.clone(), port: address.port, group: UplinkGroup::default() };
                 (Arc::from(address.to_string()), target)
             }
             Place::Node(node) => {
-                let presence = nodes.get(node).cloned().unwrap_or_else(|| Arc::new(Presence::new(node)));
-                (node.clone(), Target::Node(presence))
+                let reverse_peer = nodes.get(node).cloned().unwrap_or_else(|| Arc::new(ReversePeer::new(node)));
+                (node.clone(), Target::Node(reverse_peer))
             }
         };
         let server_name = upstream.tls.as_ref().and_then(|tls| tls.server_name.as_ref());
@@ -81,7 +81,7 @@ impl Endpoint {
     fn is_here(&self) -> bool {
         match &self.target {
             Target::Address { .. } => true,
-            Target::Node(presence) => presence.is_here(),
+            Target::Node(reverse_peer) => reverse_peer.is_here(),
         }
     }
 }
@@ -120,7 +120,7 @@ impl UpstreamState {
         id: u64,
         config: Arc<Upstream>,
         tls: Option<ClientTls>,
-        nodes: &HashMap<Arc<str>, Arc<Presence>>,
+        nodes: &HashMap<Arc<str>, Arc<ReversePeer>>,
     ) -> Self {
         let endpoints = config.all().map(|place| Endpoint::new(&config, place, nodes)).collect();
         Self {
@@ -170,7 +170,7 @@ impl UpstreamState {
         let is_node = |endpoint: &Endpoint| matches!(endpoint.target, Target::Node(_));
         let proves_node = self.tls.as_ref().is_some_and(|tls| tls.proves_node);
         let fails_over = proves_node || self.first_backup < self.endpoints.len() || self.endpoints.iter().any(is_node);
-        if fails_over { self.endpoints.len().min(MOST_FAILOVERS) } else { 0 }
+        if fails_over { self.endpoints.len().min(MAX_FAILOVERS) } else { 0 }
     }
 
     /// The endpoint with this label, if it accepts sessions and is not a backup.

@@ -25,9 +25,9 @@ pub const GRACE: u64 = 2 * TTL as u64 * 1000;
 /// The number of references to a name that the table itself holds.
 const OWN: usize = 2;
 /// The limit of slots that are used in a prefix.
-const MOST_PLACES: u32 = 1 << 24;
+const MAX_SLOTS: u32 = 1 << 24;
 /// The limit of released slots that are not reused yet.
-const MOST_RESTING: usize = 1 << 16;
+const MAX_RELEASED_SLOTS: usize = 1 << 16;
 
 /// The virtual addresses of one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +38,10 @@ pub struct Addresses {
 
 /// The names of a reserved prefix.
 #[derive(Debug)]
-pub struct NameTable {
+pub struct VirtualIpPool {
     reserved: Reserved,
     /// The number of slots, from 1: the first and the last address of an IPv4 network are no host addresses.
-    places: u32,
+    indexes: u32,
     keyed: KeyedHash,
     table: Mutex<Table>,
 }
@@ -68,12 +68,12 @@ struct Slot {
     used_at: u64,
 }
 
-impl NameTable {
+impl VirtualIpPool {
     pub fn new(reserved: Reserved, keyed: KeyedHash) -> Self {
-        let hosts = |bits: u8| 1u32.checked_shl(bits.into()).map_or(MOST_PLACES, |all| (all - 2).min(MOST_PLACES));
-        let v4 = reserved.v4.map_or(MOST_PLACES, |net| hosts(32 - net.prefix_len()));
-        let v6 = reserved.v6.map_or(MOST_PLACES, |net| hosts(128 - net.prefix_len()));
-        Self { reserved, places: v4.min(v6), keyed, table: Mutex::default() }
+        let hosts = |bits: u8| 1u32.checked_shl(bits.into()).map_or(MAX_SLOTS, |all| (all - 2).min(MAX_SLOTS));
+        let v4 = reserved.v4.map_or(MAX_SLOTS, |net| hosts(32 - net.prefix_len()));
+        let v6 = reserved.v6.map_or(MAX_SLOTS, |net| hosts(128 - net.prefix_len()));
+        Self { reserved, indexes: v4.min(v6), keyed, table: Mutex::default() }
     }
 
     pub fn reserved(&self) -> &Reserved {
@@ -87,10 +87,10 @@ impl NameTable {
         let mut table = self.lock();
         table.fixed = names;
         for name in sorted {
-            if !table.by_name.contains_key(&*name) && table.by_place.len() < self.places as usize {
-                let place = table.free_place(&name, self.first_place(&name), self.places);
-                table.insert(place, &name);
-                table.touch(place, 0);
+            if !table.by_name.contains_key(&*name) && table.by_place.len() < self.indexes as usize {
+                let index = table.free_place(&name, self.first_place(&name), self.indexes);
+                table.insert(index, &name);
+                table.touch(index, 0);
             }
         }
     }
@@ -99,26 +99,26 @@ impl NameTable {
     /// beside those of the document's names.
     pub fn addresses_of(&self, name: &str, most: usize, now: u64) -> Option<Addresses> {
         let mut table = self.lock();
-        let place = match table.by_name.get(name) {
-            Some(place) => *place,
+        let index = match table.by_name.get(name) {
+            Some(index) => *index,
             None => {
-                let most = (most + table.fixed.len()).min(self.places as usize);
-                table.make_room(most, self.places, now)?;
-                let place = table.free_place(name, self.first_place(name), self.places);
-                table.insert(place, name);
-                place
+                let most = (most + table.fixed.len()).min(self.indexes as usize);
+                table.make_room(most, self.indexes, now)?;
+                let index = table.free_place(name, self.first_place(name), self.indexes);
+                table.insert(index, name);
+                index
             }
         };
-        table.touch(place, now);
-        Some(self.addresses(place))
+        table.touch(index, now);
+        Some(self.addresses(index))
     }
 
     /// The name behind a virtual address. Holding it reserves the address.
     pub fn name_of(&self, address: IpAddr, now: u64) -> Option<Arc<str>> {
-        let place = self.place(address)?;
+        let index = self.index(address)?;
         let mut table = self.lock();
-        let name = table.by_place.get(&place)?.name.clone();
-        table.touch(place, now);
+        let name = table.by_place.get(&index)?.name.clone();
+        table.touch(index, now);
         Some(name)
     }
 
@@ -129,17 +129,17 @@ impl NameTable {
 
     /// The preferred slot of a name.
     fn first_place(&self, name: &str) -> u32 {
-        1 + (self.keyed.hash(name) % u64::from(self.places)) as u32
+        1 + (self.keyed.hash(name) % u64::from(self.indexes)) as u32
     }
 
-    fn addresses(&self, place: u32) -> Addresses {
+    fn addresses(&self, index: u32) -> Addresses {
         Addresses {
-            v4: self.reserved.v4.map(|net| Ipv4Addr::from(u32::from(net.network()) + place)),
-            v6: self.reserved.v6.map(|net| Ipv6Addr::from(u128::from(net.network()) + u128::from(place))),
+            v4: self.reserved.v4.map(|net| Ipv4Addr::from(u32::from(net.network()) + index)),
+            v6: self.reserved.v6.map(|net| Ipv6Addr::from(u128::from(net.network()) + u128::from(index))),
         }
     }
 
-    fn place(&self, address: IpAddr) -> Option<u32> {
+    fn index(&self, address: IpAddr) -> Option<u32> {
         if !self.reserved.contains(address) {
             return None;
         }
@@ -154,39 +154,39 @@ impl NameTable {
 
 impl Table {
     /// Evicts the least recently used name, if the table is full.
-    fn make_room(&mut self, most: usize, places: u32, now: u64) -> Option<()> {
+    fn make_room(&mut self, most: usize, indexes: u32, now: u64) -> Option<()> {
         // Names in use move to the end, so that each is checked once.
         for _ in 0..=self.by_place.len() {
             if self.by_place.len() < most {
                 return Some(());
             }
-            let (_, place) = self.by_use.pop_first()?;
-            let slot = self.by_place.get(&place)?;
+            let (_, index) = self.by_use.pop_first()?;
+            let slot = self.by_place.get(&index)?;
             let turn = slot.turn;
             if self.fixed.contains(&slot.name) {
-                self.touch(place, now);
+                self.touch(index, now);
                 continue;
             }
             if slot.used_at + GRACE > now {
                 // All others were used later.
-                self.by_use.insert(turn, place);
+                self.by_use.insert(turn, index);
                 return None;
             }
             if Arc::strong_count(&slot.name) > OWN {
-                self.touch(place, now);
-            } else if let Some(slot) = self.by_place.remove(&place) {
+                self.touch(index, now);
+            } else if let Some(slot) = self.by_place.remove(&index) {
                 self.by_name.remove(&slot.name);
-                self.rest(place, slot.name, (places as usize).saturating_sub(most) / 2);
+                self.rest(index, slot.name, (indexes as usize).saturating_sub(most) / 2);
             }
         }
         None
     }
 
     /// Keeps a released slot from other names, until `most` more slots were released: enough others are free.
-    fn rest(&mut self, place: u32, name: Arc<str>, most: usize) {
-        self.resting.insert(place, name);
-        self.let_go.push_back(place);
-        while self.let_go.len() > most.min(MOST_RESTING)
+    fn rest(&mut self, index: u32, name: Arc<str>, most: usize) {
+        self.resting.insert(index, name);
+        self.let_go.push_back(index);
+        while self.let_go.len() > most.min(MAX_RELEASED_SLOTS)
             && let Some(first) = self.let_go.pop_front()
         {
             self.resting.remove(&first);
@@ -195,38 +195,38 @@ impl Table {
 
     /// The first slot from this one on that is free and did not belong to another name recently. The caller ensures
     /// that a free one exists.
-    fn free_place(&mut self, name: &str, from: u32, places: u32) -> u32 {
-        let mut place = from;
-        for _ in 0..places {
-            let is_others = self.resting.get(&place).is_some_and(|before| **before != *name);
-            if !self.by_place.contains_key(&place) && !is_others {
-                self.wake(place);
-                return place;
+    fn free_place(&mut self, name: &str, from: u32, indexes: u32) -> u32 {
+        let mut index = from;
+        for _ in 0..indexes {
+            let is_others = self.resting.get(&index).is_some_and(|before| **before != *name);
+            if !self.by_place.contains_key(&index) && !is_others {
+                self.wake(index);
+                return index;
             }
-            place = place % places + 1;
+            index = index % indexes + 1;
         }
         self.let_go.front().copied().inspect(|first| self.wake(*first)).unwrap_or(from)
     }
 
     /// Marks a released slot as used.
-    fn wake(&mut self, place: u32) {
-        if self.resting.remove(&place).is_some() {
-            self.let_go.retain(|other| *other != place);
+    fn wake(&mut self, index: u32) {
+        if self.resting.remove(&index).is_some() {
+            self.let_go.retain(|other| *other != index);
         }
     }
 
-    fn insert(&mut self, place: u32, name: &str) {
+    fn insert(&mut self, index: u32, name: &str) {
         let name: Arc<str> = Arc::from(name);
-        self.by_name.insert(name.clone(), place);
-        self.by_place.insert(place, Slot { name, turn: u64::MAX, used_at: 0 });
+        self.by_name.insert(name.clone(), index);
+        self.by_place.insert(index, Slot { name, turn: u64::MAX, used_at: 0 });
     }
 
-    fn touch(&mut self, place: u32, now: u64) {
-        let Some(slot) = self.by_place.get_mut(&place) else { return };
+    fn touch(&mut self, index: u32, now: u64) {
+        let Some(slot) = self.by_place.get_mut(&index) else { return };
         self.by_use.remove(&slot.turn);
         self.uses += 1;
         (slot.turn, slot.used_at) = (self.uses, now);
-        self.by_use.insert(self.uses, place);
+        self.by_use.insert(self.uses, index);
     }
 }
 
@@ -234,12 +234,12 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn table(v4: &str, v6: Option<&str>) -> NameTable {
+    fn table(v4: &str, v6: Option<&str>) -> VirtualIpPool {
         let reserved = Reserved { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) };
-        NameTable::new(reserved, KeyedHash::from_secret(b"of the node", "names"))
+        VirtualIpPool::new(reserved, KeyedHash::from_secret(b"of the node", "names"))
     }
 
-    fn v4(table: &NameTable, name: &str, now: u64) -> Option<IpAddr> {
+    fn v4(table: &VirtualIpPool, name: &str, now: u64) -> Option<IpAddr> {
         table.addresses_of(name, 1000, now)?.v4.map(IpAddr::from)
     }
 
@@ -294,10 +294,10 @@ mod tests {
     #[test]
     fn another_node_s_places_are_others() {
         let reserved = Reserved { v4: "198.18.0.0/16".parse().ok(), v6: None };
-        let place =
-            |secret: &[u8]| NameTable::new(reserved, KeyedHash::from_secret(secret, "names")).first_place("video");
-        assert_eq!(place(b"one"), place(b"one"));
-        assert_ne!(place(b"one"), place(b"other"));
+        let index =
+            |secret: &[u8]| VirtualIpPool::new(reserved, KeyedHash::from_secret(secret, "names")).first_place("video");
+        assert_eq!(index(b"one"), index(b"one"));
+        assert_ne!(index(b"one"), index(b"other"));
     }
 
     #[test]

@@ -104,24 +104,24 @@ async fn converse(
         .keep_alive(false)
         .half_close(true)
         .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(Hurried { stream, overdue: None }), service)
+        .serve_connection(TokioIo::new(WriteDeadline { stream, overdue: None }), service)
         .await;
 }
 
 /// A connection whose client must accept responses within `ANSWER_TIMEOUT`.
-struct Hurried<S> {
+struct WriteDeadline<S> {
     stream: S,
     /// Runs from the first write that had to wait until everything is sent.
     overdue: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Hurried<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteDeadline<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Hurried<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteDeadline<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if let Poll::Ready(written) = Pin::new(&mut this.stream).poll_write(cx, buf) {

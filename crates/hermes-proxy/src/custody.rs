@@ -9,8 +9,8 @@
 //! `session/custody_channel.rs` accepts channels, and `session/custody_exchange.rs` serves exchanges of neighbours.
 
 pub(crate) mod channel;
+pub(crate) mod dialer;
 pub(crate) mod forward;
-pub(crate) mod keeper;
 pub(crate) mod link;
 pub(crate) mod message;
 pub(crate) mod tunnel;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hermes_model::{Checked, Problem};
 
 use crate::node::{Bound, Node, NodeView};
-use hermes_outbound::generation::Unready;
+use hermes_outbound::generation::BuildError;
 
 /// A node that runs inside this program. Dropping it without [`Embedded::drain`] or [`Embedded::stop`] ends its threads
 /// and breaks its sessions off.
@@ -27,29 +27,29 @@ pub struct Embedded {
 
 /// The reasons why a document cannot run, each with its path in the document and a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Refused(Vec<String>);
+pub struct StartError(Vec<String>);
 
-impl Refused {
+impl StartError {
     /// Returns one sentence for each reason.
     pub fn reasons(&self) -> &[String] {
         &self.0
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the document cannot be run: {}", self.0.join("; "))
     }
 }
 
-impl From<Vec<Problem>> for Refused {
+impl From<Vec<Problem>> for StartError {
     fn from(problems: Vec<Problem>) -> Self {
         Self(problems.iter().map(ToString::to_string).collect())
     }
 }
 
-impl From<Vec<Unready>> for Refused {
-    fn from(faults: Vec<Unready>) -> Self {
+impl From<Vec<BuildError>> for StartError {
+    fn from(faults: Vec<BuildError>) -> Self {
         Self(faults.iter().map(ToString::to_string).collect())
     }
 }
@@ -61,7 +61,7 @@ impl Embedded {
     ///
     /// # Errors
     /// The document has problems, a file cannot be loaded, or an address cannot be bound: nothing runs then.
-    pub async fn run(document: &str, base: &Path) -> Result<Self, Refused> {
+    pub async fn run(document: &str, base: &Path) -> Result<Self, StartError> {
         let checked = hermes_model::check(document, base)?;
         let warnings = warnings(&checked);
         let node = Node::start(Arc::new(checked.snapshot), Vec::new()).await?;
@@ -72,7 +72,7 @@ impl Embedded {
     ///
     /// # Errors
     /// Errors of [`Embedded::run`]; the node continues with its current document.
-    pub async fn reload(&mut self, document: &str) -> Result<(), Refused> {
+    pub async fn reload(&mut self, document: &str) -> Result<(), StartError> {
         let checked = hermes_model::check(document, &self.base).inspect_err(|_| self.node.refused())?;
         let warnings = warnings(&checked);
         self.node.apply(Arc::new(checked.snapshot)).await?;

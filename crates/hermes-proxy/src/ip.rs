@@ -5,16 +5,16 @@
 //! address.
 
 mod device;
-mod end;
 mod explain;
 mod link;
-mod newcomers;
+mod tunnel_end;
+mod unclaimed;
 
-pub(crate) use self::device::{Device, Devices, FAR_ENDS, Hold, LocalDevice, Share};
-pub(crate) use self::end::End;
+pub(crate) use self::device::{Device, DeviceGuard, Devices, FAR_ENDS, LocalDevice, Share};
 pub use self::explain::Packet;
 pub(crate) use self::link::{Link, poll_send_into};
-pub(crate) use self::newcomers::Newcomers;
+pub(crate) use self::tunnel_end::End;
+pub(crate) use self::unclaimed::UnclaimedPackets;
 pub(crate) use hermes_ip::flow_translation::{FlowKey, Outcome, Translation, Transport};
 pub(crate) use hermes_ip::leases::Given;
 pub(crate) use hermes_ip::mailbox::Mailbox;

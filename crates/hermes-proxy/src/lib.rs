@@ -6,8 +6,8 @@
 //! except for ports and devices that require it.
 
 pub mod admin;
-pub mod assist;
 mod custody;
+pub mod detached_device;
 pub mod embed;
 mod filters;
 mod ip;
@@ -20,7 +20,7 @@ mod session;
 mod upgrade;
 mod worker;
 
-pub use hermes_outbound::generation::{Certificate, Generation, Unready};
+pub use hermes_outbound::generation::{BuildError, Certificate, Generation};
 pub use hermes_transport::runtime::session::SessionView;
 pub use ip::Packet;
 pub use node::{Bound, Node, NodeView};

@@ -3,22 +3,22 @@
 //! In: a listening socket of this worker. Out: one task for each connection or flow, within the limits of the node. A
 //! closing listener first serves the connections that already wait in its accept queue.
 
-mod calm;
 mod dns;
-mod flows;
+mod flow_table;
 pub(crate) mod h1;
 pub(crate) mod h2;
 pub(crate) mod h3;
 pub(crate) mod http;
+mod interim;
 mod ip;
-mod linger;
+mod lingering_close;
 pub(crate) mod quic;
 pub(crate) mod reverse_dialer;
 mod socks5;
+mod stream_limits;
 pub(crate) mod tcp;
 pub(crate) mod tun;
 pub(crate) mod udp;
-mod wait;
 
 use std::io;
 use std::net::SocketAddr;
@@ -36,14 +36,14 @@ use hermes_wire::proxy_protocol::{self, Parsed};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use self::quic::Doors;
+use self::quic::QuicAcceptors;
 use crate::request::{Rejected, Request};
-use crate::session::{self, Served};
+use crate::session::{self, SessionOutcome};
 use crate::worker::Worker;
 use hermes_outbound::generation::ListenerState;
 use hermes_outbound::outbound::reverse_acceptor;
-use hermes_outbound::reverse::{self, Carrier};
-use hermes_transport::early::{Early, Source};
+use hermes_outbound::reverse::{self, ReverseTransport};
+use hermes_transport::early_payload::{EarlyPayload, EarlyReader};
 use hermes_transport::metrics::ListenerLabels;
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
@@ -123,7 +123,11 @@ pub(crate) struct Acceptor {
 
 impl Acceptor {
     /// Starts to accept.
-    pub(crate) fn start(worker: &Rc<Worker>, doors: &mut Doors, socket: ListeningSocket) -> io::Result<Self> {
+    pub(crate) fn start(
+        worker: &Rc<Worker>,
+        acceptors: &mut QuicAcceptors,
+        socket: ListeningSocket,
+    ) -> io::Result<Self> {
         let this = Self { ending: Rc::default(), ended: Rc::default() };
         let (ending, ended) = (this.ending.clone(), this.ended.clone());
         let here = worker.clone();
@@ -131,17 +135,17 @@ impl Acceptor {
             BoundSocket::Tcp(listener) => {
                 listener.set_nonblocking(true)?;
                 let listener = TcpListener::from_std(listener)?;
-                let known = Known::new(worker, socket.name);
+                let known = CurrentListener::new(worker, socket.name);
                 worker.spawn(async move {
                     accept_all(here, listener, known, ending).await;
                     ended.set(());
                 });
             }
             BoundSocket::Quic(group, slot) => {
-                let known = Known::new(worker, socket.name);
-                let door = quic::open(worker, doors, &group, slot, &known)?;
+                let known = CurrentListener::new(worker, socket.name);
+                let acceptor = quic::open(worker, acceptors, &group, slot, &known)?;
                 worker.spawn(async move {
-                    quic::accept_all(here, door, known, ending).await;
+                    quic::accept_all(here, acceptor, known, ending).await;
                     ended.set(());
                 });
             }
@@ -156,7 +160,7 @@ impl Acceptor {
             BoundSocket::Dns(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
-                let known = Known::new(worker, socket.name);
+                let known = CurrentListener::new(worker, socket.name);
                 worker.spawn(async move {
                     dns::receive_all(here, bound, known, ending).await;
                     ended.set(());
@@ -181,13 +185,13 @@ impl Acceptor {
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The current configuration of a listener. After the listener is removed, its last one.
-struct Known {
+struct CurrentListener {
     name: Arc<str>,
     state: Option<ListenerState>,
     generation: u64,
 }
 
-impl Known {
+impl CurrentListener {
     fn new(worker: &Worker, name: Arc<str>) -> Self {
         let generation = worker.generation();
         Self { state: generation.listening(&name).cloned(), generation: generation.number, name }
@@ -206,9 +210,14 @@ impl Known {
 }
 
 /// The longest accept queue that `hermes_net::tcp` requests from the kernel.
-const MOST_WAITING: usize = 4096;
+const MAX_ACCEPT_BACKLOG: usize = 4096;
 
-async fn accept_all(worker: Rc<Worker>, listener: TcpListener, mut known: Known, ending: Rc<Oneshot<Ending>>) {
+async fn accept_all(
+    worker: Rc<Worker>,
+    listener: TcpListener,
+    mut known: CurrentListener,
+    ending: Rc<Oneshot<Ending>>,
+) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -240,9 +249,9 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 
 /// Serves connections that the kernel has accepted: closing the socket would reset them. `accept` is called directly,
 /// because the runtime may not have reported the latest connections yet.
-fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
+fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut CurrentListener) {
     let Ok(listener) = listener.into_std() else { return };
-    for _ in 0..MOST_WAITING {
+    for _ in 0..MAX_ACCEPT_BACKLOG {
         let accepted = listener.accept().and_then(|(tcp, source)| {
             tcp.set_nonblocking(true)?;
             Ok((TcpStream::from_std(tcp)?, source))
@@ -255,7 +264,7 @@ fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut Known) {
     }
 }
 
-fn begin(worker: &Rc<Worker>, known: &mut Known, tcp: TcpStream, source: SocketAddr) {
+fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, source: SocketAddr) {
     let Some((state, is_there)) = known.current(worker) else { return };
     let trust = trust_by_address(&state.listener, source);
     let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source, &trust) else {
@@ -263,7 +272,7 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, tcp: TcpStream, source: SocketA
         return;
     };
     if !is_there {
-        guard.connection.part(worker);
+        guard.connection.start_drain(worker);
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };
     worker.shared.metrics.connections.get_or_create(&labels).inc();
@@ -310,7 +319,7 @@ async fn serve_connection(
     match &listener.protocol {
         ListenerProtocol::Http if ready.io.alpn() == Some(reverse::ALPN) => {
             let Ready { io, source, trust, .. } = ready;
-            reverse_acceptor::take(worker, &listener, &trust, source, Carrier::Tcp(io));
+            reverse_acceptor::take(worker, &listener, &trust, source, ReverseTransport::Tcp(io));
         }
         ListenerProtocol::Http => http::serve(worker, connection, ready).await,
         ListenerProtocol::Tcp { authority } => {
@@ -345,16 +354,16 @@ fn note_failed_handshake(worker: &Worker, connection: &Connection, error: &io::E
 async fn open<'a>(
     worker: &Rc<Worker>,
     connection: Option<&Rc<Connection>>,
-    near: &'a mut dyn Source,
+    near: &'a mut dyn EarlyReader,
     request: Result<Request<'a>, Box<Rejected>>,
-) -> Served {
+) -> SessionOutcome {
     match request {
         Ok(mut request) => {
             request.connection = connection.cloned();
-            request.early = Some(Early::new(near));
+            request.early = Some(EarlyPayload::new(near));
             session::serve(worker, request).await
         }
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+        Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
     }
 }
 

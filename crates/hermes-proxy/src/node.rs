@@ -5,9 +5,9 @@
 
 mod background;
 mod devices;
-mod leaving;
-mod orphans;
+mod orphaned_sockets;
 mod redecide;
+mod shutdown;
 mod sockets;
 mod view;
 mod worker_loop;
@@ -27,26 +27,26 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use self::background::Probers;
-use self::devices::{Former, HeldDevice};
-use self::orphans::Orphan;
+use self::devices::{FormerDevice, HeldDevice};
+use self::orphaned_sockets::OrphanedSocket;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use self::worker_loop::{Command, Start};
-use crate::ip::{Hold, Share};
+use crate::ip::{DeviceGuard, Share};
 use crate::listener::{ListeningSocket, Transport};
 use crate::worker::Services;
-use hermes_outbound::generation::{Generation, Unready};
+use hermes_outbound::generation::{BuildError, Generation};
 use hermes_outbound::reverse::channels::{Channels, Message};
 use hermes_transport::metrics::ResultLabels;
 use hermes_transport::runtime::Shared;
 use hermes_transport::runtime::access_log::{self, LogWriter};
 
 /// The capacity of a worker's command channel.
-const COMMANDS: usize = 64;
+const COMMAND_QUEUE: usize = 64;
 /// The poll interval for changes that no event signals.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The handover label of address leases without a session.
-const RESTING: &str = "resting addresses";
+const RESTING_LEASES_LABEL: &str = "resting addresses";
 
 struct WorkerHandle {
     commands: mpsc::Sender<Command>,
@@ -80,9 +80,9 @@ pub struct Node {
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
     devices: HashMap<Arc<str>, HeldDevice>,
     /// Devices that the document no longer names.
-    former: HashMap<Arc<str>, Former>,
+    former: HashMap<Arc<str>, FormerDevice>,
     /// References to the devices of a node that shuts down.
-    held: Vec<Arc<Hold>>,
+    held: Vec<Arc<DeviceGuard>>,
     background: JoinSet<()>,
     /// Health checks in the background, by the upstream's ID.
     probers: HashMap<u64, Probers>,
@@ -98,7 +98,7 @@ pub struct Node {
     /// QUIC sockets of closed listeners, while connections on them live.
     lingering: Vec<(SocketKey, Weak<Group>)>,
     /// QUIC sockets of predecessors that have no listener here.
-    orphans: Vec<Orphan>,
+    orphans: Vec<OrphanedSocket>,
     /// The node no longer listens, whatever a document says.
     closed: bool,
 }
@@ -120,9 +120,9 @@ impl Node {
     ///
     /// # Errors
     /// Every certificate that cannot be loaded and address that cannot be bound, with its path in the document.
-    pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<Unready>> {
+    pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<BuildError>> {
         let fault =
-            |path: &str, error: std::io::Error| vec![Unready { path: path.to_owned(), reason: error.to_string() }];
+            |path: &str, error: std::io::Error| vec![BuildError { path: path.to_owned(), reason: error.to_string() }];
         let shared = Arc::new(Shared::new(snapshot.workers.unwrap_or_else(cores)));
         let lost = shared.metrics.records_lost.clone();
         let log = LogWriter::start(snapshot.access_log.clone(), lost).map_err(|error| fault("access-log", error))?;
@@ -148,7 +148,7 @@ impl Node {
         for handed in inherited {
             by_label.entry(handed.label).or_default().push(handed.fd);
         }
-        let resting_before = by_label.remove(RESTING).and_then(|mut fds| fds.pop());
+        let resting_before = by_label.remove(RESTING_LEASES_LABEL).and_then(|mut fds| fds.pop());
         let mut node = Self {
             shared,
             services,
@@ -200,7 +200,7 @@ impl Node {
     ///
     /// # Errors
     /// No file descriptor is left.
-    pub async fn read_inherited(&mut self) -> Result<(), Vec<Unready>> {
+    pub async fn read_inherited(&mut self) -> Result<(), Vec<BuildError>> {
         self.read_orphans();
         if let Some(resting) = self.resting_before.take().and_then(|fd| read_text(&fd).ok()) {
             self.services.given.go_on_resting(&resting);
@@ -225,7 +225,7 @@ impl Node {
     ///
     /// # Errors
     /// The devices that could not be created. Everything else continues.
-    pub async fn restore_devices(&mut self) -> Result<(), Vec<Unready>> {
+    pub async fn restore_devices(&mut self) -> Result<(), Vec<BuildError>> {
         self.run(self.current.load_full()).await
     }
 
@@ -234,7 +234,7 @@ impl Node {
     ///
     /// # Errors
     /// The files that cannot be loaded and addresses that cannot be bound. Nothing has changed then.
-    pub async fn apply(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
+    pub async fn apply(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<BuildError>> {
         let result = self.apply_or_refuse(snapshot).await;
         let label = if result.is_ok() { "applied" } else { "refused" };
         self.shared.metrics.reloads.get_or_create(&ResultLabels { result: label }).inc();
@@ -251,10 +251,10 @@ impl Node {
         self.shared.metrics.reloads.get_or_create(&ResultLabels { result: "refused" }).inc();
     }
 
-    async fn apply_or_refuse(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<Unready>> {
+    async fn apply_or_refuse(&mut self, snapshot: Arc<Snapshot>) -> Result<u64, Vec<BuildError>> {
         let previous = self.current.load_full();
         access_log::probe(&snapshot.access_log)
-            .map_err(|error| vec![Unready { path: "access-log".to_owned(), reason: error.to_string() }])?;
+            .map_err(|error| vec![BuildError { path: "access-log".to_owned(), reason: error.to_string() }])?;
         let workers = snapshot.workers.unwrap_or_else(cores);
         if workers != self.workers.len() {
             tracing::warn!(
@@ -271,7 +271,7 @@ impl Node {
     }
 
     /// Binds new sockets, tells the workers, and closes old sockets.
-    async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<Unready>> {
+    async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<BuildError>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
         // Set before new listeners bind, and again with their actual addresses.
         self.shared.guard.listen(&generation.snapshot, self.addresses().into_iter().map(|bound| bound.address));
@@ -301,7 +301,7 @@ impl Node {
     }
 
     /// Performs every step that can fail.
-    fn prepare(&mut self, generation: &Generation) -> Result<Prepared, Vec<Unready>> {
+    fn prepare(&mut self, generation: &Generation) -> Result<Prepared, Vec<BuildError>> {
         let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
         udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
@@ -383,8 +383,8 @@ fn cores() -> usize {
 fn start_worker(
     start: impl FnOnce(mpsc::Receiver<Command>, mpsc::Receiver<Message>) -> Start,
 ) -> std::io::Result<WorkerHandle> {
-    let (commands, command_receiver) = mpsc::channel(COMMANDS);
-    let (messages, message_receiver) = mpsc::channel(COMMANDS);
+    let (commands, command_receiver) = mpsc::channel(COMMAND_QUEUE);
+    let (messages, message_receiver) = mpsc::channel(COMMAND_QUEUE);
     let start = start(command_receiver, message_receiver);
     let thread = std::thread::Builder::new().name(format!("worker-{}", start.number)).spawn(move || {
         if start.generation.snapshot.identity.is_some() {

@@ -23,13 +23,13 @@ use hermes_transport::runtime::WorkerContext;
 
 /// The budgets of a node, by route and upstream: a rate measured at one service says nothing about another.
 #[derive(Default)]
-pub(crate) struct Paces(Mutex<HashMap<Service, Arc<Pacer>>>);
+pub(crate) struct RateLimiters(Mutex<HashMap<Service, Arc<RateLimiter>>>);
 
 /// A route and its upstream.
 type Service = (Arc<str>, Arc<str>);
 
 /// The budget of a service, shared by all workers.
-pub(crate) struct Pacer {
+pub(crate) struct RateLimiter {
     epoch: Instant,
     state: Mutex<State>,
     /// Notified when the releasing task ended while requests wait.
@@ -54,16 +54,16 @@ pub(crate) enum Denied {
     Late,
 }
 
-impl Paces {
+impl RateLimiters {
     /// The budget of a route and upstream. It survives while the document does not name the route.
-    pub(crate) fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<Pacer> {
+    pub(crate) fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<RateLimiter> {
         let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (route.clone(), upstream.clone());
-        paces.entry(key).or_insert_with(|| Arc::new(Pacer::new(most))).clone()
+        paces.entry(key).or_insert_with(|| Arc::new(RateLimiter::new(most))).clone()
     }
 }
 
-impl Pacer {
+impl RateLimiter {
     fn new(most: usize) -> Self {
         let state = State { budget: Budget::new(most), waiting: HashMap::new(), last: 0, is_driven: false };
         Self { epoch: Instant::now(), state: Mutex::new(state), left_alone: Notify::new() }
@@ -103,7 +103,7 @@ impl Pacer {
             state.waiting.insert(ticket, sender);
             (ticket, released)
         };
-        let _place = Place { pacer: self, client, ticket };
+        let _place = QueueSlot { limiter: self, client, ticket };
         loop {
             let left_alone = self.left_alone.notified();
             if let Some(driver) = self.driver() {
@@ -140,7 +140,7 @@ impl Pacer {
         if std::mem::replace(&mut self.lock().is_driven, true) {
             return None;
         }
-        Some(Driving { pacer: self.clone(), is_done: false }.run())
+        Some(Driving { limiter: self.clone(), is_done: false }.run())
     }
 
     /// Releases all due requests. Returns the time of the next release; `None` if no request waits, which ends the
@@ -167,15 +167,15 @@ pub(crate) struct Admitted {
 }
 
 /// A queue slot, released however the wait ends.
-struct Place<'p> {
-    pacer: &'p Pacer,
+struct QueueSlot<'p> {
+    limiter: &'p RateLimiter,
     client: &'p Client,
     ticket: Ticket,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueSlot<'_> {
     fn drop(&mut self) {
-        let mut state = self.pacer.lock();
+        let mut state = self.limiter.lock();
         if state.waiting.remove(&self.ticket).is_some() {
             state.budget.leave(self.client, self.ticket);
         }
@@ -184,14 +184,14 @@ impl Drop for Place<'_> {
 
 /// The releasing task. If its worker ends it while other requests wait, one of those starts a new task.
 struct Driving {
-    pacer: Arc<Pacer>,
+    limiter: Arc<RateLimiter>,
     is_done: bool,
 }
 
 impl Driving {
     async fn run(mut self) {
-        while let Some(at) = self.pacer.release() {
-            tokio::time::sleep_until(self.pacer.epoch + at).await;
+        while let Some(at) = self.limiter.release() {
+            tokio::time::sleep_until(self.limiter.epoch + at).await;
         }
         // Another task may have started since the last release.
         self.is_done = true;
@@ -201,9 +201,9 @@ impl Driving {
 impl Drop for Driving {
     fn drop(&mut self) {
         if !self.is_done {
-            self.pacer.lock().is_driven = false;
+            self.limiter.lock().is_driven = false;
             // All waiting requests are notified: a single one might be leaving at that moment.
-            self.pacer.left_alone.notify_waiters();
+            self.limiter.left_alone.notify_waiters();
         }
     }
 }
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn another_upstream_has_a_budget_of_its_own() {
-        let (paces, route) = (Paces::default(), Arc::from("route"));
+        let (paces, route) = (RateLimiters::default(), Arc::from("route"));
         let of = |upstream: &str| paces.of(&route, &Arc::from(upstream), 1);
         assert!(Arc::ptr_eq(&of("a"), &of("a")));
         assert!(!Arc::ptr_eq(&of("a"), &of("b")));
@@ -223,19 +223,19 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_takes_the_place_of_a_driver_that_is_gone() {
-        let pacer = Arc::new(Pacer::new(10));
+        let limiter = Arc::new(RateLimiter::new(10));
         let client = Client::of(None, "192.0.2.1".parse().unwrap());
         {
-            let mut state = pacer.lock();
-            state.budget.refused(pacer.now(), Duration::ZERO, &Hint::default());
-            assert_eq!(state.budget.enter(pacer.now(), &client, 1, false), Entered::Waits);
+            let mut state = limiter.lock();
+            state.budget.refused(limiter.now(), Duration::ZERO, &Hint::default());
+            assert_eq!(state.budget.enter(limiter.now(), &client, 1, false), Entered::Waits);
         }
-        let driver = pacer.driver().unwrap();
-        assert!(pacer.driver().is_none());
-        let mut left_alone = Box::pin(pacer.left_alone.notified());
+        let driver = limiter.driver().unwrap();
+        assert!(limiter.driver().is_none());
+        let mut left_alone = Box::pin(limiter.left_alone.notified());
         assert!(!left_alone.as_mut().enable());
         drop(driver);
         left_alone.await;
-        assert!(pacer.driver().is_some());
+        assert!(limiter.driver().is_some());
     }
 }

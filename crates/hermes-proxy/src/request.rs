@@ -28,16 +28,16 @@ pub(crate) use self::capture::from_capture;
 use self::target::{count_lines, excerpt, target, udp_target};
 use crate::worker::Worker;
 use hermes_transport::body::{Interim, RequestBody};
-use hermes_transport::early::Early;
+use hermes_transport::early_payload::EarlyPayload;
 use hermes_transport::error::Error;
 use hermes_transport::headers;
-use hermes_transport::runtime::session::{Connection, Entry};
+use hermes_transport::runtime::session::{Connection, SessionEntry};
 
 /// The kind of exchange that the client requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum UpgradeKind {
     /// An ordinary HTTP exchange.
-    Response,
+    None,
     /// CONNECT (or a TCP connection accepted by a listener).
     Connect,
     /// A tunnel by POST: the two bodies are the two directions. For UDP they carry capsules.
@@ -57,7 +57,7 @@ pub(crate) struct InboundExchange {
 /// A flow, represented as a request.
 pub(crate) struct Request<'a> {
     pub(crate) facts: Rc<Facts>,
-    pub(crate) ask: Ask,
+    pub(crate) upgrade: UpgradeKind,
     /// The HTTP version of the request.
     pub(crate) version: Version,
     /// `http` or `https`, as the client sent it.
@@ -70,7 +70,7 @@ pub(crate) struct Request<'a> {
     pub(crate) interim: Option<Arc<Interim>>,
     pub(crate) connection: Option<Rc<Connection>>,
     /// Data that the client sends before its tunnel is open, if it can be read.
-    pub(crate) early: Option<Early<'a>>,
+    pub(crate) early: Option<EarlyPayload<'a>>,
     /// Set if the request arrived in custody.
     pub(crate) arrived: Option<InboundExchange>,
     /// A hash of what an untrusted client claimed in `X-Forwarded-For` and the like; 0 if nothing.
@@ -98,7 +98,7 @@ impl Request<'_> {
     pub(crate) fn as_post_tunnel(&self) -> Option<(Facts, HeaderValue)> {
         let facts = &*self.facts;
         let is_bare = facts.method == Method::POST
-            && self.ask == Ask::Response
+            && self.upgrade == UpgradeKind::None
             && facts.trust.is_believed()
             && !facts.headers.contains_key(CONTENT_LENGTH)
             && !facts.headers.contains_key(CONTENT_TYPE);
@@ -114,11 +114,11 @@ impl Request<'_> {
 
     /// Recreates the request of a live session, to open its tunnel again. The result is complete for a flow of
     /// datagrams; for other kinds, the caller sets body and kind of exchange.
-    pub(crate) fn again(entry: &Entry) -> Self {
+    pub(crate) fn again(entry: &SessionEntry) -> Self {
         let protocol = if entry.facts.kind == Kind::Ip { "connect-ip" } else { "connect-udp" };
         Self {
             facts: entry.facts.clone(),
-            ask: Ask::Upgrade(Arc::from(protocol)),
+            upgrade: UpgradeKind::Upgrade(Arc::from(protocol)),
             version: Version::HTTP_11,
             scheme: http::uri::Scheme::HTTP,
             host: host_value(&entry.facts.authority, ""),
@@ -198,8 +198,8 @@ pub(crate) fn from_head<'a>(
     // An upgrade keeps its method for the decision and on HTTP/1.1 hops. Over extended CONNECT, only a node may name a
     // method other than GET.
     let told_method = origin.trust.is_believed().then(|| parts.headers.remove(headers::METHOD)).flatten();
-    let method = match (&target.ask, target.kind) {
-        (Ask::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {
+    let method = match (&target.upgrade, target.kind) {
+        (UpgradeKind::Upgrade(_), Kind::Http) if parts.method == Method::CONNECT => {
             let told = told_method.and_then(|method| Method::from_bytes(method.as_bytes()).ok());
             // CONNECT is not a valid method for an upgrade.
             told.filter(|method| *method != Method::CONNECT).unwrap_or(Method::GET)
@@ -221,7 +221,7 @@ pub(crate) fn from_head<'a>(
         protocol: target.protocol,
     };
     complete(origin, facts, trace).map(|facts| Request {
-        ask: target.ask,
+        upgrade: target.upgrade,
         version,
         scheme: target.scheme,
         host: target.host,
@@ -265,9 +265,9 @@ pub(crate) fn from_flow<'a>(
         protocol: None,
     };
     let trace = headers::trace(&facts.headers, origin.worker.random());
-    let ask = if kind == Kind::Udp { Ask::Upgrade(Arc::from("connect-udp")) } else { Ask::Connect };
+    let upgrade = if kind == Kind::Udp { UpgradeKind::Upgrade(Arc::from("connect-udp")) } else { UpgradeKind::Connect };
     complete(origin, facts, trace).map(|facts| Request {
-        ask,
+        upgrade,
         version: Version::HTTP_11,
         scheme: http::uri::Scheme::HTTP,
         host: host_value(authority, spelled),

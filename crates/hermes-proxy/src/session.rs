@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 
 use self::custody_channel::InboundChannel;
 use crate::filters::NextHop;
-use crate::request::{Ask, Rejected, Request};
+use crate::request::{Rejected, Request, UpgradeKind};
 use crate::service::forward::Forward;
 use crate::service::forward::head::clean_response;
 use crate::service::forward::tunnel::Opened;
@@ -31,14 +31,14 @@ use crate::{custody, filters, upgrade};
 use hermes_outbound::generation::Generation;
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
-use hermes_transport::early::{Early, Source, Words};
+use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
 use hermes_transport::error::{Error, LOOP};
-use hermes_transport::runtime::session::{Entry, Session};
+use hermes_transport::runtime::session::{Session, SessionEntry};
 use hermes_transport::stream::ByteStream;
 use hermes_transport::{headers, tunnel_copy};
 
 /// The outcome of a request.
-pub(crate) enum Served {
+pub(crate) enum SessionOutcome {
     /// Send this response.
     Response(Response<ResponseBody>),
     /// Send the head, then relay.
@@ -50,7 +50,7 @@ pub(crate) struct Tunnel {
     /// The head for the client: 200 or 101.
     pub(crate) head: Response<()>,
     pub(crate) worker: Rc<Worker>,
-    pub(crate) far: Far,
+    pub(crate) far: UpstreamEnd,
     pub(crate) session: Session,
     /// The request's body, if the tunnel is carried in bodies.
     pub(crate) body: Option<RequestBody>,
@@ -64,7 +64,7 @@ impl Tunnel {
 }
 
 /// The far end of a tunnel.
-pub(crate) enum Far {
+pub(crate) enum UpstreamEnd {
     /// Uninterpreted bytes.
     Stream(ByteStream),
     /// Datagrams or packets, unpacked at this node.
@@ -74,13 +74,13 @@ pub(crate) enum Far {
 }
 
 /// The client's side of a tunnel, from the listener.
-pub(crate) enum Near {
+pub(crate) enum DownstreamEnd {
     Stream(ByteStream),
     Datagrams(Port),
 }
 
 /// Serves a request.
-pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Served {
+pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> SessionOutcome {
     if custody_channel::is_asked_for(&request) {
         return custody_channel::accept(worker, &request);
     }
@@ -107,7 +107,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         return fail(session, &Error::Denied { status, reason, label });
     }
     // WebSockets and other upgrades count as exchanges until the switch, and as tunnels afterwards.
-    if request.ask != Ask::Response && !session.take_tunnel(generation.snapshot.limits.tunnels) {
+    if request.upgrade != UpgradeKind::None && !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
     let alternative = alternative(&request).filter(|_| !leads_to_others(&route.action));
@@ -123,16 +123,16 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Serv
         }
     };
     match acted {
-        Ok(Acted::Response(mut response)) => {
+        Ok(ActionOutcome::Response(mut response)) => {
             if let Some(alternative) = alternative {
                 // A value that the route sets takes precedence.
                 response.headers_mut().entry(ALT_SVC).or_insert(alternative);
             }
             finish(session, response)
         }
-        Ok(Acted::Tunnel { head, far, body }) => {
+        Ok(ActionOutcome::Tunnel { head, far, body }) => {
             session.entry.status.set(head.status().as_u16());
-            Served::Tunnel(Box::new(Tunnel { head, worker: worker.clone(), far, session, body }))
+            SessionOutcome::Tunnel(Box::new(Tunnel { head, worker: worker.clone(), far, session, body }))
         }
         Err(Error::NoProgress(limit)) if body.waits_for_client() => fail(session, &Error::ClientStalled(limit)),
         Err(error) => fail(session, &error),
@@ -150,7 +150,7 @@ fn leads_to_others(action: &Action) -> bool {
 
 /// The `Alt-Svc` value for HTTP/3 at the same port, for origins that the client reaches here over TLS.
 fn alternative(request: &Request<'_>) -> Option<HeaderValue> {
-    let is_ours = request.ask == Ask::Response && request.scheme == Scheme::HTTPS;
+    let is_ours = request.upgrade == UpgradeKind::None && request.scheme == Scheme::HTTPS;
     request.connection.as_ref().filter(|_| is_ours)?.alternative.get().cloned()
 }
 
@@ -158,8 +158,8 @@ fn alternative(request: &Request<'_>) -> Option<HeaderValue> {
 pub(crate) fn reject(worker: &Rc<Worker>, rejected: Rejected) -> Response<ResponseBody> {
     let session = Session::begin(worker, Rc::new(rejected.facts), None, rejected.trace);
     match fail(session, &rejected.error) {
-        Served::Response(response) => response,
-        Served::Tunnel(_) => unreachable!("a failure is a response"),
+        SessionOutcome::Response(response) => response,
+        SessionOutcome::Tunnel(_) => unreachable!("a failure is a response"),
     }
 }
 
@@ -177,16 +177,16 @@ fn decide_request(generation: &Generation, request: &mut Request<'_>) -> Decisio
     {
         request.facts = Rc::new(facts);
         request.host = host;
-        request.ask = Ask::Post;
+        request.upgrade = UpgradeKind::Post;
         return Decision::Act(route);
     }
     decide(&request.facts, &generation.snapshot)
 }
 
 /// The outcome of an action.
-enum Acted {
+enum ActionOutcome {
     Response(Response<Body>),
-    Tunnel { head: Response<()>, far: Far, body: Option<RequestBody> },
+    Tunnel { head: Response<()>, far: UpstreamEnd, body: Option<RequestBody> },
 }
 
 async fn act(
@@ -195,33 +195,34 @@ async fn act(
     session: &Session,
     route: &Arc<Route>,
     mut request: Request<'_>,
-) -> Result<Acted, Error> {
+) -> Result<ActionOutcome, Error> {
     let entry = &session.entry;
     let kind = entry.facts.kind;
     let node = &*generation.snapshot.node;
-    let forwards = matches!(route.action, Action::Upstream(_) | Action::Terminate(_)) && request.ask == Ask::Response;
+    let forwards =
+        matches!(route.action, Action::Upstream(_) | Action::Terminate(_)) && request.upgrade == UpgradeKind::None;
     if forwards && max_forwards::is_used_up(&entry.facts)? {
         let listener = generation.listener(&entry.facts.listener).map(|listener| &**listener);
         let answer = max_forwards::answer(&entry.facts, request.version, &request.host, listener, node);
-        return Ok(Acted::Response(answer));
+        return Ok(ActionOutcome::Response(answer));
     }
     match (&route.action, kind) {
-        (Action::Respond(answer), _) => Ok(Acted::Response(respond::respond(answer))),
+        (Action::Respond(answer), _) => Ok(ActionOutcome::Response(respond::respond(answer))),
         (Action::Redirect(redirect), Kind::Http) => {
-            respond::redirect(redirect, &Vars { facts: &entry.facts, node }).map(Acted::Response)
+            respond::redirect(redirect, &Vars { facts: &entry.facts, node }).map(ActionOutcome::Response)
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }), Kind::Tcp) => {
             // Boxed, like all less common paths: futures are moved, so their size costs time.
             let stream = Box::pin(terminate::tcp(worker, entry, terminate, route)).await?;
-            Ok(tunnel(&mut request, Far::Stream(stream)))
+            Ok(tunnel(&mut request, UpstreamEnd::Stream(stream)))
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }), Kind::Udp) => {
             let port = Box::pin(terminate::udp(worker, entry, terminate, route)).await?;
-            Ok(tunnel(&mut request, Far::Datagrams(port)))
+            Ok(tunnel(&mut request, UpstreamEnd::Datagrams(port)))
         }
         (Action::Device(gateway), Kind::Ip) => {
             let end = Box::pin(terminate::device(worker, entry, gateway, route)).await?;
-            Ok(tunnel(&mut request, Far::Datagrams(end)))
+            Ok(tunnel(&mut request, UpstreamEnd::Datagrams(end)))
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }), Kind::Http) => {
             Box::pin(to_origin(worker, generation, session, route, terminate, request)).await
@@ -232,10 +233,10 @@ async fn act(
 }
 
 /// Accepts a tunnel that ends at this node, in the version of the client.
-fn tunnel(request: &mut Request<'_>, far: Far) -> Acted {
-    let head = upgrade::accepted(&request.ask, request.version, &request.facts, None);
-    let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
-    Acted::Tunnel { head, far, body }
+fn tunnel(request: &mut Request<'_>, far: UpstreamEnd) -> ActionOutcome {
+    let head = upgrade::accepted(&request.upgrade, request.version, &request.facts, None);
+    let body = (request.upgrade == UpgradeKind::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
+    ActionOutcome::Tunnel { head, far, body }
 }
 
 async fn to_upstream(
@@ -245,7 +246,7 @@ async fn to_upstream(
     route: &Arc<Route>,
     upstream: &Upstream,
     mut request: Request<'_>,
-) -> Result<Acted, Error> {
+) -> Result<ActionOutcome, Error> {
     let state = generation.state_of(upstream)?;
     let interim = interim(&mut request);
     let early = request.early.take();
@@ -253,7 +254,7 @@ async fn to_upstream(
         Box::pin(custody::forward::intend(worker, &session.entry, route, &request, arrived)).await?;
     }
     let forward = Forward::new(worker, generation, &session.entry, route, &request, interim);
-    if request.ask == Ask::Response {
+    if request.upgrade == UpgradeKind::None {
         let mut response = filters::send(&forward, NextHop::Upstream(state), request.arrived).await?;
         // For its clients, this node is the origin (RFC 9110, 3.7). An upstream's `Alt-Svc` would send clients to ports
         // that this node does not serve, or around it (RFC 7838, 2: only the origin may advertise alternatives).
@@ -270,9 +271,9 @@ async fn to_upstream(
         // Data that the client sent early is read from its stream, which is in custody from here on.
         let stream = custody::forward::tunnel(&forward, state, custody)?;
         drop(forward);
-        return Ok(tunnel(&mut request, Far::Stream(ByteStream::Boxed(Box::new(stream)))));
+        return Ok(tunnel(&mut request, UpstreamEnd::Stream(ByteStream::Boxed(Box::new(stream)))));
     }
-    let opened = Box::pin(forward.tunnel(state, &request.ask, early)).await?;
+    let opened = Box::pin(forward.tunnel(state, &request.upgrade, early)).await?;
     drop(forward);
     tunnel_on(generation, session, route, request, opened)
 }
@@ -284,7 +285,7 @@ fn tunnel_on(
     route: &Route,
     mut request: Request<'_>,
     opened: Opened,
-) -> Result<Acted, Error> {
+) -> Result<ActionOutcome, Error> {
     let (stream, head) = match opened {
         Opened::Tunnel { stream, head } => (stream, head),
         Opened::Answer(response) => {
@@ -294,13 +295,13 @@ fn tunnel_on(
             return respond_with(generation, session, route, response);
         }
     };
-    let mut head = upgrade::accepted(&request.ask, request.version, &request.facts, head);
+    let mut head = upgrade::accepted(&request.upgrade, request.version, &request.facts, head);
     if let Some(rewrite) = &route.rewrite {
         let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
         rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;
     }
-    let body = (request.ask == Ask::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
-    Ok(Acted::Tunnel { head, far: Far::Stream(stream), body })
+    let body = (request.upgrade == UpgradeKind::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
+    Ok(ActionOutcome::Tunnel { head, far: UpstreamEnd::Stream(stream), body })
 }
 
 async fn to_origin(
@@ -310,7 +311,7 @@ async fn to_origin(
     route: &Arc<Route>,
     terminate: &Terminate,
     mut request: Request<'_>,
-) -> Result<Acted, Error> {
+) -> Result<ActionOutcome, Error> {
     let place = terminate::origin(generation, terminate, &session.entry.facts, route, &request.scheme)?;
     if let Some(arrived) = request.arrived {
         custody::forward::intend(worker, &session.entry, route, &request, arrived).await?;
@@ -318,9 +319,9 @@ async fn to_origin(
     let interim = interim(&mut request);
     let forward = Forward::new(worker, generation, &session.entry, route, &request, interim);
     let destination = place.destination(terminate, None);
-    if request.ask != Ask::Response {
+    if request.upgrade != UpgradeKind::None {
         let owner = generation.route_owner(route);
-        let opened = Box::pin(forward.tunnel_to_origin(&destination, owner, &request.ask)).await?;
+        let opened = Box::pin(forward.tunnel_to_origin(&destination, owner, &request.upgrade)).await?;
         drop(forward);
         return tunnel_on(generation, session, route, request, opened);
     }
@@ -339,7 +340,7 @@ fn respond_with(
     session: &Session,
     route: &Route,
     response: Response<Body>,
-) -> Result<Acted, Error> {
+) -> Result<ActionOutcome, Error> {
     let (mut parts, body) = response.into_parts();
     let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
     // The route may have changed since the first decision.
@@ -349,24 +350,24 @@ fn respond_with(
     if session.entry.is_unsent.get() {
         say_unsent(&session.entry, &mut parts.headers);
     }
-    Ok(Acted::Response(Response::from_parts(parts, body)))
+    Ok(ActionOutcome::Response(Response::from_parts(parts, body)))
 }
 
-fn finish(session: Session, mut response: Response<Body>) -> Served {
+fn finish(session: Session, mut response: Response<Body>) -> SessionOutcome {
     session.entry.status.set(response.status().as_u16());
     session.entry.hold_head(&session.worker, response.headers());
     *response.version_mut() = Version::HTTP_11;
-    Served::Response(response.map(|body| ResponseBody::new(body, session)))
+    SessionOutcome::Response(response.map(|body| ResponseBody::new(body, session)))
 }
 
 /// Tells a previous node that nothing of the request was sent on, so that it may try another path.
-fn say_unsent(entry: &Entry, headers: &mut HeaderMap) {
+fn say_unsent(entry: &SessionEntry, headers: &mut HeaderMap) {
     if entry.facts.trust.is_believed() {
         headers.insert(headers::UNSENT, HeaderValue::from_static("1"));
     }
 }
 
-pub(crate) fn fail(session: Session, error: &Error) -> Served {
+pub(crate) fn fail(session: Session, error: &Error) -> SessionOutcome {
     session.entry.fail(error);
     let node = session.worker.snapshot().node.clone();
     let mut response = respond::failure(error, &node, session.entry.facts.trust.is_believed());
@@ -377,7 +378,7 @@ pub(crate) fn fail(session: Session, error: &Error) -> Served {
 }
 
 /// Relays a tunnel whose head was sent, until it ends.
-pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
+pub(crate) async fn relay(near: DownstreamEnd, tunnel: Tunnel) {
     let Tunnel { worker, far, session, .. } = tunnel;
     let entry = &session.entry;
     let reopening = |route: Arc<Route>, said: Bytes| -> Opening {
@@ -387,37 +388,41 @@ pub(crate) async fn relay(near: Near, tunnel: Tunnel) {
             opened.inspect(|reopened| reopened.port.bind(&entry))
         })
     };
-    if let Far::Stream(far) = &far {
+    if let UpstreamEnd::Stream(far) = &far {
         far.bind(entry);
     }
     let kind = entry.facts.kind;
     let near_tunnel = |stream| Port::tunnel(stream, kind).carrying(told_mtu(entry));
     match (near, far) {
-        (Near::Stream(near), Far::Stream(far)) if passes_datagrams(entry, &near, &far) => {
+        (DownstreamEnd::Stream(near), UpstreamEnd::Stream(far)) if passes_datagrams(entry, &near, &far) => {
             datagram::relay(near_tunnel(near), Port::far_tunnel(far, kind), &session, &reopening).await;
         }
-        (Near::Stream(near), Far::Stream(far)) => tunnel_copy::relay(near, far, &session).await,
-        (Near::Stream(near), Far::Datagrams(far)) => {
+        (DownstreamEnd::Stream(near), UpstreamEnd::Stream(far)) => tunnel_copy::relay(near, far, &session).await,
+        (DownstreamEnd::Stream(near), UpstreamEnd::Datagrams(far)) => {
             datagram::relay(near_tunnel(near), far, &session, &reopening).await;
         }
-        (Near::Datagrams(near), Far::Stream(far)) => {
+        (DownstreamEnd::Datagrams(near), UpstreamEnd::Stream(far)) => {
             datagram::relay(near, Port::far_tunnel(far, kind), &session, &reopening).await;
         }
-        (Near::Datagrams(near), Far::Datagrams(far)) => datagram::relay(near, far, &session, &reopening).await,
-        (Near::Stream(near), Far::Custody(way)) => custody_channel::carry_accepted(&worker, &session, near, &way).await,
+        (DownstreamEnd::Datagrams(near), UpstreamEnd::Datagrams(far)) => {
+            datagram::relay(near, far, &session, &reopening).await
+        }
+        (DownstreamEnd::Stream(near), UpstreamEnd::Custody(way)) => {
+            custody_channel::carry_accepted(&worker, &session, near, &way).await
+        }
         // Custody channels are requested by name, so a flow of datagrams never has one.
-        (Near::Datagrams(_), Far::Custody(_)) => {}
+        (DownstreamEnd::Datagrams(_), UpstreamEnd::Custody(_)) => {}
     }
 }
 
 /// The maximum size of packets towards the client, as the previous nodes reported it.
-fn told_mtu(entry: &Entry) -> Option<usize> {
+fn told_mtu(entry: &SessionEntry) -> Option<usize> {
     entry.facts.trust.is_believed().then(|| headers::mtu(&entry.facts.headers)).flatten()
 }
 
 /// True if the relay must handle single datagrams. QUIC datagrams are not part of the stream, and a flow that moves to
 /// another tunnel must not stop within a capsule.
-fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool {
+fn passes_datagrams(entry: &SessionEntry, near: &ByteStream, far: &ByteStream) -> bool {
     let moves = || entry.route.borrow().as_ref().is_some_and(|route| route.on_change == OnChange::Move);
     match entry.facts.kind {
         Kind::Ip => true,
@@ -428,7 +433,12 @@ fn passes_datagrams(entry: &Entry, near: &ByteStream, far: &ByteStream) -> bool 
 
 /// Opens a new far port for a flow whose route changed. The capsules in `said` travel with the request, which saves a
 /// round trip along the whole path.
-async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said: Bytes) -> Result<Reopened, Error> {
+async fn reopen(
+    worker: &Rc<Worker>,
+    entry: &Rc<SessionEntry>,
+    route: &Arc<Route>,
+    said: Bytes,
+) -> Result<Reopened, Error> {
     let generation = worker.generation();
     let within = route.timeout.connect;
     match &route.action {
@@ -445,16 +455,15 @@ async fn reopen(worker: &Rc<Worker>, entry: &Rc<Entry>, route: &Arc<Route>, said
             let request = Request::again(entry);
             let forward = Forward::new(worker, &generation, entry, route, &request, None);
             let has_words = !said.is_empty();
-            let mut words = Words(has_words.then_some(said));
-            let early = has_words.then(|| Early::new(&mut words));
-            let opened =
-                tokio::time::timeout(within, forward.tunnel(state, &request.ask, early)).await.map_err(|_| {
-                    Error::ConnectTimeout {
-                        peer: upstream.name.clone(),
-                        missing: "open the tunnel again",
-                        after: within,
-                    }
-                })??;
+            let mut words = InitialCapsules(has_words.then_some(said));
+            let early = has_words.then(|| EarlyPayload::new(&mut words));
+            let opened = tokio::time::timeout(within, forward.tunnel(state, &request.upgrade, early)).await.map_err(
+                |_| Error::ConnectTimeout {
+                    peer: upstream.name.clone(),
+                    missing: "open the tunnel again",
+                    after: within,
+                },
+            )??;
             match opened {
                 Opened::Tunnel { stream, .. } => Ok(Reopened {
                     port: Port::far_tunnel(stream, entry.facts.kind),

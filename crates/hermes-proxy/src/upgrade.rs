@@ -10,7 +10,7 @@ use http::header::{CONNECTION, HeaderName, HeaderValue, UPGRADE};
 use http::response::Parts;
 use http::{Method, Response, StatusCode, Version};
 
-use crate::request::Ask;
+use crate::request::UpgradeKind;
 use hermes_transport::headers::{self, CAPSULE_PROTOCOL};
 
 pub(crate) const SEC_WEBSOCKET_KEY: HeaderName = HeaderName::from_static("sec-websocket-key");
@@ -20,7 +20,12 @@ const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// The response head for a client whose tunnel is open; also the head in the access log. A flow that came without HTTP
 /// is handled as an extended CONNECT.
-pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Option<Parts>) -> Response<()> {
+pub(crate) fn accepted(
+    upgrade: &UpgradeKind,
+    version: Version,
+    facts: &Facts,
+    upstream: Option<Parts>,
+) -> Response<()> {
     let mut response = Response::new(());
     let mut fields = upstream.map(|parts| parts.headers).unwrap_or_default();
     headers::strip_hop_by_hop(&mut fields);
@@ -28,7 +33,7 @@ pub(crate) fn accepted(ask: &Ask, version: Version, facts: &Facts, upstream: Opt
     for name in [http::header::CONTENT_LENGTH, SEC_WEBSOCKET_ACCEPT] {
         fields.remove(name);
     }
-    if let Ask::Upgrade(protocol) = ask
+    if let UpgradeKind::Upgrade(protocol) = upgrade
         && version < Version::HTTP_2
         && facts.method != Method::CONNECT
     {

@@ -12,7 +12,7 @@ use hermes_cache::registry::CacheRegistry;
 use hermes_custody::service::Office;
 
 use crate::ip::{Devices, Given};
-use crate::rate_limit::Paces;
+use crate::rate_limit::RateLimiters;
 use hermes_outbound::outbound::Outbound;
 use hermes_transport::runtime::shares::Shares;
 
@@ -23,7 +23,7 @@ pub(crate) struct Services {
     /// The custody service.
     pub(crate) custody: Arc<Office>,
     /// The learnt rates of services.
-    pub(crate) paces: Paces,
+    pub(crate) paces: RateLimiters,
     /// The address leases of devices' clients.
     pub(crate) given: Arc<Given>,
 }
@@ -33,7 +33,7 @@ impl Default for Services {
         Self {
             caches: CacheRegistry::default(),
             custody: Arc::new(Office::new()),
-            paces: Paces::default(),
+            paces: RateLimiters::default(),
             given: Arc::default(),
         }
     }

@@ -4,9 +4,9 @@
 //! multiplexed streams. Never: a whole body in memory, beyond the replay limit.
 
 mod channel;
+mod detached;
 mod interim;
-mod request;
-mod small;
+mod request_body;
 mod trailers;
 
 use std::pin::Pin;
@@ -21,11 +21,11 @@ use hyper::body::Incoming;
 
 pub use self::channel::{ChannelBody, ChannelSender, channel};
 pub use self::interim::Interim;
-pub use self::request::{Attempt, RequestBody};
+pub use self::request_body::{Attempt, RequestBody};
 pub use self::trailers::TrailerSlot;
 use crate::error::Error;
 use crate::runtime::WorkerContext;
-use crate::runtime::session::{Entry, Phase, Session};
+use crate::runtime::session::{Phase, Session, SessionEntry};
 use crate::stream::{Receiver, StreamError};
 
 /// A received or generated body.
@@ -50,7 +50,7 @@ pub enum Body {
 /// A body that a layer above implements. The functions mean what they mean on `http_body::Body`.
 pub trait BoxedBody {
     /// Binds the body to a session, which ends if too many of its bytes remain unread.
-    fn bind(&self, _: &Rc<Entry>) {}
+    fn bind(&self, _: &Rc<SessionEntry>) {}
     /// See `http_body::Body`.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>>;
     /// See `http_body::Body`.
@@ -75,7 +75,7 @@ impl Body {
     }
 
     /// Binds the body to a session, which ends if too many of its bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         match self {
             Body::Stream(body) => body.bind(session),
             Body::Boxed(body) => body.bind(session),
@@ -139,7 +139,7 @@ impl StreamBody {
     }
 
     /// Binds the body to its session.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.recv.bind(session);
     }
 
@@ -234,7 +234,7 @@ impl ResponseBody {
     }
 
     /// The session, to record a failure on the client's side.
-    pub fn entry(&self) -> &Rc<Entry> {
+    pub fn entry(&self) -> &Rc<SessionEntry> {
         &self.session.entry
     }
 }

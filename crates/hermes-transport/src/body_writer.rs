@@ -23,7 +23,7 @@ use crate::stream::{Reset, Sender, StreamError};
 const FRAMES_A_TURN: usize = 64;
 
 /// A body that is written into a stream.
-pub struct Pipe<B> {
+pub struct BodyWriter<B> {
     body: B,
     stream: Sender,
     /// The rest of a chunk that the window has not taken yet.
@@ -39,14 +39,14 @@ pub struct Pipe<B> {
 
 /// The failure of a pipe.
 #[derive(Debug)]
-pub enum PipeError {
+pub enum BodyWriteError {
     /// The body failed: its source is at fault. The stream was reset.
     Source(Error),
     /// The stream failed: its reader is at fault.
     Sink(StreamError),
 }
 
-impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
+impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> BodyWriter<B> {
     pub fn new(body: B, stream: Sender) -> Self {
         Self { body, stream, chunk: Bytes::new(), next: None, ended: false, done: false, blocked: false }
     }
@@ -57,38 +57,38 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
     }
 
     /// Writes as much as possible. Ready when the whole body is in the stream, or the stream failed.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PipeError>> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyWriteError>> {
         for _ in 0..FRAMES_A_TURN {
             if self.done {
                 let settled = self.stream.poll_settled(cx);
                 self.blocked = settled.is_pending();
-                return settled.map_err(PipeError::Sink);
+                return settled.map_err(BodyWriteError::Sink);
             }
             let room = match self.chunk.is_empty() {
                 true => self.stream.poll_room(cx),
                 false => self.stream.poll_send(cx, &mut self.chunk, self.ended),
             };
             self.blocked = room.is_pending();
-            ready!(room).map_err(PipeError::Sink)?;
+            ready!(room).map_err(BodyWriteError::Sink)?;
             if self.ended {
                 self.done = true;
                 continue;
             }
             if let Poll::Ready(error) = self.stream.poll_reset(cx) {
-                return Poll::Ready(Err(PipeError::Sink(error)));
+                return Poll::Ready(Err(BodyWriteError::Sink(error)));
             }
             match ready!(self.poll_frame(cx)) {
-                Some(Ok(frame)) => self.take(frame).map_err(PipeError::Sink)?,
+                Some(Ok(frame)) => self.take(frame).map_err(BodyWriteError::Sink)?,
                 Some(Err(error)) => {
                     self.stream.reset(Reset::Internal);
                     self.done = true;
-                    return Poll::Ready(Err(PipeError::Source(error)));
+                    return Poll::Ready(Err(BodyWriteError::Source(error)));
                 }
-                None => self.end().map_err(PipeError::Sink)?,
+                None => self.end().map_err(BodyWriteError::Sink)?,
             }
         }
         if self.done {
-            return self.stream.poll_settled(cx).map_err(PipeError::Sink);
+            return self.stream.poll_settled(cx).map_err(BodyWriteError::Sink);
         }
         cx.waker().wake_by_ref();
         Poll::Pending
@@ -148,7 +148,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Pipe<B> {
     }
 }
 
-impl<B> Drop for Pipe<B> {
+impl<B> Drop for BodyWriter<B> {
     fn drop(&mut self) {
         if !self.done {
             // An explicit reset: h2 itself sends CANCEL only once the other half is dropped too.
@@ -169,13 +169,13 @@ pub async fn pass(body: ResponseBody, stream: Sender) {
         let patience = if matches!(error, Error::Limit(_)) { Duration::ZERO } else { LAST_WORDS };
         (error, Box::pin(tokio::time::sleep(patience)))
     });
-    let mut pipe = Pipe::new(body, stream);
+    let mut pipe = BodyWriter::new(body, stream);
     let result = std::future::poll_fn(|cx| {
         // A body whose client reads nothing is not polled, so the signal of the sweep is checked here.
         if last_words.is_none()
             && let Poll::Ready(error) = entry.end.poll(cx)
         {
-            return Poll::Ready(Err(PipeError::Source(error)));
+            return Poll::Ready(Err(BodyWriteError::Source(error)));
         }
         let polled = pipe.poll(cx);
         entry.set_phase(&worker, if pipe.is_blocked() { Phase::Blocked } else { Phase::Open });
@@ -183,17 +183,17 @@ pub async fn pass(body: ResponseBody, stream: Sender) {
             && let Some((error, timer)) = &mut last_words
             && timer.as_mut().poll(cx).is_ready()
         {
-            return Poll::Ready(Err(PipeError::Source(error.clone())));
+            return Poll::Ready(Err(BodyWriteError::Source(error.clone())));
         }
         polled
     })
     .await;
     match result {
         Ok(()) => {}
-        Err(PipeError::Sink(error)) => entry.fail(&match error.oversize() {
+        Err(BodyWriteError::Sink(error)) => entry.fail(&match error.oversize() {
             Some(oversize) => Error::AnswerTooLarge(oversize),
             None => Error::ClientGone(error.to_string()),
         }),
-        Err(PipeError::Source(error)) => entry.fail(&error),
+        Err(BodyWriteError::Source(error)) => entry.fail(&error),
     }
 }

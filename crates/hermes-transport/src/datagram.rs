@@ -23,11 +23,11 @@ use hermes_wire::{capsule, connect_ip};
 
 pub use self::outgoing::Outgoing;
 pub use self::queue::{Flow, FlowQueue};
-pub use self::relay::{Opening, QUIET, Reopened, relay};
+pub use self::relay::{CLOSE_TIMEOUT, Opening, Reopened, relay};
 use self::tunnel::Tunnel;
-use crate::early::Source;
+use crate::early_payload::EarlyReader;
 use crate::runtime::WorkerContext;
-use crate::runtime::session::Entry;
+use crate::runtime::session::SessionEntry;
 use crate::stream::{ByteStream, Reset};
 
 /// A capsule other than a datagram.
@@ -42,13 +42,13 @@ pub enum Other {
 /// The limit of work before other tasks of the worker run. A packet counts as one, a capsule as one for each address
 /// entry. A request for addresses counts as the whole limit: each address may release one lease and route another,
 /// and both wait for the kernel.
-pub const MOST_WORK: usize = 256;
+pub const MAX_WORK_PER_TURN: usize = 256;
 /// The shortest entry of an address, in bytes.
 const ENTRY: usize = 7;
 
 /// The work that a capsule of a known type causes.
 fn work_of(kind: u64, payload: &[u8]) -> usize {
-    if kind == connect_ip::ADDRESS_REQUEST { MOST_WORK } else { 1 + payload.len() / ENTRY }
+    if kind == connect_ip::ADDRESS_REQUEST { MAX_WORK_PER_TURN } else { 1 + payload.len() / ENTRY }
 }
 
 impl Other {
@@ -138,8 +138,8 @@ pub trait DevicePort {
     fn close(&mut self, worker: &WorkerContext);
 }
 
-impl Source for Port {
-    fn bind(&self, session: &Rc<Entry>) {
+impl EarlyReader for Port {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.bind(session);
         }

@@ -11,7 +11,7 @@ pub mod body;
 pub mod body_writer;
 pub mod datagram;
 pub mod dial_guard;
-pub mod early;
+pub mod early_payload;
 pub mod error;
 pub mod h3;
 pub mod headers;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The default interval between two log lines.
-const APART: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The throttle of one log line, for all workers of the node.
 pub struct LogThrottle {
@@ -20,7 +20,7 @@ pub struct LogThrottle {
 
 impl Default for LogThrottle {
     fn default() -> Self {
-        Self::every(APART)
+        Self::every(LOG_INTERVAL)
     }
 }
 

@@ -6,7 +6,7 @@
 
 pub mod h2;
 pub mod h3;
-mod halves;
+mod multiplexed;
 
 use std::io;
 use std::pin::Pin;
@@ -19,9 +19,9 @@ use hermes_net::quic::path_monitor::PathMonitor;
 use hermes_net::{Io, quic};
 use tokio::io::AsyncWrite;
 
-pub use self::halves::{Receiver, Sender};
+pub use self::multiplexed::{Receiver, Sender};
 use crate::h3::Datagrams;
-use crate::runtime::session::Entry;
+use crate::runtime::session::SessionEntry;
 pub use crate::stream_error::{Reset, StreamError};
 
 /// The first read from a socket: most tunnels carry little.
@@ -59,7 +59,7 @@ pub trait StreamLease {
 /// A byte stream that a layer above implements. The functions mean what they mean on [`ByteStream`].
 pub trait BoxedStream {
     /// See [`ByteStream::bind`].
-    fn bind(&self, session: &Rc<Entry>);
+    fn bind(&self, session: &Rc<SessionEntry>);
     /// See [`ByteStream::poll_carrier`].
     fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
     /// See [`ByteStream::poll_read`].
@@ -126,7 +126,7 @@ impl ByteStream {
     }
 
     /// Binds the stream to a session, which ends if too many of its bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         match self {
             ByteStream::Multiplexed { recv, .. } => recv.bind(session),
             ByteStream::Boxed(stream) => stream.bind(session),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::Kind;
 
-use crate::datagram::QUIET;
+use crate::datagram::CLOSE_TIMEOUT;
 use crate::error::Error;
 use crate::runtime::session::{Phase, Session};
 use crate::stream::{ByteStream, has_parted};
@@ -44,11 +44,11 @@ struct Direction {
 /// The side of a tunnel that failed, and its error.
 enum Failure {
     Client(io::Error),
-    Far(io::Error),
+    UpstreamEnd(io::Error),
 }
 
 /// Copies until both directions have ended. Stores a failure for the access log.
-pub async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session) {
+pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session: &Session) {
     let entry = &session.entry;
     entry.set_phase(&session.worker, Phase::Open);
     let mut up = Direction { state: State::Reading, chunk: Bytes::new(), from_client: true };
@@ -58,10 +58,10 @@ pub async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session)
         if let Poll::Ready(error) = entry.end.poll(cx) {
             return Poll::Ready(Some(error));
         }
-        let carried = [near.poll_carrier(cx), far.poll_carrier(cx)];
-        let first = up.poll(cx, &mut near, &mut far, session, down.state == State::Done);
-        let second = down.poll(cx, &mut far, &mut near, session, up.state == State::Done);
-        if let Poll::Ready(failure) = poll_broken_off(cx, &mut near, &mut far, &mut up, &down) {
+        let carried = [downstream.poll_carrier(cx), upstream.poll_carrier(cx)];
+        let first = up.poll(cx, &mut downstream, &mut upstream, session, down.state == State::Done);
+        let second = down.poll(cx, &mut upstream, &mut downstream, session, up.state == State::Done);
+        if let Poll::Ready(failure) = poll_broken_off(cx, &mut downstream, &mut upstream, &mut up, &down) {
             return Poll::Ready(Some(named(failure, session)));
         }
         if down.state == State::Done
@@ -78,7 +78,7 @@ pub async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session)
             }
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => match carried {
                 [Poll::Ready(Err(error)), _] => Poll::Ready(Some(named(Failure::Client(error), session))),
-                [_, Poll::Ready(Err(error))] => Poll::Ready(Some(named(Failure::Far(error), session))),
+                [_, Poll::Ready(Err(error))] => Poll::Ready(Some(named(Failure::UpstreamEnd(error), session))),
                 [Poll::Ready(Ok(())), Poll::Ready(Ok(()))] => Poll::Ready(None),
                 // The stream that finished last still sends its rest, and wakes this task.
                 _ => Poll::Pending,
@@ -92,14 +92,14 @@ pub async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session)
         // Most UDP flows end by silence, which is no failure for either side.
         Some(Error::Idle(_)) if entry.facts.kind == Kind::Udp => {
             let closed = std::future::poll_fn(|cx| {
-                let open = near.poll_close(cx).is_pending() | far.poll_close(cx).is_pending();
+                let open = downstream.poll_close(cx).is_pending() | upstream.poll_close(cx).is_pending();
                 if open { Poll::Pending } else { Poll::Ready(()) }
             });
-            let _ = tokio::time::timeout(QUIET, closed).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
         }
         Some(error) => {
-            near.abort();
-            far.abort();
+            downstream.abort();
+            upstream.abort();
             entry.fail(&error);
         }
     }
@@ -110,22 +110,22 @@ pub async fn relay(mut near: ByteStream, mut far: ByteStream, session: &Session)
 /// arrive.
 fn poll_broken_off(
     cx: &mut Context<'_>,
-    near: &mut ByteStream,
-    far: &mut ByteStream,
+    downstream: &mut ByteStream,
+    upstream: &mut ByteStream,
     up: &mut Direction,
     down: &Direction,
 ) -> Poll<Failure> {
     if matches!(up.state, State::Done | State::Writing)
-        && let Poll::Ready(error) = near.poll_reset(cx)
+        && let Poll::Ready(error) = downstream.poll_reset(cx)
     {
         return Poll::Ready(Failure::Client(error));
     }
     if down.state == State::Done
         && !matches!(up.state, State::Discarding | State::Done)
-        && let Poll::Ready(error) = far.poll_reset(cx)
+        && let Poll::Ready(error) = upstream.poll_reset(cx)
     {
         if !has_parted(&error) {
-            return Poll::Ready(Failure::Far(error));
+            return Poll::Ready(Failure::UpstreamEnd(error));
         }
         up.state = State::Discarding;
         cx.waker().wake_by_ref();
@@ -136,7 +136,7 @@ fn poll_broken_off(
 fn named(failure: Failure, session: &Session) -> Error {
     match failure {
         Failure::Client(error) => Error::ClientGone(error.to_string()),
-        Failure::Far(error) => Error::Broken {
+        Failure::UpstreamEnd(error) => Error::Broken {
             peer: session.entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into()),
             reason: error.to_string(),
             unprocessed: false,
@@ -153,7 +153,7 @@ impl Direction {
         session: &Session,
         is_last: bool,
     ) -> Poll<Result<(), Failure>> {
-        let client_at = |here: bool| if here { Failure::Client } else { Failure::Far };
+        let client_at = |here: bool| if here { Failure::Client } else { Failure::UpstreamEnd };
         let (from_source, from_sink) = (client_at(self.from_client), client_at(!self.from_client));
         for _ in 0..CHUNKS_A_TURN {
             match self.state {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 use hermes_net::privilege;
-use hermes_proxy::assist::{Assist, Carried, Target};
+use hermes_proxy::detached_device::{DetachedDevice, PacketCounts, Target};
 
 use crate::log::Log;
 use crate::signals::Signals;
@@ -23,7 +23,7 @@ pub(crate) fn run(
     user: &str,
     log: &str,
 ) -> anyhow::Result<()> {
-    let assist = Assist::open(device, addresses, targets.clone())
+    let detached = DetachedDevice::open(device, addresses, targets.clone())
         .map_err(|error| anyhow::anyhow!("{error}. {}", error.remedy()))?;
     // Capabilities belong to a thread, so they are dropped before the log starts a second one.
     privilege::keep_net_admin(user).context("privileges that are not needed cannot be given up; try another --user")?;
@@ -35,9 +35,9 @@ pub(crate) fn run(
             tracing::info!(network = %target.network, node = %target.node, device, "packets are captured");
         }
         let stop = async { while matches!(signals.next().await, "SIGHUP" | "SIGUSR1") {} };
-        assist.run(stop).await.with_context(|| format!("device {device}"))
+        detached.run(stop).await.with_context(|| format!("device {device}"))
     })?;
-    let Carried { sent, received, dropped } = carried;
+    let PacketCounts { sent, received, dropped } = carried;
     tracing::info!(sent, received, ?dropped, "stopped");
     Ok(())
 }

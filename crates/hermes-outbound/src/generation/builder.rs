@@ -19,10 +19,10 @@ use hermes_net::tls::{
 };
 
 use super::{
-    ByName, Certificate, Generation, ListenerState, OriginTls, Origins, QuicState, Unready, next_owner, nodes,
+    BuildError, ByName, Certificate, Generation, ListenerState, OriginTls, Origins, QuicState, next_owner, nodes,
     quic_bounds, server_bounds,
 };
-use crate::reverse::{self, Presence};
+use crate::reverse::{self, ReversePeer};
 use crate::upstream::{ClientTls, UpstreamState};
 
 struct Identity {
@@ -37,7 +37,7 @@ pub(super) struct Built {
     pub(super) key: Option<CertifiedKey>,
     pub(super) listeners: ByName<ListenerState>,
     pub(super) upstreams: ByName<Arc<UpstreamState>>,
-    pub(super) nodes: HashMap<Arc<str>, Arc<Presence>>,
+    pub(super) nodes: HashMap<Arc<str>, Arc<ReversePeer>>,
     pub(super) origins: Origins,
     pub(super) certificates: Vec<Certificate>,
     pub(super) files: HashMap<PathBuf, Vec<u8>>,
@@ -48,10 +48,10 @@ pub(super) struct Builder<'a> {
     previous: Option<&'a Generation>,
     identity: Option<Identity>,
     overlay: Arc<str>,
-    nodes: HashMap<Arc<str>, Arc<Presence>>,
+    nodes: HashMap<Arc<str>, Arc<ReversePeer>>,
     certificates: Vec<Certificate>,
     files: HashMap<PathBuf, Vec<u8>>,
-    faults: Vec<Unready>,
+    faults: Vec<BuildError>,
 }
 
 impl<'a> Builder<'a> {
@@ -72,7 +72,7 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// Every file that cannot be used, with its path in the document.
-    pub(super) fn build(mut self) -> Result<Built, Vec<Unready>> {
+    pub(super) fn build(mut self) -> Result<Built, Vec<BuildError>> {
         self.load_identity();
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
         if !self.faults.is_empty() {
@@ -84,7 +84,7 @@ impl<'a> Builder<'a> {
     }
 
     fn fault(&mut self, path: impl Into<String>, reason: impl ToString) {
-        self.faults.push(Unready { path: path.into(), reason: reason.to_string() });
+        self.faults.push(BuildError { path: path.into(), reason: reason.to_string() });
     }
 
     fn shows(&mut self, path: String, key: &CertifiedKey) {
@@ -140,7 +140,7 @@ impl<'a> Builder<'a> {
                     match self.server_tls(&path, listener, tls) {
                         Ok((config, quic)) => (Some(config), quic),
                         Err(reason) => {
-                            self.faults.extend(reason.map(|reason| Unready { path, reason }));
+                            self.faults.extend(reason.map(|reason| BuildError { path, reason }));
                             continue;
                         }
                     }
@@ -223,7 +223,7 @@ impl<'a> Builder<'a> {
                     Ok(tls) => Some(tls),
                     Err(reason) => {
                         let path = format!("upstreams[{index}].tls");
-                        self.faults.extend(reason.map(|reason| Unready { path, reason }));
+                        self.faults.extend(reason.map(|reason| BuildError { path, reason }));
                         continue;
                     }
                 },

@@ -12,7 +12,7 @@ use hermes_wire::h3::Code;
 use http::{Request, Response, Version};
 
 use crate::outbound::Outbound;
-use crate::outbound::pool::{ADDED_BYTES, ADDED_LINES, Lease, Speaks};
+use crate::outbound::pool::{ADDED_BYTES, ADDED_LINES, Lease, SharedProtocol};
 use hermes_transport::h3::Datagrams;
 use hermes_transport::h3::fields::{self, Bounds};
 use hermes_transport::stream::h2::Window;
@@ -47,14 +47,14 @@ pub async fn ask(
     ends: bool,
 ) -> Result<(Answer, Sender), StreamError> {
     match &lease.connection.speaks {
-        Speaks::H2 { sender, window, backlog, .. } => {
+        SharedProtocol::H2 { sender, window, backlog, .. } => {
             *request.version_mut() = Version::HTTP_2;
             let mut sender = sender.clone().ready().await?;
             let (response, stream) = sender.send_request(request, ends)?;
             let answer = Answer::H2 { response, worker: worker.clone(), window: window.clone() };
             Ok((answer, Sender::H2(h2::Sender::new(stream, backlog))))
         }
-        Speaks::H3(link) => {
+        SharedProtocol::H3(link) => {
             let (send, recv) = lease.open(link).await.map_err(|error| StreamError::of_connection(error.to_string()))?;
             let limits = &worker.snapshot().limits;
             let bounds =

@@ -24,32 +24,32 @@ use crate::outbound::Outbound;
 use crate::outbound::client_stream::{Answer, Head, ask};
 use crate::upstream::InFlight;
 use hermes_transport::body::{Attempt, Body, BoxedBody, Interim, RequestBody, StreamBody, settle_length};
-use hermes_transport::body_writer::{Pipe, PipeError};
-use hermes_transport::early::Early;
+use hermes_transport::body_writer::{BodyWriteError, BodyWriter};
+use hermes_transport::early_payload::EarlyPayload;
 use hermes_transport::error::Error;
 use hermes_transport::h3::Datagrams;
 use hermes_transport::headers;
-use hermes_transport::runtime::session::{Connection, Entry};
+use hermes_transport::runtime::session::{Connection, SessionEntry};
 use hermes_transport::stream::{Receiver, Sender, StreamError};
 
 /// Maximum number of interim responses before a final one, over HTTP/2 or HTTP/3. Over HTTP/1.1, their bytes are
 /// limited.
-const MOST_HINTS: usize = 100;
+const MAX_INTERIM_RESPONSES: usize = 100;
 
 /// The context of an exchange, for errors and for the return of its connection.
-pub struct Place {
+pub struct ExchangeContext {
     pub worker: Rc<Outbound>,
     pub pool: Rc<Pool>,
     pub peer: Arc<str>,
     /// True if other clients may use the connection afterwards.
     pub shareable: bool,
     /// The session of the exchange, if a connection may be bound to its client.
-    pub session: Option<Rc<Entry>>,
+    pub session: Option<Rc<SessionEntry>>,
     /// Counts the exchange on its endpoint until its body ends.
     pub in_flight: Option<InFlight>,
 }
 
-impl Place {
+impl ExchangeContext {
     /// The error for a failure of the peer.
     pub fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
         Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
@@ -80,29 +80,29 @@ impl Place {
 
 /// A response body that owns the rest of its exchange.
 pub enum ExchangeBody {
-    H1 { incoming: Incoming, carrier: Carrier, request: RequestBody, place: Place },
-    Shared { body: StreamBody, upload: Option<Upload>, place: Place, _lease: Lease },
+    H1 { incoming: Incoming, carrier: ConnectionDriver, request: RequestBody, context: ExchangeContext },
+    Shared { body: StreamBody, upload: Option<Upload>, context: ExchangeContext, _lease: Lease },
 }
 
 /// The driver of an exchange's HTTP/1.1 connection.
-pub enum Carrier {
+pub enum ConnectionDriver {
     /// The reader of the response drives the connection. `None` once it was returned.
     Reader(Option<Box<H1Connection>>),
     /// A task drives the connection, since the request was incomplete when the response began.
     Task { connection: Rc<RefCell<Option<Box<H1Connection>>>>, task: AbortHandle },
 }
 
-impl Carrier {
+impl ConnectionDriver {
     fn take(&mut self) -> Option<Box<H1Connection>> {
         match self {
-            Carrier::Reader(connection) => connection.take(),
-            Carrier::Task { connection, .. } => connection.borrow_mut().take(),
+            ConnectionDriver::Reader(connection) => connection.take(),
+            ConnectionDriver::Task { connection, .. } => connection.borrow_mut().take(),
         }
     }
 
     /// Hands the connection over to a task, which drives it from now on.
     fn hand_over(&mut self, worker: &Outbound) {
-        let Carrier::Reader(connection) = self else { return };
+        let ConnectionDriver::Reader(connection) = self else { return };
         let connection = Rc::new(RefCell::new(connection.take()));
         let moved = connection.clone();
         let task = worker.spawn(std::future::poll_fn(move |cx| {
@@ -112,13 +112,13 @@ impl Carrier {
             let _ = connection.poll(cx);
             if connection.finished { Poll::Ready(()) } else { Poll::Pending }
         }));
-        *self = Carrier::Task { connection, task };
+        *self = ConnectionDriver::Task { connection, task };
     }
 }
 
-impl Drop for Carrier {
+impl Drop for ConnectionDriver {
     fn drop(&mut self) {
-        if let Carrier::Task { task, .. } = self {
+        if let ConnectionDriver::Task { task, .. } = self {
             task.abort();
         }
     }
@@ -128,7 +128,7 @@ impl Drop for Carrier {
 pub struct Upload(AbortHandle);
 
 impl Upload {
-    fn spawn(worker: &Outbound, mut pipe: Pipe<Attempt>) -> Self {
+    fn spawn(worker: &Outbound, mut pipe: BodyWriter<Attempt>) -> Self {
         Self(worker.spawn(async move {
             // The request body records a failure of the client; the response reports one of the upstream.
             let _ = std::future::poll_fn(|cx| pipe.poll(cx)).await;
@@ -150,8 +150,8 @@ impl Drop for Upload {
 pub async fn over_h1(
     mut connection: Box<H1Connection>,
     mut request: Request<Attempt>,
-    place: Place,
-    entry: &Entry,
+    context: ExchangeContext,
+    entry: &SessionEntry,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
     let is_head = request.method() == Method::HEAD;
@@ -166,13 +166,13 @@ pub async fn over_h1(
     }
     let body = request.body().request();
     if headers::authenticates_connection(request.headers()) {
-        connection.bind(place.client());
+        connection.bind(context.client());
     }
     if goes_in_chunks(&request) {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         request.body_mut().give_trailers_to(connection.trailers().clone());
     }
-    connection.meter().expect_head(place.worker.snapshot().limits.header_bytes);
+    connection.meter().expect_head(context.worker.snapshot().limits.header_bytes);
     let mut response = std::pin::pin!(connection.sender.try_send_request(request));
     let outcome = std::future::poll_fn(|cx| {
         if let Poll::Ready(outcome) = response.as_mut().poll(cx) {
@@ -182,7 +182,7 @@ pub async fn over_h1(
         let driven = connection.poll(cx);
         if connection.meter().left() != before {
             // Interim responses such as 102 show that the origin is working.
-            entry.touch(&place.worker);
+            entry.touch(&context.worker);
         }
         // Driving the connection may have completed the response.
         match response.as_mut().poll(cx) {
@@ -194,23 +194,24 @@ pub async fn over_h1(
     .await;
     match outcome {
         Ok(Ok(mut response)) => {
-            settle_h1_head(&mut response, is_head).map_err(|reason| place.broken(reason, false))?;
+            settle_h1_head(&mut response, is_head).map_err(|reason| context.broken(reason, false))?;
             connection.meter().has_head();
             // Other responses continue an authentication only if their request did, which was checked above.
             let is_challenge =
                 matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED);
             if is_challenge && headers::authenticates_connection(response.headers()) {
-                connection.bind(place.client());
+                connection.bind(context.client());
             }
-            let carrier = Carrier::Reader(Some(connection));
-            Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, place }))
+            let carrier = ConnectionDriver::Reader(Some(connection));
+            Ok(response.map(|incoming| ExchangeBody::H1 { incoming, carrier, request: body, context }))
         }
         Ok(Err(mut failed)) => {
             let unprocessed = failed.take_message().is_some();
-            Err(place.broken(chain(&failed.into_error()), unprocessed))
+            Err(context.broken(chain(&failed.into_error()), unprocessed))
         }
         Err(error) => {
-            Err(place.broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false))
+            Err(context
+                .broken(error.map_or_else(|| "closed before a response".to_owned(), |error| chain(&error)), false))
         }
     }
 }
@@ -270,36 +271,36 @@ pub async fn over_shared(
     lease: Lease,
     request: Request<()>,
     body: Attempt,
-    place: Place,
-    entry: &Entry,
+    context: ExchangeContext,
+    entry: &SessionEntry,
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
     let (ends, is_head) = (body.is_end_stream(), request.method() == Method::HEAD);
-    let asked = ask(&place.worker, &lease, request, ends).await;
-    let (mut answer, stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
-    let mut upload = if ends { None } else { Some(Pipe::new(body, stream)) };
-    let mut hints = 0..MOST_HINTS;
+    let asked = ask(&context.worker, &lease, request, ends).await;
+    let (mut answer, stream) = asked.map_err(|error| context.not_sent(&lease, &error))?;
+    let mut upload = if ends { None } else { Some(BodyWriter::new(body, stream)) };
+    let mut hints = 0..MAX_INTERIM_RESPONSES;
     let outcome = std::future::poll_fn(|cx| {
         loop {
             if let Some(pipe) = &mut upload {
                 match pipe.poll(cx) {
                     Poll::Ready(Ok(())) => upload = None,
                     // The client aborted its request, so no response matters.
-                    Poll::Ready(Err(PipeError::Source(error))) => return Poll::Ready(Err(error)),
+                    Poll::Ready(Err(BodyWriteError::Source(error))) => return Poll::Ready(Err(error)),
                     // The response explains the failure, except for a request that exceeds the peer's limit.
-                    Poll::Ready(Err(PipeError::Sink(error))) => match error.oversize() {
+                    Poll::Ready(Err(BodyWriteError::Sink(error))) => match error.oversize() {
                         Some(oversize) => return Poll::Ready(Err(Error::TooLarge(oversize))),
                         None => upload = None,
                     },
                     Poll::Pending => {}
                 }
             }
-            match ready!(answer.poll(cx)).map_err(|error| place.stream_failed(&lease, &error))? {
+            match ready!(answer.poll(cx)).map_err(|error| context.stream_failed(&lease, &error))? {
                 Head::Interim(_) if hints.next().is_none() => {
-                    return Poll::Ready(Err(place.broken("interim responses without end", false)));
+                    return Poll::Ready(Err(context.broken("interim responses without end", false)));
                 }
                 Head::Interim(head) => {
-                    entry.touch(&place.worker);
+                    entry.touch(&context.worker);
                     if let Some(interim) = &interim {
                         interim.push(head);
                     }
@@ -310,8 +311,8 @@ pub async fn over_shared(
     })
     .await;
     let response = outcome?;
-    let rest = upload.map(|pipe| Upload::spawn(&place.worker, pipe));
-    let mut response = response_of(response, is_head, lease, place);
+    let rest = upload.map(|pipe| Upload::spawn(&context.worker, pipe));
+    let mut response = response_of(response, is_head, lease, context);
     if let ExchangeBody::Shared { upload, .. } = response.body_mut() {
         *upload = rest;
     }
@@ -323,7 +324,7 @@ pub fn response_of(
     mut response: Response<Receiver>,
     is_head: bool,
     lease: Lease,
-    place: Place,
+    context: ExchangeContext,
 ) -> Response<ExchangeBody> {
     let length = settle_length(response.headers_mut());
     let has_body = !is_head && !matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -331,7 +332,7 @@ pub fn response_of(
         if has_body {
             recv.expect(length);
         }
-        ExchangeBody::Shared { body: StreamBody::new(recv, length), upload: None, place, _lease: lease }
+        ExchangeBody::Shared { body: StreamBody::new(recv, length), upload: None, context, _lease: lease }
     })
 }
 
@@ -346,15 +347,15 @@ pub type Opened = (Response<Receiver>, Sender, Lease, Option<Datagrams>);
 pub async fn open(
     lease: Lease,
     request: Request<()>,
-    place: &Place,
-    mut early: Option<&mut Early<'_>>,
+    context: &ExchangeContext,
+    mut early: Option<&mut EarlyPayload<'_>>,
     has_datagrams: bool,
 ) -> Result<Opened, Error> {
     let is_connect = request.method() == Method::CONNECT;
-    let asked = ask(&place.worker, &lease, request, false).await;
-    let (mut answer, mut stream) = asked.map_err(|error| place.not_sent(&lease, &error))?;
+    let asked = ask(&context.worker, &lease, request, false).await;
+    let (mut answer, mut stream) = asked.map_err(|error| context.not_sent(&lease, &error))?;
     let datagrams = has_datagrams.then(|| answer.datagrams()).flatten();
-    let failed = |error: StreamError| place.stream_failed(&lease, &error);
+    let failed = |error: StreamError| context.stream_failed(&lease, &error);
     if let Some(early) = &early {
         early.repeat(&mut stream).map_err(failed)?;
     }
@@ -389,9 +390,9 @@ fn poll_answer(answer: &mut Answer, stream: &mut Sender, cx: &mut Context<'_>) -
 
 impl ExchangeBody {
     /// The context of the exchange.
-    pub fn place(&self) -> &Place {
+    pub fn context(&self) -> &ExchangeContext {
         match self {
-            ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place,
+            ExchangeBody::H1 { context, .. } | ExchangeBody::Shared { context, .. } => context,
         }
     }
 
@@ -407,7 +408,7 @@ impl ExchangeBody {
     /// Takes the count on the endpoint, for a tunnel that outlives the bodies.
     pub fn take_in_flight(&mut self) -> Option<InFlight> {
         match self {
-            ExchangeBody::H1 { place, .. } | ExchangeBody::Shared { place, .. } => place.in_flight.take(),
+            ExchangeBody::H1 { context, .. } | ExchangeBody::Shared { context, .. } => context.in_flight.take(),
         }
     }
 
@@ -415,13 +416,13 @@ impl ExchangeBody {
     pub fn settle(mut self) -> Body {
         let ended = self.is_end_stream();
         match &mut self {
-            ExchangeBody::H1 { carrier, place, .. } if ended => {
-                release(carrier, place);
+            ExchangeBody::H1 { carrier, context, .. } if ended => {
+                release(carrier, context);
                 return Body::Empty;
             }
             ExchangeBody::Shared { upload: None, .. } if ended => return Body::Empty,
-            ExchangeBody::H1 { carrier, request, place, .. } if !request.is_taken() => {
-                carrier.hand_over(&place.worker);
+            ExchangeBody::H1 { carrier, request, context, .. } if !request.is_taken() => {
+                carrier.hand_over(&context.worker);
             }
             _ => {}
         }
@@ -430,18 +431,18 @@ impl ExchangeBody {
 }
 
 /// Returns an HTTP/1.1 connection once hyper has noticed that both messages are complete.
-fn release(carrier: &mut Carrier, place: &Place) {
+fn release(carrier: &mut ConnectionDriver, context: &ExchangeContext) {
     if let Some(mut connection) = carrier.take() {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         if connection.poll(&mut cx).is_ok() {
-            place.pool.give_back(&place.worker, connection, place.shareable);
+            context.pool.give_back(&context.worker, connection, context.shareable);
         }
     }
 }
 
 impl BoxedBody for ExchangeBody {
     /// Binds the body to this session.
-    fn bind(&self, session: &Rc<Entry>) {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         if let ExchangeBody::Shared { body, .. } = self {
             body.bind(session);
         }
@@ -449,19 +450,19 @@ impl BoxedBody for ExchangeBody {
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match self {
-            ExchangeBody::H1 { incoming, carrier, place, .. } => {
+            ExchangeBody::H1 { incoming, carrier, context, .. } => {
                 let frame = ready!(poll_h1(incoming, carrier, cx))
-                    .map(|frame| frame.map_err(|error| place.broken(error, false)));
+                    .map(|frame| frame.map_err(|error| context.broken(error, false)));
                 let is_last = |frame: &Result<Frame<_>, _>| matches!(frame, Ok(frame) if frame.is_trailers());
                 if frame.as_ref().is_none_or(is_last) || incoming.is_end_stream() {
-                    release(carrier, place);
+                    release(carrier, context);
                 }
                 Poll::Ready(frame)
             }
-            ExchangeBody::Shared { body, place, .. } => {
+            ExchangeBody::Shared { body, context, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
                     // `StreamBody` serves both sides; here its peer is the upstream.
-                    Error::ClientGone(reason) => place.broken(reason, false),
+                    Error::ClientGone(reason) => context.broken(reason, false),
                     other => other,
                 })
             }
@@ -487,13 +488,13 @@ impl BoxedBody for ExchangeBody {
 /// receives it.
 fn poll_h1(
     incoming: &mut Incoming,
-    carrier: &mut Carrier,
+    carrier: &mut ConnectionDriver,
     cx: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
     if let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(cx) {
         return Poll::Ready(frame);
     }
-    if let Carrier::Reader(Some(connection)) = carrier {
+    if let ConnectionDriver::Reader(Some(connection)) = carrier {
         // The body reports an error of the connection too.
         let _ = connection.poll(cx);
     }

@@ -26,9 +26,9 @@ use rand::Rng;
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
-use self::connection::Held;
+use self::connection::ProbeConnection;
 use super::pool::{HEAD_START, first_of};
-use crate::reverse::Presence;
+use crate::reverse::ReversePeer;
 use crate::reverse::channels::Channels;
 use crate::upstream::{Endpoint, Target, UpstreamState};
 use hermes_transport::metrics::{EndpointLabels, Metrics};
@@ -43,7 +43,7 @@ pub async fn probe_forever(
     channels: Arc<Channels>,
 ) {
     let endpoint = &state.endpoints[index];
-    let mut means = Means { resolver: Resolver::from_system(), sockets: h3::Sockets::default(), held: None };
+    let mut means = ProbeResources { resolver: Resolver::from_system(), sockets: h3::Sockets::default(), held: None };
     let mut streak = Streak { good: 0, bad: 0 };
     publish(&shared.metrics, &state, endpoint);
     loop {
@@ -111,13 +111,13 @@ impl Streak {
 }
 
 /// The resources of one endpoint's probes.
-struct Means {
+struct ProbeResources {
     resolver: Resolver,
     sockets: h3::Sockets,
-    held: Option<Held>,
+    held: Option<ProbeConnection>,
 }
 
-impl Means {
+impl ProbeResources {
     async fn probe(
         &mut self,
         channels: &Channels,
@@ -127,7 +127,7 @@ impl Means {
     ) -> Result<(), String> {
         let (host, port) = match &endpoint.target {
             Target::Address { host, port, .. } => (host, *port),
-            Target::Node(presence) => return probe_node(channels, presence, health).await,
+            Target::Node(reverse_peer) => return probe_node(channels, reverse_peer, health).await,
         };
         if let Some(held) = &mut self.held {
             if held.ask().await.is_ok() {
@@ -153,7 +153,7 @@ impl Means {
             (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
             (Connected::Tcp { io, is_h2: false }, Some(path)) => Some(ask_h1(*io, host, path).await?),
             (Connected::Tcp { io, is_h2: true }, None) if is_held(state) => {
-                self.held.insert(Held::begin(*io).await?).ask().await?;
+                self.held.insert(ProbeConnection::begin(*io).await?).ask().await?;
                 None
             }
             (Connected::Tcp { .. }, None) => None,
@@ -235,12 +235,12 @@ fn judge(path: &str, status: StatusCode) -> Result<(), String> {
 }
 
 /// Probes a node through a worker that has a reverse connection of it.
-async fn probe_node(channels: &Channels, presence: &Arc<Presence>, health: &Health) -> Result<(), String> {
-    if !presence.is_here() {
-        return Err(format!("node {} keeps no connection to us", presence.node));
+async fn probe_node(channels: &Channels, reverse_peer: &Arc<ReversePeer>, health: &Health) -> Result<(), String> {
+    if !reverse_peer.is_here() {
+        return Err(format!("node {} keeps no connection to us", reverse_peer.node));
     }
     let Some(path) = &health.path else { return Ok(()) };
-    judge(path, channels.query(presence, path).await?)
+    judge(path, channels.query(reverse_peer, path).await?)
 }
 
 async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {

@@ -1,6 +1,6 @@
 //! The connections of one worker to one endpoint.
 //!
-//! In: a connection spec (`Wish`). Out: an exclusive HTTP/1.1 connection, or a stream on a shared HTTP/2 or HTTP/3
+//! In: a connection spec (`ConnectSpec`). Out: an exclusive HTTP/1.1 connection, or a stream on a shared HTTP/2 or HTTP/3
 //! connection. The holder drives an HTTP/1.1 connection; nothing drives an idle one, so changes by the peer show when
 //! the next holder takes it. A task of the worker drives each shared connection. Limited: connections of a pool,
 //! waiting requests, and idle time. Never: shared between workers. The pool key names the upstream's state, so that
@@ -27,7 +27,7 @@ use hermes_wire::capsule;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::fallback::Avoids;
+use self::fallback::QuicAvoidance;
 pub use self::fallback::{HEAD_START, first_of};
 pub use self::h1::H1Connection;
 use self::h1::{handshake_h1, probe};
@@ -35,14 +35,14 @@ pub use self::h2::{ADDED_BYTES, ADDED_LINES, ERROR_RESETS, FRAME_BUDGET, MAX_FRA
 use self::idle::IdlePlace;
 use self::queue::Open;
 pub use self::queue::Permit;
-pub use self::reverse::Kept;
-pub use self::shared::{Lease, SharedConnection, Speaks};
+pub use self::reverse::ReverseConnection;
+pub use self::shared::{Lease, SharedConnection, SharedProtocol};
 use super::Outbound;
 use super::connect::{Destination, connect};
-use crate::reverse::Presence;
+use crate::reverse::ReversePeer;
 use crate::upstream::{ClientTls, InFlight};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::{Connection, Entry};
+use hermes_transport::runtime::session::{Connection, SessionEntry};
 use hermes_transport::runtime::shares::{Bound, Owner, Share, Shares};
 use hermes_transport::stream::StreamLease;
 
@@ -56,17 +56,17 @@ pub struct PoolKey {
 }
 
 /// The owner of pools of reverse connections; no upstream has this ID.
-const NODES: u64 = u64::MAX;
+const REVERSE_POOL_OWNER: u64 = u64::MAX;
 
 impl PoolKey {
     /// The pool of a node's reverse connections, whichever upstreams name it.
     pub fn of_node(node: &Arc<str>) -> Self {
-        Self { owner: NODES, endpoint: node.clone() }
+        Self { owner: REVERSE_POOL_OWNER, endpoint: node.clone() }
     }
 
     /// The node of a pool of reverse connections.
     pub fn node(&self) -> Option<&Arc<str>> {
-        (self.owner == NODES).then_some(&self.endpoint)
+        (self.owner == REVERSE_POOL_OWNER).then_some(&self.endpoint)
     }
 }
 
@@ -163,30 +163,30 @@ pub struct Pool {
     dials: Cell<u64>,
     /// The pool is no longer swept: a new connection serves only its current waiters.
     retired: Cell<bool>,
-    avoids_quic: Avoids,
+    avoids_quic: QuicAvoidance,
 }
 
 /// The connection spec of a request.
-pub struct Wish<'a> {
+pub struct ConnectSpec<'a> {
     pub destination: Destination<'a>,
     pub protocol: UpstreamProtocol,
     pub connect_within: Duration,
     /// Requires a new connection, for a second try after a stale one.
     pub fresh: bool,
     /// The node, if the endpoint is reached over reverse connections.
-    pub node: Option<&'a Arc<Presence>>,
+    pub node: Option<&'a Arc<ReversePeer>>,
     /// The client's connection, which upstream connections may be bound to.
     pub client: Option<&'a Rc<Connection>>,
     /// The session that waits for a connection. `None`: the node itself requests one.
-    pub session: Option<&'a Rc<Entry>>,
+    pub session: Option<&'a Rc<SessionEntry>>,
 }
 
-impl Wish<'_> {
+impl ConnectSpec<'_> {
     /// An owned copy, for a dial that may outlive its request. Its connection may serve any request, so it has no PROXY
     /// header and may be used before it is leased.
-    fn standing(&self) -> Standing {
+    fn to_owned_spec(&self) -> OwnedConnectSpec {
         let to = &self.destination;
-        Standing {
+        OwnedConnectSpec {
             host: to.host.to_owned(),
             port: to.port,
             label: to.label.clone(),
@@ -199,8 +199,8 @@ impl Wish<'_> {
     }
 }
 
-/// An owned connection spec without a session: see [`Wish::standing`].
-struct Standing {
+/// An owned connection spec without a session: see [`ConnectSpec::to_owned_spec`].
+struct OwnedConnectSpec {
     host: String,
     port: u16,
     label: Arc<str>,
@@ -211,11 +211,11 @@ struct Standing {
     connect_within: Duration,
 }
 
-impl Standing {
-    fn wish(&self) -> Wish<'_> {
+impl OwnedConnectSpec {
+    fn spec(&self) -> ConnectSpec<'_> {
         let Self { host, port, label, reach, guarded, tls, .. } = self;
         let (port, reach, guarded, tls) = (*port, *reach, *guarded, tls.as_ref());
-        Wish {
+        ConnectSpec {
             destination: Destination { host, port, label, reach, guarded, tls, proxy_source: None, urgent: false },
             protocol: self.protocol,
             connect_within: self.connect_within,
@@ -236,12 +236,12 @@ impl Pool {
     ///
     /// # Errors
     /// No connection could be opened, or too many requests wait already.
-    pub async fn lease(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Failed> {
-        match wish.protocol {
-            _ if wish.node.is_some() => Ok(Box::pin(self.lease_kept(worker, wish)).await?),
-            UpstreamProtocol::H2 | UpstreamProtocol::H3 => self.lease_shared(worker, wish).await,
-            UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, wish)).await,
-            UpstreamProtocol::H1 | UpstreamProtocol::Tcp => Ok(self.lease_h1(worker, wish).await?),
+    pub async fn lease(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Failed> {
+        match spec.protocol {
+            _ if spec.node.is_some() => Ok(Box::pin(self.lease_kept(worker, spec)).await?),
+            UpstreamProtocol::H2 | UpstreamProtocol::H3 => self.lease_shared(worker, spec).await,
+            UpstreamProtocol::Auto => Box::pin(self.lease_either(worker, spec)).await,
+            UpstreamProtocol::H1 | UpstreamProtocol::Tcp => Ok(self.lease_h1(worker, spec).await?),
         }
     }
 
@@ -249,7 +249,7 @@ impl Pool {
     ///
     /// # Errors
     /// Too many requests wait already.
-    pub async fn permit(&self, worker: &Rc<Outbound>, session: Option<&Rc<Entry>>) -> Result<Permit, Error> {
+    pub async fn permit(&self, worker: &Rc<Outbound>, session: Option<&Rc<SessionEntry>>) -> Result<Permit, Error> {
         let mut had_turn = false;
         loop {
             if !self.comes_after(worker, had_turn) && !self.is_full(worker) {
@@ -262,7 +262,12 @@ impl Pool {
 
     /// Waits for a connection, or for permission to dial. If too many sessions wait, the client with the most of them
     /// loses one.
-    async fn wait(&self, worker: &Rc<Outbound>, session: Option<&Rc<Entry>>, had_turn: bool) -> Result<(), Error> {
+    async fn wait(
+        &self,
+        worker: &Rc<Outbound>,
+        session: Option<&Rc<SessionEntry>>,
+        had_turn: bool,
+    ) -> Result<(), Error> {
         if had_turn && !self.idle.borrow().is_empty() {
             // The idle connection may suit another waiter.
             self.open.waiting.pass_on();
@@ -323,10 +328,10 @@ impl Pool {
     }
 
     /// A stream on an existing connection, or `None` if the caller should dial.
-    async fn place_or_dial(
+    async fn lease_or_dial(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        session: Option<&Rc<Entry>>,
+        session: Option<&Rc<SessionEntry>>,
         dials_seen: u64,
     ) -> Result<Option<Lease>, Failed> {
         let mut had_turn = false;
@@ -335,7 +340,7 @@ impl Pool {
                 self.wait(worker, session, had_turn).await?;
                 had_turn = true;
             }
-            if let Some(lease) = self.place(worker, true) {
+            if let Some(lease) = self.lease_existing(worker, true) {
                 return Ok(Some(lease));
             }
             if !self.is_for_others(worker, dials_seen, had_turn)?
@@ -355,14 +360,14 @@ impl Pool {
     }
 
     /// A stream on a shared connection. One request dials for all that wait.
-    async fn lease_shared(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Failed> {
-        if let Some(lease) = self.place_or_dial(worker, wish.session, self.dials.get()).await? {
-            if wish.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
-                self.try_quic_again(worker, wish);
+    async fn lease_shared(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Failed> {
+        if let Some(lease) = self.lease_or_dial(worker, spec.session, self.dials.get()).await? {
+            if spec.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
+                self.try_quic_again(worker, spec);
             }
             return Ok(Leased::Shared(lease));
         }
-        Ok(self.dial_for_all(worker, wish).await?)
+        Ok(self.dial_for_all(worker, spec).await?)
     }
 
     /// Dials in a task of the worker. The request that began it waits like the others and may give up sooner; the dial
@@ -370,18 +375,18 @@ impl Pool {
     /// request would otherwise start from zero. Flows that wait for less time than the endpoint takes would never get a
     /// connection. The number of such dials stays small: each pool has one at a time, and only the document creates
     /// endpoints with shared connections.
-    async fn dial_for_all(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+    async fn dial_for_all(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Error> {
         let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
         let (tell, outcome) = oneshot::channel();
-        let (pool, here, standing) = (self.clone(), worker.clone(), wish.standing());
+        let (pool, here, owned_spec) = (self.clone(), worker.clone(), spec.to_owned_spec());
         worker.spawn(async move {
-            let wish = standing.wish();
-            let result = match wish.protocol {
-                UpstreamProtocol::Auto => pool.dial_either(&here, &wish, permit).await,
+            let spec = owned_spec.spec();
+            let result = match spec.protocol {
+                UpstreamProtocol::Auto => pool.dial_either(&here, &spec, permit).await,
                 UpstreamProtocol::H3 => {
-                    pool.dial_h3_or_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here))
+                    pool.dial_h3_or_h2(&here, &spec, permit).await.map(|made| pool.first(&made, &here))
                 }
-                _ => pool.dial_h2(&here, &wish, permit).await.map(|made| pool.first(&made, &here)),
+                _ => pool.dial_h2(&here, &spec, permit).await.map(|made| pool.first(&made, &here)),
             };
             let failure = result.as_ref().err().cloned();
             // The result takes its stream before others are woken, and releases it if the receiver left.
@@ -404,48 +409,48 @@ impl Pool {
 
     /// Leases a connection whose version ALPN selects. The first dial is shared, since it may become a shared
     /// connection.
-    async fn lease_either(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Failed> {
+    async fn lease_either(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Failed> {
         let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
             if self.comes_after(worker, had_turn) {
-                self.wait(worker, wish.session, had_turn).await?;
+                self.wait(worker, spec.session, had_turn).await?;
                 had_turn = true;
             }
-            if let Some(lease) = self.place(worker, true) {
+            if let Some(lease) = self.lease_existing(worker, true) {
                 return Ok(Leased::Shared(lease));
             }
-            if !wish.fresh
-                && let Some(connection) = self.take_idle(wish.client)
+            if !spec.fresh
+                && let Some(connection) = self.take_idle(spec.client)
             {
                 return Ok(Leased::H1(connection));
             }
             if self.is_for_others(worker, dials_seen, had_turn)? {
-                self.wait(worker, wish.session, had_turn).await?;
+                self.wait(worker, spec.session, had_turn).await?;
                 had_turn = true;
                 continue;
             }
             if self.settles_on_h1.get() {
-                return Ok(self.dial_either(worker, wish, Permit::take(&self.open)).await?);
+                return Ok(self.dial_either(worker, spec, Permit::take(&self.open)).await?);
             }
-            return Ok(self.dial_for_all(worker, wish).await?);
+            return Ok(self.dial_for_all(worker, spec).await?);
         }
     }
 
     async fn dial_either(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         permit: Permit,
     ) -> Result<Leased, Error> {
-        let deadline = Instant::now() + wish.connect_within;
-        let io = connect(worker, &wish.destination, wish.connect_within).await?;
+        let deadline = Instant::now() + spec.connect_within;
+        let io = connect(worker, &spec.destination, spec.connect_within).await?;
         let is_h2 = io.alpn() == Some(b"h2");
         self.settles_on_h1.set(!is_h2);
         if is_h2 {
-            let connection = self.adopt_h2(worker, wish, io, permit, deadline).await?;
+            let connection = self.adopt_h2(worker, spec, io, permit, deadline).await?;
             return Ok(self.first(&connection, worker));
         }
-        Ok(Leased::H1(Box::new(handshake_h1(worker, wish, io, permit).await?)))
+        Ok(Leased::H1(Box::new(handshake_h1(worker, spec, io, permit).await?)))
     }
 
     /// Starts HTTP/2 on a connection that was opened elsewhere. Returns a stream on it.
@@ -455,11 +460,11 @@ impl Pool {
     pub async fn adopt(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         io: Io,
         deadline: Instant,
     ) -> Result<Lease, Error> {
-        let connection = self.adopt_h2(worker, wish, io, Permit::take(&self.open), deadline).await?;
+        let connection = self.adopt_h2(worker, spec, io, Permit::take(&self.open), deadline).await?;
         Ok(Lease::take(&connection, self, worker, false))
     }
 

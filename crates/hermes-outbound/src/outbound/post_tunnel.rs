@@ -12,7 +12,7 @@ use http_body::Body as HttpBody;
 
 use super::pool::H1Connection;
 use hermes_transport::body::{Body, ChannelSender};
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::{BoxedStream, ByteStream};
 
 /// The bodies of a request and its response, as one stream.
@@ -31,7 +31,7 @@ impl PostTunnel {
 }
 
 impl BoxedStream for PostTunnel {
-    fn bind(&self, session: &Rc<Entry>) {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         self.recv.bind(session);
     }
 

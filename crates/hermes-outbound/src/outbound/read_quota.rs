@@ -1,6 +1,6 @@
 //! A read quota for upstream HTTP/1.1 connections.
 //!
-//! In: a socket. Out: the same bytes, under two limits. At most `A_TURN` bytes are read before the worker's other tasks
+//! In: a socket. Out: the same bytes, under two limits. At most `READ_BYTES_PER_TURN` bytes are read before the worker's other tasks
 //! run: hyper reads as long as input is available, and an origin can send one-byte chunks. The bytes before a final
 //! response are limited too, since hyper skips any number of interim responses. A failed write is not reported: a
 //! response that the origin sent before it closed may still be unread, and the read side reports the end of the
@@ -18,13 +18,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use hermes_transport::body::TrailerSlot;
 
 /// Bytes that are read in one turn of the task.
-const A_TURN: usize = 64 << 10;
+const READ_BYTES_PER_TURN: usize = 64 << 10;
 /// Limit of bytes before a final response, as a multiple of the maximum head size, to allow interim responses.
-const HEADS: usize = 16;
+const HEAD_LIMIT_FACTOR: usize = 16;
 
 /// The read quota, shared by the connection and its socket.
 #[derive(Clone)]
-pub struct Meter(Rc<Allowance>);
+pub struct ReadMeter(Rc<Allowance>);
 
 struct Allowance {
     turn: Cell<usize>,
@@ -32,14 +32,14 @@ struct Allowance {
     heads: Cell<Option<usize>>,
 }
 
-impl Meter {
+impl ReadMeter {
     fn new() -> Self {
-        Self(Rc::new(Allowance { turn: Cell::new(A_TURN), heads: Cell::new(None) }))
+        Self(Rc::new(Allowance { turn: Cell::new(READ_BYTES_PER_TURN), heads: Cell::new(None) }))
     }
 
     /// Begins to wait for a response whose head has at most `header_bytes`.
     pub fn expect_head(&self, header_bytes: usize) {
-        self.0.heads.set(Some(HEADS * header_bytes));
+        self.0.heads.set(Some(HEAD_LIMIT_FACTOR * header_bytes));
     }
 
     /// The bytes that may still be read before the final response; interim responses use them up.
@@ -63,18 +63,18 @@ impl Meter {
 }
 
 /// A socket with a read quota.
-pub struct Metered {
+pub struct QuotaSocket {
     io: Io,
-    meter: Meter,
+    meter: ReadMeter,
     trailers: TrailerSlot,
     /// True if the origin accepts no more bytes.
     write_failed: bool,
 }
 
-impl Metered {
+impl QuotaSocket {
     /// Creates the socket and its meter.
-    pub fn new(io: Io, trailers: TrailerSlot) -> (Self, Meter) {
-        let meter = Meter::new();
+    pub fn new(io: Io, trailers: TrailerSlot) -> (Self, ReadMeter) {
+        let meter = ReadMeter::new();
         (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
     }
 
@@ -93,11 +93,11 @@ impl Metered {
     }
 }
 
-impl AsyncRead for Metered {
+impl AsyncRead for QuotaSocket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.meter.0.turn.get() == 0 {
-            this.meter.0.turn.set(A_TURN);
+            this.meter.0.turn.set(READ_BYTES_PER_TURN);
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -107,7 +107,7 @@ impl AsyncRead for Metered {
     }
 }
 
-impl AsyncWrite for Metered {
+impl AsyncWrite for QuotaSocket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if self.trailers.is_set() || self.write_failed {
             return self.poll_write_vectored(cx, &[io::IoSlice::new(buf)]);

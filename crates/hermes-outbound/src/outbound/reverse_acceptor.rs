@@ -13,20 +13,26 @@ use hermes_model::facts::Trust;
 use hermes_model::snapshot::Listener;
 
 use super::Outbound;
-use super::pool::{Kept, PoolKey};
+use super::pool::{PoolKey, ReverseConnection};
 use crate::reverse::channels::{AcceptedUplink, Query};
-use crate::reverse::{Call, Carrier, Presence, given_up};
+use crate::reverse::{Call, ReversePeer, ReverseTransport, given_up};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard};
 
 /// The timeout from TLS to HTTP.
-const BEGIN: Duration = Duration::from_secs(5);
+const HTTP_START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Accepts a connection that a node offers to serve on.
-pub fn take(worker: &Rc<Outbound>, listener: &Arc<Listener>, trust: &Trust, source: SocketAddr, carrier: Carrier) {
+pub fn take(
+    worker: &Rc<Outbound>,
+    listener: &Arc<Listener>,
+    trust: &Trust,
+    source: SocketAddr,
+    carrier: ReverseTransport,
+) {
     let node = trust.peer().and_then(|peer| peer.node.clone());
-    let presence = match named(worker, node.as_ref()) {
-        Ok(presence) => presence,
+    let reverse_peer = match named(worker, node.as_ref()) {
+        Ok(reverse_peer) => reverse_peer,
         Err(reason) => {
             if let Some(more) = worker.shared.handshakes.happened(worker.now()) {
                 let name = &listener.name;
@@ -35,9 +41,9 @@ pub fn take(worker: &Rc<Outbound>, listener: &Arc<Listener>, trust: &Trust, sour
             return;
         }
     };
-    let place = presence.deal(worker.number, worker.shared.workers);
-    let to = place.worker;
-    let arrived = AcceptedUplink { carrier, source, trust: trust.clone(), listener: listener.clone(), place };
+    let slot = reverse_peer.assign(worker.number, worker.shared.workers);
+    let to = slot.worker;
+    let arrived = AcceptedUplink { carrier, source, trust: trust.clone(), listener: listener.clone(), slot };
     if to == worker.number {
         adopt(worker, arrived);
     } else if !worker.channels.pass_on(to, arrived) {
@@ -47,7 +53,7 @@ pub fn take(worker: &Rc<Outbound>, listener: &Arc<Listener>, trust: &Trust, sour
 }
 
 /// The node, if an upstream of the running document names it.
-fn named(worker: &Outbound, node: Option<&Arc<str>>) -> Result<Arc<Presence>, String> {
+fn named(worker: &Outbound, node: Option<&Arc<str>>) -> Result<Arc<ReversePeer>, String> {
     let Some(node) = node else {
         return Err("a client that is no node offers to serve; its certificate has no URI .../node/NAME".to_owned());
     };
@@ -62,7 +68,7 @@ pub fn adopt(worker: &Rc<Outbound>, arrived: AcceptedUplink) {
     let Some(guard) = taken else { return };
     let here = worker.clone();
     worker.spawn(async move {
-        let presence = arrived.place.presence.clone();
+        let reverse_peer = arrived.slot.reverse_peer.clone();
         let connection = guard.connection.clone();
         let _ = connection.trust.set(arrived.trust.clone());
         // The connection carries no client's request, so the idle timeout must not end it.
@@ -71,31 +77,31 @@ pub fn adopt(worker: &Rc<Outbound>, arrived: AcceptedUplink) {
             biased;
             result = serve(&here, &connection, arrived) => {
                 if let Err(error) = result {
-                    tracing::info!(node = %presence.node, %error, "a connection that the node kept did not begin");
+                    tracing::info!(node = %reverse_peer.node, %error, "a connection that the node kept did not begin");
                 }
             }
-            reason = connection.kill.wait() => tracing::debug!(node = %presence.node, reason, "a connection was closed"),
+            reason = connection.kill.wait() => tracing::debug!(node = %reverse_peer.node, reason, "a connection was closed"),
         }
         drop(guard);
     });
 }
 
 async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: AcceptedUplink) -> Result<(), Error> {
-    let AcceptedUplink { carrier, source, listener, place, .. } = arrived;
-    let (presence, number) = (&place.presence, place.number);
-    let pool = worker.pool(PoolKey::of_node(&presence.node));
-    let (kept, drive, pulse) = match carrier {
-        Carrier::Tcp(mut io) => {
-            let fault = |error| Error::Connect { peer: presence.node.clone(), source: Arc::new(error) };
+    let AcceptedUplink { carrier, source, listener, slot, .. } = arrived;
+    let (reverse_peer, number) = (&slot.reverse_peer, slot.number);
+    let pool = worker.pool(PoolKey::of_node(&reverse_peer.node));
+    let (kept, drive, keepalive) = match carrier {
+        ReverseTransport::Tcp(mut io) => {
+            let fault = |error| Error::Connect { peer: reverse_peer.node.clone(), source: Arc::new(error) };
             // The socket may have been accepted on another thread.
             io.rehome().map_err(fault)?;
-            pool.keep_h2(worker, presence, &listener, io, BEGIN).await?
+            pool.keep_h2(worker, reverse_peer, &listener, io, HTTP_START_TIMEOUT).await?
         }
         // The QUIC endpoint stays with its socket, on the worker that accepted it.
-        Carrier::Quic(quic) => pool.keep_h3(worker, presence, &listener, quic, BEGIN).await?,
+        ReverseTransport::Quic(quic) => pool.keep_h3(worker, reverse_peer, &listener, quic, HTTP_START_TIMEOUT).await?,
     };
-    tracing::info!(node = %presence.node, %source, listener = %listener.name, "a node keeps a connection to us");
-    presence.is_newest(number, source.ip());
+    tracing::info!(node = %reverse_peer.node, %source, listener = %listener.name, "a node keeps a connection to us");
+    reverse_peer.is_newest(number, source.ip());
     let calls = async {
         if let Err(error) = say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
         {
@@ -105,7 +111,7 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
         tokio::select! {
             _ = connection.drain.wait() => {}
             // The connection takes requests until its replacement arrives, on the worker that has none.
-            () = presence.leaving.has_told(number) => {}
+            () = reverse_peer.leaving.has_told(number) => {}
         }
         // Sessions on it may last. The node should dial the replacement before they end. If the call is not received,
         // the end of the connection tells the node.
@@ -116,12 +122,12 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
     };
     tokio::select! {
         () = drive => {}
-        () = kept.listen(pulse, source.ip(), &place) => {}
+        () = kept.listen(keepalive, source.ip(), &slot) => {}
         error = calls => return Err(error),
         // The node gave it up. Its sessions end at once; those that can start again do so on another connection.
-        () = presence.gone.has_told(number) => {}
+        () = reverse_peer.gone.has_told(number) => {}
     }
-    tracing::info!(node = %presence.node, %source, "a connection that a node kept is over");
+    tracing::info!(node = %reverse_peer.node, %source, "a connection that a node kept is over");
     Ok(())
 }
 
@@ -129,10 +135,10 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
 pub fn query(worker: &Rc<Outbound>, query: Query) {
     let here = worker.clone();
     worker.spawn(async move {
-        let Query { presence, path, mut reply } = query;
-        let pool = here.pool(PoolKey::of_node(&presence.node));
+        let Query { reverse_peer, path, mut reply } = query;
+        let pool = here.pool(PoolKey::of_node(&reverse_peer.node));
         let answered = tokio::select! {
-            answered = pool.get(&here, &presence.node, &path) => answered,
+            answered = pool.get(&here, &reverse_peer.node, &path) => answered,
             () = reply.closed() => return,
         };
         let _ = reply.send(answered.map_err(|error| error.to_string()));
@@ -140,10 +146,10 @@ pub fn query(worker: &Rc<Outbound>, query: Query) {
 }
 
 /// Sends a call to the node.
-async fn say(kept: &Kept, call: Call) -> Result<(), Error> {
-    let node = &kept.presence.node;
+async fn say(kept: &ReverseConnection, call: Call) -> Result<(), Error> {
+    let node = &kept.reverse_peer.node;
     let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;
     let answer = kept.call(request).await?;
-    kept.presence.gone.tell(given_up(answer.headers()));
+    kept.reverse_peer.gone.tell(given_up(answer.headers()));
     Ok(())
 }

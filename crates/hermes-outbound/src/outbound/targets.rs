@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::connect::Destination;
-use super::pool::{PoolKey, Wish};
+use super::pool::{ConnectSpec, PoolKey};
 use crate::upstream::{Target, UpstreamState};
 
 impl UpstreamState {
@@ -17,7 +17,7 @@ impl UpstreamState {
         let (host, port) = match &endpoint.target {
             Target::Address { host, port, .. } => (&**host, *port),
             // A node target is never dialled.
-            Target::Node(presence) => (&*presence.node, 0),
+            Target::Node(reverse_peer) => (&*reverse_peer.node, 0),
         };
         Destination {
             host,
@@ -32,15 +32,15 @@ impl UpstreamState {
     }
 
     /// The connection spec of a session for an endpoint's pool.
-    pub fn wish(&self, index: usize, source: SocketAddr, connect_within: Duration, fresh: bool) -> Wish<'_> {
-        Wish {
+    pub fn spec(&self, index: usize, source: SocketAddr, connect_within: Duration, fresh: bool) -> ConnectSpec<'_> {
+        ConnectSpec {
             destination: self.destination(index, source),
             protocol: self.config.protocol,
             connect_within,
             fresh,
             node: match &self.endpoints[index].target {
                 Target::Address { .. } => None,
-                Target::Node(presence) => Some(presence),
+                Target::Node(reverse_peer) => Some(reverse_peer),
             },
             client: None,
             session: None,
@@ -52,7 +52,7 @@ impl UpstreamState {
         let endpoint = &self.endpoints[index];
         match &endpoint.target {
             Target::Address { .. } => PoolKey { owner: self.id, endpoint: endpoint.name.clone() },
-            Target::Node(presence) => PoolKey::of_node(&presence.node),
+            Target::Node(reverse_peer) => PoolKey::of_node(&reverse_peer.node),
         }
     }
 }

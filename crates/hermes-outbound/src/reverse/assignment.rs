@@ -5,19 +5,19 @@
 
 /// The assigned numbers by worker, the oldest first.
 #[derive(Default)]
-pub(super) struct Dealt {
+pub(super) struct WorkerAssignment {
     last: u64,
     held: Vec<Vec<u64>>,
 }
 
-impl Dealt {
+impl WorkerAssignment {
     pub(super) fn numbering_from(last: u64) -> Self {
         Self { last, ..Self::default() }
     }
 
     /// Assigns a connection: to a worker without one, else to the worker whose newest is the oldest; `here` among
     /// equals. Returns the worker and the connection's number.
-    pub(super) fn deal(&mut self, here: usize, workers: usize) -> (usize, u64) {
+    pub(super) fn assign(&mut self, here: usize, workers: usize) -> (usize, u64) {
         self.held.resize_with(workers, Vec::new);
         self.last += 1;
         let newest = |held: &[u64]| held.last().copied().unwrap_or_default();
@@ -32,7 +32,7 @@ impl Dealt {
     /// Releases a connection that closed or takes no further request. If that leaves the worker without one, returns
     /// the connection that should leave its worker, so that its replacement is assigned here. That is the oldest one
     /// that is not alone on its worker. It no longer counts as assigned.
-    pub(super) fn undeal(&mut self, worker: usize, number: u64) -> Option<u64> {
+    pub(super) fn release(&mut self, worker: usize, number: u64) -> Option<u64> {
         let held = self.held.get_mut(worker)?;
         let before = held.len();
         held.retain(|other| *other != number);
@@ -56,37 +56,37 @@ mod tests {
 
     #[test]
     fn each_worker_gets_a_connection_before_one_gets_a_second() {
-        let mut dealt = Dealt::default();
-        assert_eq!(dealt.deal(2, 4), (2, 1), "who accepted it keeps it");
-        assert_eq!(dealt.deal(2, 4), (0, 2));
-        assert_eq!(dealt.deal(3, 4), (3, 3));
-        assert_eq!(dealt.deal(2, 4), (1, 4));
-        assert_eq!(dealt.deal(0, 4), (2, 5), "the oldest is the likeliest to be dead");
+        let mut dealt = WorkerAssignment::default();
+        assert_eq!(dealt.assign(2, 4), (2, 1), "who accepted it keeps it");
+        assert_eq!(dealt.assign(2, 4), (0, 2));
+        assert_eq!(dealt.assign(3, 4), (3, 3));
+        assert_eq!(dealt.assign(2, 4), (1, 4));
+        assert_eq!(dealt.assign(0, 4), (2, 5), "the oldest is the likeliest to be dead");
     }
 
     #[test]
     fn a_worker_whose_connection_is_gone_is_the_next() {
-        let mut dealt = Dealt::default();
-        (0..4).for_each(|_| _ = dealt.deal(0, 2));
+        let mut dealt = WorkerAssignment::default();
+        (0..4).for_each(|_| _ = dealt.assign(0, 2));
         assert_eq!(dealt.latest(), Some(1));
-        assert_eq!(dealt.undeal(1, 2), None);
-        assert_eq!(dealt.deal(0, 2), (0, 5), "the newest of worker 1 is still there");
+        assert_eq!(dealt.release(1, 2), None);
+        assert_eq!(dealt.assign(0, 2), (0, 5), "the newest of worker 1 is still there");
         assert_eq!(dealt.latest(), Some(0));
     }
 
     /// A connection that is dialled again may be assigned to another worker, which can leave one with none.
     #[test]
     fn a_worker_that_is_left_with_none_gets_one_of_another_that_has_several() {
-        let mut dealt = Dealt::default();
-        assert_eq!([dealt.deal(0, 2), dealt.deal(0, 2)], [(0, 1), (1, 2)]);
-        assert_eq!(dealt.deal(0, 2), (0, 3));
-        assert_eq!(dealt.undeal(0, 1), None);
-        assert_eq!(dealt.deal(0, 2), (1, 4));
-        assert_eq!(dealt.undeal(0, 3), Some(2), "the oldest of the two");
-        assert_eq!(dealt.undeal(0, 3), None, "once");
-        assert_eq!(dealt.deal(1, 2), (0, 5), "its successor");
-        assert_eq!(dealt.undeal(1, 2), None, "it had gone over");
-        assert_eq!(dealt.undeal(1, 4), None, "nobody has one to spare");
-        assert_eq!(dealt.deal(0, 2), (1, 6));
+        let mut dealt = WorkerAssignment::default();
+        assert_eq!([dealt.assign(0, 2), dealt.assign(0, 2)], [(0, 1), (1, 2)]);
+        assert_eq!(dealt.assign(0, 2), (0, 3));
+        assert_eq!(dealt.release(0, 1), None);
+        assert_eq!(dealt.assign(0, 2), (1, 4));
+        assert_eq!(dealt.release(0, 3), Some(2), "the oldest of the two");
+        assert_eq!(dealt.release(0, 3), None, "once");
+        assert_eq!(dealt.assign(1, 2), (0, 5), "its successor");
+        assert_eq!(dealt.release(1, 2), None, "it had gone over");
+        assert_eq!(dealt.release(1, 4), None, "nobody has one to spare");
+        assert_eq!(dealt.assign(0, 2), (1, 6));
     }
 }

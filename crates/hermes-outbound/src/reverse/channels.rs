@@ -11,7 +11,7 @@ use hermes_model::snapshot::Listener;
 use http::StatusCode;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Carrier, Place, Presence};
+use super::{ConnectionSlot, ReversePeer, ReverseTransport};
 
 /// A message to another worker.
 pub enum Message {
@@ -23,16 +23,16 @@ pub enum Message {
 
 /// An accepted connection on its way to its worker.
 pub struct AcceptedUplink {
-    pub carrier: Carrier,
+    pub carrier: ReverseTransport,
     pub source: SocketAddr,
     pub trust: Trust,
     pub listener: Arc<Listener>,
-    pub place: Place,
+    pub slot: ConnectionSlot,
 }
 
 /// A health check of a node through its reverse connection.
 pub struct Query {
-    pub presence: Arc<Presence>,
+    pub reverse_peer: Arc<ReversePeer>,
     pub path: String,
     pub reply: oneshot::Sender<Result<StatusCode, String>>,
 }
@@ -61,11 +61,11 @@ impl Channels {
     ///
     /// # Errors
     /// The reason why there is no response.
-    pub async fn query(&self, presence: &Arc<Presence>, path: &str) -> Result<StatusCode, String> {
+    pub async fn query(&self, reverse_peer: &Arc<ReversePeer>, path: &str) -> Result<StatusCode, String> {
         let gone = || "its connection is closed".to_owned();
-        let worker = presence.latest().and_then(|worker| self.of(worker)).ok_or_else(gone)?;
+        let worker = reverse_peer.latest().and_then(|worker| self.of(worker)).ok_or_else(gone)?;
         let (reply, answer) = oneshot::channel();
-        let query = Query { presence: presence.clone(), path: path.to_owned(), reply };
+        let query = Query { reverse_peer: reverse_peer.clone(), path: path.to_owned(), reply };
         worker.send(Message::Query(Box::new(query))).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }

@@ -19,33 +19,33 @@ use tokio::time::{Instant, Sleep, sleep};
 /// change is signalled to neither side: flows from the peer get lost, and nothing makes the node send. The interval
 /// suits a promise of one second. Only one connection to an endpoint probes so often, however many there are, and only
 /// if it receives nothing else: five small exchanges a second. If it gets no answer, the others probe too.
-pub const USED: Duration = Duration::from_millis(200);
+pub const USED_PROBE_INTERVAL: Duration = Duration::from_millis(200);
 /// The probe interval of every connection, in use or not.
-pub const UNUSED: Duration = Duration::from_secs(1);
+pub const UNUSED_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// The probe interval of the accepting side. The dialling side's is shorter, so that one exchange serves both.
-pub const FAR_END: Duration = Duration::from_millis(1500);
+pub const ACCEPTOR_PROBE_INTERVAL: Duration = Duration::from_millis(1500);
 /// The limit for an acknowledgement, plus three round trips, even if the packet is lost. It is retransmitted after two
 /// round trips and 200 ms (RFC 8985, section 7.2, with Linux's minimum timeout), and acknowledged one later. After
 /// that, a second connection is dialled. A short outage closes nothing: lost bytes are retransmitted.
-const ANSWER: Duration = Duration::from_millis(250);
+const ACK_TIMEOUT: Duration = Duration::from_millis(250);
 const ROUND_TRIPS: u32 = 3;
 /// The poll interval for the answer to a probe.
-const LOOK: Duration = Duration::from_millis(25);
+const ACK_POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// The limit for an acknowledgement, plus two round trips, if nothing is lost.
-const SOON: Duration = LOOK.saturating_mul(2);
+const PROMPT_ACK_TIMEOUT: Duration = ACK_POLL_INTERVAL.saturating_mul(2);
 /// The limit for old connections after the node appeared at another address, plus three round trips: its NAT has
 /// dropped their mappings. Their kernel must acknowledge as soon as any answer is due.
-const DOUBT: Duration = Duration::from_millis(500);
+const MOVED_ACK_TIMEOUT: Duration = Duration::from_millis(500);
 /// The silence after which a connection takes no new request, even if the kernel acknowledges: no answer takes that
 /// long.
-const SILENT: Duration = Duration::from_secs(2);
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 /// The silence after which a connection is closed. Until then its streams may recover.
-pub const DEAD: Duration = Duration::from_secs(10);
+pub const DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// The verdict on a silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beat {
-    Strong,
+pub enum Liveness {
+    Alive,
     Silent,
     Dead,
 }
@@ -87,7 +87,7 @@ impl Probe {
 
     /// True if a probe is needed: an unused QUIC connection has keepalives of its own.
     fn is_to_ask(&self, after: Duration) -> bool {
-        self.sees_answers() || after < UNUSED
+        self.sees_answers() || after < UNUSED_PROBE_INTERVAL
     }
 
     /// True if the probe was answered. Registers the waker.
@@ -108,7 +108,7 @@ type Look = Box<dyn Fn() -> Option<Acknowledged>>;
 const RESERVED: [u8; 1] = [0x21];
 
 /// The keepalive of one connection.
-pub struct Pulse {
+pub struct Keepalive {
     /// `None`: another layer probes.
     probe: Option<Probe>,
     /// The acknowledgements of sent bytes. PING alone does not distinguish a dead path from a slow one, on which its
@@ -131,7 +131,7 @@ pub struct Pulse {
     is_unanswered: bool,
 }
 
-impl Pulse {
+impl Keepalive {
     pub fn new(probe: Option<Probe>, acks: Option<Acks>, after: Duration) -> Self {
         Self {
             probe,
@@ -159,7 +159,7 @@ impl Pulse {
 
     /// True if nothing was received for too long.
     pub fn is_silent(&self) -> bool {
-        self.heard_at.elapsed() >= SILENT
+        self.heard_at.elapsed() >= SILENT_AFTER
     }
 
     /// True if the acknowledgement is later than without loss.
@@ -177,13 +177,13 @@ impl Pulse {
         let Some(asked_at) = self.asked_at else { return };
         let is_heard = self.heard_at > asked_at;
         let waited = asked_at.max(self.heard_at).elapsed();
-        if !is_heard && waited < SOON {
+        if !is_heard && waited < PROMPT_ACK_TIMEOUT {
             return;
         }
         match self.look().and_then(|known| Some((known.rtt, known.owed_for?.min(waited)))) {
             Some((rtt, owed_for)) => {
-                self.is_late = owed_for >= SOON + 2 * rtt;
-                self.is_unanswered = owed_for >= ANSWER + ROUND_TRIPS * rtt;
+                self.is_late = owed_for >= PROMPT_ACK_TIMEOUT + 2 * rtt;
+                self.is_unanswered = owed_for >= ACK_TIMEOUT + ROUND_TRIPS * rtt;
             }
             // The peer is alive, whether or not it answers PING.
             None if is_heard => self.asked_at = None,
@@ -200,10 +200,10 @@ impl Pulse {
     /// Suspects the path, because a newer connection may have replaced this one: it must receive something soon.
     pub fn doubt(&mut self, comes_from_elsewhere: bool) {
         let within = match self.probe.as_ref().is_some_and(Probe::sees_answers) {
-            true if comes_from_elsewhere => DOUBT,
-            true => SILENT,
+            true if comes_from_elsewhere => MOVED_ACK_TIMEOUT,
+            true => SILENT_AFTER,
             // QUIC sends keepalives once a second, and a peer that moved sends at once.
-            false => 3 * DOUBT,
+            false => 3 * MOVED_ACK_TIMEOUT,
         };
         self.is_elsewhere |= comes_from_elsewhere;
         let round_trips = self.look().map_or(Duration::ZERO, |known| ROUND_TRIPS * known.rtt);
@@ -218,7 +218,7 @@ impl Pulse {
     }
 
     /// Returns the verdict, and wakes at the next check. `heard` counts all reads.
-    pub fn poll(&mut self, cx: &mut Context<'_>, heard: u64) -> Beat {
+    pub fn poll(&mut self, cx: &mut Context<'_>, heard: u64) -> Liveness {
         if std::mem::replace(&mut self.heard, heard) != heard {
             self.heard_at = Instant::now();
             (self.doubted_until, self.is_elsewhere) = (None, false);
@@ -244,16 +244,20 @@ impl Pulse {
             }
             let is_owed = self.asked_at.is_some() || self.doubted_until.is_some();
             let quiet = Some(self.heard_at + self.after).filter(|at| *at > now);
-            self.alarm.as_mut().reset(if is_owed { now + LOOK } else { quiet.unwrap_or(now + self.after) });
+            self.alarm.as_mut().reset(if is_owed {
+                now + ACK_POLL_INTERVAL
+            } else {
+                quiet.unwrap_or(now + self.after)
+            });
         }
         if self.doubted_until.is_some_and(|until| Instant::now() >= until) || (self.is_elsewhere && self.is_unanswered)
         {
-            return Beat::Dead;
+            return Liveness::Dead;
         }
         match self.heard_at.elapsed() {
-            silence if silence >= DEAD => Beat::Dead,
-            _ if self.is_unanswered || self.is_silent() => Beat::Silent,
-            _ => Beat::Strong,
+            silence if silence >= DEAD_AFTER => Liveness::Dead,
+            _ if self.is_unanswered || self.is_silent() => Liveness::Silent,
+            _ => Liveness::Alive,
         }
     }
 }
@@ -270,7 +274,7 @@ mod tests {
 
     /// A connection whose peer behaves as the test sets.
     struct Given {
-        pulse: Pulse,
+        keepalive: Keepalive,
         answers: Rc<Cell<bool>>,
         /// The time since which bytes are unacknowledged.
         owed_since: Rc<Cell<Option<Instant>>>,
@@ -283,9 +287,9 @@ mod tests {
         fn new() -> Self {
             let answers = Rc::new(Cell::new(false));
             let (owed_since, looks) = (Rc::new(Cell::new(None::<Instant>)), Rc::new(Cell::new(0)));
-            let mut pulse = Pulse::new(Some(Probe::Given(answers.clone())), None, USED);
+            let mut keepalive = Keepalive::new(Some(Probe::Given(answers.clone())), None, USED_PROBE_INTERVAL);
             let (owed, looked) = (owed_since.clone(), looks.clone());
-            pulse.look = Some(Box::new(move || {
+            keepalive.look = Some(Box::new(move || {
                 looked.set(looked.get() + 1);
                 Some(Acknowledged {
                     rtt: RTT,
@@ -294,14 +298,18 @@ mod tests {
                     acknowledged: 0,
                 })
             }));
-            Self { pulse, answers, owed_since, looks, heard: 0, began: Instant::now() }
+            Self { keepalive, answers, owed_since, looks, heard: 0, began: Instant::now() }
         }
 
         /// The time from the start until the condition holds; `None` if it does not within this time.
-        async fn becomes(&mut self, within: Duration, is_so: impl Fn(&Pulse, Beat) -> bool) -> Option<Duration> {
+        async fn becomes(
+            &mut self,
+            within: Duration,
+            is_so: impl Fn(&Keepalive, Liveness) -> bool,
+        ) -> Option<Duration> {
             let becomes = std::future::poll_fn(|cx| {
-                let beat = self.pulse.poll(cx, self.heard);
-                if is_so(&self.pulse, beat) { Poll::Ready(()) } else { Poll::Pending }
+                let beat = self.keepalive.poll(cx, self.heard);
+                if is_so(&self.keepalive, beat) { Poll::Ready(()) } else { Poll::Pending }
             });
             tokio::time::timeout(within, becomes).await.ok()?;
             Some(self.began.elapsed())
@@ -310,33 +318,38 @@ mod tests {
 
     /// True if the found time equals `time`, within the poll interval.
     fn is_about(found: Option<Duration>, time: Duration) -> bool {
-        found.is_some_and(|found| found >= time && found <= time + 2 * LOOK)
+        found.is_some_and(|found| found >= time && found <= time + 2 * ACK_POLL_INTERVAL)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_far_path_has_three_round_trips_more_to_be_heard() {
-        for (elsewhere, within) in [(true, DOUBT), (false, SILENT)] {
+        for (elsewhere, within) in [(true, MOVED_ACK_TIMEOUT), (false, SILENT_AFTER)] {
             let mut given = Given::new();
-            given.pulse.doubt(elsewhere);
-            let died = given.becomes(DEAD, |_, beat| beat == Beat::Dead).await;
+            given.keepalive.doubt(elsewhere);
+            let died = given.becomes(DEAD_AFTER, |_, beat| beat == Liveness::Dead).await;
             assert!(is_about(died, within + ROUND_TRIPS * RTT), "{died:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_not_acknowledged_is_late_and_then_unanswered_and_dead_only_from_elsewhere() {
-        for (elsewhere, verdict) in [(false, Beat::Silent), (true, Beat::Dead)] {
+        for (elsewhere, verdict) in [(false, Liveness::Silent), (true, Liveness::Dead)] {
             let mut given = Given::new();
             given.owed_since.set(Some(given.began));
-            given.pulse.doubt(elsewhere);
-            let late = given.becomes(DEAD, |pulse, _| pulse.is_late()).await;
-            assert!(is_about(late, SOON + 2 * RTT), "{late:?}");
-            let changed = given.becomes(DEAD, |_, beat| beat != Beat::Strong).await;
-            assert!(is_about(changed, ANSWER + ROUND_TRIPS * RTT), "{changed:?}");
-            assert!(given.becomes(LOOK, |_, beat| beat == verdict).await.is_some());
+            given.keepalive.doubt(elsewhere);
+            let late = given.becomes(DEAD_AFTER, |keepalive, _| keepalive.is_late()).await;
+            assert!(is_about(late, PROMPT_ACK_TIMEOUT + 2 * RTT), "{late:?}");
+            let changed = given.becomes(DEAD_AFTER, |_, beat| beat != Liveness::Alive).await;
+            assert!(is_about(changed, ACK_TIMEOUT + ROUND_TRIPS * RTT), "{changed:?}");
+            assert!(given.becomes(ACK_POLL_INTERVAL, |_, beat| beat == verdict).await.is_some());
             // Any received byte clears the suspicion.
             given.heard = 1;
-            assert!(given.becomes(LOOK, |pulse, beat| beat == Beat::Strong && !pulse.is_late()).await.is_some());
+            assert!(
+                given
+                    .becomes(ACK_POLL_INTERVAL, |keepalive, beat| beat == Liveness::Alive && !keepalive.is_late())
+                    .await
+                    .is_some()
+            );
         }
     }
 
@@ -344,10 +357,10 @@ mod tests {
     async fn an_answer_and_an_acknowledgement_are_no_reason_for_doubt() {
         for answers in [true, false] {
             let mut given = Given::new();
-            given.pulse.ask();
+            given.keepalive.ask();
             given.answers.set(answers);
-            let is_bad = |pulse: &Pulse, beat| pulse.is_late() || beat != Beat::Strong;
-            let bad = given.becomes(SILENT - LOOK, is_bad).await;
+            let is_bad = |keepalive: &Keepalive, beat| keepalive.is_late() || beat != Liveness::Alive;
+            let bad = given.becomes(SILENT_AFTER - ACK_POLL_INTERVAL, is_bad).await;
             assert_eq!(bad, None);
         }
     }
@@ -355,11 +368,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_is_heard_and_owes_nothing_is_not_looked_at_on_and_on_though_it_answers_no_ping() {
         let mut given = Given::new();
-        given.pulse.ask();
-        assert_eq!(given.becomes(LOOK / 2, |_, _| false).await, None);
+        given.keepalive.ask();
+        assert_eq!(given.becomes(ACK_POLL_INTERVAL / 2, |_, _| false).await, None);
         for _ in 0..100 {
             given.heard += 1;
-            assert_eq!(given.becomes(LOOK, |_, beat| beat != Beat::Strong).await, None);
+            assert_eq!(given.becomes(ACK_POLL_INTERVAL, |_, beat| beat != Liveness::Alive).await, None);
         }
         assert!(given.looks.get() <= 2, "{}", given.looks.get());
     }
@@ -367,36 +380,46 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_doubted_has_to_be_heard_soon() {
         for (heard, alive) in [(1, true), (0, false)] {
-            let mut pulse = Pulse::new(None, None, USED);
-            pulse.doubt(true);
+            let mut keepalive = Keepalive::new(None, None, USED_PROBE_INTERVAL);
+            keepalive.doubt(true);
             let began = Instant::now();
             let mut heard_now = 0;
             let dies = std::future::poll_fn(|cx| {
-                if began.elapsed() >= DOUBT {
+                if began.elapsed() >= MOVED_ACK_TIMEOUT {
                     heard_now = heard;
                 }
-                if pulse.poll(cx, heard_now) == Beat::Dead { Poll::Ready(began.elapsed()) } else { Poll::Pending }
+                if keepalive.poll(cx, heard_now) == Liveness::Dead {
+                    Poll::Ready(began.elapsed())
+                } else {
+                    Poll::Pending
+                }
             });
-            let died = tokio::time::timeout(SILENT, dies).await;
+            let died = tokio::time::timeout(SILENT_AFTER, dies).await;
             assert_eq!(died.is_err(), alive, "{died:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_noticed_by_time_alone_and_a_word_mends_it() {
-        let mut pulse = Pulse::new(None, None, USED);
+        let mut keepalive = Keepalive::new(None, None, USED_PROBE_INTERVAL);
         let began = Instant::now();
         let mut beats = Vec::new();
         std::future::poll_fn(|cx| {
             let heard = u64::from(began.elapsed() >= Duration::from_secs(5));
-            let beat = pulse.poll(cx, heard);
+            let beat = keepalive.poll(cx, heard);
             if beats.last().is_none_or(|(_, last)| *last != beat) {
                 beats.push((began.elapsed().as_secs(), beat));
             }
-            if beat == Beat::Dead { Poll::Ready(()) } else { Poll::Pending }
+            if beat == Liveness::Dead { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        let expected = [(0, Beat::Strong), (2, Beat::Silent), (5, Beat::Strong), (7, Beat::Silent), (15, Beat::Dead)];
+        let expected = [
+            (0, Liveness::Alive),
+            (2, Liveness::Silent),
+            (5, Liveness::Alive),
+            (7, Liveness::Silent),
+            (15, Liveness::Dead),
+        ];
         assert_eq!(beats, expected);
     }
 }

@@ -10,7 +10,7 @@ use hermes_model::snapshot::Outlier;
 
 /// The maximum ejection time, as a multiple of the first; ejections double up to it. After the maximum time without an
 /// ejection, the count starts again.
-const LONGEST: u32 = 10;
+const MAX_EJECTION_FACTOR: u32 = 10;
 
 /// The failure state of one endpoint, shared by all workers.
 #[derive(Default)]
@@ -49,9 +49,9 @@ impl Passive {
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < outlier.failures {
             return false;
         }
-        let longest = millis(outlier.rest.saturating_mul(LONGEST));
+        let longest = millis(outlier.rest.saturating_mul(MAX_EJECTION_FACTOR));
         let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
-        let rest = millis(outlier.rest.saturating_mul(1 << rests.min(LONGEST.ilog2() + 1))).min(longest);
+        let rest = millis(outlier.rest.saturating_mul(1 << rests.min(MAX_EJECTION_FACTOR.ilog2() + 1))).min(longest);
         // If several workers reach the threshold together, only one may begin the ejection; otherwise it would double
         // at once.
         let begun =

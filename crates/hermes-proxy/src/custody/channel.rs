@@ -19,13 +19,13 @@ use hermes_custody::service::Office;
 use hermes_transport::stream::ByteStream;
 
 /// The header that names the path of a neighbour, which may have several.
-pub(crate) const LINE: HeaderName = HeaderName::from_static("hermes-line");
+pub(crate) const PATH_NAME: HeaderName = HeaderName::from_static("hermes-line");
 /// Records are coalesced up to this size.
 const GATHER: usize = 32 << 10;
 /// A silence after which the path may have had an outage.
 const SILENCE: Duration = Duration::from_millis(60);
 /// The limit of turns before other tasks of the worker run.
-const TURNS: usize = 16;
+const MAX_ROUNDS_PER_TURN: usize = 16;
 
 /// A channel to a neighbour.
 pub(crate) struct Channel {
@@ -77,7 +77,7 @@ impl Channel {
         stream: &mut ByteStream,
         mut begun: impl FnMut(ExchangeId),
     ) -> Poll<&'static str> {
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS_PER_TURN {
             let has_word = self.link.as_mut().is_some_and(|link| link.poll_words(cx));
             if has_word {
                 self.hears();

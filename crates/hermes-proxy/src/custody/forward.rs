@@ -17,9 +17,9 @@ use http::header::AGE;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 
-use super::message::{CustodyBody, Reading, Unwritten, Uploading, Writing, request_head, response, with_end};
+use super::message::{CustodyBody, Reading, Uploading, WriteError, Writing, request_head, response, with_end};
 use super::tunnel::CustodyStream;
-use crate::request::{Ask, InboundExchange, Request};
+use crate::request::{InboundExchange, Request, UpgradeKind};
 use crate::service::forward::head::Outgoing;
 use crate::service::forward::{Forward, is_idempotent};
 use crate::worker::Worker;
@@ -28,7 +28,7 @@ use hermes_outbound::upstream::UpstreamState;
 use hermes_transport::body::{Body, BoxedBody, settle_length};
 use hermes_transport::error::Error;
 use hermes_transport::headers;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::runtime::shares::Owner;
 
 /// An exchange whose client waits at this node. If the client leaves, the exchange fails, or waits for a client that
@@ -58,7 +58,7 @@ impl Drop for Awaited {
 fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     let facts = &forward.entry.facts;
     // A cache's own amended request is not the same request.
-    let is_amended = forward.dress.amend.is_some();
+    let is_amended = forward.rewriter.amend.is_some();
     if facts.method != Method::GET || is_amended || !forward.body.attempt().is_end_stream() {
         return None;
     }
@@ -71,7 +71,7 @@ fn asked(forward: &Forward<'_>) -> Option<Bytes> {
     lines.sort_unstable();
     let (user, source) = (facts.user.as_deref().unwrap_or_default(), facts.source.ip());
     let route = &forward.route.name;
-    let scheme = forward.dress.scheme;
+    let scheme = forward.rewriter.scheme;
     let who = format!("{route}\n{user}\n{source}\n{scheme}\n{}\n{}\n", facts.authority, facts.path);
     Some([who.into_bytes(), lines.concat()].concat().into())
 }
@@ -116,7 +116,7 @@ pub(crate) async fn handle(
         let mut writing = Writing::new(office.clone(), id, Part::Request, head, body);
         let office = office.clone();
         Some(Uploading(worker.spawn(async move {
-            if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
+            if let Err(WriteError::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
                 office.fail(id, 400, &format!("its client broke its request: {error}"));
             }
         })))
@@ -187,7 +187,7 @@ fn towards(forward: &Forward<'_>, upstream: &UpstreamState) -> Result<(Arc<str>,
     let peer = upstream.endpoints[chosen.unwrap_or_default()].label.clone();
     *entry.peer.borrow_mut() = Some(peer.clone());
     entry.tries.set(1);
-    let mut outgoing = Outgoing::new(entry, &forward.dress, true)?;
+    let mut outgoing = Outgoing::new(entry, &forward.rewriter, true)?;
     if entry.facts.kind == Kind::Tcp {
         // CONNECT, regardless of the method of the client.
         outgoing.method = Method::CONNECT;
@@ -229,12 +229,12 @@ fn begin(
 /// The exchange failed meanwhile.
 pub(crate) async fn intend(
     worker: &Worker,
-    entry: &Rc<Entry>,
+    entry: &Rc<SessionEntry>,
     route: &Route,
     request: &Request<'_>,
     InboundExchange { id, .. }: InboundExchange,
 ) -> Result<(), Error> {
-    if request.ask != Ask::Response || is_idempotent(entry, route) {
+    if request.upgrade != UpgradeKind::None || is_idempotent(entry, route) {
         return Ok(());
     }
     let office = &worker.services.custody;

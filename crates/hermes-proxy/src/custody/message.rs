@@ -4,7 +4,7 @@
 //! field.
 
 mod body;
-mod writing;
+mod body_writer;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use hermes_wire::binary_http::{
@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 
 pub(crate) use self::body::CustodyBody;
 pub(crate) use self::body::Uploading;
-pub(crate) use self::writing::{Unwritten, Writing};
+pub(crate) use self::body_writer::{WriteError, Writing};
 use crate::service::forward::head::Outgoing;
 use crate::worker::Worker;
 use hermes_outbound::outbound::pool::ADDED_BYTES;

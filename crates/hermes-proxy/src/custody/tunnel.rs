@@ -17,7 +17,7 @@ use hermes_wire::custody::{ExchangeId, Part};
 use super::message::{CustodyBody, chunk, end};
 use hermes_custody::service::Office;
 use hermes_transport::body::BoxedBody;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::BoxedStream;
 
 /// An end of such a stream.
@@ -43,7 +43,7 @@ impl CustodyStream {
 
 impl BoxedStream for CustodyStream {
     /// Binds it to its session.
-    fn bind(&self, session: &Rc<Entry>) {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         self.reads.bind(session);
     }
 

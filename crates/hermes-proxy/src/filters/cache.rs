@@ -7,7 +7,7 @@
 mod answer;
 pub(crate) mod body;
 mod fetch;
-mod serve;
-mod take;
+mod lookup;
+mod store_response;
 
-pub(crate) use self::serve::handle;
+pub(crate) use self::lookup::handle;

@@ -19,7 +19,7 @@ use hermes_rate_limit::headers::{self as rate_headers, Hint};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use hermes_transport::metrics::RouteLabels;
-use hermes_transport::runtime::session::Held;
+use hermes_transport::runtime::session::WaitGuard;
 
 /// Forwards the request as soon as the service has capacity.
 ///
@@ -33,7 +33,7 @@ pub(crate) async fn handle(
 ) -> Result<Response<Body>, Error> {
     let (worker, entry, route) = (forward.worker, forward.entry, &forward.route.name);
     let metrics = &worker.shared.metrics;
-    let pacer = worker.services.paces.of(route, &upstream.config.name, pace.queue);
+    let limiter = worker.services.paces.of(route, &upstream.config.name, pace.queue);
     let client = Client::of(entry.facts.user.as_ref(), entry.facts.source.ip());
     let arrived = Instant::now();
     let until = arrived + pace.deadline;
@@ -41,8 +41,8 @@ pub(crate) async fn handle(
     loop {
         let began = Instant::now();
         // The wait counts as held: the route sets its limit.
-        let held = Held::begin(entry);
-        let admitted = pacer.admit(worker, &client, last.is_some(), pace.queue, until).await;
+        let held = WaitGuard::begin(entry);
+        let admitted = limiter.admit(worker, &client, last.is_some(), pace.queue, until).await;
         drop(held);
         entry.add_sent(worker, 0);
         let went_at = match admitted {
@@ -52,7 +52,7 @@ pub(crate) async fn handle(
                     let labels = RouteLabels { route: route.clone() };
                     metrics.pace_waits.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
                     let rate = metrics.pace_rate.get_or_create(&labels);
-                    if let Some(found) = pacer.rate() {
+                    if let Some(found) = limiter.rate() {
                         rate.set(found);
                     }
                 }
@@ -73,11 +73,11 @@ pub(crate) async fn handle(
         let response = next.run(forward).await?;
         let (status, headers) = (response.status(), response.headers());
         if !rate_headers::is_refusal(status, headers) {
-            pacer.passed(went_at, || Hint::read(headers, SystemTime::now()));
+            limiter.passed(went_at, || Hint::read(headers, SystemTime::now()));
             return Ok(response);
         }
         metrics.paced(route, "refused");
-        pacer.refused(went_at, &Hint::read(headers, SystemTime::now()));
+        limiter.refused(went_at, &Hint::read(headers, SystemTime::now()));
         let may_repeat = rate_headers::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
         if !may_repeat || Instant::now() >= until {
             return Ok(response);

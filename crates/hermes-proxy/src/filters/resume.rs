@@ -4,17 +4,17 @@
 //! body breaks off, the filter requests the rest from the exact byte, over the route that matches then. Never: parts of
 //! two representations in one response, or a retry of a request that must not be sent twice.
 
+mod attempts;
 mod body;
-mod forward;
 mod retry;
 
 use std::rc::Rc;
 use std::time::Duration;
 
-pub(crate) use self::forward::handle;
+pub(crate) use self::attempts::handle;
 use crate::worker::Worker;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::runtime::shares::{Bound, Owner, Share};
 
 /// The maximum back-off if nothing reached the origin: it is not overloaded, and a path may exist only for a second.
@@ -49,7 +49,7 @@ struct Waiting(#[expect(dead_code, reason = "held for its drop")] Share);
 impl Waiting {
     /// Begins a wait. `None` if the limit of waiting sessions is reached and no other client has more of them than this
     /// session's client.
-    fn begin(worker: &Rc<Worker>, entry: &Rc<Entry>) -> Option<Self> {
+    fn begin(worker: &Rc<Worker>, entry: &Rc<SessionEntry>) -> Option<Self> {
         let limit = worker.generation().snapshot.limits.retrievals;
         let bound = Bound { name: "retrievals", limit, reserve: 0 };
         let share = Share::take(worker, &worker.retrievals, Owner::of_session(&entry.facts), bound)?;

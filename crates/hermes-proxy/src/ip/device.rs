@@ -35,7 +35,7 @@ pub(crate) const FAR_ENDS: Duration = Duration::from_secs(5);
 
 /// The kind of route that leads a prefix into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lead {
+pub(super) enum RouteScope {
     /// For all programs of this host, while a session owns the prefix.
     Everybody,
     /// For all programs but this one, while the document captures the prefix.
@@ -51,7 +51,7 @@ type Nat = (Vec<IpNet>, Masquerade);
 /// dropped, the device closes on all workers together: the kernel chooses the queue of a packet, and closing one queue
 /// alone would lose its packets.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct DeviceGuard {
     /// Duplicates of its queues, for a successor process.
     pub(crate) queues: Vec<IdleQueue>,
     _until: watch::Sender<()>,
@@ -82,7 +82,7 @@ pub(crate) struct Device {
     /// The number of captures whose peers have assigned addresses, or cannot before this process has the devices.
     pub(crate) answered: watch::Sender<usize>,
     /// The reference count of the device, and the signal of its end.
-    hold: OnceLock<(Weak<Hold>, watch::Receiver<()>)>,
+    hold: OnceLock<(Weak<DeviceGuard>, watch::Receiver<()>)>,
 }
 
 impl Device {
@@ -95,15 +95,15 @@ impl Device {
     }
 
     /// Creates the first reference. Called once.
-    pub(crate) fn held(&self, queues: Vec<IdleQueue>) -> Arc<Hold> {
+    pub(crate) fn held(&self, queues: Vec<IdleQueue>) -> Arc<DeviceGuard> {
         let (until, end) = watch::channel(());
-        let hold = Arc::new(Hold { queues, _until: until });
+        let hold = Arc::new(DeviceGuard { queues, _until: until });
         let _ = self.hold.set((Arc::downgrade(&hold), end));
         hold
     }
 
     /// Adds a reference. `None` if the last one was dropped.
-    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+    pub(crate) fn hold(&self) -> Option<Arc<DeviceGuard>> {
         self.hold.get()?.0.upgrade()
     }
 
@@ -214,7 +214,7 @@ impl Device {
 
     /// Releases a prefix. Removes its route unless another session still owns it, in this process or in one that shares
     /// the device.
-    pub(super) fn release(&self, prefix: IpNet, number: u64, lead: Lead) {
+    pub(super) fn release(&self, prefix: IpNet, number: u64, lead: RouteScope) {
         let mut led = self.led();
         if !self.leave(prefix, number) {
             return;
@@ -229,9 +229,9 @@ impl Device {
         }
         led.remove(&prefix);
         let changed = match lead {
-            Lead::Everybody => self.net.remove_route(prefix),
-            Lead::Passing => self.net.release(prefix),
-            Lead::Captured => Ok(()),
+            RouteScope::Everybody => self.net.remove_route(prefix),
+            RouteScope::Passing => self.net.release(prefix),
+            RouteScope::Captured => Ok(()),
         };
         if let Err(error) = changed {
             tracing::warn!(%error, "{}", error.remedy());
@@ -258,14 +258,14 @@ impl Device {
 
     /// Routes a session's prefix here, or changes the route. False if the kernel refuses, or another program has such a
     /// route.
-    pub(super) fn lead(&self, prefix: IpNet, route: tun::Route, lead: Lead) -> bool {
+    pub(super) fn lead(&self, prefix: IpNet, route: tun::Route, lead: RouteScope) -> bool {
         let mut led = self.led();
         let is_new = led.insert(prefix);
         let changed = match lead {
-            Lead::Everybody if is_new => self.net.set_route(prefix, route),
-            Lead::Everybody => self.net.change_route(prefix, route),
-            Lead::Passing if is_new => self.net.capture(prefix, route),
-            Lead::Passing | Lead::Captured => self.net.change_capture(prefix, route),
+            RouteScope::Everybody if is_new => self.net.set_route(prefix, route),
+            RouteScope::Everybody => self.net.change_route(prefix, route),
+            RouteScope::Passing if is_new => self.net.capture(prefix, route),
+            RouteScope::Passing | RouteScope::Captured => self.net.change_capture(prefix, route),
         };
         if let Err(error) = &changed {
             led.remove(&prefix);

@@ -11,7 +11,7 @@ use hermes_wire::connect_ip::Route;
 use hermes_wire::ip::{self, Header};
 use ipnet::IpNet;
 
-use super::end::prefix_of;
+use super::tunnel_end::prefix_of;
 use hermes_ip::leases::gives;
 use hermes_ip::packet_filter::{Rules, Verdict, Way};
 

@@ -13,7 +13,7 @@ use hermes_net::tun::Queue;
 use hermes_net::udp;
 use hermes_wire::capsule;
 
-use super::device::{Hold, LocalDevice};
+use super::device::{DeviceGuard, LocalDevice};
 use hermes_ip::mailbox::Mailbox;
 use hermes_transport::datagram::Flow;
 use hermes_transport::runtime::WorkerContext;
@@ -24,7 +24,7 @@ pub(crate) enum Link {
         local: Rc<LocalDevice>,
         mailbox: Arc<Mailbox>,
         /// `None`: the device was closing when this was created.
-        _hold: Option<Arc<Hold>>,
+        _hold: Option<Arc<DeviceGuard>>,
     },
     Peer {
         flow: Flow,

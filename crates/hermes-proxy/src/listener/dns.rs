@@ -21,11 +21,11 @@ use hermes_model::snapshot::{Dns, ListenerProtocol};
 use hermes_net::udp::UdpSocket;
 use hermes_wire::dns::{Answer, Kind, Question, Refusal};
 
-use self::forward::Carrier;
-use super::{Ending, Known};
+use self::forward::DnsTransport;
+use super::{CurrentListener, Ending};
 use crate::worker::Worker;
 use hermes_outbound::generation::ListenerState;
-use hermes_outbound::virtual_ip::{NameTable, TTL};
+use hermes_outbound::virtual_ip::{TTL, VirtualIpPool};
 use hermes_transport::metrics::QuestionLabels;
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::shares::{Bound, Holder, Owner, Share};
@@ -35,7 +35,7 @@ use hermes_transport::runtime::yield_to_network;
 const ROUNDS: usize = 16;
 
 /// The outcome of a message.
-enum Fate {
+enum QueryOutcome {
     /// The node answers with this message.
     Answered(Bytes),
     /// The query must be forwarded to another server.
@@ -85,11 +85,11 @@ impl Holder for Pending {
 
 impl Forwarded {
     /// Forwards the query. The result is always an answer, if necessary a failure.
-    async fn ask(self, worker: &Worker, carrier: Carrier) -> Bytes {
+    async fn query(self, worker: &Worker, carrier: DnsTransport) -> Bytes {
         let answer = tokio::select! {
             biased;
             () = self.pending.displaced.wait() => None,
-            answer = forward::ask(worker, &self.question, &self.message, &self.servers, carrier) => answer,
+            answer = forward::query(worker, &self.question, &self.message, &self.servers, carrier) => answer,
         };
         count(worker, &self.listener, if answer.is_some() { "forwarded" } else { "failed" });
         if answer.is_none()
@@ -108,24 +108,24 @@ impl Forwarded {
 }
 
 /// Decides the outcome of a message.
-fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message: Bytes) -> Fate {
-    let ListenerProtocol::Dns(dns) = &state.listener.protocol else { return Fate::Dropped };
+fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message: Bytes) -> QueryOutcome {
+    let ListenerProtocol::Dns(dns) = &state.listener.protocol else { return QueryOutcome::Dropped };
     let listener = &state.listener.name;
     let question = match Question::parse(&message) {
         Ok(question) => question,
         Err(Refusal(answer)) => {
             count(worker, listener, "refused");
-            return answer.map_or(Fate::Dropped, Fate::Answered);
+            return answer.map_or(QueryOutcome::Dropped, QueryOutcome::Answered);
         }
     };
     if let Some(answer) = own_answer(worker, dns, &question) {
         count(worker, listener, "answered");
-        return Fate::Answered(answer);
+        return QueryOutcome::Answered(answer);
     }
     if !dns.ipv6 && question.is_internet() && question.kind() == Kind::Aaaa {
         // NXDOMAIN would be wrong: the name may exist, and the client also queries its IPv4 address.
         count(worker, listener, "answered");
-        return Fate::Answered(question.answer(&Answer::Addresses(&[]), TTL));
+        return QueryOutcome::Answered(question.answer(&Answer::Addresses(&[]), TTL));
     }
     let limit = worker.generation().snapshot.limits.dns_questions;
     let bound = Bound { name: "dns-questions", limit, reserve: 0 };
@@ -134,7 +134,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
             let servers = servers(worker, dns);
             let pending = Rc::new(Pending { asked_at: worker.now(), displaced: Oneshot::default() });
             share.is_held_by(&pending);
-            Fate::Forwarded(Box::new(Forwarded {
+            QueryOutcome::Forwarded(Box::new(Forwarded {
                 question,
                 message,
                 listener: listener.clone(),
@@ -145,7 +145,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
         }
         None => {
             count(worker, listener, "failed");
-            Fate::Answered(question.answer(&Answer::Failed, 0))
+            QueryOutcome::Answered(question.answer(&Answer::Failed, 0))
         }
     }
 }
@@ -185,7 +185,7 @@ fn own_answer(worker: &Worker, dns: &Dns, question: &Question) -> Option<Bytes> 
 }
 
 /// The addresses of the queried type. `None` if the name cannot get an address at the moment.
-fn addresses(worker: &Worker, table: &NameTable, name: &str, kind: Kind, most: usize) -> Option<Vec<IpAddr>> {
+fn addresses(worker: &Worker, table: &VirtualIpPool, name: &str, kind: Kind, most: usize) -> Option<Vec<IpAddr>> {
     let (wants_v4, wants_v6) = match kind {
         Kind::A => (true, false),
         Kind::Aaaa => (false, true),
@@ -217,7 +217,12 @@ fn servers(worker: &Worker, dns: &Dns) -> Vec<SocketAddr> {
 }
 
 /// Answers questions by UDP, until the listener closes.
-pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Known, ending: Rc<Oneshot<Ending>>) {
+pub(super) async fn receive_all(
+    worker: Rc<Worker>,
+    socket: UdpSocket,
+    known: CurrentListener,
+    ending: Rc<Oneshot<Ending>>,
+) {
     let mut server = Server { worker, socket: Rc::new(socket), known, under_way: FuturesUnordered::new() };
     std::future::poll_fn(|cx| {
         if ending.poll(cx).is_ready() {
@@ -241,7 +246,7 @@ pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, known: Kn
 struct Server {
     worker: Rc<Worker>,
     socket: Rc<UdpSocket>,
-    known: Known,
+    known: CurrentListener,
     under_way: FuturesUnordered<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
@@ -269,12 +274,12 @@ impl Server {
     fn serve(&mut self, source: SocketAddr, message: Bytes) {
         let Some((state, _)) = self.known.current(&self.worker) else { return };
         match consider(&self.worker, state, source.ip(), message) {
-            Fate::Answered(answer) => send(&self.worker, &self.socket, source, &answer),
-            Fate::Dropped => {}
-            Fate::Forwarded(forwarded) => {
+            QueryOutcome::Answered(answer) => send(&self.worker, &self.socket, source, &answer),
+            QueryOutcome::Dropped => {}
+            QueryOutcome::Forwarded(forwarded) => {
                 let (worker, socket) = (self.worker.clone(), self.socket.clone());
                 self.under_way.push(Box::pin(async move {
-                    let answer = forwarded.ask(&worker, Carrier::Udp).await;
+                    let answer = forwarded.query(&worker, DnsTransport::Udp).await;
                     send(&worker, &socket, source, &answer);
                 }));
             }

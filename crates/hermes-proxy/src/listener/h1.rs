@@ -19,9 +19,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
-use super::http::{Client, Watched};
+use super::http::{Client, WatchedIo};
 use crate::request::{Origin, from_head};
-use crate::session::{self, Near, Served, Tunnel};
+use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel};
 use crate::worker::Worker;
 use hermes_outbound::outbound::post_tunnel::PostTunnel;
 use hermes_transport::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
@@ -34,7 +34,7 @@ use hermes_transport::stream::ByteStream;
 const HYPER_BUFFER: usize = 8192;
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut io: Watched, client: Client) {
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut io: WatchedIo, client: Client) {
     let tunnel: Rc<Cell<Option<Box<Tunnel>>>> = Rc::default();
     let client = Rc::new(client);
     io.is_looked_at();
@@ -85,7 +85,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
     match tunnel.take() {
         Some(tunnel) if result.is_ok() => {
             let Some(io) = io.into_io() else { return };
-            Box::pin(session::relay(Near::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
+            Box::pin(session::relay(DownstreamEnd::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
         }
         _ => {
             // Sends TLS's close_notify and lets the last response arrive.
@@ -112,8 +112,8 @@ impl Leaving {
             match self {
                 Leaving::Closing => return Poll::Pending,
                 Leaving::Not => match std::task::ready!(connection.drain.poll(cx)) {
-                    Drain::Silent => break,
-                    Drain::Parting => *self = Leaving::Lingering(Box::pin(tokio::time::sleep(DRAIN_PAUSE))),
+                    Drain::Idle => break,
+                    Drain::ListenerRemoved => *self = Leaving::Lingering(Box::pin(tokio::time::sleep(DRAIN_PAUSE))),
                 },
                 Leaving::Lingering(timer) => {
                     std::task::ready!(timer.as_mut().poll(cx));
@@ -150,11 +150,11 @@ async fn respond(
             // A proxy in front of this node may have parsed a malformed request differently, including where the
             // request ends.
             leaves = rejected.error.side() == Side::Client;
-            Served::Response(session::reject(worker, *rejected))
+            SessionOutcome::Response(session::reject(worker, *rejected))
         }
     };
     match served {
-        Served::Response(mut response) => {
+        SessionOutcome::Response(mut response) => {
             headers::announce_trailers(response.headers_mut());
             // A server that closes the connection announces it (RFC 9112, section 9.6).
             if leaves || rest.is_abandoned() || connection.drain.get().is_some() {
@@ -162,7 +162,7 @@ async fn respond(
             }
             response.map(|body| H1Body::new(Inner::Response(body)))
         }
-        Served::Tunnel(open) => match open.body {
+        SessionOutcome::Tunnel(open) => match open.body {
             Some(_) => {
                 drop(rest);
                 by_post(worker, open)
@@ -196,7 +196,7 @@ fn by_post(worker: &Rc<Worker>, mut open: Box<Tunnel>) -> Response<H1Body> {
     let head = open.head_parts();
     let (send, body) = channel();
     let received = open.body.take().and_then(RequestBody::into_body).unwrap_or(Body::Empty);
-    worker.spawn(session::relay(Near::Stream(PostTunnel::stream(received, send, None)), *open));
+    worker.spawn(session::relay(DownstreamEnd::Stream(PostTunnel::stream(received, send, None)), *open));
     head.map(|()| H1Body::new(Inner::Tunnel(Body::Channel(body))))
 }
 

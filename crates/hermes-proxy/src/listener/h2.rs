@@ -17,17 +17,17 @@ use hermes_model::limits::Limits;
 use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode};
 use http_body::Body as HttpBody;
 
-use super::calm::{Bounds, Cancels, Fate};
-use super::http::{Client, Watched};
-use super::wait::{Answers, Wait, sent_by_client};
+use super::http::{Client, WatchedIo};
+use super::interim::{Answers, Wait, sent_by_client};
+use super::stream_limits::{Bounds, RapidResetGuard, StreamOutcome};
 use crate::request::{Origin, from_head};
-use crate::session::{self, Near, Served, Tunnel};
+use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel};
 use crate::worker::Worker;
 use hermes_outbound::outbound::pool::{FRAME_BUDGET, MAX_FRAME, SEND_BUFFER};
 use hermes_outbound::reverse::Probe;
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use hermes_transport::body_writer;
-use hermes_transport::early::Early;
+use hermes_transport::early_payload::EarlyPayload;
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::{Connection, Stage};
 use hermes_transport::stream::h2::{self as halves, Backlog, Window};
@@ -76,7 +76,7 @@ impl ReadQuota {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Watched, client: Client) {
+pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: WatchedIo, client: Client) {
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
     let bounds = Bounds::of(&client, &limits);
@@ -91,21 +91,21 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     };
     connection.set_stage(worker, Stage::Idle);
     let client = Rc::new(client);
-    if let Some(line) = &client.line {
-        line.begin(http.ping_pong().map(Probe::Ping));
+    if let Some(uplink) = &client.uplink {
+        uplink.begin(http.ping_pong().map(Probe::Ping));
     }
     let (window, backlog) = (Window::new(connection_window), Backlog::default());
     let mut widened_to = connection_window;
     let mut streams = FuturesUnordered::new();
     let mut draining = false;
-    let mut cancels = Cancels::new(&bounds);
+    let mut cancels = RapidResetGuard::new(&bounds);
     std::future::poll_fn(|cx| {
         allowance.set(quota.bytes);
         if !draining && connection.drain.poll(cx).is_ready() {
             draining = true;
             http.graceful_shutdown();
         }
-        if client.line.as_ref().is_some_and(|line| line.poll_dead(cx, connection.heard.get()).is_ready()) {
+        if client.uplink.as_ref().is_some_and(|uplink| uplink.poll_dead(cx, connection.heard.get()).is_ready()) {
             return Poll::Ready(());
         }
         let target = window.poll_target(cx);
@@ -136,7 +136,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
             }
         }
         quota.lines += connection.lines.take();
-        quota.adapt(allowance.get() == 0, worker.live.connections.borrow().len());
+        quota.adapt(allowance.get() == 0, worker.tables.connections.borrow().len());
         // Output of the streams wakes the connection task, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
             if cancels.count(fate) {
@@ -151,10 +151,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
 }
 
 async fn begin(
-    io: Watched,
+    io: WatchedIo,
     bounds: &Bounds,
     limits: &Limits,
-) -> Result<h2::server::Connection<Watched, Bytes>, h2::Error> {
+) -> Result<h2::server::Connection<WatchedIo, Bytes>, h2::Error> {
     h2::server::Builder::new()
         .initial_window_size(bounds.stream_window)
         .initial_connection_window_size(bounds.connection_window)
@@ -183,14 +183,14 @@ async fn serve_stream(
     client: Rc<Client>,
     request: HttpRequest<Receiver>,
     mut respond: Respond,
-) -> Fate {
+) -> StreamOutcome {
     let (mut parts, recv) = request.into_parts();
-    if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
+    if let Some(answer) = client.uplink.as_ref().and_then(|uplink| uplink.answer(&parts)) {
         // The connection reports a failure by itself.
         let _ = respond.respond.send_response(answer, true);
-        return Fate::Answered;
+        return StreamOutcome::Answered;
     }
-    let _used = client.line.as_ref().and_then(|line| line.used_for(&parts));
+    let _used = client.uplink.as_ref().and_then(|uplink| uplink.used_for(&parts));
     let expects = parts
         .headers
         .get(http::header::EXPECT)
@@ -215,26 +215,26 @@ async fn serve_stream(
             request.came_by(&connection);
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
-            request.early = tunnelled.as_mut().map(|recv| Early::new(recv));
+            request.early = tunnelled.as_mut().map(|recv| EarlyPayload::new(recv));
             let mut to = Waiting { respond: &mut respond.respond, connection: &connection };
             let wait = Wait::new(&mut to, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
-                None => return Fate::Cancelled,
+                None => return StreamOutcome::Cancelled,
             }
         }
         Err(rejected) => {
             // Dropped first: nobody reads this body, and the receive budget could not attribute its unread bytes.
             drop((body, tunnelled.take()));
-            Served::Response(session::reject(&worker, *rejected))
+            SessionOutcome::Response(session::reject(&worker, *rejected))
         }
     };
     match served {
-        Served::Response(response) => send(response, &mut respond).await,
-        Served::Tunnel(open) => Box::pin(tunnel(open, respond, tunnelled)).await,
+        SessionOutcome::Response(response) => send(response, &mut respond).await,
+        SessionOutcome::Tunnel(open) => Box::pin(tunnel(open, respond, tunnelled)).await,
     }
-    Fate::Answered
+    StreamOutcome::Answered
 }
 
 /// The response side of a stream while its request is being served, with its connection.
@@ -287,7 +287,11 @@ async fn tunnel(mut open: Box<Tunnel>, to: Respond, tunnelled: Option<Receiver>)
     match respond.send_response(open.head_parts(), false) {
         Ok(send) => {
             session::relay(
-                Near::Stream(ByteStream::multiplexed(recv, Sender::H2(halves::Sender::new(send, &backlog)), None)),
+                DownstreamEnd::Stream(ByteStream::multiplexed(
+                    recv,
+                    Sender::H2(halves::Sender::new(send, &backlog)),
+                    None,
+                )),
                 *open,
             )
             .await

@@ -20,27 +20,27 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as HttpBody;
 
-use super::calm::{self, Cancels, Fate};
 use super::http::Client;
+use super::interim::{Answers, Wait, sent_by_client};
 use super::quic::Begun;
+use super::stream_limits::{self, RapidResetGuard, StreamOutcome};
 use super::trust_by_address;
-use super::wait::{Answers, Wait, sent_by_client};
 use crate::request::{Origin, from_head};
 use crate::service::respond;
-use crate::session::{self, Near, Served, Tunnel};
+use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel};
 use crate::worker::Worker;
 use hermes_outbound::generation;
-use hermes_outbound::reverse::{Line, Probe};
+use hermes_outbound::reverse::{Probe, UplinkConnection};
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody, StreamBody, settle_length};
 use hermes_transport::body_writer;
-use hermes_transport::early::Early;
+use hermes_transport::early_payload::EarlyPayload;
 use hermes_transport::error::Error;
 use hermes_transport::error::Oversize;
 use hermes_transport::h3::fields::{self, Bounds, FieldError};
-use hermes_transport::h3::{Datagrams, Link, Windows, link::number};
+use hermes_transport::h3::{Datagrams, Link, Windows, connection::number};
 use hermes_transport::headers::EARLY_DATA;
 use hermes_transport::runtime::WorkerContext;
-use hermes_transport::runtime::session::{Connection, Entry, Stage};
+use hermes_transport::runtime::session::{Connection, SessionEntry, Stage};
 use hermes_transport::stream::h3::{self as halves, Fault};
 use hermes_transport::stream::{ByteStream, Receiver, Sender, StreamError};
 
@@ -63,8 +63,8 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
     let Begun { quic, mut confirming, control } = begun;
     connection.is_shared.set(true);
     let limits = worker.generation().snapshot.limits.clone();
-    let allowed = calm::Bounds::of(&client, &limits);
-    let mut cancels = Cancels::new(&allowed);
+    let allowed = stream_limits::Bounds::of(&client, &limits);
+    let mut cancels = RapidResetGuard::new(&allowed);
     quic.set_send_window(allowed.connection_window.into());
     let bounds = Bounds { bytes: limits.header_bytes, lines: limits.header_count };
     let believed = generation::server_bounds(&limits, &connection.current_listener(worker));
@@ -80,8 +80,8 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         is_confirmed();
     }
     let mut client = Rc::new(client);
-    if let Some(line) = &client.line {
-        line.begin(Some(Probe::Quic(link.connection.clone())));
+    if let Some(uplink) = &client.uplink {
+        uplink.begin(Some(Probe::Quic(link.connection.clone())));
     }
     let mut driver = pin!(link.drive(worker, ours(&limits), control));
     let mut accepting = pin!(link.connection.accept_bi());
@@ -91,7 +91,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         if driver.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        if client.line.as_ref().is_some_and(|line| is_silent(line, &link, cx)) {
+        if client.uplink.as_ref().is_some_and(|uplink| is_silent(uplink, &link, cx)) {
             link.close(Code::NoError, "silent");
             return Poll::Ready(());
         }
@@ -136,10 +136,10 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
 }
 
 /// True if a peer that this node dialled was silent for too long.
-fn is_silent(line: &Line, link: &Link, cx: &mut Context<'_>) -> bool {
+fn is_silent(uplink: &UplinkConnection, link: &Link, cx: &mut Context<'_>) -> bool {
     let stats = link.connection.stats();
-    line.note_challenges(stats.frame_rx.path_challenge);
-    line.poll_dead(cx, stats.udp_rx.datagrams).is_ready()
+    uplink.note_challenges(stats.frame_rx.path_challenge);
+    uplink.poll_dead(cx, stats.udp_rx.datagrams).is_ready()
 }
 
 /// Follows a client that migrated to another address. Trust in the old address ends at once. The new address earns no
@@ -156,7 +156,7 @@ fn follow(worker: &Worker, connection: &Connection, client: &mut Rc<Client>) {
         Trust::Address => (client.source, trust_by_address(&connection.current_listener(worker), now)),
         Trust::Anonymous => return,
     };
-    *client = Rc::new(Client { source, trust, secure: true, line: client.line.clone() });
+    *client = Rc::new(Client { source, trust, secure: true, uplink: client.uplink.clone() });
 }
 
 async fn serve_stream(
@@ -165,7 +165,7 @@ async fn serve_stream(
     client: Rc<Client>,
     recv: halves::Receiver,
     send: halves::Sender,
-) -> Fate {
+) -> StreamOutcome {
     let delivered = send.delivered();
     let fate = serve_request(worker, connection, client, recv, send).await;
     // quinn discards pending data when the connection closes. The connection closes once all its streams have ended, so
@@ -180,7 +180,7 @@ async fn serve_request(
     client: Rc<Client>,
     mut recv: halves::Receiver,
     send: halves::Sender,
-) -> Fate {
+) -> StreamOutcome {
     let within = worker.generation().snapshot.limits.header_timeout;
     let head = tokio::time::timeout(within, take_head(&mut recv)).await;
     match head.unwrap_or(Err(NoRequest::Late)) {
@@ -197,16 +197,16 @@ async fn serve_head(
     client: Rc<Client>,
     (recv, mut send): (halves::Receiver, halves::Sender),
     (mut parts, length): (Parts, Option<u64>),
-) -> Fate {
+) -> StreamOutcome {
     let fault = recv.fault();
     let as_it_came = settle_early(&recv, &mut parts).await;
-    if let Some(answer) = client.line.as_ref().and_then(|line| line.answer(&parts)) {
+    if let Some(answer) = client.uplink.as_ref().and_then(|uplink| uplink.answer(&parts)) {
         // The connection reports a failure by itself; a stream without a response is reset.
         let _ = send.send_head(fields::put_response(answer.status(), answer.headers()), true);
         let _ = std::future::poll_fn(|cx| send.poll_settled(cx)).await;
-        return Fate::Answered;
+        return StreamOutcome::Answered;
     }
-    let _used = client.line.as_ref().and_then(|line| line.used_for(&parts));
+    let _used = client.uplink.as_ref().and_then(|uplink| uplink.used_for(&parts));
     let is_connect = parts.method == Method::CONNECT;
     let expects = parts
         .headers
@@ -228,37 +228,37 @@ async fn serve_head(
             request.came_by(&connection);
             let interim = Arc::new(Interim::default());
             request.interim = Some(interim.clone());
-            // With datagrams, capsules are parsed here from the first one on (see `Early::has_whole_capsules`). Only
+            // With datagrams, capsules are parsed here from the first one on (see `EarlyPayload::has_whole_capsules`). Only
             // CONNECT-IP may send its first capsules ahead, because they are complete.
             let may_go = datagrams.is_none() || request.facts.kind == Kind::Ip;
-            request.early = tunnelled.as_mut().filter(|_| may_go).map(|recv| Early::new(recv));
+            request.early = tunnelled.as_mut().filter(|_| may_go).map(|recv| EarlyPayload::new(recv));
             let wait = Wait::new(&mut send, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
             match wait.for_served(pin!(session::serve(&worker, request))).await {
                 Some(served) => served,
-                None => return Fate::Cancelled,
+                None => return StreamOutcome::Cancelled,
             }
         }
         Err(rejected) => {
             drop((body, tunnelled.take()));
-            Served::Response(session::reject(&worker, *rejected))
+            SessionOutcome::Response(session::reject(&worker, *rejected))
         }
     };
     let served = match (served, as_it_came) {
-        (Served::Response(response), Some(parts)) if response.status() == StatusCode::TOO_EARLY => {
+        (SessionOutcome::Response(response), Some(parts)) if response.status() == StatusCode::TOO_EARLY => {
             drop(response);
             match Box::pin(serve_confirmed(&origin, &worker, &connection, parts, &mut send)).await {
                 Some(served) => served,
-                None => return Fate::Cancelled,
+                None => return StreamOutcome::Cancelled,
             }
         }
         (served, _) => served,
     };
     // A stream that breaks after this point counts as answered: it costs the node only what it costs the client.
-    let fate = fate_of(fault.get()).unwrap_or(Fate::Answered);
+    let fate = fate_of(fault.get()).unwrap_or(StreamOutcome::Answered);
     match served {
-        Served::Response(response) => answer(response, send).await,
-        Served::Tunnel(open) => Box::pin(tunnel(open, send, tunnelled, datagrams)).await,
+        SessionOutcome::Response(response) => answer(response, send).await,
+        SessionOutcome::Tunnel(open) => Box::pin(tunnel(open, send, tunnelled, datagrams)).await,
     }
     fate
 }
@@ -270,21 +270,21 @@ async fn turn_away(
     recv: halves::Receiver,
     mut send: halves::Sender,
     why: NoRequest,
-) -> Fate {
+) -> StreamOutcome {
     match why {
         NoRequest::Late => {
             worker.shared.metrics.limit("slow-client");
             send.reset_with(Code::RequestIncomplete);
-            Fate::Malformed
+            StreamOutcome::Malformed
         }
         NoRequest::Incomplete => {
             send.reset_with(Code::RequestIncomplete);
-            Fate::Malformed
+            StreamOutcome::Malformed
         }
         NoRequest::Refused(error) => refuse(worker, recv, send, &error).await,
         NoRequest::Broken(error) => {
             tracing::debug!(source = %client.source, %error, "an HTTP/3 stream brought no request");
-            fate_of(recv.fault().get()).unwrap_or(Fate::Malformed)
+            fate_of(recv.fault().get()).unwrap_or(StreamOutcome::Malformed)
         }
     }
 }
@@ -337,7 +337,7 @@ async fn take_head(recv: &mut halves::Receiver) -> Result<(Parts, Option<u64>), 
 }
 
 /// Handles a request in early data, which may be a replay. Only a safe request without a body is served at once, with
-/// `Early-Data: 1` for the next node (RFC 8470, sections 3 and 5.2). Any other request waits for the handshake.
+/// `EarlyPayload-Data: 1` for the next node (RFC 8470, sections 3 and 5.2). Any other request waits for the handshake.
 ///
 /// Returns the original head of a request that is served at once, so that it can be served again if the upstream
 /// answers 425.
@@ -362,12 +362,12 @@ async fn serve_confirmed(
     connection: &Rc<Connection>,
     parts: Parts,
     send: &mut halves::Sender,
-) -> Option<Served> {
+) -> Option<SessionOutcome> {
     let link = send.link().clone();
     link.confirmed().await;
     let mut request = match from_head(origin, parts, RequestBody::Empty) {
         Ok(request) => request,
-        Err(rejected) => return Some(Served::Response(session::reject(worker, *rejected))),
+        Err(rejected) => return Some(SessionOutcome::Response(session::reject(worker, *rejected))),
     };
     request.came_by(connection);
     let interim = Arc::new(Interim::default());
@@ -376,10 +376,10 @@ async fn serve_confirmed(
     wait.for_served(pin!(session::serve(worker, request))).await
 }
 
-fn fate_of(fault: Option<Fault>) -> Option<Fate> {
+fn fate_of(fault: Option<Fault>) -> Option<StreamOutcome> {
     fault.map(|fault| match fault {
-        Fault::Reset => Fate::Cancelled,
-        Fault::Malformed | Fault::TooLarge => Fate::Malformed,
+        Fault::Reset => StreamOutcome::Cancelled,
+        Fault::Malformed | Fault::TooLarge => StreamOutcome::Malformed,
     })
 }
 
@@ -395,14 +395,19 @@ fn lengths(headers: &HeaderMap) -> Result<(), FieldError> {
     let mut lines = headers.get_all(http::header::CONTENT_LENGTH).iter();
     let Some(first) = lines.next() else { return Ok(()) };
     let is_number = !first.is_empty() && first.as_bytes().iter().all(u8::is_ascii_digit);
-    if is_number && lines.all(|line| line == first) {
+    if is_number && lines.all(|uplink| uplink == first) {
         return Ok(());
     }
     Err(FieldError::Malformed("its content-length is no number, or there are two".to_owned()))
 }
 
 /// Rejects an invalid request: with 431 if it is too large, otherwise with a stream reset.
-async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::Sender, error: &FieldError) -> Fate {
+async fn refuse(
+    worker: &Worker,
+    mut recv: halves::Receiver,
+    mut send: halves::Sender,
+    error: &FieldError,
+) -> StreamOutcome {
     tracing::debug!(peer = %send.link().connection.remote_address(), %error, "a request was refused");
     let _ = recv.field_error(error);
     if matches!(error, FieldError::TooLarge(_)) {
@@ -414,7 +419,7 @@ async fn refuse(worker: &Worker, mut recv: halves::Receiver, mut send: halves::S
     } else {
         send.reset_with(Code::MessageError);
     }
-    Fate::Malformed
+    StreamOutcome::Malformed
 }
 
 impl Answers for halves::Sender {
@@ -451,7 +456,7 @@ async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
 }
 
 /// Answers a client whose limit is smaller than the response head, with a head that fits.
-async fn excuse(worker: &WorkerContext, entry: &Entry, mut send: halves::Sender, oversize: Oversize) {
+async fn excuse(worker: &WorkerContext, entry: &SessionEntry, mut send: halves::Sender, oversize: Oversize) {
     let error = Error::AnswerTooLarge(oversize);
     entry.fail(&error);
     let failure = respond::failure(&error, &worker.snapshot().node, entry.facts.trust.is_believed());
@@ -486,7 +491,7 @@ async fn tunnel(
         Ok(()) => {
             let stream = ByteStream::multiplexed(recv, Sender::H3(Box::new(send)), None);
             let stream = stream.with_datagrams(datagrams);
-            session::relay(Near::Stream(stream), *open).await;
+            session::relay(DownstreamEnd::Stream(stream), *open).await;
         }
         Err(error) => open.session.entry.fail(&Error::ClientGone(error.to_string())),
     }

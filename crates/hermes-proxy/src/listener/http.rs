@@ -15,10 +15,10 @@ use hermes_net::Io;
 use http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::linger::Linger;
+use super::lingering_close::LingeringClose;
 use super::{Ready, h1, h2};
 use crate::worker::Worker;
-use hermes_outbound::reverse::Line;
+use hermes_outbound::reverse::UplinkConnection;
 use hermes_transport::body::TrailerSlot;
 use hermes_transport::runtime::session::{Connection, Stage};
 use hermes_wire::request_target::RequestTargetEscaper;
@@ -48,8 +48,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     if secure && connection.current_listener(worker).http3 && trust.peer().is_none_or(|peer| peer.node.is_none()) {
         advertise(connection, &io);
     }
-    let watched = Watched { ahead: ahead.freeze(), ..Watched::new(worker, connection, io) };
-    let client = Client { source, trust, secure, line: None };
+    let watched = WatchedIo { ahead: ahead.freeze(), ..WatchedIo::new(worker, connection, io) };
+    let client = Client { source, trust, secure, uplink: None };
     if is_h2 {
         Box::pin(h2::serve(worker, connection, watched, client)).await;
     } else {
@@ -75,7 +75,7 @@ pub(crate) struct Client {
     pub(crate) trust: hermes_model::facts::Trust,
     pub(crate) secure: bool,
     /// Set on a reverse connection: this node dialled it, and serves the requests of the neighbour on it.
-    pub(crate) line: Option<Rc<Line>>,
+    pub(crate) uplink: Option<Rc<UplinkConnection>>,
 }
 
 async fn begins_with_preface(io: &mut Io, ahead: &mut BytesMut) -> io::Result<bool> {
@@ -108,7 +108,7 @@ pub(super) async fn read_first(io: &mut Io, ahead: &mut BytesMut) -> io::Result<
 
 /// A connection that reports two facts to the sweep: the arrival of a request's first bytes, and whether the client
 /// reads its responses.
-pub(crate) struct Watched {
+pub(crate) struct WatchedIo {
     /// Shared with the sweep, which inspects the socket and reads nothing.
     io: Rc<RefCell<Io>>,
     ahead: Bytes,
@@ -118,13 +118,13 @@ pub(crate) struct Watched {
     turn: Rc<Cell<usize>>,
     /// The client has closed its direction.
     ended: bool,
-    linger: Linger,
+    linger: LingeringClose,
     trailers: TrailerSlot,
     /// Tracks the requests of an HTTP/1.1 connection.
     requests: Option<Rc<RequestTargetEscaper>>,
 }
 
-impl Watched {
+impl WatchedIo {
     pub(crate) fn new(worker: &Rc<Worker>, connection: &Rc<Connection>, io: Io) -> Self {
         let io = Rc::new(RefCell::new(io));
         let (connection, worker) = (connection.clone(), worker.clone());
@@ -135,7 +135,7 @@ impl Watched {
             worker,
             turn: Rc::new(Cell::new(usize::MAX)),
             ended: false,
-            linger: Linger::default(),
+            linger: LingeringClose::default(),
             trailers: TrailerSlot::default(),
             requests: None,
         }
@@ -216,7 +216,7 @@ fn read_at_most<const N: usize>(
     Poll::Ready(Ok(()))
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for WatchedIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !this.ahead.is_empty() {
@@ -241,7 +241,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for WatchedIo {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if self.trailers.is_set() {
             return self.poll_write_vectored(cx, &[io::IoSlice::new(buf)]);

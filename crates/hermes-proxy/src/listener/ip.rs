@@ -14,10 +14,10 @@ use std::time::Duration;
 use hermes_model::facts::Trust;
 use hermes_model::snapshot::{IpListener, Listener, ListenerProtocol};
 
-use super::flows::unless_displaced;
+use super::flow_table::unless_displaced;
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
 use hermes_transport::datagram::{Flow, FlowQueue, Port};
 
@@ -49,7 +49,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried
     };
     let protocol = request.facts.protocol;
     let opened = unless_displaced(&queue, session::serve(worker, request)).await;
-    let Some(Served::Tunnel(tunnel)) = opened else { return };
+    let Some(SessionOutcome::Tunnel(tunnel)) = opened else { return };
     let owner = Owner::Listener(listener.name.clone());
     let addresses = peer.addresses.iter().copied();
     let end = match End::asking(Link::peer(flow), &owner, carried.network, addresses, protocol) {
@@ -57,7 +57,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, carried
         Err(reason) => return tracing::error!(listener = %listener.name, reason, "a peer is not served"),
     };
     tracing::info!(listener = %listener.name, %source, network = %carried.network, "a peer brings packets");
-    let relay = session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel);
+    let relay = session::relay(DownstreamEnd::Datagrams(Port::Device(Box::new(end))), *tunnel);
     tokio::select! {
         biased;
         () = relay => {}

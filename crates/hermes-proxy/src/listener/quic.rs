@@ -17,18 +17,18 @@ use hermes_net::quic::{self, Group, Incoming, Server};
 use hermes_wire::h3::Code;
 
 use super::http::Client;
-use super::{Ending, Known, h3, note_failed_handshake, trust_of};
+use super::{CurrentListener, Ending, h3, note_failed_handshake, trust_of};
 use crate::worker::Worker;
 use hermes_outbound::outbound::reverse_acceptor;
-use hermes_outbound::reverse::{self, Carrier};
-use hermes_transport::h3::link;
+use hermes_outbound::reverse::{self, ReverseTransport};
+use hermes_transport::h3::connection;
 use hermes_transport::metrics::ListenerLabels;
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard, QuicPath};
 
 /// A QUIC endpoint of this worker. `reign` counts the acceptors that used it: while one listener replaces another, only
 /// the latest acceptor accepts.
-pub(crate) struct Door {
+pub(crate) struct QuicAcceptor {
     server: Server,
     group: Arc<Group>,
     slot: u8,
@@ -36,7 +36,7 @@ pub(crate) struct Door {
     changed: Oneshot<()>,
 }
 
-impl Door {
+impl QuicAcceptor {
     /// Adds the events since the last call to the metrics.
     fn tell(&self, worker: &Worker) {
         let (passed_on, lost) = self.server.passed_on();
@@ -49,57 +49,63 @@ impl Door {
 
 /// The QUIC endpoints of a worker. An endpoint of a closed listener stays as long as it has connections.
 #[derive(Default)]
-pub(crate) struct Doors(Vec<Weak<Door>>);
+pub(crate) struct QuicAcceptors(Vec<Weak<QuicAcceptor>>);
 
-impl Doors {
+impl QuicAcceptors {
     /// Adds the events of all endpoints to the metrics.
     pub(crate) fn tell(&self, worker: &Worker) {
-        self.0.iter().filter_map(Weak::upgrade).for_each(|door| door.tell(worker));
+        self.0.iter().filter_map(Weak::upgrade).for_each(|acceptor| acceptor.tell(worker));
     }
 }
 
 /// The right of one acceptor to accept at an endpoint, until the next acceptor takes over.
 pub(super) struct Turn {
-    door: Rc<Door>,
+    acceptor: Rc<QuicAcceptor>,
     reign: u64,
 }
 
 /// Opens the endpoint of a listener, or reuses the endpoint that already serves this socket.
 pub(super) fn open(
     worker: &Worker,
-    doors: &mut Doors,
+    acceptors: &mut QuicAcceptors,
     group: &Arc<Group>,
     slot: u8,
-    known: &Known,
+    known: &CurrentListener,
 ) -> io::Result<Turn> {
     let quic = known.state.as_ref().and_then(|state| state.quic.clone());
     let (config, reset) = quic.map(|quic| (quic.config, quic.reset)).unzip();
-    let doors = &mut doors.0;
-    doors.retain(|door| door.strong_count() > 0);
-    let there = doors.iter().filter_map(Weak::upgrade);
-    let door = match there.into_iter().find(|door| Arc::ptr_eq(&door.group, group) && door.slot == slot) {
-        Some(door) => {
-            door.server.endpoint().set_server_config(config);
-            door
+    let acceptors = &mut acceptors.0;
+    acceptors.retain(|acceptor| acceptor.strong_count() > 0);
+    let there = acceptors.iter().filter_map(Weak::upgrade);
+    let acceptor = match there.into_iter().find(|acceptor| Arc::ptr_eq(&acceptor.group, group) && acceptor.slot == slot)
+    {
+        Some(acceptor) => {
+            acceptor.server.endpoint().set_server_config(config);
+            acceptor
         }
         None => {
             let largest = worker.generation().snapshot.limits.quic_largest_mtu;
             let server = Server::open(group, slot, config, reset.as_ref(), largest, &worker.quic)?;
-            let door =
-                Rc::new(Door { server, group: group.clone(), slot, reign: Cell::new(0), changed: Oneshot::default() });
-            doors.push(Rc::downgrade(&door));
-            door
+            let acceptor = Rc::new(QuicAcceptor {
+                server,
+                group: group.clone(),
+                slot,
+                reign: Cell::new(0),
+                changed: Oneshot::default(),
+            });
+            acceptors.push(Rc::downgrade(&acceptor));
+            acceptor
         }
     };
-    expect_strangers(&door.server, known);
-    let reign = door.reign.get() + 1;
-    door.reign.set(reign);
-    door.changed.nudge();
-    Ok(Turn { door, reign })
+    expect_strangers(&acceptor.server, known);
+    let reign = acceptor.reign.get() + 1;
+    acceptor.reign.set(reign);
+    acceptor.changed.nudge();
+    Ok(Turn { acceptor, reign })
 }
 
 /// Tells the endpoint to expect untrusted clients, unless the listener requires client certificates.
-fn expect_strangers(server: &Server, known: &Known) {
+fn expect_strangers(server: &Server, known: &CurrentListener) {
     let tls = known.state.as_ref().and_then(|state| state.listener.tls.as_ref());
     if tls.is_some_and(|tls| tls.client != ClientAuth::Required) {
         server.expect_strangers();
@@ -107,16 +113,21 @@ fn expect_strangers(server: &Server, known: &Known) {
 }
 
 /// Accepts until the listener ends; afterwards its connections continue.
-pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known, ending: Rc<Oneshot<Ending>>) {
-    let Turn { door, reign } = turn;
-    let endpoint = door.server.endpoint();
+pub(super) async fn accept_all(
+    worker: Rc<Worker>,
+    turn: Turn,
+    mut known: CurrentListener,
+    ending: Rc<Oneshot<Ending>>,
+) {
+    let Turn { acceptor, reign } = turn;
+    let endpoint = acceptor.server.endpoint();
     let how = loop {
         tokio::select! {
             incoming = endpoint.accept() => match incoming {
                 Some(incoming) => {
                     begin(&worker, &mut known, incoming);
                     // A reload may have changed the listener's client authentication.
-                    expect_strangers(&door.server, &known);
+                    expect_strangers(&acceptor.server, &known);
                 }
                 None => return,
             },
@@ -124,19 +135,19 @@ pub(super) async fn accept_all(worker: Rc<Worker>, turn: Turn, mut known: Known,
         }
     };
     match how {
-        Ending::Close => drop(worker.spawn(refuse_all(door, reign))),
+        Ending::Close => drop(worker.spawn(refuse_all(acceptor, reign))),
         Ending::HandOver => {
-            door.server.part();
-            worker.spawn(finish(worker.clone(), door, known));
+            acceptor.server.part();
+            worker.spawn(finish(worker.clone(), acceptor, known));
         }
     }
 }
 
 /// Lets connections of a closed listener finish on its socket, and meanwhile refuses new connections at once.
-async fn refuse_all(door: Rc<Door>, reign: u64) {
-    let endpoint = door.server.endpoint();
-    let succeeded = std::future::poll_fn(|cx| match door.reign.get() {
-        now if now == reign => door.changed.poll(cx),
+async fn refuse_all(acceptor: Rc<QuicAcceptor>, reign: u64) {
+    let endpoint = acceptor.server.endpoint();
+    let succeeded = std::future::poll_fn(|cx| match acceptor.reign.get() {
+        now if now == reign => acceptor.changed.poll(cx),
         _ => Poll::Ready(()),
     });
     let mut succeeded = pin!(succeeded);
@@ -155,14 +166,14 @@ async fn refuse_all(door: Rc<Door>, reign: u64) {
 
 /// Serves the rest after a takeover: the new process accepts, and forwards datagrams of this process's connections and
 /// of handshakes that had begun.
-async fn finish(worker: Rc<Worker>, door: Rc<Door>, mut known: Known) {
-    let endpoint = door.server.endpoint();
+async fn finish(worker: Rc<Worker>, acceptor: Rc<QuicAcceptor>, mut known: CurrentListener) {
+    let endpoint = acceptor.server.endpoint();
     while let Some(incoming) = endpoint.accept().await {
         begin(&worker, &mut known, incoming);
     }
 }
 
-fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
+fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
     let Some((state, is_there)) = known.current(worker) else { return incoming.ignore() };
     let Some(quic) = &state.quic else { return incoming.refuse() };
     let has_many = worker.quic_handshakes.get() >= worker.generation().snapshot.limits.handshakes;
@@ -177,7 +188,7 @@ fn begin(worker: &Rc<Worker>, known: &mut Known, incoming: Incoming) {
         return;
     };
     if !is_there {
-        guard.connection.part(worker);
+        guard.connection.start_drain(worker);
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };
     worker.shared.metrics.connections.get_or_create(&labels).inc();
@@ -259,7 +270,7 @@ impl Handshake {
         let greeting = async {
             // A reverse connection exchanges other messages first.
             let is_line = quic::alpn(&quic).as_deref() == Some(reverse::ALPN_H3);
-            if is_line { Ok(None) } else { link::greet(&quic, settings).await.map(Some) }
+            if is_line { Ok(None) } else { connection::greet(&quic, settings).await.map(Some) }
         };
         // Data of the client is not read before its handshake is complete.
         let (greeted, _) = tokio::join!(greeting, confirmed);
@@ -305,15 +316,15 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, hand
     };
     match ready.await {
         Ok((begun, trust, true)) => {
-            reverse_acceptor::take(worker, &connection.listener, &trust, source, Carrier::Quic(begun.quic));
+            reverse_acceptor::take(worker, &connection.listener, &trust, source, ReverseTransport::Quic(begun.quic));
         }
         Ok((begun, trust, false)) => {
             let _ = connection.path.set(QuicPath::new(begun.quic.clone()));
             if !connection.is_of(worker, &trust, source) {
                 let reason = b"limits.connections of this node is reached";
-                return begun.quic.close(link::number(Code::ExcessiveLoad), reason);
+                return begun.quic.close(connection::number(Code::ExcessiveLoad), reason);
             }
-            let client = Client { source, trust, secure: true, line: None };
+            let client = Client { source, trust, secure: true, uplink: None };
             Box::pin(h3::serve_begun(worker, connection, begun, client)).await;
         }
         Err(error) => note_failed_handshake(worker, connection, &error),

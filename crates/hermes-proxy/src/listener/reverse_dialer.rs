@@ -17,50 +17,50 @@ use hermes_net::{host, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::listener::http::{Client, Watched};
+use crate::listener::http::{Client, WatchedIo};
 use crate::listener::{h2, h3, trust_of};
 use crate::worker::Worker;
 use hermes_outbound::generation::kept_bounds;
 use hermes_outbound::outbound::connect::{Destination, connect};
 use hermes_outbound::outbound::pool;
-use hermes_outbound::reverse::keepalive::{DEAD, UNUSED};
-use hermes_outbound::reverse::{ALPN, ALPN_H3, Bundle, Carrier, Line, MovesOn};
+use hermes_outbound::reverse::keepalive::{DEAD_AFTER, UNUSED_PROBE_INTERVAL};
+use hermes_outbound::reverse::{ALPN, ALPN_H3, ReplaceReason, ReverseTransport, UplinkConnection, UplinkGroup};
 use hermes_outbound::upstream::{ClientTls, Target, UpstreamState};
 use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::metrics::ListenerLabels;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard};
 
 /// The limit of endpoints of one listener's upstream; more count as a limit in the metrics.
-const MOST_ENDPOINTS: usize = 16;
+const MAX_ENDPOINTS: usize = 16;
 /// The timeout for the dial and TLS, and then again until the peer accepts the connection.
-const WITHIN: Duration = Duration::from_secs(5);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout after which TCP is tried: many networks block UDP.
-const QUIC_WITHIN: Duration = Duration::from_secs(3);
+const QUIC_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection that lasted this long was good: its replacement is dialled without a pause, up to this many times in a
 /// row.
-const STEADY: Duration = Duration::from_secs(1);
-const AT_ONCE: u32 = 8;
+const GOOD_CONNECTION_AFTER: Duration = Duration::from_secs(1);
+const MAX_IMMEDIATE_REDIALS: u32 = 8;
 /// A connection that lasted this long resets the count of losses.
-const LASTING: Duration = Duration::from_secs(30);
+const LOSSES_FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 /// The time for a dial in progress after a network change; then the dial starts again.
-const STALLS: Duration = Duration::from_millis(300);
-const MOST_ANEW: usize = 3;
+const STALLED_DIAL_TIMEOUT: Duration = Duration::from_millis(300);
+const MAX_RESTARTED_DIALS: usize = 3;
 /// The pause after the first failure; it doubles up to the longest one.
-const PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// The dialling listeners of a worker.
 #[derive(Default)]
-pub(crate) struct Uplinks(HashMap<Arc<str>, Uplink>);
+pub(crate) struct ReverseDialers(HashMap<Arc<str>, DialingListener>);
 
 /// A listener that dials.
-struct Uplink {
+struct DialingListener {
     upstream: u64,
     /// Dropping the sender stops the dialling tasks.
     _stop: watch::Sender<()>,
 }
 
-impl Uplinks {
+impl ReverseDialers {
     /// Stops dialling; open connections continue.
     pub(crate) fn stop_all(&mut self) {
         self.0.clear();
@@ -83,7 +83,7 @@ impl Uplinks {
             let stays = wanted.get(name).is_some_and(|upstream| upstream.id == uplink.upstream);
             if !stays {
                 // Dropping the sender stops dialling; open connections drain.
-                worker.live.drain_listener(worker, name);
+                worker.tables.drain_listener(worker, name);
             }
             stays
         });
@@ -93,15 +93,15 @@ impl Uplinks {
     }
 }
 
-fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>) -> Uplink {
+fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>) -> DialingListener {
     let stop = watch::Sender::new(());
-    if upstream.endpoints.len() > MOST_ENDPOINTS {
+    if upstream.endpoints.len() > MAX_ENDPOINTS {
         worker.shared.metrics.limit("uplink-endpoints");
-        let (name, most) = (&upstream.config.name, MOST_ENDPOINTS);
+        let (name, most) = (&upstream.config.name, MAX_ENDPOINTS);
         tracing::warn!(%listener, upstream = %name, most, "connections are kept to the first endpoints only");
     }
-    for index in 0..upstream.endpoints.len().min(MOST_ENDPOINTS) {
-        let Target::Address { bundle, .. } = &upstream.endpoints[index].target else { continue };
+    for index in 0..upstream.endpoints.len().min(MAX_ENDPOINTS) {
+        let Target::Address { group, .. } = &upstream.endpoints[index].target else { continue };
         let tls = match tls_of(worker, upstream) {
             Ok(tls) => tls,
             Err(error) => {
@@ -109,21 +109,21 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
                 break;
             }
         };
-        let keeper = Keeper {
+        let keeper = DialTask {
             worker: worker.clone(),
             listener: listener.clone(),
             upstream: upstream.clone(),
             index,
-            bundle: bundle.clone(),
+            group: group.clone(),
             tls,
             stop: stop.subscribe(),
         };
         worker.spawn(keeper.keep());
     }
-    Uplink { upstream: upstream.id, _stop: stop }
+    DialingListener { upstream: upstream.id, _stop: stop }
 }
 
-/// The upstream's TLS, with the ALPN of reverse connections. QUIC sends keepalives after `UNUSED`, in use or not.
+/// The upstream's TLS, with the ALPN of reverse connections. QUIC sends keepalives after `UNUSED_PROBE_INTERVAL`, in use or not.
 fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error> {
     // `check` ensures TLS.
     let tls = upstream.tls.as_ref().ok_or_else(|| Error::Internal("an upstream to dial without TLS".to_owned()))?;
@@ -131,19 +131,19 @@ fn tls_of(worker: &Worker, upstream: &UpstreamState) -> Result<ClientTls, Error>
     if upstream.config.protocol != UpstreamProtocol::H3 {
         return Ok(over_tcp);
     }
-    let bounds = kept_bounds(&worker.generation().snapshot.limits, DEAD, Some(UNUSED));
+    let bounds = kept_bounds(&worker.generation().snapshot.limits, DEAD_AFTER, Some(UNUSED_PROBE_INTERVAL));
     let quic = quic::client_config(&tls::with_alpn(&tls.config, ALPN_H3), bounds);
     Ok(ClientTls { quic: Some(quic.map_err(|error| Error::Internal(error.to_string()))?), ..over_tcp })
 }
 
 /// The dialler of connections to one endpoint.
 #[derive(Clone)]
-struct Keeper {
+struct DialTask {
     worker: Rc<Worker>,
     listener: Arc<str>,
     upstream: Arc<UpstreamState>,
     index: usize,
-    bundle: Bundle,
+    group: UplinkGroup,
     tls: ClientTls,
     /// Closed when dialling should stop: the sender was dropped.
     stop: watch::Receiver<()>,
@@ -164,10 +164,10 @@ impl Losses {
     }
 
     /// Counts a loss. A peer that closes every connection is not dialled without pauses.
-    fn lost(&mut self, why: MovesOn, lasted: Duration) {
-        if why == MovesOn::Moved || lasted >= LASTING {
+    fn lost(&mut self, why: ReplaceReason, lasted: Duration) {
+        if why == ReplaceReason::Moved || lasted >= LOSSES_FORGOTTEN_AFTER {
             *self = Self::default();
-        } else if lasted >= STEADY && self.at_once < AT_ONCE {
+        } else if lasted >= GOOD_CONNECTION_AFTER && self.at_once < MAX_IMMEDIATE_REDIALS {
             *self = Self { failures: 0, at_once: self.at_once + 1 };
         } else {
             self.failures += 1;
@@ -178,7 +178,7 @@ impl Losses {
 /// An established connection.
 struct Dialled {
     connection: Rc<Connection>,
-    line: Rc<Line>,
+    uplink: Rc<UplinkConnection>,
     local: IpAddr,
     remote: SocketAddr,
     /// QUIC may migrate it to another address.
@@ -192,14 +192,14 @@ impl Dialled {
     /// True if nothing can arrive on it: it closed, its local address was removed, or its path is dead. The peer may
     /// not know, and may have waiting flows on it.
     fn is_dead(&self) -> bool {
-        self.line.is_dead() || (!self.is_quic && !host::is_at(self.local))
+        self.uplink.is_dead() || (!self.is_quic && !host::is_at(self.local))
     }
 }
 
-impl Keeper {
+impl DialTask {
     /// Maintains this worker's share: the connections whose number modulo the number of workers is its own.
     async fn keep(mut self) {
-        let mut wanted = self.bundle.wanted();
+        let mut wanted = self.group.wanted();
         let (first, step) = (self.worker.number, self.worker.shared.workers.max(1));
         let mut next = first;
         loop {
@@ -217,9 +217,9 @@ impl Keeper {
     }
 
     async fn keep_one(self, number: usize) {
-        let mut wanted = self.bundle.wanted();
+        let mut wanted = self.group.wanted();
         let mut network = self.worker.shared.network.subscribe();
-        let mut doubts = self.bundle.doubts();
+        let mut doubts = self.group.doubts();
         let mut stop = self.stop.clone();
         let mut before: Vec<Dialled> = Vec::new();
         let mut losses = Losses::default();
@@ -239,10 +239,10 @@ impl Keeper {
                             if old.is_given_up {
                                 old.connection.kill.set("its path is gone, and another connection has taken its place");
                             }
-                            old.connection.part(&self.worker);
+                            old.connection.start_drain(&self.worker);
                         }
                         let why = moves_on(&dialled, &mut network, &mut doubts).await;
-                        if why == MovesOn::Moved && dialled.is_quic {
+                        if why == ReplaceReason::Moved && dialled.is_quic {
                             self.worker.migrate_quic_clients();
                         }
                         tracing::info!(listener = %self.listener, endpoint = %self.label(), ?why, "a kept connection is to be replaced");
@@ -273,7 +273,7 @@ impl Keeper {
     async fn pause(&self, failures: u32, network: &mut watch::Receiver<()>) {
         network.mark_unchanged();
         let Some(doublings) = failures.checked_sub(1) else { return };
-        let ceiling = PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
+        let ceiling = FIRST_PAUSE.saturating_mul(1 << doublings.min(16)).min(MAX_PAUSE);
         let part = (self.worker.random().1 >> 11) as f64 / (1_u64 << 53) as f64;
         // A network change ends the pause, because the new network may reach the peer.
         let _ = tokio::time::timeout(ceiling.mul_f64(0.5 + part / 2.0), network.changed()).await;
@@ -288,12 +288,12 @@ impl Keeper {
         let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
         let destination =
             Destination { tls: Some(&self.tls), urgent: true, ..self.upstream.destination(self.index, nobody) };
-        let mut anew = 0..MOST_ANEW;
+        let mut anew = 0..MAX_RESTARTED_DIALS;
         let carrier = loop {
             let stalls = async {
                 // During a network change a first packet is easily lost, and TCP retransmits it only after a second.
                 if anew.next().is_some() && network.changed().await.is_ok() {
-                    tokio::time::sleep(STALLS).await;
+                    tokio::time::sleep(STALLED_DIAL_TIMEOUT).await;
                 } else {
                     std::future::pending().await
                 }
@@ -305,33 +305,33 @@ impl Keeper {
         };
         let fault = |source| Error::Connect { peer: self.label(), source: Arc::new(source) };
         let (remote, local) = match &carrier {
-            Carrier::Tcp(io) => (io.peer_addr().map_err(fault)?, io.tcp().local_addr().map_err(fault)?.ip()),
-            Carrier::Quic(quic) => {
+            ReverseTransport::Tcp(io) => (io.peer_addr().map_err(fault)?, io.tcp().local_addr().map_err(fault)?.ip()),
+            ReverseTransport::Quic(quic) => {
                 let remote = quic.remote_address();
                 (remote, host::source_towards(remote).map_err(fault)?)
             }
         };
         // Evaluated once, so that the report to the peer matches the action here.
         before.iter_mut().for_each(|old| old.is_given_up = old.is_dead());
-        let given_up = before.iter().filter(|old| old.is_given_up).filter_map(|old| old.line.number.get()).collect();
+        let given_up = before.iter().filter(|old| old.is_given_up).filter_map(|old| old.uplink.number.get()).collect();
         let acks = match &carrier {
-            Carrier::Tcp(io) => Some(Acks::of(io.tcp()).map_err(fault)?),
-            Carrier::Quic(_) => None,
+            ReverseTransport::Tcp(io) => Some(Acks::of(io.tcp()).map_err(fault)?),
+            ReverseTransport::Quic(_) => None,
         };
-        let line = Rc::new(Line::new(self.bundle.clone(), number == 0, acks, given_up));
-        let dialled = self.serve(carrier, local, remote, line).map_err(fault)?;
+        let uplink = Rc::new(UplinkConnection::new(self.group.clone(), number == 0, acks, given_up));
+        let dialled = self.serve(carrier, local, remote, uplink).map_err(fault)?;
         // TLS completes before the peer has verified the certificate of this node; its first call shows that it
         // accepted the connection.
         let judged = async {
             tokio::select! {
-                _ = dialled.line.number.wait() => None,
-                why = dialled.line.moves_on.wait() => Some(why),
+                _ = dialled.uplink.number.wait() => None,
+                why = dialled.uplink.moves_on.wait() => Some(why),
             }
         };
-        let why = match tokio::time::timeout(WITHIN, judged).await {
+        let why = match tokio::time::timeout(DIAL_TIMEOUT, judged).await {
             Ok(None) => return Ok(dialled),
-            Ok(Some(MovesOn::Silent)) => "nothing is heard of it since TLS was done",
-            Ok(Some(MovesOn::Leaving)) => "it takes no more connections: it is about to end",
+            Ok(Some(ReplaceReason::Silent)) => "nothing is heard of it since TLS was done",
+            Ok(Some(ReplaceReason::Leaving)) => "it takes no more connections: it is about to end",
             Ok(Some(_)) => {
                 "it did not take the connection: it does not know this node's certificate, or has no upstream that names it"
             }
@@ -342,30 +342,36 @@ impl Keeper {
         Err(fault(std::io::Error::other(why)))
     }
 
-    async fn connect(&self, to: &Destination<'_>) -> Result<Carrier, Error> {
+    async fn connect(&self, to: &Destination<'_>) -> Result<ReverseTransport, Error> {
         if self.upstream.config.protocol != UpstreamProtocol::H3 {
-            return connect(&self.worker, to, WITHIN).await.map(Carrier::Tcp);
+            return connect(&self.worker, to, DIAL_TIMEOUT).await.map(ReverseTransport::Tcp);
         }
-        let error = match tokio::time::timeout(QUIC_WITHIN, pool::h3::dial(&self.worker, to)).await {
-            Ok(Ok(quic)) => return Ok(Carrier::Quic(quic)),
+        let error = match tokio::time::timeout(QUIC_TIMEOUT, pool::h3::dial(&self.worker, to)).await {
+            Ok(Ok(quic)) => return Ok(ReverseTransport::Quic(quic)),
             Ok(Err(error)) => error,
-            Err(_) => Error::ConnectTimeout { peer: self.label(), missing: NO_CONNECTION, after: QUIC_WITHIN },
+            Err(_) => Error::ConnectTimeout { peer: self.label(), missing: NO_CONNECTION, after: QUIC_TIMEOUT },
         };
         // If TCP fails too, the error of QUIC is reported.
-        let Ok(io) = connect(&self.worker, to, WITHIN).await else { return Err(error) };
+        let Ok(io) = connect(&self.worker, to, DIAL_TIMEOUT).await else { return Err(error) };
         self.worker.shared.metrics.quic_fallbacks.inc();
         tracing::info!(listener = %self.listener, endpoint = %self.label(), %error, "QUIC does not get through; over HTTP/2");
-        Ok(Carrier::Tcp(io))
+        Ok(ReverseTransport::Tcp(io))
     }
 
     /// Serves the listener's sessions on the connection.
-    fn serve(&self, carrier: Carrier, local: IpAddr, remote: SocketAddr, line: Rc<Line>) -> std::io::Result<Dialled> {
+    fn serve(
+        &self,
+        carrier: ReverseTransport,
+        local: IpAddr,
+        remote: SocketAddr,
+        uplink: Rc<UplinkConnection>,
+    ) -> std::io::Result<Dialled> {
         let generation = self.worker.generation();
         let gone = || std::io::Error::other("its listener is gone");
         let listener = generation.listener(&self.listener).ok_or_else(gone)?;
         let (uris, is_quic) = match &carrier {
-            Carrier::Tcp(io) => (tls::peer_uris(io), false),
-            Carrier::Quic(quic) => (quic::peer_uris(quic), true),
+            ReverseTransport::Tcp(io) => (tls::peer_uris(io), false),
+            ReverseTransport::Quic(quic) => (quic::peer_uris(quic), true),
         };
         let trust = trust_of(&self.worker, listener, uris, remote)?;
         let full = || std::io::Error::other("limits.connections of this node is reached");
@@ -373,19 +379,19 @@ impl Keeper {
         let connection = guard.connection.clone();
         connection.is_kept.set(true);
         let _ = connection.trust.set(trust.clone());
-        let client = Client { source: remote, trust, secure: true, line: Some(line.clone()) };
+        let client = Client { source: remote, trust, secure: true, uplink: Some(uplink.clone()) };
         let worker = self.worker.clone();
-        let (over, labels) = (line.clone(), ListenerLabels { listener: listener.name.clone() });
+        let (over, labels) = (uplink.clone(), ListenerLabels { listener: listener.name.clone() });
         self.worker.spawn(async move {
             let gauge = worker.shared.metrics.reverse_connections.get_or_create_owned(&labels);
             gauge.inc();
             let served = async {
                 match carrier {
-                    Carrier::Tcp(io) => {
-                        let watched = Watched::new(&worker, &guard.connection, io);
+                    ReverseTransport::Tcp(io) => {
+                        let watched = WatchedIo::new(&worker, &guard.connection, io);
                         Box::pin(h2::serve(&worker, &guard.connection, watched, client)).await;
                     }
-                    Carrier::Quic(quic) => Box::pin(h3::serve(&worker, &guard.connection, quic, client)).await,
+                    ReverseTransport::Quic(quic) => Box::pin(h3::serve(&worker, &guard.connection, quic, client)).await,
                 }
             };
             tokio::select! {
@@ -396,21 +402,25 @@ impl Keeper {
             gauge.dec();
             over.end();
         });
-        Ok(Dialled { connection, line, local, remote, is_quic, since: Instant::now(), is_given_up: false })
+        Ok(Dialled { connection, uplink, local, remote, is_quic, since: Instant::now(), is_given_up: false })
     }
 }
 
 /// Waits until the connection must be replaced.
-async fn moves_on(dialled: &Dialled, network: &mut watch::Receiver<()>, doubts: &mut watch::Receiver<()>) -> MovesOn {
+async fn moves_on(
+    dialled: &Dialled,
+    network: &mut watch::Receiver<()>,
+    doubts: &mut watch::Receiver<()>,
+) -> ReplaceReason {
     loop {
         tokio::select! {
-            why = dialled.line.moves_on.wait() => return why,
-            Ok(()) = doubts.changed() => dialled.line.ask(),
+            why = dialled.uplink.moves_on.wait() => return why,
+            Ok(()) = doubts.changed() => dialled.uplink.ask(),
             changed = network.changed() => {
                 let from = host::source_towards(dialled.remote);
                 // Without any route to the peer, nothing is dialled; the next network change may bring one.
                 if changed.is_err() || from.is_ok_and(|from| from != dialled.local) {
-                    return MovesOn::Moved;
+                    return ReplaceReason::Moved;
                 }
             }
         }
@@ -428,14 +438,14 @@ mod tests {
             losses.lost(why, lasted);
             losses.failures
         };
-        let brief = STEADY + Duration::from_millis(100);
-        let waits: Vec<u32> = (0..AT_ONCE + 3).map(|_| lost(MovesOn::Over, brief)).collect();
-        assert_eq!(waits[..AT_ONCE as usize], [0; AT_ONCE as usize]);
-        assert_eq!(waits[AT_ONCE as usize..], [1, 2, 3]);
-        assert_eq!(lost(MovesOn::Over, LASTING), 0);
-        assert_eq!(lost(MovesOn::Over, Duration::ZERO), 1, "it was hardly there");
-        assert_eq!(lost(MovesOn::Over, brief), 0);
-        assert_eq!(lost(MovesOn::Silent, Duration::ZERO), 1);
-        assert_eq!(lost(MovesOn::Moved, Duration::ZERO), 0, "the far end has no part in it");
+        let brief = GOOD_CONNECTION_AFTER + Duration::from_millis(100);
+        let waits: Vec<u32> = (0..MAX_IMMEDIATE_REDIALS + 3).map(|_| lost(ReplaceReason::Over, brief)).collect();
+        assert_eq!(waits[..MAX_IMMEDIATE_REDIALS as usize], [0; MAX_IMMEDIATE_REDIALS as usize]);
+        assert_eq!(waits[MAX_IMMEDIATE_REDIALS as usize..], [1, 2, 3]);
+        assert_eq!(lost(ReplaceReason::Over, LOSSES_FORGOTTEN_AFTER), 0);
+        assert_eq!(lost(ReplaceReason::Over, Duration::ZERO), 1, "it was hardly there");
+        assert_eq!(lost(ReplaceReason::Over, brief), 0);
+        assert_eq!(lost(ReplaceReason::Silent, Duration::ZERO), 1);
+        assert_eq!(lost(ReplaceReason::Moved, Duration::ZERO), 0, "the far end has no part in it");
     }
 }

@@ -21,9 +21,9 @@ use tokio::io::AsyncWriteExt;
 use super::http::{Client, read_first};
 use super::{Ready, note_failed_handshake, open};
 use crate::request::{Origin, from_target};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
-use hermes_transport::datagram::QUIET;
+use hermes_transport::datagram::CLOSE_TIMEOUT;
 use hermes_transport::error::Error;
 use hermes_transport::headers::PROXY_STATUS;
 use hermes_transport::runtime::session::Connection;
@@ -35,7 +35,7 @@ const UNKNOWN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPE
 /// Serves one connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
     let Ready { mut io, source, trust, secure } = ready;
-    let client = Client { source, trust, secure, line: None };
+    let client = Client { source, trust, secure, uplink: None };
     let mut ahead = BytesMut::new();
     let request = match negotiate(&mut io, &mut ahead).await {
         Ok(request) => request,
@@ -118,11 +118,11 @@ async fn connect(
         Origin { worker, listener: &listener, source: client.source, trust: &client.trust, secure: client.secure };
     let request = from_target(&origin, Kind::Tcp, &target.to_string());
     match open(worker, Some(connection), &mut near, request).await {
-        Served::Tunnel(tunnel) => match say(&mut near, Reply::Succeeded, UNKNOWN).await {
-            Ok(()) => session::relay(Near::Stream(near), *tunnel).await,
+        SessionOutcome::Tunnel(tunnel) => match say(&mut near, Reply::Succeeded, UNKNOWN).await {
+            Ok(()) => session::relay(DownstreamEnd::Stream(near), *tunnel).await,
             Err(error) => tunnel.session.entry.fail(&Error::ClientGone(error.to_string())),
         },
-        Served::Response(response) => {
+        SessionOutcome::Response(response) => {
             let reply = reply_to(response.status(), response.headers());
             drop(response);
             refuse(near, reply).await;
@@ -144,7 +144,7 @@ async fn refuse(mut near: ByteStream, reply: Reply) {
 
 /// Closes the connection gracefully. A close with unread bytes is a reset, and a reset overtakes the reply.
 async fn linger(mut near: ByteStream) {
-    let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| near.poll_close(cx))).await;
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| near.poll_close(cx))).await;
 }
 
 /// The reply that best describes why a tunnel was not opened. The `Proxy-Status` error type (RFC 9209) of this node or

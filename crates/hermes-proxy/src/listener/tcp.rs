@@ -11,7 +11,7 @@ use hermes_model::facts::Kind;
 
 use super::{Ready, open};
 use crate::request::{Origin, from_flow};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
 use hermes_transport::runtime::session::Connection;
 use hermes_transport::stream::ByteStream;
@@ -28,7 +28,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, auth
     let mut near = ByteStream::io(ready.io, Bytes::new());
     let request = from_flow(&origin, Kind::Tcp, authority, "");
     match open(worker, Some(connection), &mut near, request).await {
-        Served::Tunnel(tunnel) => session::relay(Near::Stream(near), *tunnel).await,
-        Served::Response(_) => near.abort(),
+        SessionOutcome::Tunnel(tunnel) => session::relay(DownstreamEnd::Stream(near), *tunnel).await,
+        SessionOutcome::Response(_) => near.abort(),
     }
 }

@@ -4,8 +4,8 @@
 //! back-off whenever it ends. Packets meanwhile are dropped, never routed another way, and the log reports the reason
 //! (`outage`). In a prefix of virtual addresses for names, each address has its own session (`names`).
 
-mod flows;
-mod names;
+mod name_connections;
+mod name_packets;
 mod outage;
 
 use std::collections::{HashMap, HashSet};
@@ -24,9 +24,9 @@ use self::outage::{Lost, Outage, SETTLED};
 use super::Ending;
 use crate::ip::{End, Link, Owner};
 use crate::request::{Origin, from_capture};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
-use hermes_transport::datagram::{Port, QUIET};
+use hermes_transport::datagram::{CLOSE_TIMEOUT, Port};
 use hermes_transport::oneshot::Oneshot;
 
 /// The first back-off before a tunnel reopens; it doubles.
@@ -91,9 +91,9 @@ impl Captures {
             let running = Running { taken, listener: listener.clone(), ending: ending.clone() };
             let before = self.0.insert(place, running).map(|running| running.ending);
             if taken.is_names && carries_flows(&listener) {
-                worker.spawn(flows::capture(worker.clone(), listener, taken.network, ending, before));
+                worker.spawn(name_connections::capture(worker.clone(), listener, taken.network, ending, before));
             } else if taken.is_names {
-                worker.spawn(names::capture(worker.clone(), listener, taken.network, ending, before));
+                worker.spawn(name_packets::capture(worker.clone(), listener, taken.network, ending, before));
             } else {
                 worker.spawn(capture(worker.clone(), listener, taken.network, ending, before));
             }
@@ -105,7 +105,7 @@ impl Captures {
     pub(crate) fn leave(&mut self, worker: &Rc<Worker>) {
         for (_, running) in self.0.drain() {
             worker.spawn(async move {
-                tokio::time::sleep(QUIET).await;
+                tokio::time::sleep(CLOSE_TIMEOUT).await;
                 running.ending.set(Ending::HandOver);
             });
         }
@@ -240,11 +240,11 @@ async fn serve(
             let protocol = request.facts.protocol;
             (session::serve(worker, request).await, protocol)
         }
-        Err(rejected) => (Served::Response(session::reject(worker, *rejected)), None),
+        Err(rejected) => (SessionOutcome::Response(session::reject(worker, *rejected)), None),
     };
     let (tunnel, protocol) = match served {
-        (Served::Tunnel(tunnel), protocol) => (tunnel, protocol),
-        (Served::Response(response), _) => return Lost::answered(&response),
+        (SessionOutcome::Tunnel(tunnel), protocol) => (tunnel, protocol),
+        (SessionOutcome::Response(response), _) => return Lost::answered(&response),
     };
     let owner = Owner::Listener(listener.name.clone());
     let addresses = tun.addresses.iter().copied().map(IpNet::from);
@@ -257,7 +257,7 @@ async fn serve(
         }
     };
     before.as_ref().inspect(|before| before.set(Ending::Close));
-    let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
+    let mut relayed = pin!(session::relay(DownstreamEnd::Datagrams(Port::Device(Box::new(end))), *tunnel));
     if outage.lasts() {
         if tokio::time::timeout(SETTLED, &mut relayed).await.is_ok() {
             return Lost::over(&entry);

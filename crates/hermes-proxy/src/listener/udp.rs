@@ -16,13 +16,13 @@ use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_net::udp::{self, ReceiveBuffer, UdpSocket};
 
-use super::flows::{FlowTable, Known, push, unless_displaced};
+use super::flow_table::{FlowState, FlowTable, push, unless_displaced};
 use super::{Ending, ip, open};
 use crate::ip::{Translation, Transport};
 use crate::request::{Origin, from_flow};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
-use hermes_transport::datagram::{Flow, FlowQueue, Port, QUIET};
+use hermes_transport::datagram::{CLOSE_TIMEOUT, Flow, FlowQueue, Port};
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::shares::Share;
 use hermes_transport::runtime::yield_to_network;
@@ -159,7 +159,7 @@ impl Flows {
         // Datagrams that arrived before a flow had its own socket wait at the listener's socket. Reading them may begin
         // new flows, so the loop repeats until no flow is left.
         for _ in 0..PARTINGS {
-            let apart = |known: &Known| known.parted || known.queue.is_closed();
+            let apart = |known: &FlowState| known.parted || known.queue.is_closed();
             let joint: Vec<SocketAddr> =
                 self.by_source.known.iter().filter(|(_, known)| !apart(known)).map(|(source, _)| *source).collect();
             if joint.is_empty() && self.is_drained() {
@@ -181,7 +181,7 @@ impl Flows {
             match how {
                 Ending::Close => queue.finish(),
                 Ending::HandOver => drop(self.worker.spawn(async move {
-                    tokio::time::sleep(QUIET).await;
+                    tokio::time::sleep(CLOSE_TIMEOUT).await;
                     queue.finish();
                 })),
             }
@@ -258,7 +258,7 @@ async fn serve_flow(worker: &Rc<Worker>, name: &Arc<str>, targets: &Targets, flo
     let mut near = Port::Flow(flow);
     let request = from_flow(&origin, Kind::Udp, &authority, "");
     let opened = unless_displaced(&queue, open(worker, None, &mut near, request)).await;
-    if let Some(Served::Tunnel(tunnel)) = opened {
-        session::relay(Near::Datagrams(near), *tunnel).await;
+    if let Some(SessionOutcome::Tunnel(tunnel)) = opened {
+        session::relay(DownstreamEnd::Datagrams(near), *tunnel).await;
     }
 }

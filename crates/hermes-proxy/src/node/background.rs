@@ -12,7 +12,7 @@ use hermes_model::snapshot::Snapshot;
 use hermes_net::host::watch::Watch;
 use tokio::task::AbortHandle;
 
-use super::{LOOK_AGAIN, Node};
+use super::{Node, STATE_POLL_INTERVAL};
 use hermes_outbound::generation::Generation;
 use hermes_outbound::outbound::health;
 use hermes_outbound::upstream::UpstreamState;
@@ -57,7 +57,7 @@ impl Node {
         }
         self.background.spawn(async move {
             // The release of a file lock signals no event.
-            let mut again = tokio::time::interval(LOOK_AGAIN);
+            let mut again = tokio::time::interval(STATE_POLL_INTERVAL);
             loop {
                 again.tick().await;
                 match custody.store_in(&directory) {

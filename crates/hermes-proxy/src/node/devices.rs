@@ -17,9 +17,9 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 
 use super::Node;
-use crate::ip::{Device, FAR_ENDS, Given, Hold, Share};
+use crate::ip::{Device, DeviceGuard, FAR_ENDS, Given, Share};
 use crate::listener::tun::with_far_ends;
-use hermes_outbound::generation::Unready;
+use hermes_outbound::generation::BuildError;
 
 /// A device, and its current settings.
 pub(super) struct HeldDevice {
@@ -31,26 +31,26 @@ pub(super) struct HeldDevice {
     pools: HashSet<IpNet>,
     /// The number of captured prefixes that have a peer each.
     wanted: usize,
-    hold: Arc<Hold>,
+    hold: Arc<DeviceGuard>,
     /// The remaining steps of a handover, once the successor has the device.
     parting: Mutex<Option<Parting>>,
     /// The predecessor's list of its sessions, valid once it has handed over.
-    told: Option<Told>,
+    told: Option<HandoverTables>,
 }
 
 struct Parting {
     /// This process's end of the queue to its remaining sessions.
     passage: IdleQueue,
-    told: Told,
+    told: HandoverTables,
 }
 
 /// The owners of prefixes, and the substitute addresses.
-struct Told {
+struct HandoverTables {
     owners: OwnedFd,
     wishes: OwnedFd,
 }
 
-impl Told {
+impl HandoverTables {
     fn write(&self, device: &Device) -> io::Result<()> {
         rewrite_text(&self.owners, &device.owners())?;
         rewrite_text(&self.wishes, &device.wishes())
@@ -64,11 +64,11 @@ impl Told {
 }
 
 /// A device that the document no longer names, while sessions use it.
-pub(super) struct Former {
+pub(super) struct FormerDevice {
     device: Weak<Device>,
     /// The interface index.
     index: u32,
-    hold: Weak<Hold>,
+    hold: Weak<DeviceGuard>,
     addresses: HashSet<IpAddr>,
     captures: HashSet<IpNet>,
     pools: HashSet<IpNet>,
@@ -81,7 +81,7 @@ const GOING: Duration = Duration::from_secs(5);
 
 /// The settings of a device in a document.
 #[derive(Default)]
-struct Wanted {
+struct WantedDevice {
     /// The first path in the document that names it.
     path: String,
     addresses: HashSet<IpAddr>,
@@ -112,9 +112,9 @@ fn label(device: &str) -> String {
     format!("{TUN}{device}")
 }
 
-fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, Wanted> {
-    let mut all: HashMap<Arc<str>, Wanted> = HashMap::new();
-    let named = |path: String| move || Wanted { path, ..Wanted::default() };
+fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, WantedDevice> {
+    let mut all: HashMap<Arc<str>, WantedDevice> = HashMap::new();
+    let named = |path: String| move || WantedDevice { path, ..WantedDevice::default() };
     for (index, listener) in snapshot.listeners.iter().enumerate() {
         let ListenerProtocol::Tun(tun) = &listener.protocol else { continue };
         let one = all.entry(tun.device.clone()).or_insert_with(named(format!("listeners[{index}].device")));
@@ -151,7 +151,7 @@ fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
 impl Node {
     /// Waits until old devices without sessions are removed that this document names again: the kernel allows one
     /// device of a name. Returns references to those that still have sessions.
-    pub(super) async fn await_going(&self, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
+    pub(super) async fn await_going(&self, snapshot: &Snapshot) -> Vec<Arc<DeviceGuard>> {
         let deadline = Instant::now() + GOING;
         let mut kept = Vec::new();
         let mut network = self.shared.network.subscribe();
@@ -175,12 +175,12 @@ impl Node {
 
     /// Creates missing devices, and adds missing addresses and routes to all. On failure, `undo_devices` restores the
     /// running ones.
-    pub(super) fn open_devices(&mut self, snapshot: &Snapshot) -> Result<Made, Vec<Unready>> {
+    pub(super) fn open_devices(&mut self, snapshot: &Snapshot) -> Result<Made, Vec<BuildError>> {
         let mut made = HashMap::new();
         let mut shares: Vec<Vec<Share>> = self.workers.iter().map(|_| Vec::new()).collect();
         let all = wanted(snapshot);
-        let fault = |wanted: &Wanted, error: TunError| {
-            vec![Unready { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
+        let fault = |wanted: &WantedDevice, error: TunError| {
+            vec![BuildError { path: wanted.path.clone(), reason: format!("{error}. {}", error.remedy()) }]
         };
         for (name, wanted) in &all {
             match self.devices.get(name) {
@@ -192,7 +192,7 @@ impl Node {
             let held = if let Some(queues) = self.inherited.remove(&label(name)) {
                 adopt(name, queues, &mut self.inherited, &self.services.given, &mut shares)
             } else {
-                let former = self.former.get(name).and_then(Former::revive);
+                let former = self.former.get(name).and_then(FormerDevice::revive);
                 former.map_or_else(|| create(name, &self.services.given, &mut shares), Ok)
             };
             made.insert(name.clone(), held.map_err(|error| fault(wanted, error))?);
@@ -243,8 +243,13 @@ impl Node {
 
     /// Makes the devices of this document current. Returns references to the others, held until no worker runs the old
     /// document.
-    pub(super) fn keep_devices(&mut self, made: HashMap<Arc<str>, HeldDevice>, snapshot: &Snapshot) -> Vec<Arc<Hold>> {
-        let is_left = |name: &str, former: &Former| former.hold.strong_count() > 0 || tun::is_there(name, former.index);
+    pub(super) fn keep_devices(
+        &mut self,
+        made: HashMap<Arc<str>, HeldDevice>,
+        snapshot: &Snapshot,
+    ) -> Vec<Arc<DeviceGuard>> {
+        let is_left =
+            |name: &str, former: &FormerDevice| former.hold.strong_count() > 0 || tun::is_there(name, former.index);
         self.former.retain(|name, former| is_left(name, former) && !made.contains_key(name));
         self.devices.extend(made);
         let mut wanted = wanted(snapshot);
@@ -331,16 +336,16 @@ impl Node {
     }
 }
 
-impl Former {
+impl FormerDevice {
     fn is_of(&self, device: &Arc<Device>) -> bool {
         std::ptr::eq(self.device.as_ptr(), Arc::as_ptr(device))
     }
 
     /// The settings from the last document that named it.
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self) -> WantedDevice {
         let Self { addresses, captures, pools, nat, .. } = self;
         let (addresses, captures, pools, nat) = (addresses.clone(), captures.clone(), pools.clone(), nat.clone());
-        Wanted { addresses, captures, pools, nat, ..Wanted::default() }
+        WantedDevice { addresses, captures, pools, nat, ..WantedDevice::default() }
     }
 
     /// The same device for a document that names it again, because the kernel allows one of a name. `None` if it was
@@ -370,7 +375,7 @@ fn adopt(
 ) -> Result<HeldDevice, TunError> {
     let mut take = |what: &str| inherited.remove(&format!("{}{what}", label(name))).unwrap_or_default();
     let before: Vec<IdleQueue> = take(BEFORE).into_iter().map(IdleQueue::from_pair).collect();
-    let told = take(OWNERS).pop().zip(take(WISHES).pop()).map(|(owners, wishes)| Told { owners, wishes });
+    let told = take(OWNERS).pop().zip(take(WISHES).pop()).map(|(owners, wishes)| HandoverTables { owners, wishes });
     let mut text = |what: &str| take(what).pop().and_then(|fd| read_text(&fd).ok()).unwrap_or_default();
     let (net, idle) = tun::Device::adopt(name, queues, shares.len())?;
     let device = Device::new(name.clone(), net, given.clone());
@@ -417,7 +422,7 @@ impl HeldDevice {
     }
 
     /// A device without any settings.
-    fn of(device: Arc<Device>, hold: Arc<Hold>) -> Self {
+    fn of(device: Arc<Device>, hold: Arc<DeviceGuard>) -> Self {
         let (addresses, captures, pools) = Default::default();
         Self { device, addresses, captures, pools, wanted: 0, hold, parting: Mutex::default(), told: None }
     }
@@ -427,11 +432,11 @@ impl HeldDevice {
         self.device.net().is_there()
     }
 
-    fn former(&self) -> Former {
+    fn former(&self) -> FormerDevice {
         let Self { device, addresses, captures, pools, .. } = self;
         let (addresses, captures, pools) = (addresses.clone(), captures.clone(), pools.clone());
         let (nat, hold, index) = (device.nat(), Arc::downgrade(&self.hold), device.net().index());
-        Former { device: Arc::downgrade(device), index, hold, addresses, captures, pools, nat }
+        FormerDevice { device: Arc::downgrade(device), index, hold, addresses, captures, pools, nat }
     }
 
     /// Adds the device to a handover: its queues, the queue back to sessions here, and its settings.
@@ -456,13 +461,13 @@ impl HeldDevice {
             all.push(text);
             io::Result::Ok(fd)
         };
-        let told = Told { owners: later(OWNERS)?, wishes: later(WISHES)? };
+        let told = HandoverTables { owners: later(OWNERS)?, wishes: later(WISHES)? };
         *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Parting { passage, told });
         Ok(())
     }
 
     /// Adds missing settings and leaves existing ones. The change that affects other programs most comes last.
-    fn equip(&mut self, wanted: &Wanted) -> Result<(), TunError> {
+    fn equip(&mut self, wanted: &WantedDevice) -> Result<(), TunError> {
         let net = self.device.net();
         for address in &wanted.addresses {
             net.add_address((*address).into())?;
@@ -488,7 +493,7 @@ impl HeldDevice {
     }
 
     /// Removes settings that the document does not want.
-    fn trim(&mut self, wanted: &Wanted) {
+    fn trim(&mut self, wanted: &WantedDevice) {
         let device = &self.device;
         for address in self.addresses.extract_if(|address| !wanted.addresses.contains(address)) {
             tell(device.net().remove_address(address.into()));

@@ -2,7 +2,7 @@
 //!
 //! In: a worker that runs a new generation. Out: each session stays, is told to end, or gets a route to move to. A
 //! session whose user is no longer trusted ends, whatever its route. A connection whose peer's key is revoked is closed
-//! with all its sessions. Never: the move itself (`datagram/relay/moving.rs`).
+//! with all its sessions. Never: the move itself (`datagram/relay/migration.rs`).
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::listener;
 use crate::worker::Worker;
 use hermes_outbound::generation::Generation;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// The number of sessions that a reload decides again before traffic gets its turn: well under a millisecond.
 const SLICE: usize = 256;
@@ -27,14 +27,15 @@ const SLICE: usize = 256;
 pub(super) async fn all(worker: Rc<Worker>) {
     let generation = worker.generation();
     // Connections first: closing one ends its sessions and stops further ones.
-    for (_, connection) in worker.live.connections.borrow().iter() {
+    for (_, connection) in worker.tables.connections.borrow().iter() {
         if let Some(Trust::Certified(peer)) = connection.trust.get()
             && is_revoked(peer, &generation.snapshot)
         {
             connection.kill.set(REVOKED);
         }
     }
-    let entries: Vec<Rc<Entry>> = worker.live.sessions.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    let entries: Vec<Rc<SessionEntry>> =
+        worker.tables.sessions.borrow().iter().map(|(_, entry)| entry.clone()).collect();
     for slice in entries.chunks(SLICE) {
         for entry in slice {
             redecide_one(&generation, entry);
@@ -43,7 +44,7 @@ pub(super) async fn all(worker: Rc<Worker>) {
     }
 }
 
-fn redecide_one(generation: &Generation, entry: &Entry) {
+fn redecide_one(generation: &Generation, entry: &SessionEntry) {
     let listener = generation.listener(&entry.facts.listener);
     // A session of a removed listener drains, whatever routes say about new sessions. IP tunnels do not drain, because
     // they last for days.

@@ -16,7 +16,7 @@ use hermes_net::{host, steer, tcp, udp};
 
 use super::Node;
 use crate::listener::{BoundSocket, ListeningSocket, Transport};
-use hermes_outbound::generation::Unready;
+use hermes_outbound::generation::BuildError;
 
 /// The identity of a socket: transport and address, and the listener's name if the system chose the port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -153,7 +153,7 @@ impl Socket {
 }
 
 /// The limit of system-chosen ports to try before one is used that may be in use over UDP.
-const MOST_TRIED: u32 = 16;
+const MAX_PORT_ATTEMPTS: u32 = 16;
 /// The separator between the label of QUIC sockets and the destination of a forward socket.
 pub(super) const WAY: &str = " to ";
 
@@ -177,7 +177,7 @@ impl Node {
     pub(super) fn open_sockets(
         &mut self,
         snapshot: &Snapshot,
-    ) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<Unready>> {
+    ) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<BuildError>> {
         let mut opened = HashMap::new();
         let mut faults = Vec::new();
         // Sockets that may fail come first: further sockets of a running listener receive connections at once.
@@ -191,7 +191,7 @@ impl Node {
             }
             match self.open(&key, snapshot.dispatch, &opened) {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
-                Err(error) => faults.push(Unready {
+                Err(error) => faults.push(BuildError {
                     path: format!("listeners[{index}].bind"),
                     reason: format!("listening on {key}: {error}. {}", host::bind_remedy(&error)),
                 }),
@@ -231,7 +231,7 @@ impl Node {
             let bound = socket.local_addr()?;
             tried += 1;
             // HTTP/3 and DNS use the same port over UDP, so a system-chosen port must be free there too.
-            if key.is_tcp() && address.port() == 0 && tried < MOST_TRIED && udp::probe_unused(bound).is_err() {
+            if key.is_tcp() && address.port() == 0 && tried < MAX_PORT_ATTEMPTS && udp::probe_unused(bound).is_err() {
                 continue;
             }
             address = bound;
@@ -337,7 +337,7 @@ pub(super) fn deal(
     transport: Transport,
     dispatch: Dispatch,
     for_worker: &mut [Vec<ListeningSocket>],
-) -> Result<(), Vec<Unready>> {
+) -> Result<(), Vec<BuildError>> {
     let workers = for_worker.len();
     let deals = if dispatch == Dispatch::Exclusive && transport == Transport::Tcp {
         workers.max(sockets.len())
@@ -347,7 +347,7 @@ pub(super) fn deal(
     for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
         let socket = socket
             .share()
-            .map_err(|error| vec![Unready { path: format!("listener {name}"), reason: error.to_string() }])?;
+            .map_err(|error| vec![BuildError { path: format!("listener {name}"), reason: error.to_string() }])?;
         for_worker[number % workers].push(ListeningSocket { name: name.clone(), socket });
     }
     Ok(())

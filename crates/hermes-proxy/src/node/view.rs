@@ -15,7 +15,7 @@ use hermes_transport::runtime::Shared;
 use hermes_transport::runtime::session::SessionView;
 
 /// The limit of sessions of one worker in `/sessions`.
-const MOST_SESSIONS: usize = 10_000;
+const MAX_LISTED_SESSIONS: usize = 10_000;
 
 /// A view of a running node for the admin endpoint.
 #[derive(Clone)]
@@ -74,7 +74,7 @@ impl NodeView {
         let mut all = Vec::new();
         for worker in &self.workers {
             let (reply, answer) = oneshot::channel();
-            if worker.send(Command::Sessions { most: MOST_SESSIONS, reply }).await.is_ok() {
+            if worker.send(Command::Sessions { most: MAX_LISTED_SESSIONS, reply }).await.is_ok() {
                 all.extend(answer.await.unwrap_or_default());
             }
         }

@@ -14,10 +14,10 @@ use tokio::runtime::LocalOptions;
 use tokio::sync::{mpsc, oneshot};
 
 use super::redecide;
-use crate::custody::keeper::Keepers;
+use crate::custody::dialer::ChannelDialers;
 use crate::ip::Share;
-use crate::listener::quic::Doors;
-use crate::listener::reverse_dialer::Uplinks;
+use crate::listener::quic::QuicAcceptors;
+use crate::listener::reverse_dialer::ReverseDialers;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
 use crate::worker::{Services, Worker};
@@ -85,11 +85,11 @@ struct WorkerLoop<'w> {
     /// The acceptors of each listener.
     acceptors: HashMap<(Arc<str>, Transport), Vec<Acceptor>>,
     captures: Captures,
-    quic_doors: Doors,
+    quic_acceptors: QuicAcceptors,
     /// Reverse connections that this node dials.
-    uplinks: Uplinks,
+    reverse_dialers: ReverseDialers,
     /// Custody channels that this node dials.
-    keepers: Keepers,
+    channel_dialers: ChannelDialers,
 }
 
 impl<'w> WorkerLoop<'w> {
@@ -98,9 +98,9 @@ impl<'w> WorkerLoop<'w> {
             worker,
             acceptors: HashMap::new(),
             captures: Captures::default(),
-            quic_doors: Doors::default(),
-            uplinks: Uplinks::default(),
-            keepers: Keepers::default(),
+            quic_acceptors: QuicAcceptors::default(),
+            reverse_dialers: ReverseDialers::default(),
+            channel_dialers: ChannelDialers::default(),
         }
     }
 
@@ -135,13 +135,13 @@ impl<'w> WorkerLoop<'w> {
                 let _ = done.send(());
             }
             Command::Displace => worker.entries.displace_for_others(worker),
-            Command::Sessions { most, reply } => drop(reply.send(worker.live.list(most))),
+            Command::Sessions { most, reply } => drop(reply.send(worker.tables.list(most))),
             Command::Close { handed, passages, done } => {
                 self.close(handed, passages).await;
                 let _ = done.send(());
             }
             Command::Drain { done } => {
-                worker.live.drain(worker);
+                worker.tables.drain(worker);
                 let _ = done.send(());
             }
             Command::Stop => {}
@@ -151,7 +151,7 @@ impl<'w> WorkerLoop<'w> {
     fn tick(&self) {
         let worker = self.worker;
         WorkerContext::tick(worker);
-        self.quic_doors.tell(worker);
+        self.quic_acceptors.tell(worker);
         if worker.number == 0 {
             worker.services.custody.expire();
         }
@@ -161,9 +161,9 @@ impl<'w> WorkerLoop<'w> {
     async fn close(&mut self, handed: bool, passages: Vec<(Arc<str>, IdleQueue)>) {
         let worker = self.worker;
         worker.begin_draining();
-        self.uplinks.stop_all();
+        self.reverse_dialers.stop_all();
         if handed {
-            self.keepers.stop_all();
+            self.channel_dialers.stop_all();
         }
         let how = if handed { Ending::HandOver } else { Ending::Close };
         for acceptor in self.acceptors.drain().flat_map(|(_, list)| list) {
@@ -186,20 +186,20 @@ impl<'w> WorkerLoop<'w> {
                 !old.admits_like(listener) || previous.client_roots(old) != generation.client_roots(listener)
             };
             if previous.listener(&listener.name).is_some_and(differs) {
-                worker.live.drain_listener(worker, &listener.name);
+                worker.tables.drain_listener(worker, &listener.name);
             }
             // A peer's session is opened by the listener itself, and would be opened differently now.
             let is_other =
                 |old: &Arc<Listener>| old.protocol != listener.protocol || old.set_headers != listener.set_headers;
             let carries = |old: &Arc<Listener>| matches!(old.protocol, ListenerProtocol::Ip(_));
             if previous.listener(&listener.name).is_some_and(|old| carries(old) && is_other(old)) {
-                worker.live.end_sessions_of(&listener.name);
+                worker.tables.end_sessions_of(&listener.name);
             }
         }
         self.replace_acceptors(&generation, sockets);
         worker.retire_pools();
-        self.uplinks.follow(worker);
-        self.keepers.follow(worker);
+        self.reverse_dialers.follow(worker);
+        self.channel_dialers.follow(worker);
         worker.spawn(redecide::all(worker.clone()));
     }
 
@@ -214,7 +214,7 @@ impl<'w> WorkerLoop<'w> {
         }
         for socket in sockets {
             let place = socket.place();
-            match Acceptor::start(worker, &mut self.quic_doors, socket) {
+            match Acceptor::start(worker, &mut self.quic_acceptors, socket) {
                 Ok(acceptor) => acceptors.entry(place).or_default().push(acceptor),
                 Err(error) => tracing::error!(listener = %place.0, %error, "a listener could not start on this worker"),
             }
@@ -225,7 +225,7 @@ impl<'w> WorkerLoop<'w> {
         let gone: Vec<_> = acceptors.keys().filter(|place| is_gone(place)).cloned().collect();
         for place in gone {
             replaced.extend(acceptors.remove(&place).into_iter().flatten());
-            worker.live.drain_listener(worker, &place.0);
+            worker.tables.drain_listener(worker, &place.0);
         }
         replaced.into_iter().for_each(Acceptor::close);
     }

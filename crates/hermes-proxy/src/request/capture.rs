@@ -13,7 +13,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use ipnet::IpNet;
 
-use super::{Ask, Origin, Rejected, Request, complete, host_value};
+use super::{Origin, Rejected, Request, UpgradeKind, complete, host_value};
 use hermes_transport::body::RequestBody;
 use hermes_transport::headers;
 
@@ -63,7 +63,7 @@ pub(crate) fn from_capture<'a>(
             facts
         })
         .map(|facts| Request {
-            ask: Ask::Upgrade(Arc::from("connect-ip")),
+            upgrade: UpgradeKind::Upgrade(Arc::from("connect-ip")),
             version: Version::HTTP_11,
             scheme: http::uri::Scheme::HTTP,
             host: host_value(&facts.authority, ""),

@@ -13,7 +13,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Version};
 use ipnet::IpNet;
 
-use super::{Ask, host_value, named, udp_path};
+use super::{UpgradeKind, host_value, named, udp_path};
 use crate::worker::Worker;
 use hermes_transport::error::Error;
 
@@ -21,7 +21,7 @@ use hermes_transport::error::Error;
 pub(super) struct Target {
     pub(super) kind: Kind,
     pub(super) host: HeaderValue,
-    pub(super) ask: Ask,
+    pub(super) upgrade: UpgradeKind,
     pub(super) authority: Authority,
     pub(super) path: PathAndQuery,
     pub(super) scheme: http::uri::Scheme,
@@ -57,14 +57,14 @@ pub(super) fn target(parts: &Parts, secure: bool) -> Result<Target, Error> {
     let default_port = if scheme == http::uri::Scheme::HTTPS { 443 } else { 80 };
     let (authority, host) = request_authority(parts, default_port)?;
     let path = resolved(path(parts.uri.path_and_query()))?;
-    let (kind, ask) = (Kind::Http, Ask::Response);
-    let exchange = Target { kind, host, ask, authority, path, scheme, network: None, protocol: None };
+    let (kind, upgrade) = (Kind::Http, UpgradeKind::None);
+    let exchange = Target { kind, host, upgrade, authority, path, scheme, network: None, protocol: None };
     let Some(protocol) = protocol else { return Ok(exchange) };
     let (is_udp, is_ip) = (protocol.eq_ignore_ascii_case("connect-udp"), protocol.eq_ignore_ascii_case("connect-ip"));
     if is_udp || is_ip {
         check_capsules(&parts.headers)?;
     }
-    let upgrade = Target { ask: Ask::Upgrade(protocol), ..exchange };
+    let upgrade = Target { upgrade: UpgradeKind::Upgrade(protocol), ..exchange };
     if is_ip {
         return ip_target(upgrade);
     }
@@ -145,7 +145,7 @@ fn connect_target(parts: &Parts) -> Result<Target, Error> {
     Ok(Target {
         kind: Kind::Tcp,
         host: host_value(&authority, text),
-        ask: Ask::Connect,
+        upgrade: UpgradeKind::Connect,
         authority,
         path: PathAndQuery::from_static("/"),
         scheme: http::uri::Scheme::HTTP,
@@ -161,18 +161,18 @@ fn ip_target(asked: Target) -> Result<Target, Error> {
     let scope = connect_ip::parse_path(asked.path.path())
         .map_err(|error| malformed(&error))?
         .ok_or_else(|| malformed(&"the path is not /.well-known/masque/ip/TARGET/PROTOCOL/"))?;
-    let (ask, protocol) = (Ask::Upgrade(Arc::from("connect-ip")), scope.protocol);
+    let (upgrade, protocol) = (UpgradeKind::Upgrade(Arc::from("connect-ip")), scope.protocol);
     let network = match &scope.target {
         connect_ip::Target::Prefix(prefix) => IpNet::new(prefix.address(), prefix.length()).ok(),
         connect_ip::Target::Any | connect_ip::Target::Name(_) => None,
     };
     let authority = match &scope.target {
-        connect_ip::Target::Any => return Ok(Target { kind: Kind::Ip, ask, protocol, ..asked }),
+        connect_ip::Target::Any => return Ok(Target { kind: Kind::Ip, upgrade, protocol, ..asked }),
         connect_ip::Target::Prefix(prefix) => Authority::of_address(prefix.address()),
         connect_ip::Target::Name(name) => Authority::parse(name, None).map_err(|error| malformed(&error))?,
     };
     let host = host_value(&authority, "");
-    Ok(Target { kind: Kind::Ip, host, ask, authority, network, protocol, ..asked })
+    Ok(Target { kind: Kind::Ip, host, upgrade, authority, network, protocol, ..asked })
 }
 
 /// The path and query of the request. A target without a path (`http://HOST#x`, `?q`) means `/` (RFC 9110, section

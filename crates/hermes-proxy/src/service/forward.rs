@@ -16,20 +16,20 @@ use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::{Action, Retry as RetryPolicy, Route, UpstreamProtocol};
 use http::{HeaderMap, Method, Response, StatusCode, Version};
 
-use self::head::{Amend, Dress, Outgoing};
-use crate::request::{Ask, Request};
+use self::head::{HeadOverrides, HeadRewriter, Outgoing};
+use crate::request::{Request, UpgradeKind};
 use crate::worker::Worker;
 use hermes_outbound::generation::Generation;
 use hermes_outbound::outbound::connect::Destination;
-use hermes_outbound::outbound::exchange::{self, ExchangeBody, Place};
-use hermes_outbound::outbound::pool::{ADDED_BYTES, ADDED_LINES, Failed, Leased, Pool, PoolKey, Wish};
+use hermes_outbound::outbound::exchange::{self, ExchangeBody, ExchangeContext};
+use hermes_outbound::outbound::pool::{ADDED_BYTES, ADDED_LINES, ConnectSpec, Failed, Leased, Pool, PoolKey};
 use hermes_outbound::upstream::{InFlight, UpstreamState};
 use hermes_rate_limit::headers as rate_headers;
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::{Error, Retry};
 use hermes_transport::headers::{IDEMPOTENCY_KEY, UNSENT};
 use hermes_transport::metrics::UpstreamLabels;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// Maximum number of times that a refused stream is opened again on a route without `retry`. The pause before each
 /// grows by [`REFUSAL_PAUSE`].
@@ -41,9 +41,9 @@ const REFUSAL_BUDGET: f64 = 0.2;
 /// A request to forward, independent of its target.
 pub(crate) struct Forward<'a> {
     pub(crate) worker: &'a Rc<Worker>,
-    pub(crate) entry: &'a Rc<Entry>,
+    pub(crate) entry: &'a Rc<SessionEntry>,
     pub(crate) route: &'a Route,
-    pub(crate) dress: Dress<'a>,
+    pub(crate) rewriter: HeadRewriter<'a>,
     pub(crate) body: RequestBody,
     pub(crate) interim: Option<Arc<Interim>>,
 }
@@ -53,22 +53,22 @@ impl<'a> Forward<'a> {
     pub(crate) fn new(
         worker: &'a Rc<Worker>,
         generation: &'a Generation,
-        entry: &'a Rc<Entry>,
+        entry: &'a Rc<SessionEntry>,
         route: &'a Route,
         request: &'a Request<'_>,
         interim: Option<Arc<Interim>>,
     ) -> Self {
         // An upgrade may have a body before the tunnel. In a tunnel by POST, the body is the tunnel.
-        let has_body = match request.ask {
-            Ask::Response => true,
-            Ask::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,
-            Ask::Connect | Ask::Post => false,
+        let has_body = match request.upgrade {
+            UpgradeKind::None => true,
+            UpgradeKind::Upgrade(_) => entry.facts.kind == Kind::Http && request.version < Version::HTTP_2,
+            UpgradeKind::Connect | UpgradeKind::Post => false,
         };
         let body = if has_body { request.body.clone() } else { RequestBody::Empty };
         let may_be_sent_again = route.retry.is_some() || route.pace.is_some() || route.retrieve.is_some();
         let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
         body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
-        let dress = Dress {
+        let rewriter = HeadRewriter {
             node: &generation.snapshot.node,
             via: &generation.via,
             rewrite: route.rewrite.as_ref(),
@@ -79,13 +79,13 @@ impl<'a> Forward<'a> {
             to_proxy: matches!(&route.action, Action::Upstream(upstream) if upstream.forward_proxy),
             amend: None,
         };
-        Self { worker, entry, route, dress, body, interim }
+        Self { worker, entry, route, rewriter, body, interim }
     }
 }
 
 /// The outcome of one attempt.
 #[allow(clippy::large_enum_variant)] // The large one is the common one.
-enum Attempted {
+enum AttemptOutcome {
     Response(Response<ExchangeBody>),
     Failed {
         error: Error,
@@ -99,10 +99,10 @@ enum Attempted {
     },
 }
 
-impl Attempted {
+impl AttemptOutcome {
     /// True if the peer refused the stream without processing it.
     fn is_refused(&self) -> bool {
-        matches!(self, Attempted::Failed { is_refused: true, .. })
+        matches!(self, AttemptOutcome::Failed { is_refused: true, .. })
     }
 
     fn failed(error: Error) -> Self {
@@ -144,14 +144,14 @@ impl Drop for Counted<'_> {
 }
 
 /// A drop guard for an endpoint that was sent a request: records a failure if the session starves before a response.
-struct Debt<'a> {
+struct OutcomeGuard<'a> {
     forward: &'a Forward<'a>,
     upstream: &'a UpstreamState,
     index: usize,
     is_settled: bool,
 }
 
-impl<'a> Debt<'a> {
+impl<'a> OutcomeGuard<'a> {
     fn new(forward: &'a Forward<'a>, upstream: &'a UpstreamState, index: usize) -> Self {
         Self { forward, upstream, index, is_settled: false }
     }
@@ -162,7 +162,7 @@ impl<'a> Debt<'a> {
     }
 }
 
-impl Drop for Debt<'_> {
+impl Drop for OutcomeGuard<'_> {
     fn drop(&mut self) {
         // The sweep or a resumed download may cancel a session during an attempt. No other code records that outcome.
         let forward = self.forward;
@@ -178,12 +178,12 @@ impl Drop for Debt<'_> {
 
 impl<'a> Forward<'a> {
     /// The same request with the header changes of a cache.
-    pub(crate) fn amended(&self, amend: Amend) -> Self {
+    pub(crate) fn amended(&self, amend: HeadOverrides) -> Self {
         Self {
             worker: self.worker,
             entry: self.entry,
             route: self.route,
-            dress: Dress { amend: Some(amend), ..self.dress.clone() },
+            rewriter: HeadRewriter { amend: Some(amend), ..self.rewriter.clone() },
             body: self.body.clone(),
             interim: self.interim.clone(),
         }
@@ -215,7 +215,7 @@ impl Forward<'_> {
             self.entry.tries.set(tries);
             self.is_at(upstream, index);
             let attempted = self.attempt(upstream, index, fresh).await;
-            if let Attempted::Failed { error, stale: true, .. } = &attempted
+            if let AttemptOutcome::Failed { error, stale: true, .. } = &attempted
                 && !fresh
                 && self.may_repeat(error)
             {
@@ -257,7 +257,7 @@ impl Forward<'_> {
     }
 
     /// True if a refused stream is opened again without the route's `retry`: the peer has not processed it.
-    fn repeats_refused(&self, refusals: u32, attempted: &Attempted) -> bool {
+    fn repeats_refused(&self, refusals: u32, attempted: &AttemptOutcome) -> bool {
         self.route.retry.is_none() && refusals < MAX_REFUSALS && attempted.is_refused() && self.body.can_be_sent()
     }
 
@@ -271,15 +271,15 @@ impl Forward<'_> {
     }
 
     /// True if another endpoint may be tried, since this one received nothing of the request.
-    fn fails_over(&self, attempted: &Attempted) -> bool {
-        let Attempted::Failed { error, .. } = attempted else { return false };
+    fn fails_over(&self, attempted: &AttemptOutcome) -> bool {
+        let AttemptOutcome::Failed { error, .. } = attempted else { return false };
         error.retry() == Retry::Always && self.body.can_be_sent()
     }
 
     /// True if another node may be tried, since this one reports that its own path is dead. A node does so once for
     /// each request; every node on the path may.
-    fn goes_back(&self, attempted: &Attempted) -> bool {
-        let Attempted::Response(response) = attempted else { return false };
+    fn goes_back(&self, attempted: &AttemptOutcome) -> bool {
+        let AttemptOutcome::Response(response) = attempted else { return false };
         says_unsent(response) && self.body.can_be_sent()
     }
 
@@ -290,23 +290,23 @@ impl Forward<'_> {
         dead.or_else(|| upstream.is_backup(index).then(none))
     }
 
-    async fn attempt(&self, upstream: &Arc<UpstreamState>, index: usize, fresh: bool) -> Attempted {
+    async fn attempt(&self, upstream: &Arc<UpstreamState>, index: usize, fresh: bool) -> AttemptOutcome {
         let endpoint = &upstream.endpoints[index];
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
-        let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, fresh);
-        let wish = Wish { client: self.entry.binding_connection(), session: Some(self.entry), ..wish };
-        let leased = match pool.lease(self.worker, &wish).await {
+        let spec = upstream.spec(index, self.entry.facts.source, self.route.timeout.connect, fresh);
+        let spec = ConnectSpec { client: self.entry.binding_connection(), session: Some(self.entry), ..spec };
+        let leased = match pool.lease(self.worker, &spec).await {
             Ok(leased) => leased,
             Err(Failed { error, was_others }) => {
                 // The peer accepted the connection just before it shut down (GOAWAY, RFC 9113, 6.8); the next
                 // connection may last.
                 let stale = is_untouched(&error);
-                return Attempted::Failed { error, stale, tells_nothing: was_others, is_refused: false };
+                return AttemptOutcome::Failed { error, stale, tells_nothing: was_others, is_refused: false };
             }
         };
         let is_node = head::is_node(upstream, &leased);
-        let debt = Debt::new(self, upstream, index);
+        let debt = OutcomeGuard::new(self, upstream, index);
         let shareable = !upstream.config.proxy_protocol;
         let attempted = self.exchange(leased, pool, endpoint.label.clone(), is_node, shareable, Some(in_flight)).await;
         debt.settle();
@@ -322,12 +322,13 @@ impl Forward<'_> {
         is_node: bool,
         shareable: bool,
         in_flight: Option<InFlight>,
-    ) -> Attempted {
+    ) -> AttemptOutcome {
         let session = Some(self.entry.clone());
-        let place = Place { worker: self.worker.outbound.clone(), pool, peer, shareable, session, in_flight };
-        let outgoing = match Outgoing::new(self.entry, &self.dress, is_node) {
+        let context =
+            ExchangeContext { worker: self.worker.outbound.clone(), pool, peer, shareable, session, in_flight };
+        let outgoing = match Outgoing::new(self.entry, &self.rewriter, is_node) {
             Ok(outgoing) => outgoing,
-            Err(error) => return Attempted::failed(error),
+            Err(error) => return AttemptOutcome::failed(error),
         };
         // Set before the exchange, so that it holds even if this future is dropped.
         let was_sent = self.entry.was_sent.replace(true);
@@ -336,14 +337,20 @@ impl Forward<'_> {
             Leased::H1(connection) => {
                 let stale = connection.reused;
                 let request = outgoing.into_h1(self.body.attempt(), &connection, is_node);
-                (exchange::over_h1(connection, request, place, self.entry, self.interim.clone()).await, stale, false)
+                (exchange::over_h1(connection, request, context, self.entry, self.interim.clone()).await, stale, false)
             }
             Leased::Shared(lease) => {
                 let (connection, reused) = (lease.connection.clone(), lease.reused);
                 let request = outgoing.into_h2();
-                let result =
-                    exchange::over_shared(lease, request, self.body.attempt(), place, self.entry, self.interim.clone())
-                        .await;
+                let result = exchange::over_shared(
+                    lease,
+                    request,
+                    self.body.attempt(),
+                    context,
+                    self.entry,
+                    self.interim.clone(),
+                )
+                .await;
                 // A failed stream says nothing about its connection.
                 let is_closed = connection.is_closed();
                 let is_left = reused || result.as_ref().is_err_and(is_untouched);
@@ -367,17 +374,17 @@ impl Forward<'_> {
         match result {
             // The client did not request a switch (RFC 9110, 15.2.2) and would misread the following bytes.
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Attempted::failed(response.body().place().broken("it switches protocols unasked", false))
+                AttemptOutcome::failed(response.body().context().broken("it switches protocols unasked", false))
             }
-            Ok(response) => match self.check_head(&response.body().place().peer, response.headers(), is_node) {
-                Ok(()) => Attempted::Response(response),
-                Err(error) => Attempted::failed(error),
+            Ok(response) => match self.check_head(&response.body().context().peer, response.headers(), is_node) {
+                Ok(()) => AttemptOutcome::Response(response),
+                Err(error) => AttemptOutcome::failed(error),
             },
             // If the client aborted its request body, the endpoint is not at fault, whatever the exchange reports.
             Err(error) => {
                 let is_refused = is_shared && is_untouched(&error);
                 let error = self.body.failure().unwrap_or(error);
-                Attempted::Failed { error, stale, tells_nothing, is_refused }
+                AttemptOutcome::Failed { error, stale, tells_nothing, is_refused }
             }
         }
     }
@@ -391,19 +398,19 @@ impl Forward<'_> {
         let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
         let mut fresh = false;
         loop {
-            let wish = self.origin_wish(to, fresh);
-            let leased = pool.lease(self.worker, &wish).await?;
+            let spec = self.origin_wish(to, fresh);
+            let leased = pool.lease(self.worker, &spec).await?;
             let attempted = self.exchange(leased, pool.clone(), to.label.clone(), false, true, None).await;
             match &attempted {
-                Attempted::Failed { error, stale: true, .. } if !fresh && self.may_repeat(error) => fresh = true,
+                AttemptOutcome::Failed { error, stale: true, .. } if !fresh && self.may_repeat(error) => fresh = true,
                 _ => return self.conclude(attempted),
             }
         }
     }
 
     /// The connection spec for the pool of an origin that the request names.
-    fn origin_wish<'d>(&'d self, to: &Destination<'d>, fresh: bool) -> Wish<'d> {
-        Wish {
+    fn origin_wish<'d>(&'d self, to: &Destination<'d>, fresh: bool) -> ConnectSpec<'d> {
+        ConnectSpec {
             destination: Destination { label: to.label, ..*to },
             protocol: UpstreamProtocol::H1,
             connect_within: self.route.timeout.connect,
@@ -439,9 +446,9 @@ impl Forward<'_> {
         Ok(())
     }
 
-    fn conclude(&self, attempted: Attempted) -> Result<Response<Body>, Error> {
+    fn conclude(&self, attempted: AttemptOutcome) -> Result<Response<Body>, Error> {
         match attempted {
-            Attempted::Response(response) => {
+            AttemptOutcome::Response(response) => {
                 self.entry.is_unsent.set(says_unsent(&response));
                 if let Some(interim) = &self.interim {
                     interim.allow_body();
@@ -449,16 +456,16 @@ impl Forward<'_> {
                 self.body.answered();
                 Ok(response.map(ExchangeBody::settle))
             }
-            Attempted::Failed { error, .. } => Err(error),
+            AttemptOutcome::Failed { error, .. } => Err(error),
         }
     }
 
     /// Records the outcome for passive health checking.
-    fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &Attempted) {
+    fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &AttemptOutcome) {
         let failed = match attempted {
             // The endpoint is healthy and limits the request rate.
-            Attempted::Response(response) if self.is_paced(response) => false,
-            Attempted::Response(response) => {
+            AttemptOutcome::Response(response) if self.is_paced(response) => false,
+            AttemptOutcome::Response(response) => {
                 let is_failure = matches!(response.status().as_u16(), 502..=504);
                 if is_failure && response.headers().contains_key(hermes_transport::headers::PROXY_STATUS) {
                     // A proxy that reports a failure after it must not be ejected for one service of many.
@@ -466,8 +473,8 @@ impl Forward<'_> {
                 }
                 is_failure
             }
-            Attempted::Failed { tells_nothing: true, .. } => return,
-            Attempted::Failed { error, .. } => match error {
+            AttemptOutcome::Failed { tells_nothing: true, .. } => return,
+            AttemptOutcome::Failed { error, .. } => match error {
                 Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::Broken { .. } => true,
                 // Other errors say nothing about the endpoint.
                 _ => return,
@@ -509,17 +516,17 @@ impl Forward<'_> {
         }
     }
 
-    fn wants_retry(&self, tries: u32, attempted: &Attempted) -> bool {
+    fn wants_retry(&self, tries: u32, attempted: &AttemptOutcome) -> bool {
         let Some(policy) = &self.route.retry else { return false };
         let wanted = match attempted {
             // A rate-limited request waits in the queue instead.
-            Attempted::Response(response) if self.is_paced(response) => false,
-            Attempted::Response(response) => {
+            AttemptOutcome::Response(response) if self.is_paced(response) => false,
+            AttemptOutcome::Response(response) => {
                 retries_status(policy, response.status())
                     && self.body.can_be_sent()
                     && (self.is_idempotent() || response.status() == StatusCode::TOO_MANY_REQUESTS)
             }
-            Attempted::Failed { error, .. } => {
+            AttemptOutcome::Failed { error, .. } => {
                 let named = match error {
                     Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::NotConnected { .. } => {
                         policy.on_connect_failure
@@ -539,12 +546,12 @@ impl Forward<'_> {
     fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<Counted<'u>> {
         let budget = self.route.retry.as_ref().map_or(REFUSAL_BUDGET, |retry| retry.budget);
         let floor = self.worker.generation().snapshot.limits.retry_floor as usize;
-        let place = Counted::new(&upstream.retrying);
+        let context = Counted::new(&upstream.retrying);
         if upstream.retrying.load(Ordering::Relaxed) > upstream.retries_allowed(budget, floor) {
             self.worker.shared.metrics.limit("retry-budget");
             return None;
         }
-        Some(place)
+        Some(context)
     }
 
     /// Exponential back-off with full jitter, so that clients that failed together do not return together.
@@ -560,7 +567,7 @@ impl Forward<'_> {
 }
 
 /// True if the method is idempotent (RFC 9110, 9.2.2), or if the route trusts the idempotency key of the request.
-pub(crate) fn is_idempotent(entry: &Entry, route: &Route) -> bool {
+pub(crate) fn is_idempotent(entry: &SessionEntry, route: &Route) -> bool {
     let Facts { method, headers, .. } = &*entry.facts;
     let by_key = || headers.get(IDEMPOTENCY_KEY).is_some_and(|key| !key.is_empty());
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::PUT | Method::DELETE)

@@ -43,7 +43,7 @@ fn is_bounded(method: &Method) -> bool {
 }
 
 /// The maximum value that this node forwards; a longer path is a loop.
-const MOST: u64 = 255;
+const MAX_VALUE: u64 = 255;
 
 fn read(fields: &HeaderMap) -> Result<Option<u64>, ()> {
     let mut values = fields.get_all(MAX_FORWARDS).iter();
@@ -55,7 +55,7 @@ fn read(fields: &HeaderMap) -> Result<Option<u64>, ()> {
         return Err(());
     }
     // The digits are valid, so only overflow can fail here.
-    Ok(Some(digits.parse().unwrap_or(u64::MAX).min(MOST + 1)))
+    Ok(Some(digits.parse().unwrap_or(u64::MAX).min(MAX_VALUE + 1)))
 }
 
 /// The response of this node as the final recipient.
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(after_a_hop(Method::TRACE, "3"), "2");
         assert_eq!(after_a_hop(Method::OPTIONS, "001"), "0");
         assert_eq!(after_a_hop(Method::GET, "3"), "3");
-        assert_eq!(after_a_hop(Method::TRACE, "99999999999999999999999"), MOST.to_string());
+        assert_eq!(after_a_hop(Method::TRACE, "99999999999999999999999"), MAX_VALUE.to_string());
         assert_eq!(after_a_hop(Method::TRACE, "1, 2"), "1, 2");
     }
 }

@@ -27,11 +27,11 @@ use hermes_outbound::outbound::connect::{Destination, addresses, connect, guard}
 use hermes_outbound::upstream::ClientTls;
 use hermes_transport::datagram::Port;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::ByteStream;
 
 /// The target of a terminating route for this session.
-pub(crate) struct Place {
+pub(crate) struct DialTarget {
     pub(crate) host: Arc<str>,
     pub(crate) port: u16,
     pub(crate) label: Arc<str>,
@@ -41,7 +41,7 @@ pub(crate) struct Place {
     tls: Option<ClientTls>,
 }
 
-impl Place {
+impl DialTarget {
     /// The dial target, with the restrictions of the route. `source` is set if a PROXY header is sent.
     pub(crate) fn destination(&self, terminate: &Terminate, source: Option<SocketAddr>) -> Destination<'_> {
         Destination {
@@ -61,9 +61,9 @@ impl Place {
 ///
 /// # Errors
 /// The request names no port.
-pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Result<Place, Error> {
+pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Result<DialTarget, Error> {
     match &terminate.target {
-        Target::Fixed(target) => Ok(Place {
+        Target::Fixed(target) => Ok(DialTarget {
             host: target.host.clone(),
             port: target.port,
             label: label(&route.name, &target.host, target.port),
@@ -74,7 +74,7 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
             let port =
                 facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
             let host: Arc<str> = Arc::from(facts.authority.host());
-            Ok(Place { label: label(&route.name, &host, port), host, port, named: true, tls: None })
+            Ok(DialTarget { label: label(&route.name, &host, port), host, port, named: true, tls: None })
         }
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn origin(
     facts: &Facts,
     route: &Route,
     scheme: &Scheme,
-) -> Result<Place, Error> {
+) -> Result<DialTarget, Error> {
     let place = place(terminate, facts, route)?;
     if !terminate.speaks_tls() || *scheme != Scheme::HTTPS {
         return Ok(place);
@@ -100,7 +100,7 @@ pub(crate) fn origin(
     let tls = generation
         .origin_tls(terminate, &place.host)
         .map_err(|reason| Error::Connect { peer: label.clone(), source: Arc::new(io::Error::other(reason)) })?;
-    Ok(Place { label, tls: Some(tls), ..place })
+    Ok(DialTarget { label, tls: Some(tls), ..place })
 }
 
 fn label(route: &str, host: &str, port: u16) -> Arc<str> {
@@ -117,7 +117,7 @@ fn label(route: &str, host: &str, port: u16) -> Arc<str> {
 /// No address, no address within `reach`, or no connection.
 pub(crate) async fn tcp(
     worker: &Worker,
-    entry: &Entry,
+    entry: &SessionEntry,
     terminate: &Terminate,
     route: &Route,
 ) -> Result<ByteStream, Error> {
@@ -133,7 +133,12 @@ pub(crate) async fn tcp(
 /// # Errors
 /// The device is not ready in time, the session requests a scope that the route does not allow, or its name does not
 /// resolve.
-pub(crate) async fn device(worker: &Worker, entry: &Entry, gateway: &Gateway, route: &Route) -> Result<Port, Error> {
+pub(crate) async fn device(
+    worker: &Worker,
+    entry: &SessionEntry,
+    gateway: &Gateway,
+    route: &Route,
+) -> Result<Port, Error> {
     let facts = &entry.facts;
     *entry.peer.borrow_mut() = Some(Arc::from(format!("{}/{}", route.name, gateway.device)));
     let within = route.timeout.connect + FAR_ENDS;
@@ -227,7 +232,12 @@ async fn resolved(worker: &Worker, name: &str, told: Option<IpNet>, route: &Rout
 ///
 /// # Errors
 /// No address, no address within `reach`, or no socket.
-pub(crate) async fn udp(worker: &Worker, entry: &Entry, terminate: &Terminate, route: &Route) -> Result<Port, Error> {
+pub(crate) async fn udp(
+    worker: &Worker,
+    entry: &SessionEntry,
+    terminate: &Terminate,
+    route: &Route,
+) -> Result<Port, Error> {
     let place = place(terminate, &entry.facts, route)?;
     *entry.peer.borrow_mut() = Some(place.label.clone());
     let within: Duration = route.timeout.connect;

@@ -15,14 +15,14 @@ use hermes_model::snapshot::Contact as Plan;
 use hermes_wire::custody::{self as wire, ExchangeId};
 use http::StatusCode;
 
-use super::{Far, Served, Tunnel, custody_exchange, fail};
-use crate::custody::channel::{Channel, LINE};
+use super::{SessionOutcome, Tunnel, UpstreamEnd, custody_exchange, fail};
+use crate::custody::channel::{Channel, PATH_NAME};
 use crate::custody::link::Link;
-use crate::request::{Ask, Request};
+use crate::request::{Request, UpgradeKind};
 use crate::upgrade;
 use crate::worker::Worker;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::{Phase, Session, Watched};
+use hermes_transport::runtime::session::{OwnTimeoutGuard, Phase, Session};
 use hermes_transport::stream::ByteStream;
 
 /// The longest value of the header that names a neighbour's path.
@@ -30,12 +30,12 @@ const MAX_PATH_NAME_BYTES: usize = 256;
 
 /// True if a request opens a channel.
 pub(crate) fn is_asked_for(request: &Request<'_>) -> bool {
-    matches!(&request.ask, Ask::Upgrade(protocol) if **protocol == *wire::PROTOCOL)
+    matches!(&request.upgrade, UpgradeKind::Upgrade(protocol) if **protocol == *wire::PROTOCOL)
         && request.facts.path.as_str() == wire::PATH
 }
 
 /// Accepts a channel from an authenticated node or a trusted address.
-pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
+pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> SessionOutcome {
     let generation = worker.generation();
     let facts = &request.facts;
     let session = Session::begin(worker, facts.clone(), request.connection.clone(), request.trace);
@@ -58,7 +58,7 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
         return fail(session, &Error::Limit("tunnels of this node"));
     }
     *session.entry.peer.borrow_mut() = Some(peer.clone());
-    let head = upgrade::accepted(&request.ask, request.version, facts, None);
+    let head = upgrade::accepted(&request.upgrade, request.version, facts, None);
     session.entry.status.set(head.status().as_u16());
     let way = InboundChannel {
         listener: facts.listener.clone(),
@@ -67,10 +67,10 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> Served {
         peer,
         plan: contact_plan::told(&facts.headers),
     };
-    Served::Tunnel(Box::new(Tunnel {
+    SessionOutcome::Tunnel(Box::new(Tunnel {
         head,
         worker: worker.clone(),
-        far: Far::Custody(Rc::new(way)),
+        far: UpstreamEnd::Custody(Rc::new(way)),
         session,
         body: None,
     }))
@@ -82,8 +82,11 @@ fn name_of(request: &Request<'_>) -> Option<Arc<str>> {
     if !facts.trust.is_believed() {
         return None;
     }
-    let line =
-        facts.headers.get(LINE).and_then(|line| line.to_str().ok()).filter(|line| line.len() <= MAX_PATH_NAME_BYTES)?;
+    let line = facts
+        .headers
+        .get(PATH_NAME)
+        .and_then(|line| line.to_str().ok())
+        .filter(|line| line.len() <= MAX_PATH_NAME_BYTES)?;
     let node = facts.trust.peer().and_then(|peer| peer.node.clone());
     let who = node.unwrap_or_else(|| Arc::from(facts.source.ip().to_string()));
     Some(Arc::from(format!("{who}{BY}{line}")))
@@ -107,7 +110,7 @@ pub(crate) async fn carry_accepted(
     way: &Rc<InboundChannel>,
 ) {
     session.entry.set_phase(worker, Phase::Open);
-    let _watched = Watched::begin(&session.entry);
+    let _watched = OwnTimeoutGuard::begin(&session.entry);
     let link = Link::accepted(&mut stream, way.plan);
     let (mut channel, resumed) = Channel::begin(worker.services.custody.clone(), way.peer.clone(), link);
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));

@@ -15,19 +15,19 @@ use http::StatusCode;
 use http_body::Body as _;
 
 use super::custody_channel::InboundChannel;
-use super::origin_replay::{self, Unproven};
-use crate::custody::message::{CustodyBody, Reading, Unwritten, Writing, request, response_head, with_end};
+use super::origin_replay::{self, ReplayMismatch};
+use crate::custody::message::{CustodyBody, Reading, WriteError, Writing, request, response_head, with_end};
 use crate::custody::tunnel::CustodyStream;
 use crate::custody::{OUTCOME_UNKNOWN, error_of, forward};
 use crate::request::{InboundExchange, Origin, Rejected, Request, from_head};
 use crate::service::forward::head::clean_response;
-use crate::session::{self, Near, Served, Tunnel};
+use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel};
 use crate::worker::Worker;
 use hermes_custody::Intent;
 use hermes_custody::service::{Office, Resumed};
 use hermes_transport::body::{Body, RequestBody, settle_length};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::ByteStream;
 
 /// A guard: when dropped, no task of this process serves the exchange any more.
@@ -68,11 +68,11 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
             request.arrived = Some(InboundExchange { id, head_bytes: theirs });
             Box::pin(session::serve(worker, request)).await
         }
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+        Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
     };
     let response = match served {
-        Served::Response(response) => response,
-        Served::Tunnel(tunnel) => return Box::pin(join(worker, way, id, *tunnel)).await,
+        SessionOutcome::Response(response) => response,
+        SessionOutcome::Tunnel(tunnel) => return Box::pin(join(worker, way, id, *tunnel)).await,
     };
     let (parts, mut body) = response.into_parts();
     let entry = body.entry().clone();
@@ -95,11 +95,13 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
     {
         match origin_replay::prove(worker, id, response.offset, &parts, &mut body).await {
             Ok(behind) => behind,
-            Err(Unproven::Differs(what)) => {
+            Err(ReplayMismatch::Differs(what)) => {
                 let reason = format!("the origin answers otherwise than before this node was restarted: {what}");
                 return office.fail(id, 502, &reason);
             }
-            Err(Unproven::Broken(error)) => return office.fail(id, 502, &format!("the answer broke off: {error}")),
+            Err(ReplayMismatch::Broken(error)) => {
+                return office.fail(id, 502, &format!("the answer broke off: {error}"));
+            }
         }
     } else if body.is_end_stream() {
         (with_end(&head), true)
@@ -112,7 +114,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
         return;
     }
     let mut writing = Writing::new(office.clone(), id, Part::Response, first, body).bound(&entry);
-    if let Err(Unwritten::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
+    if let Err(WriteError::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
         office.fail(id, 502, &format!("the answer broke off: {error}"));
     }
 }
@@ -141,11 +143,11 @@ async fn join(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, mut tun
     let head = response_head(StatusCode::OK, head.headers());
     let reads = CustodyBody::new(office.clone(), id, Part::Request, Reading::new(worker), way.peer.clone());
     let stream = CustodyStream::new(office.clone(), id, Part::Response, head, reads.taken_in());
-    session::relay(Near::Stream(ByteStream::Boxed(Box::new(stream))), tunnel).await;
+    session::relay(DownstreamEnd::Stream(ByteStream::Boxed(Box::new(stream))), tunnel).await;
 }
 
 /// Keeps the session until the exchange ends.
-async fn until_over(office: &Office, way: &InboundChannel, id: ExchangeId, entry: &Rc<Entry>) {
+async fn until_over(office: &Office, way: &InboundChannel, id: ExchangeId, entry: &Rc<SessionEntry>) {
     let mut over = pin!(poll_fn(|cx| office.poll_over(cx, id)));
     tokio::select! {
         ended = &mut over => if let Err(failure) = ended {

@@ -25,7 +25,7 @@ const READ: u64 = 256 << 10;
 const SAME: [HeaderName; 6] = [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, CONTENT_RANGE, ETAG, LAST_MODIFIED];
 
 /// The reason why the responses do not match.
-pub(super) enum Unproven {
+pub(super) enum ReplayMismatch {
     /// A part differs.
     Differs(&'static str),
     /// The new response broke off before that point.
@@ -40,11 +40,11 @@ pub(super) async fn prove(
     kept: u64,
     parts: &Parts,
     body: &mut ResponseBody,
-) -> Result<(Bytes, bool), Unproven> {
+) -> Result<(Bytes, bool), ReplayMismatch> {
     let office = &worker.services.custody;
     let (mut at, mut reading, mut now) = (0, Reading::new(worker), Bytes::new());
     loop {
-        let piece = reading.next().map_err(|_| Unproven::Differs("what was kept of it is damaged"))?;
+        let piece = reading.next().map_err(|_| ReplayMismatch::Differs("what was kept of it is damaged"))?;
         match piece {
             Some(Piece::Head(control, fields)) => {
                 let status = matches!(control, Control::Response { status } if status == parts.status.as_u16());
@@ -53,28 +53,28 @@ pub(super) async fn prove(
                     before == parts.headers.get(name).map(http::HeaderValue::as_bytes)
                 };
                 if !status || !SAME.iter().all(same) {
-                    return Err(Unproven::Differs("its status, or what it says of its content"));
+                    return Err(ReplayMismatch::Differs("its status, or what it says of its content"));
                 }
             }
             Some(Piece::Content(before)) => {
                 let mut before = &before[..];
                 while !before.is_empty() {
                     if now.is_empty() {
-                        now = next(body).await?.ok_or(Unproven::Differs("it is shorter"))?;
+                        now = next(body).await?.ok_or(ReplayMismatch::Differs("it is shorter"))?;
                     }
                     let both = before.len().min(now.len());
                     if before[..both] != now.split_to(both)[..] {
-                        return Err(Unproven::Differs("its content"));
+                        return Err(ReplayMismatch::Differs("its content"));
                     }
                     before = &before[both..];
                 }
             }
             // A complete response is never requested again.
-            Some(Piece::End(_)) => return Err(Unproven::Differs("it was over")),
+            Some(Piece::End(_)) => return Err(ReplayMismatch::Differs("it was over")),
             None if at < kept => {
                 let length = (kept - at).min(READ);
                 let bytes = office.read_back(id, Part::Response, at, length).await;
-                reading.push(bytes.ok_or(Unproven::Differs("what was kept of it cannot be read again"))?);
+                reading.push(bytes.ok_or(ReplayMismatch::Differs("what was kept of it cannot be read again"))?);
                 at += length;
             }
             None => break,
@@ -91,7 +91,7 @@ pub(super) async fn prove(
 }
 
 /// The next chunk of a body. Trailers are dropped: the earlier head may not have announced them.
-async fn next(body: &mut ResponseBody) -> Result<Option<Bytes>, Unproven> {
+async fn next(body: &mut ResponseBody) -> Result<Option<Bytes>, ReplayMismatch> {
     loop {
         match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             Some(Ok(frame)) => match frame.into_data() {
@@ -99,7 +99,7 @@ async fn next(body: &mut ResponseBody) -> Result<Option<Bytes>, Unproven> {
                 Ok(data) => return Ok(Some(data)),
                 Err(_) => return Ok(None),
             },
-            Some(Err(error)) => return Err(Unproven::Broken(error)),
+            Some(Err(error)) => return Err(ReplayMismatch::Broken(error)),
             None => return Ok(None),
         }
     }

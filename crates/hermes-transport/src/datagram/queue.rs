@@ -52,7 +52,7 @@ impl Flow {
         let (socket, peer) = (self.queue.socket.borrow().clone(), self.peer);
         ready!(poll_send_for(worker, &socket, peer, cx, &mut self.out))?;
         self.queue.answered.set(self.queue.answered.get() || !batch.is_empty());
-        poll_send_for(worker, &socket, peer, cx, self.dress(batch))
+        poll_send_for(worker, &socket, peer, cx, self.rewriter(batch))
     }
 
     /// Sends one datagram now, or drops it.
@@ -65,7 +65,7 @@ impl Flow {
     }
 
     /// Adds the header to the batch. Earlier datagrams are sent first.
-    fn dress<'a>(&'a mut self, batch: &'a mut VecDeque<Bytes>) -> &'a mut VecDeque<Bytes> {
+    fn rewriter<'a>(&'a mut self, batch: &'a mut VecDeque<Bytes>) -> &'a mut VecDeque<Bytes> {
         if self.header.is_empty() {
             return batch;
         }

@@ -3,8 +3,8 @@
 //! In: two ports and their session. Out: datagrams in order; the end of one port is passed on to the other. It holds
 //! one batch in each direction.
 
-mod moving;
-mod said;
+mod migration;
+mod replay;
 
 use std::io;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use bytes::Bytes;
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::Route;
 
-use self::moving::Reopen;
-use self::moving::{Failure, Moving, Old};
-pub use self::moving::{Opening, Reopened};
-use self::said::Said;
+use self::migration::Reopen;
+use self::migration::{Failure, Moving, Old};
+pub use self::migration::{Opening, Reopened};
+use self::replay::AdvertisedState;
 use super::tunnel::of_ip;
-use super::{Batch, MOST_WORK, Other, Port};
+use super::{Batch, MAX_WORK_PER_TURN, Other, Port};
 use crate::error::Error;
 use crate::runtime::session::{Phase, Prefetched, Session};
 use crate::runtime::yield_to_network;
 use crate::stream::Reset;
 
 /// The limit of rounds before other tasks of the worker run.
-const TURNS: usize = 16;
+const MAX_ROUNDS_PER_TURN: usize = 16;
 /// The time for which the old port is still read after a move, and for which a peer may end its side.
-pub const QUIET: Duration = Duration::from_secs(2);
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The minimum time between moves that no document asked for, in milliseconds.
 const MOVES_APART: u64 = 1000;
 /// The limit of old ports that a flow still reads; the oldest is dropped first.
@@ -63,8 +63,8 @@ impl Load {
 /// A flow that is being relayed.
 struct Relay<'a> {
     session: &'a Session,
-    near: Port,
-    far: Port,
+    downstream: Port,
+    upstream: Port,
     /// The ports before moves, the latest last.
     old: Vec<Old>,
     /// The move in progress.
@@ -81,7 +81,7 @@ struct Relay<'a> {
     /// The last bytes from the downstream side are a fragment of a capsule.
     is_within: bool,
     /// The addresses and routes that the downstream side signalled; they are replayed to a new upstream.
-    said: Said,
+    said: AdvertisedState,
     /// The reset reasons for the downstream and the upstream stream in case of an error.
     resets: [Reset; 2],
 }
@@ -92,12 +92,12 @@ fn is_malformed(error: &io::Error) -> bool {
 }
 
 /// Relays until one port ends. Stores a failure for the access log.
-pub async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>) {
+pub async fn relay(downstream: Port, upstream: Port, session: &Session, reopen: Reopen<'_>) {
     session.entry.set_phase(&session.worker, Phase::Open);
     let mut relay = Relay {
         session,
-        near,
-        far,
+        downstream,
+        upstream,
         old: Vec::new(),
         moving: None,
         moved_at: None,
@@ -107,7 +107,7 @@ pub async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>)
         down: Batch::default(),
         work: 0,
         is_within: false,
-        said: Said::default(),
+        said: AdvertisedState::default(),
         resets: [Reset::Connect; 2],
     };
     relay.join();
@@ -115,11 +115,11 @@ pub async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>)
         for (kind, payload) in of_ip(sent) {
             relay.said.add(kind, &payload);
         }
-        relay.near.push(held);
+        relay.downstream.push(held);
     }
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
     // An end at a deleted device has ended or failed.
-    let lost = [&relay.near, &relay.far].into_iter().find_map(Port::lost_device);
+    let lost = [&relay.downstream, &relay.upstream].into_iter().find_map(Port::lost_device);
     if let Some(device) = lost {
         session.entry.fail(&Error::DeviceGone { device });
     }
@@ -127,11 +127,11 @@ pub async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>)
         // Most flows end by silence. A stream that is dropped without an end counts as a failure at the peer, which
         // would log one for each flow.
         None | Some(Error::Idle(_)) => {
-            let _ = tokio::time::timeout(QUIET, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
         }
         Some(error) => {
-            relay.near.abort(relay.resets[0]);
-            relay.far.abort(relay.resets[1]);
+            relay.downstream.abort(relay.resets[0]);
+            relay.upstream.abort(relay.resets[1]);
             session.entry.fail(&error);
         }
     }
@@ -140,21 +140,21 @@ pub async fn relay(near: Port, far: Port, session: &Session, reopen: Reopen<'_>)
 impl Relay<'_> {
     /// Tells each port which one receives from it.
     fn join(&mut self) {
-        self.near.set_sink(&self.far);
-        self.far.set_sink(&self.near);
+        self.downstream.set_sink(&self.upstream);
+        self.upstream.set_sink(&self.downstream);
     }
 
     /// Tells each side how long its packets may be, and sends this node's own capsules.
     fn poll_own(&mut self, cx: &mut Context<'_>) {
         if self.session.entry.facts.kind == Kind::Ip {
-            self.near.announce(self.far.capacity());
-            self.far.announce(self.near.capacity());
-            if self.session.entry.is_told_to_go() {
-                self.near.say_leaving();
+            self.downstream.announce(self.upstream.capacity());
+            self.upstream.announce(self.downstream.capacity());
+            if self.session.entry.is_draining() {
+                self.downstream.say_leaving();
             }
         }
-        self.near.poll_own(cx, &self.session.worker);
-        self.far.poll_own(cx, &self.session.worker);
+        self.downstream.poll_own(cx, &self.session.worker);
+        self.upstream.poll_own(cx, &self.session.worker);
     }
 
     /// Ready with `None` at the clean end of the flow.
@@ -163,20 +163,22 @@ impl Relay<'_> {
             return Poll::Ready(Some(error));
         }
         self.work = 0;
-        for _ in 0..TURNS {
-            if self.work >= MOST_WORK {
+        for _ in 0..MAX_ROUNDS_PER_TURN {
+            if self.work >= MAX_WORK_PER_TURN {
                 break;
             }
             if let Poll::Ready(error) = self.poll_move(cx) {
                 return Poll::Ready(Some(error));
             }
-            self.near.poll_carrier(cx);
-            self.far.poll_carrier(cx);
+            self.downstream.poll_carrier(cx);
+            self.upstream.poll_carrier(cx);
             let up = self.poll_up(cx);
             let down = self.poll_down(cx);
             self.poll_own(cx);
-            let blocked =
-                !self.up.is_empty() || !self.down.is_empty() || self.far.holds_unsent() || self.near.holds_unsent();
+            let blocked = !self.up.is_empty()
+                || !self.down.is_empty()
+                || self.upstream.holds_unsent()
+                || self.downstream.holds_unsent();
             self.session.entry.set_phase(&self.session.worker, if blocked { Phase::Blocked } else { Phase::Open });
             match (up, down) {
                 (Poll::Ready(Ok(true)), Poll::Ready(Ok(true)) | Poll::Pending)
@@ -196,7 +198,8 @@ impl Relay<'_> {
             return Poll::Ready(());
         }
         let worker = &self.session.worker;
-        let mut open = self.near.poll_close(cx, worker).is_pending() | self.far.poll_close(cx, worker).is_pending();
+        let mut open =
+            self.downstream.poll_close(cx, worker).is_pending() | self.upstream.poll_close(cx, worker).is_pending();
         for old in &mut self.old {
             open |= old.port.poll_close(cx, worker).is_pending();
         }
@@ -205,12 +208,12 @@ impl Relay<'_> {
 
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let worker = &self.session.worker;
-        if self.up.is_empty() && !self.far.holds_unsent() {
-            match ready!(self.near.poll_receive(cx, worker, &mut self.up)) {
+        if self.up.is_empty() && !self.upstream.holds_unsent() {
+            match ready!(self.downstream.poll_receive(cx, worker, &mut self.up)) {
                 Ok(true) => {}
                 Ok(false) => return Poll::Ready(Ok(false)),
                 // An end of this node waited in vain for the upstream.
-                Err(error) if matches!(self.near, Port::Device(_)) => {
+                Err(error) if matches!(self.downstream, Port::Device(_)) => {
                     return Poll::Ready(Err(self.far_error(&error)));
                 }
                 Err(error) => return Poll::Ready(Err(self.near_error(&error))),
@@ -222,7 +225,7 @@ impl Relay<'_> {
             }
         }
         let before = Load::of(&self.up);
-        let sent = self.far.poll_send(cx, worker, &mut self.up);
+        let sent = self.upstream.poll_send(cx, worker, &mut self.up);
         if let Some(bytes) = before.taken(&self.up) {
             self.session.entry.add_received(worker, bytes);
         }
@@ -236,11 +239,11 @@ impl Relay<'_> {
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let worker = &self.session.worker;
-        if self.down.is_empty() && !self.near.holds_unsent() {
+        if self.down.is_empty() && !self.downstream.holds_unsent() {
             self.poll_old(cx);
         }
-        if self.down.is_empty() && !self.near.holds_unsent() {
-            match ready!(self.far.poll_receive(cx, worker, &mut self.down)) {
+        if self.down.is_empty() && !self.downstream.holds_unsent() {
+            match ready!(self.upstream.poll_receive(cx, worker, &mut self.down)) {
                 Ok(true) => {}
                 Ok(false) => return Poll::Ready(Ok(false)),
                 Err(error) => return Poll::Ready(Err(self.far_error(&error))),
@@ -249,7 +252,7 @@ impl Relay<'_> {
             self.work += Load::work(&self.down);
         }
         let before = Load::of(&self.down);
-        let sent = self.near.poll_send(cx, worker, &mut self.down);
+        let sent = self.downstream.poll_send(cx, worker, &mut self.down);
         if let Some(bytes) = before.taken(&self.down) {
             self.session.entry.add_sent(worker, bytes);
         }
@@ -292,7 +295,7 @@ impl Relay<'_> {
         }
         loop {
             let Some(moving) = &mut self.moving else { return Poll::Pending };
-            match ready!(moving.poll(cx, &self.session.worker, &self.near, &self.said, self.reopen)) {
+            match ready!(moving.poll(cx, &self.session.worker, &self.downstream, &self.said, self.reopen)) {
                 Ok(()) if self.is_between() => self.switch(),
                 Ok(()) => return Poll::Pending,
                 Err(failure) => {
@@ -306,7 +309,7 @@ impl Relay<'_> {
 
     /// The route of a move: a changed one, or the current one if its upstream peer drains.
     fn wanted(&self) -> Option<Arc<Route>> {
-        if matches!(self.near, Port::Device(_)) && self.session.worker.is_draining() {
+        if matches!(self.downstream, Port::Device(_)) && self.session.worker.is_draining() {
             // A successor process has the device, and newer sessions. This process only finishes its own: a
             // move would make this session the newest again, so that it takes their traffic and ends with it.
             return None;
@@ -314,13 +317,13 @@ impl Relay<'_> {
         let entry = &self.session.entry;
         let moved = entry.moved.borrow().clone();
         let again = || entry.route.borrow().clone().filter(|route| route.moves_sessions(entry.facts.kind));
-        moved.or_else(|| if self.far.is_leaving() { again() } else { None })
+        moved.or_else(|| if self.upstream.is_leaving() { again() } else { None })
     }
 
     /// True if the flow may switch ports now. Incomplete capsules in either direction come first, and so do packets
     /// that the old device has checked.
     fn is_between(&self) -> bool {
-        !self.near.is_within() && !self.is_within && self.down.is_empty() && !self.up.judged
+        !self.downstream.is_within() && !self.is_within && self.down.is_empty() && !self.up.judged
     }
 
     fn switch(&mut self) {
@@ -338,7 +341,7 @@ impl Relay<'_> {
             self.tell_move(&route, from.as_deref().unwrap_or_default(), is_led);
         }
         *entry.route.borrow_mut() = Some(route);
-        let port = std::mem::replace(&mut self.far, next.port);
+        let port = std::mem::replace(&mut self.upstream, next.port);
         self.said.hear(&next.heard);
         self.down = next.heard;
         if self.old.len() == MAX_OLD {

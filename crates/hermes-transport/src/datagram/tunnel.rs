@@ -15,17 +15,17 @@ use hermes_wire::capsule::{self, Capsule, CapsuleDecoder};
 use hermes_wire::{connect_ip, ip};
 
 use super::{Batch, Other, work_of};
-use crate::h3::{Datagrams, Given};
-use crate::runtime::session::Entry;
+use crate::h3::{Datagrams, SendOutcome};
+use crate::runtime::session::SessionEntry;
 use crate::runtime::{WorkerContext, yield_to_network};
 use crate::stream::h2::GATHER;
 use crate::stream::{ByteStream, Reset};
 use hermes_ip::mailbox::BATCH;
 
 /// The limit of bytes that one turn reads from the stream before it forwards them; one chunk may exceed it.
-const MOST_READ: usize = 256 << 10;
+const MAX_READ_BYTES_PER_TURN: usize = 256 << 10;
 /// The limit of capsules in a turn, dropped ones included; capsules of known types count with their work.
-const MOST_TAKEN: usize = 4 * BATCH;
+const MAX_CAPSULES_PER_TURN: usize = 4 * BATCH;
 /// The context ID before a bare payload.
 const CONTEXT: &[u8] = &[0];
 /// The capsules that nodes on the path parse, and that are replayed after a move.
@@ -172,7 +172,7 @@ impl Tunnel {
         }
     }
 
-    pub(super) fn bind(&self, session: &Rc<Entry>) {
+    pub(super) fn bind(&self, session: &Rc<SessionEntry>) {
         self.stream.bind(session);
     }
 
@@ -286,7 +286,7 @@ impl Tunnel {
         let (mut read, mut taken) = (0, 0);
         batch.capsules.extend(self.behind.take());
         loop {
-            while batch.len() < BATCH && taken < MOST_TAKEN && self.behind.is_none() {
+            while batch.len() < BATCH && taken < MAX_CAPSULES_PER_TURN && self.behind.is_none() {
                 let Some(capsule) = self.decoder.next().map_err(malformed)? else { break };
                 taken += match &capsule {
                     Capsule::Kept { kind, payload } => work_of(*kind, payload),
@@ -299,7 +299,11 @@ impl Tunnel {
                     cx.waker().wake_by_ref();
                 }
             }
-            if self.behind.is_some() || batch.len() >= BATCH || taken >= MOST_TAKEN || read >= MOST_READ {
+            if self.behind.is_some()
+                || batch.len() >= BATCH
+                || taken >= MAX_CAPSULES_PER_TURN
+                || read >= MAX_READ_BYTES_PER_TURN
+            {
                 if batch.is_empty() {
                     // All of it was consumed here, and more may follow.
                     yield_to_network(cx);
@@ -394,7 +398,7 @@ impl Tunnel {
         while let Some(payload) = batch.datagrams.front() {
             let given = ready!(datagrams.poll_send(cx, context, payload))?;
             let payload = batch.datagrams.pop_front();
-            if given == Given::Unfit {
+            if given == SendOutcome::TooLarge {
                 self.large.extend(payload);
             }
         }

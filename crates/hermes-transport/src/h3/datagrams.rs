@@ -22,11 +22,11 @@ type Waiting = Pin<Box<dyn Future<Output = Result<(), quic::SendDatagramError>>>
 
 /// The outcome of sending a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Given {
+pub enum SendOutcome {
     /// QUIC accepted the datagram.
     Taken,
     /// The datagram does not fit a packet of the path, or the peer does not accept datagrams.
-    Unfit,
+    TooLarge,
 }
 
 /// The longest IP packet that fits a datagram of the connection now, for any stream ID.
@@ -79,11 +79,11 @@ impl Datagrams {
     }
 
     /// Sends a datagram, given in two parts. Pending: nothing was sent.
-    pub fn poll_send(&mut self, cx: &mut Context<'_>, context: &[u8], payload: &[u8]) -> Poll<io::Result<Given>> {
+    pub fn poll_send(&mut self, cx: &mut Context<'_>, context: &[u8], payload: &[u8]) -> Poll<io::Result<SendOutcome>> {
         ready!(self.poll_room(cx))?;
         let length = context.len() + payload.len();
         if self.most().is_none_or(|most| length > most) {
-            return Poll::Ready(Ok(Given::Unfit));
+            return Poll::Ready(Ok(SendOutcome::TooLarge));
         }
         let mut out = BytesMut::with_capacity(varint::MAX_LEN + length);
         h3::put_datagram_stream(self.stream, &mut out);
@@ -100,7 +100,7 @@ impl Datagrams {
             Poll::Ready(sent) => Poll::Ready(taken(sent)),
             Poll::Pending => {
                 self.waiting = Some(waiting);
-                Poll::Ready(Ok(Given::Taken))
+                Poll::Ready(Ok(SendOutcome::Taken))
             }
         }
     }
@@ -116,12 +116,12 @@ impl Datagrams {
     }
 }
 
-fn taken(sent: Result<(), quic::SendDatagramError>) -> io::Result<Given> {
+fn taken(sent: Result<(), quic::SendDatagramError>) -> io::Result<SendOutcome> {
     match sent {
-        Ok(()) => Ok(Given::Taken),
+        Ok(()) => Ok(SendOutcome::Taken),
         Err(quic::SendDatagramError::ConnectionLost(error)) => Err(io::Error::other(error)),
         // The path MTU shrank meanwhile.
-        Err(_) => Ok(Given::Unfit),
+        Err(_) => Ok(SendOutcome::TooLarge),
     }
 }
 

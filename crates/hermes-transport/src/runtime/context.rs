@@ -21,7 +21,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::Shared;
 use super::access_log::{LogSender, Records};
-use super::session::Live;
+use super::session::SessionTables;
 use super::shares::{Entries, Shares};
 use crate::token_bucket::TokenBucket;
 
@@ -40,7 +40,7 @@ pub struct WorkerContext {
     pub shared: Arc<Shared>,
     /// The worker's number in the node.
     pub number: usize,
-    pub live: Live,
+    pub tables: SessionTables,
     pub records: Records,
     pub resolver: Resolver,
     pub udp_buffer: RefCell<ReceiveBuffer>,
@@ -70,7 +70,7 @@ impl WorkerContext {
             clock: Cell::new(shared.now()),
             shared,
             number,
-            live: Live::default(),
+            tables: SessionTables::default(),
             records,
             resolver: Resolver::from_system(),
             udp_buffer: RefCell::default(),
@@ -149,7 +149,7 @@ impl WorkerContext {
     /// Advances the clock, and ends sessions and connections that exceeded a timeout.
     pub fn tick(&self) {
         self.clock.set(self.shared.now());
-        self.live.sweep(self);
+        self.tables.sweep(self);
         self.entries.tick(self);
         self.records.flush(self);
     }
@@ -166,7 +166,7 @@ impl WorkerContext {
 
     /// Ends every session and every task. Sessions write their access-log entries when dropped.
     pub async fn end(&self) {
-        self.live.end_all();
+        self.tables.end_all();
         let mut tasks = std::mem::take(&mut *self.tasks.borrow_mut());
         tasks.shutdown().await;
         self.records.flush(self);

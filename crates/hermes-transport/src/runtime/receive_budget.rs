@@ -21,7 +21,7 @@ use slab::Slab;
 
 use super::WorkerContext;
 use crate::error::Error;
-use crate::runtime::session::Entry;
+use crate::runtime::session::SessionEntry;
 
 /// The bytes that were received on a stream and not yet read.
 pub trait Unread {
@@ -46,7 +46,7 @@ pub struct Account {
     /// The time of the last read, in milliseconds of the worker's clock.
     read_at: u64,
     /// The session that owns the bytes, once one is bound.
-    session: Option<Rc<Entry>>,
+    session: Option<Rc<SessionEntry>>,
 }
 
 impl Account {
@@ -124,16 +124,16 @@ impl Account {
 pub type Inboxes = RefCell<Slab<Rc<RefCell<dyn Unread>>>>;
 
 /// A receiving half that is swept until this is dropped.
-pub struct Swept<I> {
+pub struct SweptInbox<I> {
     inbox: Rc<RefCell<I>>,
     pub worker: Rc<WorkerContext>,
     key: usize,
 }
 
-impl<I: Unread + 'static> Swept<I> {
+impl<I: Unread + 'static> SweptInbox<I> {
     pub fn new(worker: &Rc<WorkerContext>, inbox: I) -> Self {
         let inbox = Rc::new(RefCell::new(inbox));
-        let key = worker.live.inboxes.borrow_mut().insert(inbox.clone());
+        let key = worker.tables.inboxes.borrow_mut().insert(inbox.clone());
         Self { inbox, worker: worker.clone(), key }
     }
 
@@ -146,14 +146,14 @@ impl<I: Unread + 'static> Swept<I> {
     }
 
     /// Binds the half to a session, which ends if too many bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.inbox.borrow_mut().account().session = Some(session.clone());
     }
 }
 
-impl<I> Drop for Swept<I> {
+impl<I> Drop for SweptInbox<I> {
     fn drop(&mut self) {
-        self.worker.live.inboxes.borrow_mut().remove(self.key);
+        self.worker.tables.inboxes.borrow_mut().remove(self.key);
     }
 }
 
@@ -199,7 +199,7 @@ impl Wake for Notice {
 /// Moves unread bytes out of the connections, for every stream of a worker. Ends sessions if more than `limits.unread`
 /// bytes are stalled.
 pub fn sweep(worker: &WorkerContext) {
-    let inboxes = worker.live.inboxes.borrow();
+    let inboxes = worker.tables.inboxes.borrow();
     inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep(worker));
     let mut stalled: Vec<_> = inboxes
         .iter()

@@ -55,7 +55,7 @@ pub struct Prefetched {
 }
 
 /// A session, from acceptance to its access-log entry.
-pub struct Entry {
+pub struct SessionEntry {
     pub id: u64,
     pub facts: Rc<Facts>,
     pub route: RefCell<Option<Arc<Route>>>,
@@ -96,7 +96,7 @@ pub struct Entry {
     charge: Charge,
 }
 
-impl Entry {
+impl SessionEntry {
     fn new(worker: &WorkerContext, facts: Rc<Facts>, connection: Option<Rc<Connection>>, trace: Traceparent) -> Self {
         Self {
             id: worker.next_id(),
@@ -131,7 +131,7 @@ impl Entry {
 
     /// An entry for work that outlives the session which began it. The entry is in no table, writes no access-log
     /// entry, and ends if too many bytes of it remain unread.
-    pub fn apart(&self, worker: &WorkerContext) -> Rc<Self> {
+    pub fn detached(&self, worker: &WorkerContext) -> Rc<Self> {
         Rc::new(Self::new(worker, self.facts.clone(), None, self.trace))
     }
 
@@ -141,8 +141,8 @@ impl Entry {
     }
 
     /// True if the client's connection was told to drain.
-    pub fn is_told_to_go(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_told_to_go())
+    pub fn is_draining(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_draining())
     }
 
     /// Counts bytes from the client, of its body or tunnel.
@@ -320,7 +320,7 @@ impl Entry {
 }
 
 /// A session is never idle: its owner is refused a new entry rather than losing an old one.
-impl Holder for Entry {
+impl Holder for SessionEntry {
     fn is_idle(&self, _: u64) -> bool {
         false
     }
@@ -339,35 +339,35 @@ impl Holder for Entry {
 }
 
 /// Marks a session as waiting for something other than its peer, until dropped.
-pub struct Held<'e> {
-    entry: &'e Entry,
+pub struct WaitGuard<'e> {
+    entry: &'e SessionEntry,
     /// The mark before.
     was: bool,
 }
 
-impl<'e> Held<'e> {
-    pub fn begin(entry: &'e Entry) -> Self {
+impl<'e> WaitGuard<'e> {
+    pub fn begin(entry: &'e SessionEntry) -> Self {
         Self { entry, was: entry.is_held.replace(true) }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         self.entry.is_held.set(self.was);
     }
 }
 
 /// Marks a session whose silence another part than the sweep checks, until dropped.
-pub struct Watched<'e>(&'e Entry);
+pub struct OwnTimeoutGuard<'e>(&'e SessionEntry);
 
-impl<'e> Watched<'e> {
-    pub fn begin(entry: &'e Entry) -> Self {
+impl<'e> OwnTimeoutGuard<'e> {
+    pub fn begin(entry: &'e SessionEntry) -> Self {
         entry.is_watched.set(true);
         Self(entry)
     }
 }
 
-impl Drop for Watched<'_> {
+impl Drop for OwnTimeoutGuard<'_> {
     fn drop(&mut self) {
         self.0.is_watched.set(false);
     }
@@ -376,7 +376,7 @@ impl Drop for Watched<'_> {
 /// A session's guard: dropping it ends the session.
 pub struct Session {
     pub worker: Rc<WorkerContext>,
-    pub entry: Rc<Entry>,
+    pub entry: Rc<SessionEntry>,
 }
 
 impl Session {
@@ -387,14 +387,14 @@ impl Session {
         connection: Option<Rc<Connection>>,
         trace: Traceparent,
     ) -> Self {
-        let entry = Rc::new(Entry::new(worker, facts, connection, trace));
-        entry.key.set(worker.live.sessions.borrow_mut().insert(entry.clone()));
+        let entry = Rc::new(SessionEntry::new(worker, facts, connection, trace));
+        entry.key.set(worker.tables.sessions.borrow_mut().insert(entry.clone()));
         worker.shared.metrics.sessions_open.inc();
         if let Some(connection) = &entry.connection {
             connection.enter(worker);
         }
         entry.hold_request(worker);
-        worker.live.bound_request_memory(worker);
+        worker.tables.bound_request_memory(worker);
         Self { worker: worker.clone(), entry }
     }
 
@@ -412,8 +412,8 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let entry = &self.entry;
-        self.worker.live.sessions.borrow_mut().remove(entry.key.get());
-        entry.let_go(&self.worker.live);
+        self.worker.tables.sessions.borrow_mut().remove(entry.key.get());
+        entry.let_go(&self.worker.tables);
         self.worker.shared.metrics.sessions_open.dec();
         if let Some(connection) = &entry.connection {
             connection.leave(&self.worker);
@@ -466,8 +466,8 @@ pub struct Record<'a> {
 
 /// The tables of a worker.
 #[derive(Default)]
-pub struct Live {
-    pub sessions: RefCell<Slab<Rc<Entry>>>,
+pub struct SessionTables {
+    pub sessions: RefCell<Slab<Rc<SessionEntry>>>,
     pub connections: RefCell<Slab<Rc<Connection>>>,
     pub inboxes: Inboxes,
     /// Bytes that sessions hold in addition to bodies.
@@ -479,11 +479,11 @@ pub struct Live {
 }
 
 /// The interval between two looks at the QUIC paths, in milliseconds.
-const WATCH: u64 = 1000;
+const QUIC_PATH_POLL_INTERVAL: u64 = 1000;
 /// The sweep checks whether the client has left once a session was silent for this long.
-const LEAVING: Duration = Duration::from_millis(300);
+const CLIENT_GONE_CHECK_AFTER: Duration = Duration::from_millis(300);
 
-impl Live {
+impl SessionTables {
     /// Ends sessions and connections that exceeded a timeout. Called a few times a second.
     pub fn sweep(&self, worker: &WorkerContext) {
         receive_budget::sweep(worker);
@@ -493,7 +493,7 @@ impl Live {
         for (_, entry) in self.sessions.borrow().iter() {
             let limit = entry.limit();
             let silent = Duration::from_millis(now.saturating_sub(entry.touched.get()));
-            if silent >= LEAVING && entry.is_left(silent) {
+            if silent >= CLIENT_GONE_CHECK_AFTER && entry.is_left(silent) {
                 let gone = "it closed the connection before it had its answer";
                 entry.fail(&Error::ClientGone(gone.to_owned()));
                 // All requests on the connection end with it, as after a failed read.
@@ -511,7 +511,7 @@ impl Live {
         }
         let snapshot = worker.snapshot();
         let limits = &snapshot.limits;
-        let is_watch = now >= self.watched.get() + WATCH;
+        let is_watch = now >= self.watched.get() + QUIC_PATH_POLL_INTERVAL;
         if is_watch {
             self.watched.set(now);
         }
@@ -526,7 +526,7 @@ impl Live {
     /// Drains every connection.
     pub fn drain(&self, worker: &WorkerContext) {
         for (_, connection) in self.connections.borrow().iter() {
-            connection.part(worker);
+            connection.start_drain(worker);
         }
         self.nudge_flows();
     }
@@ -534,7 +534,7 @@ impl Live {
     /// Drains the connections of one listener.
     pub fn drain_listener(&self, worker: &WorkerContext, name: &str) {
         for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
-            connection.part(worker);
+            connection.start_drain(worker);
         }
         self.nudge_flows();
     }

@@ -40,7 +40,7 @@ pub struct Shared {
     /// Signals that a device was deleted.
     pub device_lost: Notify,
     /// The number of workers that forward packets to the predecessor process.
-    pub elders: AtomicUsize,
+    pub predecessors: AtomicUsize,
     /// Asks all workers but one to displace entries of shared tables; set once the workers run.
     displace: OnceLock<Box<dyn Fn(usize) + Send + Sync>>,
     /// Throttles log lines about failed handshakes.
@@ -65,7 +65,7 @@ impl Shared {
             displace: OnceLock::new(),
             network: watch::Sender::new(()),
             device_lost: Notify::new(),
-            elders: AtomicUsize::new(0),
+            predecessors: AtomicUsize::new(0),
             metrics: Metrics::default(),
             no_route: Arc::from("none"),
             connections: Arc::default(),

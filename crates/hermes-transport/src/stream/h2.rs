@@ -4,13 +4,13 @@
 //! its length, streams share the window of their connection, and sent frames may wait for a socket that takes nothing.
 //! Never: the meaning of the bytes; a wait of its own.
 
-mod ends;
+mod end_stream;
 mod receiver;
 mod sender;
 
 use bytes::{Bytes, BytesMut};
 
-pub use self::ends::Scanned;
+pub use self::end_stream::Scanned;
 pub use self::receiver::{Receiver, Window};
 pub use self::sender::{Backlog, Sender};
 

@@ -17,13 +17,13 @@ use hermes_wire::h3::{self, Code, Frame, FrameDecoder, FrameError};
 use hermes_wire::varint;
 use http::HeaderMap;
 
-use self::inbox::Source;
+use self::inbox::StreamReader;
 pub use self::sender::Sender;
 use super::h2::{Coalesced, GATHER, SMALL};
 use crate::h3::fields::{self, Bounds, FieldError};
 use crate::h3::{Datagrams, Link};
 use crate::runtime::WorkerContext;
-use crate::runtime::session::Entry;
+use crate::runtime::session::SessionEntry;
 use crate::stream_error::StreamError;
 
 /// The fault of the peer on its half, if the connection continues.
@@ -39,7 +39,7 @@ pub enum Fault {
 
 /// The receiving half.
 pub struct Receiver {
-    recv: Source,
+    recv: StreamReader,
     link: Rc<Link>,
     bounds: Bounds,
     decoder: FrameDecoder,
@@ -71,7 +71,7 @@ impl Receiver {
         parting: Code,
     ) -> Self {
         Self {
-            recv: Source::new(worker, recv, &link),
+            recv: StreamReader::new(worker, recv, &link),
             link,
             bounds,
             decoder: FrameDecoder::new(bounds.bytes),
@@ -88,7 +88,7 @@ impl Receiver {
     }
 
     /// Binds the half to a session, which ends if too many bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.recv.bind(session, self.trailers.as_ref().map_or(0, Bytes::len));
     }
 

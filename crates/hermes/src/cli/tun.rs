@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use hermes_model::document::scalar::{HostAddress, Prefix};
 use hermes_model::unrouted;
-use hermes_proxy::assist::Target;
+use hermes_proxy::detached_device::Target;
 
 /// Create a device without a node, and send its packets to `ip` listeners of nodes, one in each UDP datagram.
 ///

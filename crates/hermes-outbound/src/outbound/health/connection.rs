@@ -13,7 +13,7 @@ use h2::{Ping, PingPong};
 use hermes_net::Io;
 use tokio::time::Instant;
 
-pub(super) struct Held {
+pub(super) struct ProbeConnection {
     connection: Connection<Io, Bytes>,
     ping: PingPong,
     began: Instant,
@@ -21,7 +21,7 @@ pub(super) struct Held {
     _sender: SendRequest<Bytes>,
 }
 
-impl Held {
+impl ProbeConnection {
     /// # Errors
     /// The far end does not speak HTTP/2.
     pub(super) async fn begin(io: Io) -> Result<Self, String> {

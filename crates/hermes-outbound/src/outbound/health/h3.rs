@@ -14,8 +14,8 @@ use hermes_wire::varint;
 use http::{Request, StatusCode};
 
 use crate::upstream::ClientTls;
+use hermes_transport::h3::connection::number;
 use hermes_transport::h3::fields::{self, Bounds};
-use hermes_transport::h3::link::number;
 
 /// Limits of the response head, which is short.
 const BOUNDS: Bounds = Bounds { bytes: 64 << 10, lines: 100 };

@@ -19,7 +19,7 @@ use hermes_net::quic;
 
 use super::queue::Permit;
 use super::shared::SharedConnection;
-use super::{Pool, Wish};
+use super::{ConnectSpec, Pool};
 use crate::outbound::Outbound;
 use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::h3::Link;
@@ -30,23 +30,23 @@ pub const HEAD_START: Duration = Duration::from_millis(700);
 const AVOID: u64 = 30_000;
 const LAST_AVOID: u64 = 16 * AVOID;
 /// The interval at which a connection is checked.
-pub(super) const LOOK: Duration = Duration::from_millis(250);
+pub(super) const PATH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// The path is dark if data is unacknowledged for this time.
-pub(super) const DARK: Duration = Duration::from_secs(2);
+pub(super) const DARK_AFTER: Duration = Duration::from_secs(2);
 /// On paths with long round trips, the time is this many round trips.
-pub(super) const ANSWERS: u32 = 3;
+pub(super) const DARK_ROUND_TRIPS: u32 = 3;
 /// Lost packets of at least this average size may have been too large for the path.
-const LONG: u64 = 1000;
+const LARGE_PACKET_BYTES: u64 = 1000;
 /// Timeout of a test handshake, whose packets have QUIC's minimum size. A lost packet is sent again after a second (RFC
 /// 9002, section 6.2.2), so a lossy path does not pass for a narrow one.
 const PROBE: Duration = Duration::from_millis(1300);
 /// A path that was found wide enough is not tested again for this time; it doubles up to the maximum.
-const DOUBT_AGAIN: Duration = Duration::from_secs(4);
+const FIRST_RETEST_DELAY: Duration = Duration::from_secs(4);
 const LAST_DOUBT: Duration = Duration::from_secs(64);
 
 /// The state of QUIC avoidance.
 #[derive(Default)]
-pub(super) struct Avoids {
+pub(super) struct QuicAvoidance {
     /// The end of the avoidance, in milliseconds of the worker's clock.
     until: Cell<u64>,
     failures: Cell<u32>,
@@ -58,7 +58,7 @@ pub(super) struct Avoids {
     dark_at: Cell<u64>,
 }
 
-impl Avoids {
+impl QuicAvoidance {
     pub(super) fn holds(&self, worker: &Outbound) -> bool {
         self.until.get() > worker.now() && *self.network.borrow() == worker.shared.own_addresses()
     }
@@ -90,15 +90,15 @@ impl Avoids {
 }
 
 /// The target of a connection, for a test handshake.
-pub(super) struct Way {
+pub(super) struct Redial {
     config: quic::ClientConfig,
     address: SocketAddr,
     name: Arc<str>,
 }
 
-impl Way {
-    pub(super) fn of(wish: &Wish<'_>, address: SocketAddr) -> Option<Self> {
-        let tls = wish.destination.tls?;
+impl Redial {
+    pub(super) fn of(spec: &ConnectSpec<'_>, address: SocketAddr) -> Option<Self> {
+        let tls = spec.destination.tls?;
         Some(Self { config: tls.quic.clone()?, address, name: tls.name.clone() })
     }
 }
@@ -108,16 +108,16 @@ impl Pool {
     pub(super) async fn dial_h3_or_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
         if self.avoids_quic.holds(worker) {
-            return self.dial_h2(worker, wish, permit).await;
+            return self.dial_h2(worker, spec, permit).await;
         }
-        let by_quic = pin!(self.dial_h3(worker, wish, permit));
+        let by_quic = pin!(self.dial_h3(worker, spec, permit));
         let head_start = pin!(tokio::time::sleep(HEAD_START));
         let begun = select(by_quic, head_start).await;
-        let by_tcp = pin!(self.dial_h2(worker, wish, Permit::take(&self.open)));
+        let by_tcp = pin!(self.dial_h2(worker, spec, Permit::take(&self.open)));
         let (reason, result) = match begun {
             Either::Left((Ok(connection), _)) => return Ok(connection),
             Either::Left((Err(failure), _)) => {
@@ -128,38 +128,38 @@ impl Pool {
             }
         };
         if result.as_ref().is_ok_and(|connection| !connection.is_h3()) {
-            self.avoid_quic(worker, wish.destination.label, &reason);
+            self.avoid_quic(worker, spec.destination.label, &reason);
         }
         result
     }
 
     /// Retries QUIC in one task while HTTP/2 is the fallback, unless QUIC is avoided. Later requests use QUIC on
     /// success.
-    pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) {
+    pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) {
         let avoids = &self.avoids_quic;
         if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
             return;
         }
         let takes = |other: &Rc<SharedConnection>| other.is_h3() && other.has_room() && other.is_alive();
         if self.shared.borrow().iter().any(takes) {
-            return self.leave_h2(worker, wish.destination.label);
+            return self.leave_h2(worker, spec.destination.label);
         }
         avoids.is_tried.set(true);
         // The new connection replaces existing ones, so it may exceed the connection limit meanwhile.
-        let (permit, standing) = (Permit::take(&self.open), wish.standing());
+        let (permit, standing) = (Permit::take(&self.open), spec.to_owned_spec());
         let (pool, here) = (self.clone(), worker.clone());
         worker.spawn(async move {
-            let wish = standing.wish();
-            let dialled = pool.dial_h3(&here, &wish, permit).await;
+            let spec = standing.spec();
+            let dialled = pool.dial_h3(&here, &spec, permit).await;
             pool.avoids_quic.is_tried.set(false);
             match dialled {
-                Ok(connection) if connection.has_room() => pool.leave_h2(&here, wish.destination.label),
+                Ok(connection) if connection.has_room() => pool.leave_h2(&here, spec.destination.label),
                 Ok(connection) => {
                     connection.retire();
                     pool.avoids_quic.begin(&here);
                 }
                 Err(error) => {
-                    tracing::debug!(peer = %wish.destination.label, %error, "QUIC still does not get through");
+                    tracing::debug!(peer = %spec.destination.label, %error, "QUIC still does not get through");
                     pool.avoids_quic.begin(&here);
                 }
             }
@@ -190,11 +190,11 @@ impl Pool {
         worker: &Outbound,
         shared: &SharedConnection,
         link: &Link,
-        way: &Way,
+        redial: &Redial,
         peer: &str,
     ) {
         let began = worker.now();
-        let reason = darkness(worker, shared, link, way).await;
+        let reason = darkness(worker, shared, link, redial).await;
         let (avoids, now) = (&self.avoids_quic, worker.now());
         let got_through = now >= began + AVOID;
         // After a single event, the peer or the path is the likelier cause, so QUIC is dialled again. A middlebox may
@@ -235,10 +235,10 @@ fn telling(by_quic: Error, by_tcp: Error) -> Error {
 const DARKNESS: &str = "no packet is answered";
 
 /// Returns the reason once sent data stays unacknowledged, or once large packets are lost and a test handshake fails.
-async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, way: &Way) -> &'static str {
-    let mut look = tokio::time::interval(LOOK);
+async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, redial: &Redial) -> &'static str {
+    let mut look = tokio::time::interval(PATH_CHECK_INTERVAL);
     let mut before = link.connection.stats();
-    let (mut silent, mut doubt_again) = (Duration::ZERO, DOUBT_AGAIN);
+    let (mut silent, mut doubt_again) = (Duration::ZERO, FIRST_RETEST_DELAY);
     let mut trusted_until = tokio::time::Instant::now();
     let (mut arrived, mut answered) = (link.arrived(), link.answered());
     loop {
@@ -247,8 +247,8 @@ async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, way
         // Received data does not count: a path may be dark in one direction, and the peer keeps sending probes.
         let is_heard = std::mem::replace(&mut answered, link.answered()) != answered;
         let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
-        silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + LOOK };
-        if silent >= DARK.max(ANSWERS * now.path.rtt) {
+        silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + PATH_CHECK_INTERVAL };
+        if silent >= DARK_AFTER.max(DARK_ROUND_TRIPS * now.path.rtt) {
             return DARKNESS;
         }
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
@@ -256,11 +256,11 @@ async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, way
         before = now;
         // If other large packets arrive, losses say nothing about the path's width.
         let is_wide = std::mem::replace(&mut arrived, link.arrived()) != arrived;
-        if is_wide || lost == 0 || bytes / lost < LONG || tokio::time::Instant::now() < trusted_until {
+        if is_wide || lost == 0 || bytes / lost < LARGE_PACKET_BYTES || tokio::time::Instant::now() < trusted_until {
             continue;
         }
         let still = || link.arrived() == arrived && link.connection.close_reason().is_none();
-        if !shakes_hands(worker, way).await && still() {
+        if !shakes_hands(worker, redial).await && still() {
             return "its packets are too long for the path";
         }
         trusted_until = tokio::time::Instant::now() + doubt_again;
@@ -279,9 +279,11 @@ fn answerable(stats: &quic::ConnectionStats) -> u64 {
 }
 
 /// True if a handshake succeeds. It begins with packets of 1,200 bytes, so the path is wide enough.
-async fn shakes_hands(worker: &Outbound, way: &Way) -> bool {
-    let Ok(endpoint) = worker.quic_client(way.address.is_ipv4()) else { return true };
-    let Ok(connecting) = endpoint.connect_with(way.config.clone(), way.address, &way.name) else { return true };
+async fn shakes_hands(worker: &Outbound, redial: &Redial) -> bool {
+    let Ok(endpoint) = worker.quic_client(redial.address.is_ipv4()) else { return true };
+    let Ok(connecting) = endpoint.connect_with(redial.config.clone(), redial.address, &redial.name) else {
+        return true;
+    };
     match tokio::time::timeout(PROBE, connecting).await {
         Ok(Ok(connection)) => {
             connection.close(quic::VarInt::from_u32(0), b"");
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_stops_quic_each_time_is_told_from_a_peer_that_was_gone_once() {
-        let avoids = Avoids::default();
+        let avoids = QuicAvoidance::default();
         assert!(!avoids.counts(0));
         assert!(!avoids.is_dark_again(0, 60_000));
         // Another connection of that time is the same event; one that began later is another.

@@ -16,10 +16,10 @@ use hyper_util::rt::TokioIo;
 
 use super::idle::IdlePlace;
 use super::queue::Permit;
-use super::{Leased, Pool, Wish};
+use super::{ConnectSpec, Leased, Pool};
 use crate::outbound::Outbound;
 use crate::outbound::connect::{Destination, connect};
-use crate::outbound::read_quota::{Meter, Metered};
+use crate::outbound::read_quota::{QuotaSocket, ReadMeter};
 use crate::upstream::ClientTls;
 use hermes_transport::body::{Attempt, TrailerSlot};
 use hermes_transport::error::Error;
@@ -32,8 +32,8 @@ const READ_BUFFER: usize = 64 << 10;
 /// An HTTP/1.1 connection: hyper's sender and connection, held together.
 pub struct H1Connection {
     pub sender: http1::SendRequest<Attempt>,
-    connection: http1::Connection<TokioIo<Metered>, Attempt>,
-    meter: Meter,
+    connection: http1::Connection<TokioIo<QuotaSocket>, Attempt>,
+    meter: ReadMeter,
     trailers: TrailerSlot,
     is_secure: bool,
     /// The connection future has completed and must not be polled again.
@@ -67,7 +67,7 @@ impl H1Connection {
     }
 
     /// The meter of its reads.
-    pub fn meter(&self) -> &Meter {
+    pub fn meter(&self) -> &ReadMeter {
         &self.meter
     }
 
@@ -112,24 +112,28 @@ impl H1Connection {
 }
 
 impl Pool {
-    pub(super) async fn lease_h1(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+    pub(super) async fn lease_h1(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        spec: &ConnectSpec<'_>,
+    ) -> Result<Leased, Error> {
         let mut had_turn = false;
         loop {
             if self.comes_after(worker, had_turn) {
-                self.wait(worker, wish.session, had_turn).await?;
+                self.wait(worker, spec.session, had_turn).await?;
                 had_turn = true;
             }
             // A connection with a PROXY header belongs to one source and is never shared.
-            if !wish.fresh
-                && wish.destination.proxy_source.is_none()
-                && let Some(connection) = self.take_idle(wish.client)
+            if !spec.fresh
+                && spec.destination.proxy_source.is_none()
+                && let Some(connection) = self.take_idle(spec.client)
             {
                 return Ok(Leased::H1(connection));
             }
             if !self.is_full(worker) {
-                return self.dial_or_idle(worker, wish).await;
+                return self.dial_or_idle(worker, spec).await;
             }
-            self.wait(worker, wish.session, had_turn).await?;
+            self.wait(worker, spec.session, had_turn).await?;
             had_turn = true;
         }
     }
@@ -137,18 +141,18 @@ impl Pool {
     /// Dials, and takes an idle connection if one becomes free first. In a burst, early requests finish before the last
     /// dials succeed, if the origin's accept queue is short. A dial that lost continues and serves a later request, so
     /// the pool grows to the demand.
-    async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
+    async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Error> {
         let permit = Permit::take(&self.open);
-        if wish.fresh || wish.destination.proxy_source.is_some() {
-            return Ok(Leased::H1(Box::pin(dial_h1(worker, wish, permit)).await?));
+        if spec.fresh || spec.destination.proxy_source.is_some() {
+            return Ok(Leased::H1(Box::pin(dial_h1(worker, spec, permit)).await?));
         }
-        let mut dial = Box::pin(self.dial_standing(worker, wish, permit));
+        let mut dial = Box::pin(self.dial_standing(worker, spec, permit));
         while let Some(mut free) = self.open.dialing.join(self.open.count.get(), false) {
             tokio::select! {
                 biased;
                 dialled = &mut dial => return dialled.map(Leased::H1),
                 () = free.turn() => {
-                    if let Some(connection) = self.take_idle(wish.client) {
+                    if let Some(connection) = self.take_idle(spec.client) {
                         let (owner, pool) = (worker.clone(), self.clone());
                         worker.spawn(async move {
                             // hyper accepts a request only after the connection was polled.
@@ -171,23 +175,27 @@ impl Pool {
     ///
     /// # Errors
     /// The dial failed, or too many requests wait for a connection.
-    pub async fn dial_h1_instead(&self, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Box<H1Connection>, Error> {
-        let permit = self.permit(worker, wish.session).await?;
+    pub async fn dial_h1_instead(
+        &self,
+        worker: &Rc<Outbound>,
+        spec: &ConnectSpec<'_>,
+    ) -> Result<Box<H1Connection>, Error> {
+        let permit = self.permit(worker, spec.session).await?;
         let tls =
-            wish.destination.tls.map(|tls| ClientTls { config: with_alpn(&tls.config, b"http/1.1"), ..tls.clone() });
-        let destination = Destination { tls: tls.as_ref(), ..wish.destination };
-        dial_h1(worker, &Wish { destination, ..*wish }, permit).await
+            spec.destination.tls.map(|tls| ClientTls { config: with_alpn(&tls.config, b"http/1.1"), ..tls.clone() });
+        let destination = Destination { tls: tls.as_ref(), ..spec.destination };
+        dial_h1(worker, &ConnectSpec { destination, ..*spec }, permit).await
     }
 
     /// Starts a dial that may outlive its request.
     fn dial_standing(
         &self,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         permit: Permit,
     ) -> impl Future<Output = Result<Box<H1Connection>, Error>> + 'static {
-        let (worker, standing) = (worker.clone(), wish.standing());
-        async move { dial_h1(&worker, &standing.wish(), permit).await }
+        let (worker, standing) = (worker.clone(), spec.to_owned_spec());
+        async move { dial_h1(&worker, &standing.spec(), permit).await }
     }
 
     /// Takes an idle connection that is bound to this client, or else an unbound one.
@@ -229,14 +237,14 @@ impl Pool {
     }
 }
 
-async fn dial_h1(worker: &Rc<Outbound>, wish: &Wish<'_>, permit: Permit) -> Result<Box<H1Connection>, Error> {
-    let io = connect(worker, &wish.destination, wish.connect_within).await?;
-    Ok(Box::new(handshake_h1(worker, wish, io, permit).await?))
+async fn dial_h1(worker: &Rc<Outbound>, spec: &ConnectSpec<'_>, permit: Permit) -> Result<Box<H1Connection>, Error> {
+    let io = connect(worker, &spec.destination, spec.connect_within).await?;
+    Ok(Box::new(handshake_h1(worker, spec, io, permit).await?))
 }
 
 pub(super) async fn handshake_h1(
     worker: &Outbound,
-    wish: &Wish<'_>,
+    spec: &ConnectSpec<'_>,
     io: Io,
     permit: Permit,
 ) -> Result<H1Connection, Error> {
@@ -247,9 +255,9 @@ pub(super) async fn handshake_h1(
         builder.max_headers(limits.header_count);
     }
     let (trailers, is_secure) = (TrailerSlot::default(), matches!(io, Io::Tls(_)));
-    let (metered, meter) = Metered::new(io, trailers.clone());
+    let (metered, meter) = QuotaSocket::new(io, trailers.clone());
     let (sender, connection) = builder.handshake(TokioIo::new(metered)).await.map_err(|error| Error::Broken {
-        peer: wish.destination.label.clone(),
+        peer: spec.destination.label.clone(),
         reason: error.to_string(),
         unprocessed: true,
     })?;

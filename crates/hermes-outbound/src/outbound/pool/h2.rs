@@ -17,10 +17,10 @@ use hermes_net::Io;
 use hermes_net::tcp::Acks;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::fallback::{ANSWERS, DARK, LOOK};
+use super::fallback::{DARK_AFTER, DARK_ROUND_TRIPS, PATH_CHECK_INTERVAL};
 use super::queue::Permit;
-use super::shared::{SharedConnection, Speaks};
-use super::{Pool, Standing, Wish};
+use super::shared::{SharedConnection, SharedProtocol};
+use super::{ConnectSpec, OwnedConnectSpec, Pool};
 use crate::outbound::Outbound;
 use crate::outbound::connect::connect;
 use hermes_transport::error::{Error, NO_SETTINGS};
@@ -47,28 +47,28 @@ impl Pool {
     pub(super) async fn dial_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let deadline = Instant::now() + wish.connect_within;
-        let io = connect(worker, &wish.destination, wish.connect_within).await?;
-        self.adopt_h2(worker, wish, io, permit, deadline).await
+        let deadline = Instant::now() + spec.connect_within;
+        let io = connect(worker, &spec.destination, spec.connect_within).await?;
+        self.adopt_h2(worker, spec, io, permit, deadline).await
     }
 
     /// Starts HTTP/2 on a new connection and hands it to a task of the worker. `deadline` is that of the dial.
     pub(super) async fn adopt_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         io: Io,
         permit: Permit,
         deadline: Instant,
     ) -> Result<Rc<SharedConnection>, Error> {
         let acks = Acks::of(io.tcp());
-        let begun = begin_h2(worker, wish.destination.label, io, deadline, wish.connect_within).await?;
+        let begun = begin_h2(worker, spec.destination.label, io, deadline, spec.connect_within).await?;
         let shared = SharedConnection::new(begun.speaks, worker.now());
         let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
-        let (pool, here, watched, standing) = (self.clone(), worker.clone(), shared.clone(), wish.standing());
+        let (pool, here, watched, standing) = (self.clone(), worker.clone(), shared.clone(), spec.to_owned_spec());
         self.share(worker, &shared, permit, async move {
             match acks {
                 Ok(acks) => _ = select(pin!(drive), pin!(pool.watch_h2(&here, &watched, acks, &standing))).await,
@@ -90,10 +90,10 @@ impl Pool {
         worker: &Rc<Outbound>,
         shared: &SharedConnection,
         acks: Acks,
-        standing: &Standing,
+        standing: &OwnedConnectSpec,
     ) -> Infallible {
         let peer = &*standing.label;
-        let mut look = tokio::time::interval(LOOK);
+        let mut look = tokio::time::interval(PATH_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut silent, mut acknowledged) = (Duration::ZERO, 0);
         loop {
@@ -107,16 +107,16 @@ impl Pool {
                 continue;
             }
             if standing.protocol == UpstreamProtocol::H3 && !shared.is_going() && !self.retired.get() {
-                self.try_quic_again(worker, &standing.wish());
+                self.try_quic_again(worker, &standing.spec());
             }
             let Ok(seen) = acks.look() else { continue };
             // Data sent after the previous check is not overdue yet.
-            let is_owed = seen.waiting_for.is_some_and(|silence| silence >= LOOK);
+            let is_owed = seen.waiting_for.is_some_and(|silence| silence >= PATH_CHECK_INTERVAL);
             // A peer confirms a closed window now and then, which acknowledges none of the waiting data.
             let is_stuck = is_dark && seen.waiting_for.is_some() && seen.acknowledged == acknowledged;
-            silent = if is_owed || is_stuck { silent + LOOK } else { Duration::ZERO };
+            silent = if is_owed || is_stuck { silent + PATH_CHECK_INTERVAL } else { Duration::ZERO };
             acknowledged = seen.acknowledged;
-            if shared.set_dark(worker, silent >= DARK.max(ANSWERS * seen.rtt)) {
+            if shared.set_dark(worker, silent >= DARK_AFTER.max(DARK_ROUND_TRIPS * seen.rtt)) {
                 if is_dark {
                     // The connection has room again, and perhaps no other one opens.
                     self.open.wake_all();
@@ -136,7 +136,7 @@ impl Pool {
 /// A connection whose HTTP/2 has begun, without a driver yet.
 pub(super) struct Begun {
     pub(super) connection: Connection,
-    pub(super) speaks: Speaks,
+    pub(super) speaks: SharedProtocol,
     pub(super) window: Rc<Window>,
 }
 
@@ -182,7 +182,7 @@ pub(super) async fn begin_h2(
         .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), missing: NO_SETTINGS, after: within })?
         .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
     let extended_connect = sender.is_extended_connect_protocol_enabled();
-    let speaks = Speaks::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
+    let speaks = SharedProtocol::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
     Ok(Begun { connection, speaks, window })
 }
 

@@ -13,10 +13,10 @@ use hermes_net::quic;
 use hermes_wire::h3::{Code, Settings};
 use tokio::time::Instant;
 
-use super::fallback::Way;
+use super::fallback::Redial;
 use super::queue::Permit;
-use super::shared::{Lease, SharedConnection, Speaks};
-use super::{ADDED_BYTES, Pool, Wish};
+use super::shared::{Lease, SharedConnection, SharedProtocol};
+use super::{ADDED_BYTES, ConnectSpec, Pool};
 use crate::outbound::Outbound;
 use crate::outbound::connect::{Destination, addresses, count, guard};
 use hermes_transport::error::{Error, NO_CONNECTION, NO_SETTINGS};
@@ -26,16 +26,16 @@ impl Pool {
     pub(super) async fn dial_h3(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         permit: Permit,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let deadline = Instant::now() + wish.connect_within;
-        let begun = match tokio::time::timeout_at(deadline, dial(worker, &wish.destination)).await {
-            Ok(Ok(connection)) => self.adopt_h3(worker, wish, connection, permit, deadline).await,
+        let deadline = Instant::now() + spec.connect_within;
+        let begun = match tokio::time::timeout_at(deadline, dial(worker, &spec.destination)).await {
+            Ok(Ok(connection)) => self.adopt_h3(worker, spec, connection, permit, deadline).await,
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(late(wish, NO_CONNECTION)),
+            Err(_) => Err(late(spec, NO_CONNECTION)),
         };
-        count(worker, &wish.destination, begun.is_ok());
+        count(worker, &spec.destination, begun.is_ok());
         begun
     }
 
@@ -47,35 +47,35 @@ impl Pool {
     pub async fn adopt_quic(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         connection: quic::Connection,
         deadline: Instant,
     ) -> Result<Lease, Error> {
         // Without TLS settings, the path is not watched.
-        let destination = Destination { tls: None, ..wish.destination };
-        let wish = Wish { destination, ..*wish };
-        let shared = self.adopt_h3(worker, &wish, connection, Permit::take(&self.open), deadline).await?;
+        let destination = Destination { tls: None, ..spec.destination };
+        let spec = ConnectSpec { destination, ..*spec };
+        let shared = self.adopt_h3(worker, &spec, connection, Permit::take(&self.open), deadline).await?;
         Ok(Lease::take(&shared, self, worker, false))
     }
 
     async fn adopt_h3(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         connection: quic::Connection,
         permit: Permit,
         deadline: Instant,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let way = Way::of(wish, connection.remote_address());
+        let redial = Redial::of(spec, connection.remote_address());
         let ours = settings(worker);
         let link = Link::new(connection, false, windows(worker));
-        let shared = SharedConnection::new(Speaks::H3(link.clone()), worker.now());
+        let shared = SharedConnection::new(SharedProtocol::H3(link.clone()), worker.now());
         let (here, driven, driven_link) = (worker.clone(), shared.clone(), link.clone());
-        let (pool, peer) = (self.clone(), wish.destination.label.clone());
+        let (pool, peer) = (self.clone(), spec.destination.label.clone());
         self.share(worker, &shared, permit, async move {
             let watching = async {
-                let Some(way) = way else { return pending().await };
-                pool.watch_h3(&here, &driven, &driven_link, &way, &peer).await;
+                let Some(redial) = redial else { return pending().await };
+                pool.watch_h3(&here, &driven, &driven_link, &redial, &peer).await;
             };
             tokio::select! {
                 () = drive_h3(&here, &driven_link, &driven, ours) => {}
@@ -87,7 +87,7 @@ impl Pool {
         // meanwhile: a pool that a reload retires closes unused connections, but its waiters must still be served.
         let _in_use = Lease::take(&shared, self, worker, false);
         match link.settled().await {
-            None if Instant::now() >= deadline => Err(late(wish, NO_SETTINGS)),
+            None if Instant::now() >= deadline => Err(late(spec, NO_SETTINGS)),
             _ => Ok(shared),
         }
     }
@@ -103,8 +103,8 @@ async fn muteness(link: &Link, deadline: Instant) {
     link.close(Code::MissingSettings, "no SETTINGS came in time");
 }
 
-fn late(wish: &Wish<'_>, missing: &'static str) -> Error {
-    Error::ConnectTimeout { peer: wish.destination.label.clone(), missing, after: wish.connect_within }
+fn late(spec: &ConnectSpec<'_>, missing: &'static str) -> Error {
+    Error::ConnectTimeout { peer: spec.destination.label.clone(), missing, after: spec.connect_within }
 }
 
 /// Opens an authenticated QUIC connection to an endpoint.

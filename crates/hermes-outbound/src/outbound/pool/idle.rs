@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 /// If the limit is reached, one in this many idle connections closes, the oldest first. Searching for the oldest at
 /// each new entry would be slow.
-const SHARE: usize = 16;
+const CLOSED_SHARE: usize = 16;
 
 /// The idle connections of a worker.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl Drop for IdlePlace {
 pub fn last_to_go(mut turns: Vec<u64>, limit: usize) -> Option<u64> {
     // A reload may have lowered the limit.
     let too_many = (turns.len() + 1).saturating_sub(limit);
-    let go = too_many.max(limit / SHARE).min(turns.len());
+    let go = too_many.max(limit / CLOSED_SHARE).min(turns.len());
     let last = go.checked_sub(1)?;
     Some(*turns.select_nth_unstable(last).1)
 }

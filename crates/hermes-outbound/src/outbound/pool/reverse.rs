@@ -22,11 +22,11 @@ use tokio::time::Instant;
 use super::h2::{begin_h2, drive_h2};
 use super::h3::{drive_h3, settings, windows};
 use super::queue::Permit;
-use super::shared::{Lease, SharedConnection, Speaks};
-use super::{Leased, Pool, Wish};
+use super::shared::{Lease, SharedConnection, SharedProtocol};
+use super::{ConnectSpec, Leased, Pool};
 use crate::outbound::Outbound;
 use crate::outbound::client_stream::{Head, ask};
-use crate::reverse::{Beat, FAR_END, Place, Presence, Probe, Pulse};
+use crate::reverse::{ACCEPTOR_PROBE_INTERVAL, ConnectionSlot, Keepalive, Liveness, Probe, ReversePeer};
 use hermes_transport::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use hermes_transport::h3::Link;
 use hermes_transport::metrics::ListenerLabels;
@@ -34,33 +34,33 @@ use hermes_transport::stream::StreamError;
 
 /// Maximum number of connections of one node on a worker; beyond it the oldest is retired. A node has several if it
 /// reconnects, or dials several addresses of this node.
-const MOST_OF_NODE: usize = 4;
+const MAX_CONNECTIONS_PER_NODE: usize = 4;
 /// Maximum number of retired connections, which end with their last request. Beyond it the oldest ends at once, so that
 /// a node that dials repeatedly cannot occupy all connections.
-const MOST_GIVEN_UP: usize = 8;
+const MAX_RETIRED_CONNECTIONS: usize = 8;
 /// Timeout of a call to a node, which answers calls immediately.
-const ANSWER: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The future that drives a connection until it ends.
 pub(super) type Driven = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A reverse connection, for as long as it is in the pool.
-pub struct Kept {
+pub struct ReverseConnection {
     worker: Rc<Outbound>,
     pool: Rc<Pool>,
     shared: Rc<SharedConnection>,
-    pub presence: Arc<Presence>,
+    pub reverse_peer: Arc<ReversePeer>,
     labels: ListenerLabels,
     /// True while it counts as a connection that takes requests.
     is_usable: Cell<bool>,
     _permit: Permit,
 }
 
-impl Kept {
+impl ReverseConnection {
     fn begin(
         worker: &Rc<Outbound>,
         pool: &Rc<Pool>,
-        presence: &Arc<Presence>,
+        reverse_peer: &Arc<ReversePeer>,
         listener: &Listener,
         shared: Rc<SharedConnection>,
         permit: Permit,
@@ -69,8 +69,8 @@ impl Kept {
         worker.shared.metrics.reverse_connections.get_or_create(&labels).inc();
         let mut all = pool.shared.borrow_mut();
         all.insert(0, shared.clone());
-        for (place, old) in all.iter().enumerate().skip(MOST_OF_NODE) {
-            if place < MOST_OF_NODE + MOST_GIVEN_UP {
+        for (slot, old) in all.iter().enumerate().skip(MAX_CONNECTIONS_PER_NODE) {
+            if slot < MAX_CONNECTIONS_PER_NODE + MAX_RETIRED_CONNECTIONS {
                 old.retire();
             } else if !old.is_over() {
                 old.end();
@@ -82,7 +82,7 @@ impl Kept {
             worker: worker.clone(),
             pool: pool.clone(),
             shared,
-            presence: presence.clone(),
+            reverse_peer: reverse_peer.clone(),
             labels,
             is_usable: Cell::new(false),
             _permit: permit,
@@ -103,33 +103,33 @@ impl Kept {
     /// The stream or its connection failed, or no response arrived in time.
     pub async fn call(&self, request: Request<()>) -> Result<Response<()>, Error> {
         let lease = Lease::take(&self.shared, &self.pool, &self.worker, false);
-        let answer = tokio::time::timeout(ANSWER, answer_of(&self.worker, &lease, request)).await;
-        let peer = self.presence.node.clone();
+        let answer = tokio::time::timeout(CALL_TIMEOUT, answer_of(&self.worker, &lease, request)).await;
+        let peer = self.reverse_peer.node.clone();
         match answer {
             Ok(answer) => answer.map_err(|error| broken(peer, &error)),
             Err(_) => {
-                let reason = format!("it answers no call within {ANSWER:?}");
+                let reason = format!("it answers no call within {CALL_TIMEOUT:?}");
                 Err(Error::Broken { peer, reason, unprocessed: false })
             }
         }
     }
 
     /// Monitors whether the node is alive; returns when it is not.
-    pub async fn listen(&self, mut pulse: Pulse, source: IpAddr, place: &Place) {
-        let mut newer = self.presence.newer();
+    pub async fn listen(&self, mut keepalive: Keepalive, source: IpAddr, slot: &ConnectionSlot) {
+        let mut newer = self.reverse_peer.newer();
         loop {
             let beat = std::future::poll_fn(|cx| {
-                let beat = pulse.poll(cx, self.shared.heard());
-                self.shared.is_silent.set(beat != Beat::Strong);
+                let beat = keepalive.poll(cx, self.shared.heard());
+                self.shared.is_silent.set(beat != Liveness::Alive);
                 if !self.shared.is_alive() {
                     // The node accepts no further request, so the connection ends with its last one.
                     self.shared.retire();
                 }
                 if self.shared.is_closed() {
-                    place.give_way();
+                    slot.give_way();
                 }
-                self.set_usable(beat == Beat::Strong && !self.shared.is_closed());
-                if beat == Beat::Dead { Poll::Ready(()) } else { Poll::Pending }
+                self.set_usable(beat == Liveness::Alive && !self.shared.is_closed());
+                if beat == Liveness::Dead { Poll::Ready(()) } else { Poll::Pending }
             });
             tokio::select! {
                 () = beat => return,
@@ -139,7 +139,7 @@ impl Kept {
                     let from = newer.borrow_and_update().1;
                     // A node may have an IPv4 and an IPv6 address at once.
                     let is_elsewhere = |from: IpAddr| from.is_ipv4() == source.is_ipv4() && from != source;
-                    pulse.doubt(from.is_some_and(is_elsewhere));
+                    keepalive.doubt(from.is_some_and(is_elsewhere));
                 }
             }
         }
@@ -147,8 +147,8 @@ impl Kept {
 
     fn set_usable(&self, is_usable: bool) {
         match (self.is_usable.replace(is_usable), is_usable) {
-            (false, true) => self.presence.came(),
-            (true, false) => self.presence.went(self.worker.shared.now()),
+            (false, true) => self.reverse_peer.came(),
+            (true, false) => self.reverse_peer.went(self.worker.shared.now()),
             _ => return,
         }
         // Waiting requests check again: for a stream, or for their remaining time.
@@ -156,7 +156,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for ReverseConnection {
     fn drop(&mut self) {
         self.shared.close();
         self.pool.shared.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.shared));
@@ -190,11 +190,11 @@ impl Pool {
     /// This worker has no connection of the node, or no response arrived.
     pub async fn get(self: &Rc<Self>, worker: &Rc<Outbound>, node: &str, path: &str) -> Result<StatusCode, Error> {
         let absent = || Error::NotConnected { node: Arc::from(node) };
-        let place = match self.place(worker, true) {
+        let slot = match self.lease_existing(worker, true) {
             Some(lease) => Some(lease),
-            None => tokio::time::timeout(ANSWER, self.leave(worker)).await.ok().flatten(),
+            None => tokio::time::timeout(CALL_TIMEOUT, self.leave(worker)).await.ok().flatten(),
         };
-        let lease = place.ok_or_else(absent)?;
+        let lease = slot.ok_or_else(absent)?;
         let uri = Uri::builder().scheme("https").authority(node).path_and_query(path).build();
         let request =
             uri.and_then(|uri| Request::get(uri).body(())).map_err(|error| Error::Malformed(error.to_string()))?;
@@ -210,19 +210,19 @@ impl Pool {
     pub async fn keep_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        presence: &Arc<Presence>,
+        reverse_peer: &Arc<ReversePeer>,
         listener: &Listener,
         io: Io,
         within: Duration,
-    ) -> Result<(Kept, Driven, Pulse), Error> {
+    ) -> Result<(ReverseConnection, Driven, Keepalive), Error> {
         // Taken before any wait: the sweep removes a pool without connections.
         let permit = Permit::take(&self.open);
         let acks = Acks::of(io.tcp()).ok();
-        let mut begun = begin_h2(worker, &presence.node, io, Instant::now() + within, within).await?;
-        let pulse = Pulse::new(begun.connection.ping_pong().map(Probe::Ping), acks, FAR_END);
+        let mut begun = begin_h2(worker, &reverse_peer.node, io, Instant::now() + within, within).await?;
+        let keepalive = Keepalive::new(begun.connection.ping_pong().map(Probe::Ping), acks, ACCEPTOR_PROBE_INTERVAL);
         let shared = SharedConnection::kept(begun.speaks, worker.now());
         let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
-        Ok((Kept::begin(worker, self, presence, listener, shared, permit), Box::pin(drive), pulse))
+        Ok((ReverseConnection::begin(worker, self, reverse_peer, listener, shared, permit), Box::pin(drive), keepalive))
     }
 
     /// Like [`Self::keep_h2`], for HTTP/3.
@@ -232,14 +232,14 @@ impl Pool {
     pub async fn keep_h3(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        presence: &Arc<Presence>,
+        reverse_peer: &Arc<ReversePeer>,
         listener: &Listener,
         quic: quic::Connection,
         within: Duration,
-    ) -> Result<(Kept, Driven, Pulse), Error> {
+    ) -> Result<(ReverseConnection, Driven, Keepalive), Error> {
         let permit = Permit::take(&self.open);
         let link = Link::new(quic, false, windows(worker));
-        let shared = SharedConnection::kept(Speaks::H3(link.clone()), worker.now());
+        let shared = SharedConnection::kept(SharedProtocol::H3(link.clone()), worker.now());
         let (here, ours) = (worker.clone(), settings(worker));
         let (driven_link, driven) = (link.clone(), shared.clone());
         let mut drive: Driven = Box::pin(async move { drive_h3(&here, &driven_link, &driven, ours).await });
@@ -250,36 +250,44 @@ impl Pool {
                 settled = link.settled() => settled,
             }
         };
-        let late = |_| Error::ConnectTimeout { peer: presence.node.clone(), missing: NO_SETTINGS, after: within };
+        let late = |_| Error::ConnectTimeout { peer: reverse_peer.node.clone(), missing: NO_SETTINGS, after: within };
         if tokio::time::timeout(within, settled).await.map_err(late)?.is_none() {
             let reason = "HTTP/3 did not begin".to_owned();
-            return Err(Error::Broken { peer: presence.node.clone(), reason, unprocessed: true });
+            return Err(Error::Broken { peer: reverse_peer.node.clone(), reason, unprocessed: true });
         }
-        Ok((Kept::begin(worker, self, presence, listener, shared, permit), drive, Pulse::new(None, None, FAR_END)))
+        Ok((
+            ReverseConnection::begin(worker, self, reverse_peer, listener, shared, permit),
+            drive,
+            Keepalive::new(None, None, ACCEPTOR_PROBE_INTERVAL),
+        ))
     }
 
     /// A stream on a reverse connection of the endpoint.
-    pub(super) async fn lease_kept(self: &Rc<Self>, worker: &Rc<Outbound>, wish: &Wish<'_>) -> Result<Leased, Error> {
-        let Some(presence) = wish.node else { return Err(Error::Internal("a node without a name".to_owned())) };
-        let absent = || Error::NotConnected { node: presence.node.clone() };
+    pub(super) async fn lease_kept(
+        self: &Rc<Self>,
+        worker: &Rc<Outbound>,
+        spec: &ConnectSpec<'_>,
+    ) -> Result<Leased, Error> {
+        let Some(reverse_peer) = spec.node else { return Err(Error::Internal("a node without a name".to_owned())) };
+        let absent = || Error::NotConnected { node: reverse_peer.node.clone() };
         let (began, mut had_turn) = (Instant::now(), false);
         loop {
             // Marked as reused: a connection that fails during a request says nothing about the next one.
-            if let Some(lease) = self.place(worker, true) {
+            if let Some(lease) = self.lease_existing(worker, true) {
                 return Ok(Leased::Shared(lease));
             }
-            let left = wish.connect_within.saturating_sub(began.elapsed());
-            let patience = presence.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
-            match tokio::time::timeout(patience, self.turn_or_leave(worker, wish.session, had_turn)).await {
+            let left = spec.connect_within.saturating_sub(began.elapsed());
+            let patience = reverse_peer.patience(worker.shared.now()).ok_or_else(absent)?.min(left);
+            match tokio::time::timeout(patience, self.turn_or_leave(worker, spec.session, had_turn)).await {
                 Ok(Ok(Some(lease))) => return Ok(Leased::Shared(lease)),
                 Ok(waited) => {
                     waited?;
                     had_turn = true;
                 }
-                Err(_) if !presence.is_here() => return Err(absent()),
+                Err(_) if !reverse_peer.is_here() => return Err(absent()),
                 Err(_) => {
-                    let peer = wish.destination.label.clone();
-                    return Err(Error::ConnectTimeout { peer, missing: NO_CONNECTION, after: wish.connect_within });
+                    let peer = spec.destination.label.clone();
+                    return Err(Error::ConnectTimeout { peer, missing: NO_CONNECTION, after: spec.connect_within });
                 }
             }
         }

@@ -22,21 +22,21 @@ use super::queue::Turn;
 use crate::outbound::Outbound;
 use hermes_transport::error::Error;
 use hermes_transport::h3::Link;
+use hermes_transport::h3::connection::number;
 use hermes_transport::h3::datagrams::packet_capacity;
-use hermes_transport::h3::link::number;
 use hermes_transport::oneshot::Oneshot;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::h2::{Backlog, Window};
 
 /// Maximum number of streams on an HTTP/3 connection. The peer may allow fewer, which QUIC reports when a stream opens.
 const H3_STREAMS: usize = 100;
 /// A peer grants new streams a round trip after others ended. Beyond that, the pool waits for this time before it dials
 /// another connection.
-const LEAVE: Duration = Duration::from_millis(10);
+const STREAM_GRANT_WAIT: Duration = Duration::from_millis(10);
 
 /// A connection with streams of many requests.
 pub struct SharedConnection {
-    pub speaks: Speaks,
+    pub speaks: SharedProtocol,
     pub(super) streams: Cell<usize>,
     closed: Cell<bool>,
     pub(super) idle_since: Cell<u64>,
@@ -54,7 +54,7 @@ pub struct SharedConnection {
 }
 
 /// The protocol on the connection, with its state.
-pub enum Speaks {
+pub enum SharedProtocol {
     H2 {
         sender: ::h2::client::SendRequest<Bytes>,
         /// The peer supports extended CONNECT (RFC 8441).
@@ -66,16 +66,16 @@ pub enum Speaks {
 }
 
 impl SharedConnection {
-    pub(super) fn new(speaks: Speaks, now: u64) -> Rc<Self> {
+    pub(super) fn new(speaks: SharedProtocol, now: u64) -> Rc<Self> {
         Self::of(speaks, now, false)
     }
 
     /// A reverse connection, which its node keeps open.
-    pub(super) fn kept(speaks: Speaks, now: u64) -> Rc<Self> {
+    pub(super) fn kept(speaks: SharedProtocol, now: u64) -> Rc<Self> {
         Self::of(speaks, now, true)
     }
 
-    fn of(speaks: Speaks, now: u64, is_kept: bool) -> Rc<Self> {
+    fn of(speaks: SharedProtocol, now: u64, is_kept: bool) -> Rc<Self> {
         Rc::new(Self {
             speaks,
             is_kept,
@@ -98,13 +98,13 @@ impl SharedConnection {
     /// The number of streams that may still open.
     pub(super) fn room(&self) -> usize {
         let most = match &self.speaks {
-            Speaks::H2 { sender, .. } => sender.current_max_send_streams(),
-            Speaks::H3(_) => H3_STREAMS,
+            SharedProtocol::H2 { sender, .. } => sender.current_max_send_streams(),
+            SharedProtocol::H3(_) => H3_STREAMS,
         };
         // The limits of the peer are unknown before its SETTINGS.
         let is_settled = match &self.speaks {
-            Speaks::H2 { .. } => true,
-            Speaks::H3(link) => link.settings().is_some(),
+            SharedProtocol::H2 { .. } => true,
+            SharedProtocol::H3(link) => link.settings().is_some(),
         };
         let takes_any = is_settled && !self.closed.get() && !self.is_silent.get();
         if takes_any { most.saturating_sub(self.streams.get()) } else { 0 }
@@ -113,11 +113,11 @@ impl SharedConnection {
     /// True unless the peer has sent GOAWAY, as far as it was read.
     pub(super) fn is_alive(&self) -> bool {
         let is_alive = match &self.speaks {
-            Speaks::H2 { sender, .. } => {
+            SharedProtocol::H2 { sender, .. } => {
                 let mut cx = Context::from_waker(Waker::noop());
                 !matches!(sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
             }
-            Speaks::H3(link) => !link.is_going(),
+            SharedProtocol::H3(link) => !link.is_going(),
         };
         if !is_alive {
             self.close();
@@ -135,7 +135,7 @@ impl SharedConnection {
     pub(super) fn set_dark(&self, worker: &Outbound, is_dark: bool) -> bool {
         let is_news = self.is_silent.replace(is_dark) != is_dark;
         if is_news {
-            worker.live.nudge_flows();
+            worker.tables.nudge_flows();
         }
         is_news
     }
@@ -144,27 +144,27 @@ impl SharedConnection {
     pub(super) fn leave(&self, worker: &Outbound) {
         self.retire();
         if !self.is_going.replace(true) {
-            worker.live.nudge_flows();
+            worker.tables.nudge_flows();
         }
     }
 
     /// Tells the flows about a GOAWAY. The driver calls this after it has read all input.
     pub(super) fn look_for_goaway(&self, worker: &Outbound) {
         let has_come = || match &self.speaks {
-            Speaks::H2 { window, .. } => window.ends().is_going(),
-            Speaks::H3(link) => link.is_going(),
+            SharedProtocol::H2 { window, .. } => window.ends().is_going(),
+            SharedProtocol::H3(link) => link.is_going(),
         };
         if !self.is_going.get() && has_come() {
             self.is_going.set(true);
-            worker.live.nudge_flows();
+            worker.tables.nudge_flows();
         }
     }
 
     /// The peer supports extended CONNECT (RFC 8441, RFC 9220).
     pub fn takes_extended_connect(&self) -> bool {
         match &self.speaks {
-            Speaks::H2 { extended_connect, .. } => *extended_connect,
-            Speaks::H3(link) => link.settings().is_some_and(|settings| settings.extended_connect),
+            SharedProtocol::H2 { extended_connect, .. } => *extended_connect,
+            SharedProtocol::H3(link) => link.settings().is_some_and(|settings| settings.extended_connect),
         }
     }
 
@@ -176,22 +176,22 @@ impl SharedConnection {
     /// The maximum size of an IP packet that the connection carries unfragmented.
     pub(super) fn packet_capacity(&self) -> usize {
         match &self.speaks {
-            Speaks::H2 { .. } => capsule::MAX_PACKET,
-            Speaks::H3(link) => packet_capacity(link),
+            SharedProtocol::H2 { .. } => capsule::MAX_PACKET,
+            SharedProtocol::H3(link) => packet_capacity(link),
         }
     }
 
     /// A counter that increases with each reception.
     pub fn heard(&self) -> u64 {
         match &self.speaks {
-            Speaks::H2 { window, .. } => window.ends().reads(),
-            Speaks::H3(link) => link.connection.stats().udp_rx.datagrams,
+            SharedProtocol::H2 { window, .. } => window.ends().reads(),
+            SharedProtocol::H3(link) => link.connection.stats().udp_rx.datagrams,
         }
     }
 
     /// True for HTTP/3.
     pub(super) fn is_h3(&self) -> bool {
-        matches!(self.speaks, Speaks::H3(_))
+        matches!(self.speaks, SharedProtocol::H3(_))
     }
 
     /// True if no stream is open.
@@ -260,7 +260,7 @@ pub(super) type Opened = (quic::SendStream, quic::RecvStream);
 
 /// Minimum duration of a stream, in milliseconds, to conclude from silence on its connection that the peer or the path
 /// is lost. The connection then gets no further streams.
-const SILENT: u64 = 1000;
+const MIN_SILENT_STREAM_MS: u64 = 1000;
 
 impl Lease {
     pub(super) fn take(
@@ -284,8 +284,8 @@ impl Lease {
         reused: bool,
     ) -> Option<Self> {
         let stream = match &connection.speaks {
-            Speaks::H2 { .. } => None,
-            Speaks::H3(link) => Some(Box::new(link.connection.open_bi().now_or_never()?.ok()?)),
+            SharedProtocol::H2 { .. } => None,
+            SharedProtocol::H3(link) => Some(Box::new(link.connection.open_bi().now_or_never()?.ok()?)),
         };
         let lease = Self::take(connection, pool, worker, reused);
         lease.stream.set(stream);
@@ -320,7 +320,7 @@ impl Drop for Lease {
             cancel(&mut stream);
         }
         connection.streams.set(connection.streams.get() - 1);
-        let was_silent = || self.worker.now() >= self.since + SILENT && connection.heard() == self.heard;
+        let was_silent = || self.worker.now() >= self.since + MIN_SILENT_STREAM_MS && connection.heard() == self.heard;
         if is_owed && !connection.is_kept && was_silent() {
             connection.close();
         }
@@ -341,14 +341,14 @@ impl Drop for Lease {
 /// Opens a stream as soon as its peer allows one.
 async fn open_on(connection: &Rc<SharedConnection>) -> (&Rc<SharedConnection>, Result<Opened, quic::ConnectionError>) {
     match &connection.speaks {
-        Speaks::H3(link) => (connection, link.connection.open_bi().await),
-        Speaks::H2 { .. } => std::future::pending().await,
+        SharedProtocol::H3(link) => (connection, link.connection.open_bi().await),
+        SharedProtocol::H2 { .. } => std::future::pending().await,
     }
 }
 
 impl Pool {
     /// A stream on a connection with room, if any.
-    pub(super) fn place(self: &Rc<Self>, worker: &Rc<Outbound>, reused: bool) -> Option<Lease> {
+    pub(super) fn lease_existing(self: &Rc<Self>, worker: &Rc<Outbound>, reused: bool) -> Option<Lease> {
         let shared = self.shared.borrow();
         let mut fit = shared.iter().filter(|connection| connection.has_room() && connection.is_alive());
         fit.find_map(|connection| Lease::take_allowed(connection, self, worker, reused))
@@ -383,10 +383,10 @@ impl Pool {
     /// Like [`Self::leave`], for as long as a grant in transit may take.
     pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Outbound>, had_turn: bool) -> Option<Lease> {
         let rtts = self.full().into_iter().filter_map(|full| match &full.speaks {
-            Speaks::H3(link) => Some(link.connection.rtt()),
-            Speaks::H2 { .. } => None,
+            SharedProtocol::H3(link) => Some(link.connection.rtt()),
+            SharedProtocol::H2 { .. } => None,
         });
-        let within = 2 * rtts.max()? + LEAVE;
+        let within = 2 * rtts.max()? + STREAM_GRANT_WAIT;
         // A dropped wait passes the turn on, and a granted stream makes the turn unnecessary.
         let turn = had_turn.then(|| Turn::of(&self.open));
         let lease = tokio::time::timeout(within, self.leave(worker)).await.ok().flatten();
@@ -406,7 +406,7 @@ impl Pool {
     pub(super) async fn turn_or_leave(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
-        session: Option<&Rc<Entry>>,
+        session: Option<&Rc<SessionEntry>>,
         had_turn: bool,
     ) -> Result<Option<Lease>, Error> {
         tokio::select! {

@@ -17,7 +17,7 @@ use super::{Reading, headers};
 use hermes_custody::service::{Failure, Office};
 use hermes_transport::body::BoxedBody;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// The read size.
 const READ: usize = 64 << 10;
@@ -29,7 +29,7 @@ pub(crate) struct CustodyBody {
     part: Part,
     reading: Reading,
     /// The session that waits for it.
-    entry: OnceCell<Rc<Entry>>,
+    entry: OnceCell<Rc<SessionEntry>>,
     peer: Arc<str>,
     length: Option<u64>,
     /// The engine knows that the exchange ends at this node.
@@ -164,7 +164,7 @@ impl CustodyBody {
 
 impl BoxedBody for CustodyBody {
     /// Binds it to a session, which is not subject to timeouts while custody waits.
-    fn bind(&self, session: &Rc<Entry>) {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         // Only the first binding counts.
         let _ = self.entry.set(session.clone());
     }

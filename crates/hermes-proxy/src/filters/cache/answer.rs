@@ -21,7 +21,7 @@ use hermes_transport::body::Body;
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 
 /// The source of the body.
-pub(super) enum Supply {
+pub(super) enum BodySource {
     Kept(Arc<Content>),
     /// A reader of the arriving response; its range was fixed when it joined.
     Coming(FlightReader),
@@ -30,7 +30,7 @@ pub(super) enum Supply {
 }
 
 /// Builds a response with this head. `total`: the length of the complete representation, if known.
-pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply, now: Millis) -> Response<Body> {
+pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: BodySource, now: Millis) -> Response<Body> {
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = head.status;
     *response.version_mut() = head.version;
@@ -80,13 +80,13 @@ pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: Supply,
     response
 }
 
-fn body(supply: Supply, range: Option<Range<u64>>) -> Body {
+fn body(supply: BodySource, range: Option<Range<u64>>) -> Body {
     let left = range.as_ref().map(|range| range.end - range.start);
     match (supply, range) {
         (_, Some(range)) if range.is_empty() => Body::Empty,
-        (Supply::Kept(content), Some(rest)) => Body::boxed(CachedBody::Kept { content, rest }),
-        (Supply::Coming(reader), _) => Body::boxed(CachedBody::Coming { reader, left }),
-        (Supply::Kept(_) | Supply::Nothing, _) => Body::Empty,
+        (BodySource::Kept(content), Some(rest)) => Body::boxed(CachedBody::Kept { content, rest }),
+        (BodySource::Coming(reader), _) => Body::boxed(CachedBody::Coming { reader, left }),
+        (BodySource::Kept(_) | BodySource::Nothing, _) => Body::Empty,
     }
 }
 

@@ -22,14 +22,14 @@ use hermes_cache::registry::is_one;
 use hermes_cache::store::Cache;
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// Size of stored chunks. A shorter body has one chunk of its own length.
 const CHUNK: usize = 64 << 10;
 /// Size of the first chunk of a body with unknown length: most of them are small.
 const FIRST: usize = 4 << 10;
 /// A reader may delay the others for this time.
-const PATIENCE: Duration = Duration::from_secs(2);
+const READER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A fetch. Its drop ends it.
 pub(crate) struct Fetch {
@@ -39,9 +39,9 @@ pub(crate) struct Fetch {
     pub(crate) head: Arc<Head>,
     pub(crate) body: Body,
     /// The session of the fetch, independent of those of its readers.
-    pub(crate) entry: Rc<Entry>,
+    pub(crate) entry: Rc<SessionEntry>,
     /// For a resumable body: the session that requests its rest, and the route of the latest part.
-    pub(crate) retrieved: Option<(Rc<Entry>, Arc<Route>)>,
+    pub(crate) retrieved: Option<(Rc<SessionEntry>, Arc<Route>)>,
     /// The expected number of bytes, if known.
     pub(crate) owed: Option<u64>,
     /// The idle timeout for the origin, as in any session.
@@ -62,7 +62,7 @@ impl Fetch {
                 Poll::Ready(error) => Poll::Ready(Err(error)),
                 Poll::Pending => self.flight.poll_room(cx).map_err(|()| deserted()),
             });
-            match tokio::time::timeout(PATIENCE, room).await {
+            match tokio::time::timeout(READER_TIMEOUT, room).await {
                 Ok(room) => room?,
                 Err(_) => {
                     for _ in 0..self.flight.cut_laggards() {

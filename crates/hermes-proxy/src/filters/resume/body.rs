@@ -17,8 +17,8 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::forward::FAIR;
-use super::retry::{Manner, Question, ask};
+use super::attempts::FAIR_ENDPOINT_TIME;
+use super::retry::{Question, RequestForm, send_again};
 use super::{REFUSED, Waiting, rests};
 use crate::worker::Worker;
 use hermes_resume::backoff;
@@ -27,10 +27,10 @@ use hermes_resume::response::Answer;
 use hermes_resume::resume::{Rest, Resumable};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// Minimum interval between requests for the rest of one response, however much each delivers.
-const APART: Duration = Duration::from_millis(200);
+const MIN_REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 type Asking = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>>>>;
 
@@ -47,12 +47,12 @@ enum State {
 }
 
 /// A body that ends only when it is complete, or fails.
-pub(crate) struct RetrievedBody {
+pub(crate) struct ResumableBody {
     worker: Rc<Worker>,
-    entry: Rc<Entry>,
+    entry: Rc<SessionEntry>,
     /// The current session, passed on to the bodies that follow.
-    session: RefCell<Option<Rc<Entry>>>,
-    manner: Manner,
+    session: RefCell<Option<Rc<SessionEntry>>>,
+    manner: RequestForm,
     retrieve: Retrieve,
     rest: Resumable,
     state: State,
@@ -77,9 +77,9 @@ pub(crate) struct RetrievedBody {
     is_given: bool,
 }
 
-impl BoxedBody for RetrievedBody {
+impl BoxedBody for ResumableBody {
     /// Binds the body to this session.
-    fn bind(&self, session: &Rc<Entry>) {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         if let State::Reading(body) = &self.state {
             body.bind(session);
         }
@@ -116,11 +116,11 @@ impl BoxedBody for RetrievedBody {
     }
 }
 
-impl RetrievedBody {
+impl ResumableBody {
     pub(super) fn new(
         worker: Rc<Worker>,
-        entry: Rc<Entry>,
-        (manner, retrieve): (Manner, Retrieve),
+        entry: Rc<SessionEntry>,
+        (manner, retrieve): (RequestForm, Retrieve),
         (body, rest, answer): (Body, Resumable, &Answer),
     ) -> Self {
         // The digest covers the complete representation, so it cannot verify a part.
@@ -169,7 +169,7 @@ impl RetrievedBody {
                 }
                 State::Resting => {
                     ready!(self.timer.as_mut().poll(cx));
-                    self.ask()?;
+                    self.request_rest()?;
                 }
                 State::Asking(asking) => {
                     let asked = match asking.as_mut().poll(cx) {
@@ -178,7 +178,9 @@ impl RetrievedBody {
                             ready!(self.timer.as_mut().poll(cx));
                             // Tells passive health checking, which sees the dropped try, whether the endpoint had
                             // enough time.
-                            self.entry.is_starved.set(self.asked.is_some_and(|asked| asked.elapsed() >= FAIR));
+                            self.entry
+                                .is_starved
+                                .set(self.asked.is_some_and(|asked| asked.elapsed() >= FAIR_ENDPOINT_TIME));
                             Err(Error::NoProgress(self.patience(true)))
                         }
                     };
@@ -274,10 +276,12 @@ impl RetrievedBody {
         }
         // The first retry is immediate, since mostly a connection broke. After progress it is immediate too, but an
         // origin that sends one byte for each request is not asked without pause.
-        let apart = self.asked.map_or(Duration::ZERO, |asked| APART.saturating_sub(asked.elapsed()));
+        let detached = self.asked.map_or(Duration::ZERO, |asked| MIN_REQUEST_INTERVAL.saturating_sub(asked.elapsed()));
         let pause = match self.fruitless {
-            0 if after.is_none() => apart,
-            fruitless => backoff::pause(fruitless, after, left, most, rand::random()).max(apart.min(left.mul_f64(0.9))),
+            0 if after.is_none() => detached,
+            fruitless => {
+                backoff::pause(fruitless, after, left, most, rand::random()).max(detached.min(left.mul_f64(0.9)))
+            }
         };
         self.fruitless += 1;
         self.last = Some(error);
@@ -286,7 +290,7 @@ impl RetrievedBody {
         Ok(())
     }
 
-    fn ask(&mut self) -> Result<(), Error> {
+    fn request_rest(&mut self) -> Result<(), Error> {
         let fields = self.rest.fields().ok_or_else(|| Error::Internal("a range that is no field".to_owned()))?;
         let (worker, entry, manner) = (self.worker.clone(), self.entry.clone(), self.manner.clone());
         self.note("resumed");
@@ -294,7 +298,7 @@ impl RetrievedBody {
         self.entry.is_starved.set(false);
         self.wait(self.patience(true));
         let question = Question::for_part(manner, fields);
-        self.state = State::Asking(Box::pin(async move { ask(&worker, &entry, question).await }));
+        self.state = State::Asking(Box::pin(async move { send_again(&worker, &entry, question).await }));
         Ok(())
     }
 

@@ -14,34 +14,34 @@ use http::{HeaderValue, Response, Version};
 
 use crate::filters::{self, NextHop};
 use crate::request::Request;
-use crate::service::forward::head::{Amend, Dress};
+use crate::service::forward::head::{HeadOverrides, HeadRewriter};
 use crate::service::forward::{Forward, is_idempotent};
 use crate::service::{respond, terminate};
 use crate::worker::Worker;
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// Properties of the client's request that the facts do not contain.
 #[derive(Clone)]
-pub(super) struct Manner {
+pub(super) struct RequestForm {
     version: Version,
     scheme: Scheme,
     host: HeaderValue,
 }
 
-impl Manner {
-    pub(super) fn of(dress: &Dress<'_>) -> Self {
-        Self { version: dress.version, scheme: dress.scheme.clone(), host: dress.host.clone() }
+impl RequestForm {
+    pub(super) fn of(rewriter: &HeadRewriter<'_>) -> Self {
+        Self { version: rewriter.version, scheme: rewriter.scheme.clone(), host: rewriter.host.clone() }
     }
 }
 
 /// A request to send again.
 pub(super) struct Question<'a> {
-    manner: Manner,
+    manner: RequestForm,
     body: RequestBody,
     interim: Option<Arc<Interim>>,
-    amend: Option<Amend>,
+    amend: Option<HeadOverrides>,
     /// The route whose cache made the header changes. `None`: the changes hold for any origin.
     kept_by: Option<&'a Route>,
 }
@@ -54,18 +54,18 @@ impl<'a> Question<'a> {
     /// The same request again.
     pub(super) fn of(forward: &Forward<'a>) -> Self {
         Self {
-            manner: Manner::of(&forward.dress),
+            manner: RequestForm::of(&forward.rewriter),
             body: forward.body.clone(),
             interim: forward.interim.clone(),
-            amend: forward.dress.amend.clone(),
+            amend: forward.rewriter.amend.clone(),
             kept_by: Some(forward.route),
         }
     }
 
     /// A request for a part of a response, with `Range` and `If-Range`; the original request had no body.
-    pub(super) fn for_part(manner: Manner, (range, of): (HeaderValue, HeaderValue)) -> Self {
+    pub(super) fn for_part(manner: RequestForm, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
-        let amend = Some(Amend { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
+        let amend = Some(HeadOverrides { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
         Self { manner, body: RequestBody::Empty, interim: None, amend, kept_by: None }
     }
 }
@@ -74,9 +74,9 @@ impl<'a> Question<'a> {
 ///
 /// # Errors
 /// Errors of the next hop; no route matches any longer, or the new route cannot serve the request.
-pub(super) async fn ask(
+pub(super) async fn send_again(
     worker: &Rc<Worker>,
-    entry: &Rc<Entry>,
+    entry: &Rc<SessionEntry>,
     question: Question<'_>,
 ) -> Result<Response<Body>, Error> {
     let generation = worker.generation();
@@ -84,7 +84,7 @@ pub(super) async fn ask(
         Decision::Act(route) => route,
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
-    let Question { manner: Manner { version, scheme, host }, body, interim, amend, kept_by } = question;
+    let Question { manner: RequestForm { version, scheme, host }, body, interim, amend, kept_by } = question;
     // Another route's origin must not receive this cache's validators: the same tag may mean other content there.
     let amend = amend.filter(|_| kept_by.is_none_or(|by| hermes_cache::registry::is_one(by, &route)));
     let own = match &route.action {
@@ -106,7 +106,7 @@ pub(super) async fn ask(
     *entry.route.borrow_mut() = Some(route.clone());
     let request = Request { version, scheme, host, ..Request::again(entry) };
     let mut forward = Forward::new(worker, &generation, entry, &route, &request, interim);
-    (forward.body, forward.dress.amend) = (body, amend);
+    (forward.body, forward.rewriter.amend) = (body, amend);
     match &route.action {
         Action::Upstream(upstream) => {
             let state = generation.state_of(upstream)?;

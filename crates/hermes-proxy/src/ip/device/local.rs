@@ -68,7 +68,7 @@ impl Devices {
             match share.start(worker).map(Rc::new) {
                 Ok(local) => {
                     if local.before.borrow().is_some() {
-                        let elder = Elder::of(&worker.shared);
+                        let elder = PredecessorGuard::of(&worker.shared);
                         device.awaits();
                         worker.spawn(local.clone().outlive(worker.clone(), elder));
                     }
@@ -151,18 +151,18 @@ impl Devices {
 }
 
 /// A guard: while it lives, the predecessor gets packets through this process.
-struct Elder(Arc<Shared>);
+struct PredecessorGuard(Arc<Shared>);
 
-impl Elder {
+impl PredecessorGuard {
     fn of(shared: &Arc<Shared>) -> Self {
-        shared.elders.fetch_add(1, Ordering::Relaxed);
+        shared.predecessors.fetch_add(1, Ordering::Relaxed);
         Self(shared.clone())
     }
 }
 
-impl Drop for Elder {
+impl Drop for PredecessorGuard {
     fn drop(&mut self) {
-        self.0.elders.fetch_sub(1, Ordering::Relaxed);
+        self.0.predecessors.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -261,7 +261,7 @@ impl LocalDevice {
 
     /// Waits for the end of the predecessor. Packets that it sends back were for a session that ended there meanwhile,
     /// and now belong to a session of this process or of the successor.
-    async fn outlive(self: Rc<Self>, worker: Rc<WorkerContext>, _elder: Elder) {
+    async fn outlive(self: Rc<Self>, worker: Rc<WorkerContext>, _elder: PredecessorGuard) {
         let Some(before) = self.before.borrow().clone() else { return };
         // The reference keeps the queues open, so that a document can name the device again.
         let _hold = self.device.hold();

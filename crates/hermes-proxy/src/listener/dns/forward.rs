@@ -22,32 +22,32 @@ const IN_ALL: Duration = Duration::from_millis(4500);
 /// Number of attempts for each server.
 const ROUNDS: usize = 2;
 /// The maximum message size over TCP, which its length field sets.
-const MOST: usize = u16::MAX as usize;
+const MAX_MESSAGE_BYTES: usize = u16::MAX as usize;
 
 /// The transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carrier {
+pub(super) enum DnsTransport {
     Udp,
     Tcp,
 }
 
 /// Queries the servers in their order. `None` if no server answers.
-pub(super) async fn ask(
+pub(super) async fn query(
     worker: &Worker,
     question: &Question,
     message: &Bytes,
     servers: &[SocketAddr],
-    carrier: Carrier,
+    carrier: DnsTransport,
 ) -> Option<Bytes> {
-    let room = if carrier == Carrier::Udp { question.room() } else { MOST };
+    let room = if carrier == DnsTransport::Udp { question.room() } else { MAX_MESSAGE_BYTES };
     // A failure response, used if no other server answers.
     let mut failure = None;
     let answered = tokio::time::timeout(IN_ALL, async {
         for server in std::iter::repeat_n(servers, ROUNDS).flatten() {
             let attempt = async {
                 match carrier {
-                    Carrier::Udp => by_udp(worker, question, message, *server).await,
-                    Carrier::Tcp => by_tcp(question, message, *server).await,
+                    DnsTransport::Udp => by_udp(worker, question, message, *server).await,
+                    DnsTransport::Tcp => by_tcp(question, message, *server).await,
                 }
             };
             match tokio::time::timeout(ATTEMPT, attempt).await {

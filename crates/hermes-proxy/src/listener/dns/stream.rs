@@ -11,17 +11,17 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use hermes_net::Io;
 use tokio::io::AsyncWriteExt;
 
-use super::forward::Carrier;
-use super::{Fate, consider};
+use super::forward::DnsTransport;
+use super::{QueryOutcome, consider};
 use crate::listener::Ready;
 use crate::listener::http::read_first;
 use crate::worker::Worker;
 use hermes_transport::runtime::session::{Connection, Stage};
 
 /// Maximum number of pending messages on one connection. Further messages wait in the socket.
-const MOST: usize = 32;
+const MAX_PENDING_MESSAGES: usize = 32;
 /// Maximum size of a query in bytes: a name and the known extensions.
-const LONGEST: usize = 4096;
+const MAX_QUERY_BYTES: usize = 4096;
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
@@ -36,7 +36,7 @@ async fn answer_all(worker: &Rc<Worker>, connection: &Rc<Connection>, io: &mut I
     let mut under_way = FuturesUnordered::new();
     let mut open = true;
     loop {
-        while under_way.len() < MOST
+        while under_way.len() < MAX_PENDING_MESSAGES
             && let Some(message) = next_message(&mut ahead)?
         {
             connection.enter(worker);
@@ -52,7 +52,7 @@ async fn answer_all(worker: &Rc<Worker>, connection: &Rc<Connection>, io: &mut I
                 connection.leave(worker);
                 written?;
             }
-            read = read_first(io, &mut ahead), if open && under_way.len() < MOST => open = read? > 0,
+            read = read_first(io, &mut ahead), if open && under_way.len() < MAX_PENDING_MESSAGES => open = read? > 0,
         }
     }
 }
@@ -70,7 +70,7 @@ fn note_stage(worker: &Worker, connection: &Connection, has_begun: bool) {
 fn next_message(ahead: &mut BytesMut) -> io::Result<Option<Bytes>> {
     let Some(length) = ahead.first_chunk() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes(*length));
-    if length > LONGEST {
+    if length > MAX_QUERY_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes is no question")));
     }
     if ahead.len() < 2 + length {
@@ -83,9 +83,9 @@ fn next_message(ahead: &mut BytesMut) -> io::Result<Option<Bytes>> {
 async fn answer(worker: &Rc<Worker>, connection: &Rc<Connection>, message: Bytes) -> Option<Bytes> {
     let state = worker.generation().listening(&connection.listener.name).cloned()?;
     match consider(worker, &state, connection.source.get().ip(), message) {
-        Fate::Answered(answer) => Some(answer),
-        Fate::Forwarded(forwarded) => Some(forwarded.ask(worker, Carrier::Tcp).await),
-        Fate::Dropped => None,
+        QueryOutcome::Answered(answer) => Some(answer),
+        QueryOutcome::Forwarded(forwarded) => Some(forwarded.query(worker, DnsTransport::Tcp).await),
+        QueryOutcome::Dropped => None,
     }
 }
 

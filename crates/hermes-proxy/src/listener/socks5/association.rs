@@ -18,13 +18,13 @@ use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::socks5::{self, Host, Reply, Socks5Error, Target};
 
 use super::{refuse, say};
-use crate::listener::flows::{self, FlowTable};
+use crate::listener::flow_table::{self, FlowTable};
 use crate::listener::http::Client;
 use crate::listener::open;
 use crate::request::{Origin, from_target};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
-use hermes_transport::datagram::{Flow, FlowQueue, Port, QUIET};
+use hermes_transport::datagram::{CLOSE_TIMEOUT, Flow, FlowQueue, Port};
 use hermes_transport::runtime::session::{Connection, Stage};
 use hermes_transport::runtime::shares::{Holder, Share};
 use hermes_transport::runtime::yield_to_network;
@@ -51,10 +51,10 @@ pub(super) async fn serve(
     let shares = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
     let shares = shares.unwrap_or_default();
     // The association itself counts as a flow, since it holds a socket.
-    let Some(share) = flows::take(worker, &shares, &client.trust, client.source.ip()) else {
+    let Some(share) = flow_table::take(worker, &shares, &client.trust, client.source.ip()) else {
         return refuse(near, Reply::Failed).await;
     };
-    let place = Rc::new(Place(connection.clone()));
+    let place = Rc::new(AssociationSlot(connection.clone()));
     share.is_held_by(&place);
     let Ok(bound) = socket.local_addr() else { return };
     if say(&mut near, Reply::Succeeded, bound).await.is_err() {
@@ -76,10 +76,10 @@ pub(super) async fn serve(
 }
 
 /// The association's entry among the flows of its listener.
-struct Place(Rc<Connection>);
+struct AssociationSlot(Rc<Connection>);
 
 /// An association is never idle: its client may use it at any time.
-impl Holder for Place {
+impl Holder for AssociationSlot {
     fn is_idle(&self, _: u64) -> bool {
         false
     }
@@ -214,7 +214,7 @@ impl Association {
             while std::task::ready!(Pin::new(&mut self.flows).poll_next(cx)).is_some() {}
             Poll::Ready(())
         });
-        let _ = tokio::time::timeout(QUIET, ended).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
     }
 }
 
@@ -234,9 +234,9 @@ async fn serve_flow(
     let Ok(target) = socks5::datagram_target(&header) else { return };
     let request = from_target(&origin, Kind::Udp, &target.to_string());
     let mut near = Port::Flow(flow);
-    let opened = flows::unless_displaced(&queue, open(&worker, Some(&connection), &mut near, request)).await;
-    if let Some(Served::Tunnel(tunnel)) = opened {
-        session::relay(Near::Datagrams(near), *tunnel).await;
+    let opened = flow_table::unless_displaced(&queue, open(&worker, Some(&connection), &mut near, request)).await;
+    if let Some(SessionOutcome::Tunnel(tunnel)) = opened {
+        session::relay(DownstreamEnd::Datagrams(near), *tunnel).await;
     }
     queue.close();
     drop(share);

@@ -17,10 +17,10 @@ use hermes_transport::body::ResponseBody;
 use hermes_transport::error::Error;
 use hermes_transport::headers::PROXY_STATUS;
 use hermes_transport::log_throttle::LogThrottle;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// Minimum interval between two warnings about one outage.
-const APART: Duration = Duration::from_secs(60);
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// A tunnel that lasts this long counts as established, since its far end had time to refuse it.
 pub(super) const SETTLED: Duration = Duration::from_secs(1);
 
@@ -83,7 +83,7 @@ impl Lost {
     }
 
     /// The reason for the end of an open tunnel. `None` if this node intended it.
-    pub(super) fn over(entry: &Entry) -> Option<Self> {
+    pub(super) fn over(entry: &SessionEntry) -> Option<Self> {
         match entry.failure().or_else(|| entry.end.get()) {
             Some(error) => Self::by(&error),
             None => {
@@ -126,7 +126,7 @@ pub(super) struct Outage {
 }
 
 /// Maximum number of reasons that are logged separately. Names can have many reasons; all further ones share an entry.
-const MOST_REASONS: usize = 8;
+const MAX_LOGGED_REASONS: usize = 8;
 
 impl Outage {
     /// True if an outage was reported and has not ended.
@@ -139,8 +139,8 @@ impl Outage {
         let Lost { reason, remedy } = lost;
         let mut told = self.told.borrow_mut();
         let known = told.iter().position(|(known, _)| known == reason);
-        if known.is_none() && told.len() < MOST_REASONS {
-            told.push((reason.clone(), LogThrottle::every(APART)));
+        if known.is_none() && told.len() < MAX_LOGGED_REASONS {
+            told.push((reason.clone(), LogThrottle::every(WARNING_INTERVAL)));
         }
         let at = known.unwrap_or(told.len() - 1);
         if let Some(untold) = told[at].1.happened(worker.now()) {

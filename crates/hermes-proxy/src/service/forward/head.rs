@@ -21,11 +21,11 @@ use hermes_outbound::upstream::UpstreamState;
 use hermes_transport::body::Attempt;
 use hermes_transport::error::Error;
 use hermes_transport::headers::{self, Via};
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// Inputs for the heads of a session, beside its facts.
 #[derive(Clone)]
-pub(crate) struct Dress<'a> {
+pub(crate) struct HeadRewriter<'a> {
     pub(crate) node: &'a str,
     pub(crate) via: &'a Via,
     pub(crate) rewrite: Option<&'a Rewrite>,
@@ -37,12 +37,12 @@ pub(crate) struct Dress<'a> {
     /// The next hop is a forward proxy.
     pub(crate) to_proxy: bool,
     /// Overrides of a cache that revalidates or fetches on behalf of the client.
-    pub(crate) amend: Option<Amend>,
+    pub(crate) amend: Option<HeadOverrides>,
 }
 
 /// Header changes by the cache, or by a resumed download that requests the rest of a response.
 #[derive(Clone)]
-pub(crate) struct Amend {
+pub(crate) struct HeadOverrides {
     pub(crate) remove: [HeaderName; 4],
     pub(crate) set: Vec<(HeaderName, HeaderValue)>,
 }
@@ -65,23 +65,23 @@ impl Outgoing {
     ///
     /// # Errors
     /// The route's rewrite produces an invalid head.
-    pub(crate) fn new(entry: &Entry, dress: &Dress<'_>, is_node: bool) -> Result<Self, Error> {
+    pub(crate) fn new(entry: &SessionEntry, rewriter: &HeadRewriter<'_>, is_node: bool) -> Result<Self, Error> {
         let facts = &*entry.facts;
         let mut fields = facts.headers.clone();
         let ends_here = |name: &HeaderName| {
-            *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !dress.to_proxy)
+            *name == HOST || *name == reverse::CALL || (*name == PROXY_AUTHORIZATION && !rewriter.to_proxy)
         };
         remove_where(&mut fields, ends_here);
         if let Some(told) = facts.announced_network.and_then(|told| HeaderValue::try_from(told.to_string()).ok()) {
             fields.insert(headers::NETWORK, told);
         }
-        dress.via.append(&mut fields, dress.version);
-        headers::set_trace(&mut fields, dress.trace);
+        rewriter.via.append(&mut fields, rewriter.version);
+        headers::set_trace(&mut fields, rewriter.trace);
         headers::set_forwarded(&mut fields, facts.source.ip(), facts.trust.is_proxy());
         if facts.kind == Kind::Http && !is_node {
-            let is_renamed = dress.rewrite.is_some_and(|rewrite| rewrite.authority.is_some());
-            let host = is_renamed.then_some(dress.host);
-            headers::describe_request(&mut fields, || facts.client_address(), dress.scheme, host);
+            let is_renamed = rewriter.rewrite.is_some_and(|rewrite| rewrite.authority.is_some());
+            let host = is_renamed.then_some(rewriter.host);
+            headers::describe_request(&mut fields, || facts.client_address(), rewriter.scheme, host);
         }
         max_forwards::count_down(&mut fields, &facts.method);
         if !is_node {
@@ -89,24 +89,24 @@ impl Outgoing {
         }
         let mut this = Self {
             method: facts.method.clone(),
-            scheme: dress.scheme.clone(),
+            scheme: rewriter.scheme.clone(),
             authority: facts.authority.clone(),
             path: facts.path.clone(),
             fields,
-            host: dress.host.clone(),
-            is_absolute: dress.to_proxy,
+            host: rewriter.host.clone(),
+            is_absolute: rewriter.to_proxy,
         };
-        if let Some(rewrite) = dress.rewrite {
-            this.rewrite(rewrite, entry, dress.node)?;
+        if let Some(rewrite) = rewriter.rewrite {
+            this.rewrite(rewrite, entry, rewriter.node)?;
         }
-        if let Some(amend) = &dress.amend {
+        if let Some(amend) = &rewriter.amend {
             amend.remove.iter().for_each(|name| drop(this.fields.remove(name)));
             this.fields.extend(amend.set.iter().cloned());
         }
         Ok(this)
     }
 
-    fn rewrite(&mut self, rewrite: &Rewrite, entry: &Entry, node: &str) -> Result<(), Error> {
+    fn rewrite(&mut self, rewrite: &Rewrite, entry: &SessionEntry, node: &str) -> Result<(), Error> {
         let vars = Vars { facts: &entry.facts, node };
         let head = Head { authority: &mut self.authority, path: &mut self.path, headers: &mut self.fields };
         rewrite.request(head, &vars).map_err(|error| Error::Malformed(error.to_string()))?;

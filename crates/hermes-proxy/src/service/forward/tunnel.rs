@@ -18,17 +18,17 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Response, StatusCode, Uri, Version};
 
 use super::head::{self, Outgoing};
-use super::{Debt, Forward, is_round};
-use crate::request::Ask;
+use super::{Forward, OutcomeGuard, is_round};
+use crate::request::UpgradeKind;
 use crate::upgrade::{self, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
 use hermes_outbound::outbound::connect::{Destination, connect};
-use hermes_outbound::outbound::exchange::{self, ExchangeBody, Place};
-use hermes_outbound::outbound::pool::{Failed, H1Connection, Lease, Leased, Pool, PoolKey, Wish};
+use hermes_outbound::outbound::exchange::{self, ExchangeBody, ExchangeContext};
+use hermes_outbound::outbound::pool::{ConnectSpec, Failed, H1Connection, Lease, Leased, Pool, PoolKey};
 use hermes_outbound::outbound::pool::{TunnelLease, TunnelPermit};
 use hermes_outbound::outbound::post_tunnel::PostTunnel;
 use hermes_outbound::upstream::{Endpoint, InFlight, UpstreamState};
 use hermes_transport::body::{Body, RequestBody, channel};
-use hermes_transport::early::Early;
+use hermes_transport::early_payload::EarlyPayload;
 use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::headers::{self, CAPSULE_PROTOCOL, UNSENT};
 use hermes_transport::stream::ByteStream;
@@ -54,7 +54,7 @@ struct Attempt {
 
 /// The way in which a stream of a shared connection becomes a tunnel.
 #[derive(Clone, Copy)]
-struct Manner {
+struct TunnelForm {
     by_post: bool,
     /// A WebSocket request carries a key, although RFC 8441, section 5, requires none.
     gives_key: bool,
@@ -62,7 +62,7 @@ struct Manner {
 
 /// Facts about an attempt that the retry decision needs.
 #[derive(Default)]
-struct Told {
+struct AttemptInfo {
     /// The connection was idle before, or its peer was closing.
     is_stale: bool,
     /// Another request's dial failed, and this one shared it.
@@ -76,7 +76,7 @@ struct Told {
 /// Timeout for an endpoint that was shutting down, if there are other endpoints. Over HTTP/3, a closed port may be
 /// silent, and the flow's current tunnel ends soon. The time suffices for a lost first packet that is retransmitted
 /// after a second (RFC 6298, section 2; RFC 9002, section 6.2.2), also over TCP after QUIC's head start.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_WINDOW: Duration = Duration::from_secs(2);
 
 impl Forward<'_> {
     /// Opens a tunnel to one of the endpoints. If an endpoint is unreachable, the next one is tried: no payload was
@@ -87,8 +87,8 @@ impl Forward<'_> {
     pub(crate) async fn tunnel(
         &self,
         upstream: &Arc<UpstreamState>,
-        ask: &Ask,
-        mut early: Option<Early<'_>>,
+        upgrade: &UpgradeKind,
+        mut early: Option<EarlyPayload<'_>>,
     ) -> Result<Opened, Error> {
         let attempts = self.route.retry.as_ref().map_or(2, |retry| retry.attempts).max(upstream.failovers() as u32);
         let mut avoid = Vec::new();
@@ -104,12 +104,12 @@ impl Forward<'_> {
                 .ok_or_else(|| Error::NoEndpoint { upstream: upstream.config.name.clone() })?;
             self.is_at(upstream, index);
             self.entry.tries.set(avoid.len() as u32 + 1);
-            let mut told = Told::default();
+            let mut told = AttemptInfo::default();
             let is_doubtful = again.is_some() && upstream.endpoints.len() > 1;
             // A reopening takes at most half of the connect timeout, so that other endpoints still get a try.
-            let again_within = AGAIN.min(self.route.timeout.connect / 2);
+            let again_within = RETRY_WINDOW.min(self.route.timeout.connect / 2);
             let attempt = Attempt { fresh, within: is_doubtful.then_some(again_within), gives_key };
-            let opened = self.open_at(upstream, index, ask, early.as_mut(), attempt, &mut told).await;
+            let opened = self.open_at(upstream, index, upgrade, early.as_mut(), attempt, &mut told).await;
             // The old process may accept the new connection just before it exits. The next connection reaches its
             // successor.
             if again.is_some() && !fresh && is_put_off(&opened) {
@@ -135,7 +135,7 @@ impl Forward<'_> {
                 }
                 Ok(opened) => {
                     upstream.succeeded(index);
-                    self.entry.prefetched.set(early.and_then(Early::into_prefetched));
+                    self.entry.prefetched.set(early.and_then(EarlyPayload::into_prefetched));
                     return Ok(opened);
                 }
                 // This repeat does not count as a retry: the peer closed the connection, or accepted it just before it
@@ -170,36 +170,41 @@ impl Forward<'_> {
     ///
     /// # Errors
     /// No address within `reach`, no connection, or no response.
-    pub(crate) async fn tunnel_to_origin(&self, to: &Destination<'_>, owner: u64, ask: &Ask) -> Result<Opened, Error> {
+    pub(crate) async fn tunnel_to_origin(
+        &self,
+        to: &Destination<'_>,
+        owner: u64,
+        upgrade: &UpgradeKind,
+    ) -> Result<Opened, Error> {
         *self.entry.peer.borrow_mut() = Some(to.label.clone());
         let pool = self.worker.pool(PoolKey { owner, endpoint: to.label.clone() });
-        let wish = self.origin_wish(to, true);
-        let Leased::H1(connection) = pool.lease(self.worker, &wish).await? else {
+        let spec = self.origin_wish(to, true);
+        let Leased::H1(connection) = pool.lease(self.worker, &spec).await? else {
             return Err(Error::Internal("an origin was not asked by HTTP/1.1".to_owned()));
         };
         let (worker, peer) = (self.worker.outbound.clone(), to.label.clone());
-        let place = Place { worker, pool, peer, shareable: false, session: None, in_flight: None };
-        self.over_h1(connection, place, ask, Outgoing::new(self.entry, &self.dress, false)?, false).await
+        let context = ExchangeContext { worker, pool, peer, shareable: false, session: None, in_flight: None };
+        self.over_h1(connection, context, upgrade, Outgoing::new(self.entry, &self.rewriter, false)?, false).await
     }
 
     async fn open_at(
         &self,
         upstream: &Arc<UpstreamState>,
         index: usize,
-        ask: &Ask,
-        mut early: Option<&mut Early<'_>>,
+        upgrade: &UpgradeKind,
+        mut early: Option<&mut EarlyPayload<'_>>,
         attempt: Attempt,
-        told: &mut Told,
+        told: &mut AttemptInfo,
     ) -> Result<Opened, Error> {
         let endpoint = &upstream.endpoints[index];
-        let wish = upstream.wish(index, self.entry.facts.source, self.route.timeout.connect, attempt.fresh);
-        let wish = Wish { client: self.entry.binding_connection(), session: Some(self.entry), ..wish };
+        let spec = upstream.spec(index, self.entry.facts.source, self.route.timeout.connect, attempt.fresh);
+        let spec = ConnectSpec { client: self.entry.binding_connection(), session: Some(self.entry), ..spec };
         let in_flight = InFlight::begin(upstream, index);
         let pool = self.worker.pool(upstream.pool_key(index));
         if upstream.config.protocol == UpstreamProtocol::Tcp {
             unsent(early.as_deref(), &endpoint.label)?;
-            let permit = TunnelPermit::new(Some(in_flight), pool.permit(self.worker, wish.session).await?);
-            let io = connect(self.worker, &wish.destination, wish.connect_within).await?;
+            let permit = TunnelPermit::new(Some(in_flight), pool.permit(self.worker, spec.session).await?);
+            let io = connect(self.worker, &spec.destination, spec.connect_within).await?;
             return Ok(Opened::Tunnel {
                 stream: ByteStream::leased_io(io, Bytes::new(), Box::new(permit)),
                 head: None,
@@ -209,14 +214,14 @@ impl Forward<'_> {
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
         // A tunnel by POST stays one.
         let flow = match kind {
-            Kind::Udp => Some(Ask::Upgrade(Arc::from("connect-udp"))),
-            Kind::Ip => Some(Ask::Upgrade(Arc::from("connect-ip"))),
+            Kind::Udp => Some(UpgradeKind::Upgrade(Arc::from("connect-udp"))),
+            Kind::Ip => Some(UpgradeKind::Upgrade(Arc::from("connect-ip"))),
             Kind::Http | Kind::Tcp => None,
         };
-        let ask = flow.as_ref().unwrap_or(ask);
-        let mut leased = self.lease(&pool, &wish, attempt, told).await?;
-        if matches!(ask, Ask::Upgrade(_)) && !by_post {
-            leased = self.suit_upgrade(upstream, &pool, &wish, leased).await?;
+        let upgrade = flow.as_ref().unwrap_or(upgrade);
+        let mut leased = self.lease(&pool, &spec, attempt, told).await?;
+        if matches!(upgrade, UpgradeKind::Upgrade(_)) && !by_post {
+            leased = self.suit_upgrade(upstream, &pool, &spec, leased).await?;
         }
         let connection = match &leased {
             Leased::H1(connection) => {
@@ -232,13 +237,13 @@ impl Forward<'_> {
         let mut outgoing = self.outgoing(upstream, endpoint, &leased, is_node)?;
         let opens = self.opens_capsules(matches!(&leased, Leased::Shared(lease) if lease.connection.has_datagrams()));
         if kind == Kind::Ip {
-            early.as_deref_mut().into_iter().for_each(Early::by_capsules);
+            early.as_deref_mut().into_iter().for_each(EarlyPayload::by_capsules);
         }
         let early = early.filter(|early| (is_node && (!opens || early.has_whole_capsules())) || early.has_sent());
         if matches!(leased, Leased::H1(_)) {
             unsent(early.as_deref(), &endpoint.label)?;
         }
-        let place = Place {
+        let context = ExchangeContext {
             worker: self.worker.outbound.clone(),
             pool,
             peer: endpoint.label.clone(),
@@ -246,21 +251,21 @@ impl Forward<'_> {
             session: None,
             in_flight: Some(in_flight),
         };
-        let debt = Debt::new(self, upstream, index);
+        let debt = OutcomeGuard::new(self, upstream, index);
         let opened = match (leased, by_post) {
             (Leased::Shared(lease), _) if !self.fits_extended_connect(&mut outgoing, is_node) => {
-                self.as_exchange(lease, place, outgoing).await
+                self.as_exchange(lease, context, outgoing).await
             }
             (Leased::Shared(lease), _) => {
-                let manner = Manner { by_post, gives_key: is_node || attempt.gives_key };
-                self.over_shared(lease, place, ask, manner, outgoing, early).await
+                let manner = TunnelForm { by_post, gives_key: is_node || attempt.gives_key };
+                self.over_shared(lease, context, upgrade, manner, outgoing, early).await
             }
-            (Leased::H1(connection), false) => self.over_h1(connection, place, ask, outgoing, is_node).await,
-            (Leased::H1(connection), true) => self.post_over_h1(connection, place, outgoing).await,
+            (Leased::H1(connection), false) => self.over_h1(connection, context, upgrade, outgoing, is_node).await,
+            (Leased::H1(connection), true) => self.post_over_h1(connection, context, outgoing).await,
         };
         debt.settle();
         told.lacks_key = connection.is_some()
-            && matches!(ask, Ask::Upgrade(name) if &**name == "websocket")
+            && matches!(upgrade, UpgradeKind::Upgrade(name) if &**name == "websocket")
             && !(is_node || attempt.gives_key);
         // Other endpoints are tried before the same one is repeated.
         let repeats = || upstream.endpoints.len() == 1 && opened.as_ref().is_err_and(super::is_untouched);
@@ -280,7 +285,7 @@ impl Forward<'_> {
         &self,
         upstream: &UpstreamState,
         pool: &Rc<Pool>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         leased: Leased,
     ) -> Result<Leased, Error> {
         let Leased::Shared(lease) = &leased else { return Ok(leased) };
@@ -288,7 +293,7 @@ impl Forward<'_> {
         if lease.connection.is_kept() || !self.needs_h1(upstream, &leased, takes_upgrades) {
             return Ok(leased);
         }
-        match Box::pin(pool.dial_h1_instead(self.worker, wish)).await {
+        match Box::pin(pool.dial_h1_instead(self.worker, spec)).await {
             Ok(connection) => Ok(Leased::H1(connection)),
             // A peer without HTTP/1.1 receives the request without its upgrade.
             Err(_) if !self.is_extended_connect(head::is_node(upstream, &leased)) => Ok(leased),
@@ -329,10 +334,15 @@ impl Forward<'_> {
     }
 
     /// Sends the request without its upgrade.
-    async fn as_exchange(&self, lease: Lease, place: Place, mut outgoing: Outgoing) -> Result<Opened, Error> {
+    async fn as_exchange(
+        &self,
+        lease: Lease,
+        context: ExchangeContext,
+        mut outgoing: Outgoing,
+    ) -> Result<Opened, Error> {
         outgoing.fields.remove(headers::METHOD);
         let (request, body) = (outgoing.into_h2(), self.body.attempt());
-        let response = exchange::over_shared(lease, request, body, place, self.entry, self.interim.clone()).await?;
+        let response = exchange::over_shared(lease, request, body, context, self.entry, self.interim.clone()).await?;
         Ok(Opened::Answer(response.map(ExchangeBody::settle)))
     }
 
@@ -340,18 +350,18 @@ impl Forward<'_> {
     async fn lease(
         &self,
         pool: &Rc<Pool>,
-        wish: &Wish<'_>,
+        spec: &ConnectSpec<'_>,
         attempt: Attempt,
-        told: &mut Told,
+        told: &mut AttemptInfo,
     ) -> Result<Leased, Error> {
-        let leasing = pool.lease(self.worker, wish);
+        let leasing = pool.lease(self.worker, spec);
         let leased = match attempt.within {
             None => leasing.await,
             // The timeout is not part of the spec: other requests may share the dial, which continues for the route's
             // timeout.
             Some(within) => tokio::time::timeout(within, leasing).await.unwrap_or_else(|_| {
                 // Many flows may share one dial or wait for a slot, so a timeout here is not the dial's failure.
-                let (peer, missing) = (wish.destination.label.clone(), NO_CONNECTION);
+                let (peer, missing) = (spec.destination.label.clone(), NO_CONNECTION);
                 Err(Failed { error: Error::ConnectTimeout { peer, missing, after: within }, was_others: true })
             }),
         };
@@ -369,7 +379,7 @@ impl Forward<'_> {
         leased: &Leased,
         is_node: bool,
     ) -> Result<Outgoing, Error> {
-        let mut outgoing = Outgoing::new(self.entry, &self.dress, is_node)?;
+        let mut outgoing = Outgoing::new(self.entry, &self.rewriter, is_node)?;
         let kind = self.entry.facts.kind;
         if kind.is_datagrams() {
             // The authority and scheme are those of the next proxy; the target is in the path (RFC 9298, section 3; RFC
@@ -390,7 +400,7 @@ impl Forward<'_> {
             Kind::Ip => true,
             Kind::Udp => {
                 let moves = self.route.on_change == OnChange::Move;
-                far_has_datagrams || moves || self.dress.version == Version::HTTP_3
+                far_has_datagrams || moves || self.rewriter.version == Version::HTTP_3
             }
             Kind::Http | Kind::Tcp => false,
         }
@@ -399,21 +409,21 @@ impl Forward<'_> {
     async fn over_shared(
         &self,
         lease: Lease,
-        place: Place,
-        ask: &Ask,
-        Manner { by_post, gives_key }: Manner,
+        context: ExchangeContext,
+        upgrade: &UpgradeKind,
+        TunnelForm { by_post, gives_key }: TunnelForm,
         mut outgoing: Outgoing,
-        mut early: Option<&mut Early<'_>>,
+        mut early: Option<&mut EarlyPayload<'_>>,
     ) -> Result<Opened, Error> {
         let mut request = self.bare_request(&mut outgoing);
         *request.method_mut() = if by_post { Method::POST } else { Method::CONNECT };
-        match ask {
+        match upgrade {
             _ if by_post => *request.uri_mut() = self.template_uri(&outgoing)?,
-            Ask::Connect | Ask::Post => *request.uri_mut() = authority_form(&outgoing)?,
-            Ask::Upgrade(protocol) => {
+            UpgradeKind::Connect | UpgradeKind::Post => *request.uri_mut() = authority_form(&outgoing)?,
+            UpgradeKind::Upgrade(protocol) => {
                 if !lease.connection.takes_extended_connect() {
                     return Err(Error::Incapable {
-                        peer: place.peer,
+                        peer: context.peer,
                         reason: "does not offer extended CONNECT (RFC 8441)",
                     });
                 }
@@ -425,22 +435,24 @@ impl Forward<'_> {
                 request.extensions_mut().insert(::h2::ext::Protocol::from(&**protocol));
                 *request.uri_mut() = self.template_uri(&outgoing)?;
             }
-            Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
+            UpgradeKind::None => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         }
         let has_datagrams = self.entry.facts.kind.is_datagrams() && !by_post;
-        let opened = exchange::open(lease, request, &place, early.as_deref_mut(), has_datagrams).await;
+        let opened = exchange::open(lease, request, &context, early.as_deref_mut(), has_datagrams).await;
         if let Some(early) = early {
             self.entry.add_received(self.worker, early.take_received());
         }
         let (response, mut send, lease, datagrams) = opened?;
-        self.check_head(&place.peer, response.headers(), true)?;
+        self.check_head(&context.peer, response.headers(), true)?;
         if !response.status().is_success() {
             // The tunnel sends nothing. The stream ends gracefully, since resets count against this node.
             let _ = send.send(Bytes::new(), true);
-            return Ok(Opened::Answer(exchange::response_of(response, false, lease, place).map(ExchangeBody::settle)));
+            return Ok(Opened::Answer(
+                exchange::response_of(response, false, lease, context).map(ExchangeBody::settle),
+            ));
         }
         let (parts, recv) = response.into_parts();
-        let stream = ByteStream::multiplexed(recv, send, Some(Box::new(TunnelLease::new(lease, place.in_flight))));
+        let stream = ByteStream::multiplexed(recv, send, Some(Box::new(TunnelLease::new(lease, context.in_flight))));
         let stream = stream.with_datagrams(datagrams);
         Ok(Opened::Tunnel { stream, head: Some(parts) })
     }
@@ -448,20 +460,20 @@ impl Forward<'_> {
     async fn over_h1(
         &self,
         connection: Box<H1Connection>,
-        place: Place,
-        ask: &Ask,
+        context: ExchangeContext,
+        upgrade: &UpgradeKind,
         mut outgoing: Outgoing,
         is_node: bool,
     ) -> Result<Opened, Error> {
         let mut request = self.bare_request(&mut outgoing).map(|()| self.body.attempt());
-        let wanted = match ask {
-            Ask::Connect | Ask::Post => {
+        let wanted = match upgrade {
+            UpgradeKind::Connect | UpgradeKind::Post => {
                 *request.method_mut() = Method::CONNECT;
                 *request.uri_mut() = authority_form(&outgoing)?;
                 request.headers_mut().insert(HOST, outgoing.host.clone());
                 StatusCode::OK
             }
-            Ask::Upgrade(protocol) => {
+            UpgradeKind::Upgrade(protocol) => {
                 let target = match self.entry.facts.kind {
                     Kind::Http => outgoing.h1_target(&connection, is_node),
                     _ => Uri::from(self.path(&outgoing)?),
@@ -470,21 +482,21 @@ impl Forward<'_> {
                 self.ask_for_upgrade(&outgoing, &mut request, protocol)?;
                 StatusCode::SWITCHING_PROTOCOLS
             }
-            Ask::Response => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
+            UpgradeKind::None => return Err(Error::Internal("an exchange was taken for a tunnel".to_owned())),
         };
-        let peer = place.peer.clone();
+        let peer = context.peer.clone();
         let key = request.headers().get(SEC_WEBSOCKET_KEY).cloned();
-        let response = exchange::over_h1(connection, request, place, self.entry, None).await?;
+        let response = exchange::over_h1(connection, request, context, self.entry, None).await?;
         let status = response.status();
         if status == StatusCode::SWITCHING_PROTOCOLS
-            && let Err(reason) = check_switch(ask, key.as_ref(), response.headers())
+            && let Err(reason) = check_switch(upgrade, key.as_ref(), response.headers())
         {
             return Err(Error::Broken { peer, reason: reason.to_owned(), unprocessed: false });
         }
         if status != wanted && !(wanted == StatusCode::OK && status.is_success()) {
             // For an HTTP/1.1 client, 200 means that nothing was switched (RFC 9110, 7.8). For an HTTP/2 client it
             // would mean that the tunnel is open (RFC 8441, 5), and a flow can be nothing but a tunnel.
-            let misleads = self.entry.facts.kind.is_datagrams() || self.dress.version >= Version::HTTP_2;
+            let misleads = self.entry.facts.kind.is_datagrams() || self.rewriter.version >= Version::HTTP_2;
             if status.is_success() && misleads {
                 return Err(Error::Refused { peer, status });
             }
@@ -500,7 +512,7 @@ impl Forward<'_> {
     async fn post_over_h1(
         &self,
         connection: Box<H1Connection>,
-        place: Place,
+        context: ExchangeContext,
         mut outgoing: Outgoing,
     ) -> Result<Opened, Error> {
         let (send, body) = channel();
@@ -509,7 +521,7 @@ impl Forward<'_> {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = Uri::from(self.path(&outgoing)?);
         request.headers_mut().insert(HOST, outgoing.host);
-        let response = exchange::over_h1(connection, request, place, self.entry, None).await?;
+        let response = exchange::over_h1(connection, request, context, self.entry, None).await?;
         if !response.status().is_success() {
             // The tunnel sends nothing. Dropping the body would abort the exchange and lose the response.
             send.finish();
@@ -585,8 +597,8 @@ fn is_put_off(opened: &Result<Opened, Error>) -> bool {
 
 /// Fails if early data was already sent. HTTP/1.1 carries tunnel data only after the response, so data that went early
 /// over HTTP/2, to an endpoint that refused it, cannot be sent again.
-fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
-    if early.is_some_and(Early::has_sent) {
+fn unsent(early: Option<&EarlyPayload<'_>>, peer: &Arc<str>) -> Result<(), Error> {
+    if early.is_some_and(EarlyPayload::has_sent) {
         return Err(Error::Incapable { peer: peer.clone(), reason: "is no HTTP/2 endpoint like the one before it" });
     }
     Ok(())
@@ -594,15 +606,17 @@ fn unsent(early: Option<&Early<'_>>, peer: &Arc<str>) -> Result<(), Error> {
 
 /// Checks a 101 response: it must answer an upgrade to this protocol. For WebSocket it must also prove that the key was
 /// understood, since the client receives a proof that this node computes.
-fn check_switch(ask: &Ask, key: Option<&HeaderValue>, headers: &HeaderMap) -> Result<(), &'static str> {
+fn check_switch(upgrade: &UpgradeKind, key: Option<&HeaderValue>, headers: &HeaderMap) -> Result<(), &'static str> {
     let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    match (ask, named) {
-        (Ask::Upgrade(wanted), Some(named)) if named.trim().eq_ignore_ascii_case(wanted) => {}
+    match (upgrade, named) {
+        (UpgradeKind::Upgrade(wanted), Some(named)) if named.trim().eq_ignore_ascii_case(wanted) => {}
         _ => return Err("it switched to a protocol that it was not asked for (RFC 9110, 7.8)"),
     }
     let proof = headers.get(SEC_WEBSOCKET_ACCEPT);
     match key.and_then(upgrade::websocket_accept) {
-        Some(wanted) if matches!(ask, Ask::Upgrade(name) if &**name == "websocket") && proof != Some(&wanted) => {
+        Some(wanted)
+            if matches!(upgrade, UpgradeKind::Upgrade(name) if &**name == "websocket") && proof != Some(&wanted) =>
+        {
             Err("its Sec-WebSocket-Accept does not prove that it understood the key (RFC 6455, 4.1)")
         }
         _ => Ok(()),

@@ -38,18 +38,18 @@ pub enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
     /// Idle for too long: close it now.
-    Silent,
+    Idle,
     /// The listener is removed. A request may be in flight to this node, and an immediate close would lose it. So the
     /// node answers it with `connection: close`, and closes only after a while without a request.
-    Parting,
+    ListenerRemoved,
 }
 
 /// The grace period of a draining connection without a session: a generous round trip. The same period holds for a
 /// client whose handshake or request head is incomplete.
-const FAREWELL: Duration = Duration::from_secs(2);
+const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
 /// A response that was sent this long ago counts as received (milliseconds).
-const LONG_IDLE: u64 = 400;
+const SURELY_RECEIVED_AFTER: u64 = 400;
 
 /// A client connection.
 pub struct Connection {
@@ -68,7 +68,7 @@ pub struct Connection {
     stage: Cell<Stage>,
     since: Cell<u64>,
     /// The time of the signal to drain.
-    told: Cell<Option<u64>>,
+    drain_requested_at: Cell<Option<u64>>,
     /// HTTP/2 or HTTP/3: many sessions, each of which ends by itself, and frames that begin no request.
     pub is_shared: Cell<bool>,
     /// The client reads nothing of the bytes that wait for it.
@@ -123,7 +123,7 @@ impl Connection {
 
     /// True if the connection was idle for so long that the client has received all that was sent.
     pub fn is_long_idle(&self, worker: &WorkerContext) -> bool {
-        self.stage.get() == Stage::Idle && worker.now() >= self.since.get() + LONG_IDLE
+        self.stage.get() == Stage::Idle && worker.now() >= self.since.get() + SURELY_RECEIVED_AFTER
     }
 
     /// True if the client has half-closed, although unread bytes may remain. It may still wait for its response (RFC
@@ -155,24 +155,26 @@ impl Connection {
     }
 
     /// Drains the connection because its listener is removed.
-    pub fn part(&self, worker: &WorkerContext) {
-        self.tell(worker, Drain::Parting);
+    pub fn start_drain(&self, worker: &WorkerContext) {
+        self.tell(worker, Drain::ListenerRemoved);
     }
 
     fn tell(&self, worker: &WorkerContext, why: Drain) {
-        self.told.set(self.told.get().or(Some(worker.now())));
+        self.drain_requested_at.set(self.drain_requested_at.get().or(Some(worker.now())));
         self.drain.set(why);
     }
 
     /// True if the connection was told to drain.
-    pub(super) fn is_told_to_go(&self) -> bool {
-        self.told.get().is_some()
+    pub(super) fn is_draining(&self) -> bool {
+        self.drain_requested_at.get().is_some()
     }
 
     /// True if the connection was told to drain and the grace period has passed. Requests sent before the signal have
     /// arrived by then. A new request comes from a client that ignores the signal, and its trust may be outdated.
     pub fn takes_no_more(&self, worker: &WorkerContext) -> bool {
-        self.told.get().is_some_and(|told| worker.now() >= told + FAREWELL.as_millis() as u64)
+        self.drain_requested_at
+            .get()
+            .is_some_and(|drain_requested_at| worker.now() >= drain_requested_at + DRAIN_GRACE.as_millis() as u64)
     }
 
     /// Drains or closes a connection that exceeded a timeout.
@@ -181,13 +183,13 @@ impl Connection {
         let (limit, reason) = match stage {
             Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
             Stage::Head => (limits.header_timeout, "request head took too long"),
-            Stage::Idle if self.is_kept.get() && self.told.get().is_none() => return,
+            Stage::Idle if self.is_kept.get() && self.drain_requested_at.get().is_none() => return,
             Stage::Idle => (limits.keep_alive, "idle"),
             Stage::Busy(_) => return,
         };
         // A draining connection gets a grace period: requests in flight arrive before the end.
-        let (limit, since) = match self.told.get() {
-            Some(told) => (limit.min(FAREWELL), self.since.get().max(told)),
+        let (limit, since) = match self.drain_requested_at.get() {
+            Some(drain_requested_at) => (limit.min(DRAIN_GRACE), self.since.get().max(drain_requested_at)),
             None => (limit, self.since.get()),
         };
         if Duration::from_millis(worker.now().saturating_sub(since)) < limit {
@@ -195,7 +197,7 @@ impl Connection {
         }
         // First a clean end (GOAWAY, or a close between requests); at the next sweep a forced one.
         match (stage, self.drain.get()) {
-            (Stage::Idle, None) => return self.tell(worker, Drain::Silent),
+            (Stage::Idle, None) => return self.tell(worker, Drain::Idle),
             (_, None) => worker.shared.metrics.limit("slow-client"),
             (_, Some(_)) => {}
         }
@@ -284,7 +286,7 @@ impl ConnectionGuard {
             key: Cell::new(0),
             stage: Cell::new(Stage::Handshake),
             since: Cell::new(worker.now()),
-            told: Cell::new(None),
+            drain_requested_at: Cell::new(None),
             is_shared: Cell::new(false),
             is_blocked: Cell::new(false),
             alternative: OnceCell::new(),
@@ -300,9 +302,9 @@ impl ConnectionGuard {
             socket: RefCell::default(),
         });
         share.is_held_by(&connection);
-        connection.key.set(worker.live.connections.borrow_mut().insert(connection.clone()));
+        connection.key.set(worker.tables.connections.borrow_mut().insert(connection.clone()));
         if worker.is_draining() {
-            connection.part(worker);
+            connection.start_drain(worker);
         }
         Some(Self { worker: worker.clone(), connection, _share: share })
     }
@@ -311,7 +313,7 @@ impl ConnectionGuard {
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.connection.watch_path(&self.worker);
-        self.worker.live.connections.borrow_mut().remove(self.connection.key.get());
+        self.worker.tables.connections.borrow_mut().remove(self.connection.key.get());
         self.worker.shared.metrics.connections_open.dec();
     }
 }

@@ -16,18 +16,18 @@ use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_net::client::network;
 use http::HeaderMap;
 
-use super::{Entry, Live};
+use super::{SessionEntry, SessionTables};
 use crate::error::Error;
 use crate::runtime::WorkerContext;
 
 /// The overhead of a line of a head, in two tables: the received and the forwarded head.
-const LINE: u64 = 224;
+const LINE_OVERHEAD_BYTES: u64 = 224;
 /// Names and values are in a read buffer and again in a write buffer; both grow by doubling.
-const COPIES: u64 = 4;
+const BUFFERED_COPIES: u64 = 4;
 /// A stream without its head: its state in the node and in h2 or quinn, and its share of a read buffer.
-const STREAM: u64 = 8 << 10;
+const STREAM_OVERHEAD_BYTES: u64 = 8 << 10;
 /// The part of the limit that is freed when sessions are ended, so that the next session does not end others at once.
-const SLACK: u64 = 8;
+const FREED_SHARE: u64 = 8;
 
 /// The bytes that a session is charged for.
 #[derive(Default)]
@@ -55,7 +55,10 @@ impl Holder {
 
 /// The cost of a head.
 fn of_head(headers: &HeaderMap) -> u64 {
-    headers.iter().map(|(name, value)| LINE + COPIES * (name.as_str().len() + value.len()) as u64).sum()
+    headers
+        .iter()
+        .map(|(name, value)| LINE_OVERHEAD_BYTES + BUFFERED_COPIES * (name.as_str().len() + value.len()) as u64)
+        .sum()
 }
 
 /// The cost of a request. Tunnels, flows and HTTP/1.1 connections have limits of their own, and a node forwards
@@ -67,11 +70,11 @@ fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
         Trust::Anonymous => false,
     };
     let is_stream = facts.kind == Kind::Http && !is_only_one && !is_of_many;
-    let stream = if is_stream { STREAM } else { 0 };
+    let stream = if is_stream { STREAM_OVERHEAD_BYTES } else { 0 };
     stream + of_head(&facts.headers) + facts.path.as_str().len() as u64
 }
 
-impl Entry {
+impl SessionEntry {
     /// Charges the session for its request.
     pub(super) fn hold_request(&self, worker: &WorkerContext) {
         let is_only_one = self.connection.as_ref().is_some_and(|connection| !connection.is_shared.get());
@@ -90,17 +93,17 @@ impl Entry {
     /// Charges the session for more bytes.
     pub fn hold(&self, worker: &WorkerContext, bytes: u64) {
         if self.charge.is_counted.get() {
-            let live = &worker.live;
+            let tables = &worker.tables;
             self.charge.bytes.set(self.charge.bytes.get() + bytes);
-            live.request_memory.set(live.request_memory.get() + bytes);
+            tables.request_memory.set(tables.request_memory.get() + bytes);
         }
     }
 
     /// Charges bytes of an optional use. False: requests in flight hold half of the limit, and these bytes are not
     /// charged.
     pub fn may_hold(&self, worker: &WorkerContext, bytes: u64) -> bool {
-        let live = &worker.live;
-        let has_room = live.request_memory.get() + bytes <= live.request_limit.get() / 2;
+        let tables = &worker.tables;
+        let has_room = tables.request_memory.get() + bytes <= tables.request_limit.get() / 2;
         if has_room {
             self.hold(worker, bytes);
         }
@@ -111,18 +114,18 @@ impl Entry {
     pub fn release(&self, worker: &WorkerContext, bytes: u64) {
         let released = bytes.min(self.charge.bytes.get());
         self.charge.bytes.set(self.charge.bytes.get() - released);
-        let live = &worker.live;
-        live.request_memory.set(live.request_memory.get() - released);
+        let tables = &worker.tables;
+        tables.request_memory.set(tables.request_memory.get() - released);
     }
 
     /// Releases all bytes and charges none from now on.
-    pub(super) fn let_go(&self, live: &Live) {
+    pub(super) fn let_go(&self, tables: &SessionTables) {
         self.charge.is_counted.set(false);
-        live.request_memory.set(live.request_memory.get() - self.charge.bytes.take());
+        tables.request_memory.set(tables.request_memory.get() - self.charge.bytes.take());
     }
 }
 
-impl Live {
+impl SessionTables {
     /// Ends sessions while all of them together hold more than the limit.
     pub(super) fn bound_request_memory(&self, worker: &WorkerContext) {
         if self.request_memory.get() <= self.request_limit.get() {
@@ -134,7 +137,7 @@ impl Live {
             return;
         }
         let sessions = self.sessions.borrow();
-        let mut holding: Vec<&Rc<Entry>> =
+        let mut holding: Vec<&Rc<SessionEntry>> =
             sessions.iter().map(|(_, entry)| entry).filter(|entry| entry.charge.bytes.get() > 0).collect();
         let mut holders: HashMap<Holder, u64> = HashMap::new();
         for entry in &holding {
@@ -148,7 +151,7 @@ impl Live {
             (is_peer, Reverse(held), entry.touched.get(), entry.id)
         });
         for entry in holding {
-            if self.request_memory.get() <= limit - limit / SLACK {
+            if self.request_memory.get() <= limit - limit / FREED_SHARE {
                 break;
             }
             worker.shared.metrics.limit("request-memory");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{Entry, Phase};
+use super::{Phase, SessionEntry};
 
 /// A session in `/sessions`.
 #[derive(Clone, Debug, Serialize)]
@@ -46,7 +46,7 @@ pub struct SessionView {
 }
 
 impl SessionView {
-    pub(super) fn of(entry: &Entry) -> Self {
+    pub(super) fn of(entry: &SessionEntry) -> Self {
         Self {
             id: entry.id,
             listener: entry.facts.listener.clone(),

@@ -13,12 +13,12 @@ use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use http::HeaderMap;
 
-use super::ends::Ends;
+use super::end_stream::EndedStreams;
 use super::{Coalesced, GATHER, SMALL};
 use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
-use crate::runtime::receive_budget::{Account, Swept, Unread};
-use crate::runtime::session::Entry;
+use crate::runtime::receive_budget::{Account, SweptInbox, Unread};
+use crate::runtime::session::SessionEntry;
 
 /// The largest window (RFC 9113, section 6.9.1).
 const WIDEST: u64 = (1 << 31) - 1;
@@ -29,7 +29,7 @@ pub struct Window {
     stalled: Cell<u64>,
     changed: Oneshot<()>,
     /// The streams that were ended before they were reset. Empty for a connection that this node accepted.
-    ends: Rc<Ends>,
+    ends: Rc<EndedStreams>,
 }
 
 impl Window {
@@ -39,7 +39,7 @@ impl Window {
     }
 
     /// The state of the streams, as the connection's frames show it.
-    pub fn ends(&self) -> &Rc<Ends> {
+    pub fn ends(&self) -> &Rc<EndedStreams> {
         &self.ends
     }
 
@@ -202,18 +202,18 @@ impl Drop for Inbox {
 
 /// The receiving half of a stream.
 pub struct Receiver {
-    inbox: Swept<Inbox>,
+    inbox: SweptInbox<Inbox>,
 }
 
 impl Receiver {
     /// `window` is that of the stream's connection.
     pub fn new(worker: &Rc<WorkerContext>, recv: RecvStream, window: &Rc<Window>) -> Self {
         let inbox = Inbox { recv, account: Account::new(worker), failed: None, trailers: None, window: window.clone() };
-        Self { inbox: Swept::new(worker, inbox) }
+        Self { inbox: SweptInbox::new(worker, inbox) }
     }
 
     /// Binds the half to a session, which ends if too many bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.inbox.bind(session);
     }
 

@@ -16,11 +16,11 @@ use http::HeaderMap;
 use super::SMALL;
 
 /// The limit of a stream's small frames that the socket has not taken.
-const MOST_SMALL: usize = 64;
+const MAX_SMALL_FRAMES: usize = 64;
 /// The limit of a connection's bytes that the socket has not taken.
-const MOST_UNSENT: usize = 4 << 20;
+const MAX_UNSENT_BYTES: usize = 4 << 20;
 /// The last frame of a stream counts only if it is longer: most responses are one short frame.
-const SHORT: usize = 4 << 10;
+const UNCOUNTED_LAST_FRAME_BYTES: usize = 4 << 10;
 
 /// The frames that wait for the socket of one connection. Atomics, although only one worker uses it: h2 requires
 /// buffers that are `Send`.
@@ -36,7 +36,7 @@ struct Waiting {
 
 impl Waiting {
     fn is_full(&self) -> bool {
-        self.bytes.load(Ordering::Acquire) >= MOST_UNSENT
+        self.bytes.load(Ordering::Acquire) >= MAX_UNSENT_BYTES
     }
 
     fn join(&self, stream: &Arc<Tally>) {
@@ -86,7 +86,7 @@ impl AsRef<[u8]> for Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.connection.bytes.fetch_sub(self.chunk.len(), Ordering::AcqRel);
-        if self.chunk.len() < SMALL && self.stream.small.fetch_sub(1, Ordering::AcqRel) == MOST_SMALL {
+        if self.chunk.len() < SMALL && self.stream.small.fetch_sub(1, Ordering::AcqRel) == MAX_SMALL_FRAMES {
             self.stream.waker.wake();
         }
         if !self.connection.is_full() {
@@ -137,7 +137,7 @@ impl Sender {
 
     /// Ready when the socket has taken enough of the backlog.
     pub fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
-        let has_many = |tally: &Arc<Tally>| tally.small.load(Ordering::Acquire) >= MOST_SMALL;
+        let has_many = |tally: &Arc<Tally>| tally.small.load(Ordering::Acquire) >= MAX_SMALL_FRAMES;
         if !self.connection.is_full() && !self.tally.as_ref().is_some_and(has_many) {
             return Poll::Ready(());
         }
@@ -187,7 +187,7 @@ impl Sender {
             // Peers count empty frames, and close the connection after a hundred.
             return Ok(());
         }
-        let is_counted = !ends || chunk.len() > SHORT;
+        let is_counted = !ends || chunk.len() > UNCOUNTED_LAST_FRAME_BYTES;
         let chunk = if is_counted { self.counted(chunk) } else { chunk };
         self.stream.send_data(chunk, ends)
     }

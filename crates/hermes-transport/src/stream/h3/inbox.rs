@@ -14,10 +14,10 @@ use bytes::{Bytes, BytesMut};
 use hermes_net::quic::{ReadError, RecvStream, StreamId};
 use hermes_wire::h3::Code;
 
-use crate::h3::{Link, link::number};
+use crate::h3::{Link, connection::number};
 use crate::runtime::WorkerContext;
-use crate::runtime::receive_budget::{Account, Swept, Unread};
-use crate::runtime::session::Entry;
+use crate::runtime::receive_budget::{Account, SweptInbox, Unread};
+use crate::runtime::session::SessionEntry;
 use crate::stream::h2::GATHER;
 
 /// The size of one read from quinn.
@@ -126,19 +126,19 @@ impl Drop for Inbox {
 }
 
 /// The bytes of a stream, in order.
-pub(super) struct Source {
-    inbox: Swept<Inbox>,
+pub(super) struct StreamReader {
+    inbox: SweptInbox<Inbox>,
 }
 
-impl Source {
+impl StreamReader {
     pub(super) fn new(worker: &Rc<WorkerContext>, recv: RecvStream, link: &Rc<Link>) -> Self {
         let inbox = Inbox { recv, account: Account::new(worker), over: None, widened: 0, link: link.clone() };
-        Self { inbox: Swept::new(worker, inbox) }
+        Self { inbox: SweptInbox::new(worker, inbox) }
     }
 
     /// Binds it to a session, which ends if too many bytes remain unread. `kept` is the number of bytes that were read
     /// and are still held.
-    pub(super) fn bind(&self, session: &Rc<Entry>, kept: usize) {
+    pub(super) fn bind(&self, session: &Rc<SessionEntry>, kept: usize) {
         self.inbox.bind(session);
         session.hold(&self.inbox.worker, kept as u64);
     }

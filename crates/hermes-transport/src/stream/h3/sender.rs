@@ -17,7 +17,7 @@ use http::HeaderMap;
 
 use crate::error::Oversize;
 use crate::h3::fields::{self, Encoded};
-use crate::h3::{Link, link::number};
+use crate::h3::{Link, connection::number};
 use crate::stream_error::{Reset, StreamError};
 
 type Stopped = Pin<Box<dyn Future<Output = Result<Option<quic::VarInt>, quic::StoppedError>>>>;

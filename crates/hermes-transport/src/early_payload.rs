@@ -3,7 +3,7 @@
 //! In: the client's side of a tunnel that is being opened. Out: its first bytes, in DATA frames directly after the
 //! request, which saves a round trip. RFC 9298, section 5, permits it for UDP; TCP is no different, because the stream
 //! belongs to the tunnel alone. The bytes are kept until the next node has answered: if it refused the stream
-//! unprocessed, another endpoint gets them again. Only nodes receive early payload. Never: more than `MOST` bytes and
+//! unprocessed, another endpoint gets them again. Only nodes receive early payload. Never: more than `MAX_EARLY_BYTES` bytes and
 //! one chunk.
 
 use std::io;
@@ -14,16 +14,16 @@ use bytes::{Bytes, BytesMut};
 use hermes_wire::{capsule, connect_ip};
 
 use crate::error::Error;
-use crate::runtime::session::{Entry, Prefetched};
+use crate::runtime::session::{Prefetched, SessionEntry};
 use crate::stream::{self, ByteStream, Receiver, Sender, StreamError};
 
 /// The limit of early payload; at or above it no further chunk is read.
-const MOST: usize = 16 << 10;
+const MAX_EARLY_BYTES: usize = 16 << 10;
 
 /// The client's side, as far as it can be read before its tunnel is open.
-pub trait Source {
+pub trait EarlyReader {
     /// Binds the source to a session, which ends if too many of its bytes remain unread.
-    fn bind(&self, session: &Rc<Entry>);
+    fn bind(&self, session: &Rc<SessionEntry>);
 
     /// The next chunk in the encoding of the tunnel's stream, and the number of its payload bytes. It has at most
     /// `most` bytes if it can be split. `None` is the end, which a later reader finds again.
@@ -36,8 +36,8 @@ pub trait Source {
     }
 }
 
-impl Source for ByteStream {
-    fn bind(&self, session: &Rc<Entry>) {
+impl EarlyReader for ByteStream {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         ByteStream::bind(self, session);
     }
 
@@ -46,8 +46,8 @@ impl Source for ByteStream {
     }
 }
 
-impl Source for Receiver {
-    fn bind(&self, session: &Rc<Entry>) {
+impl EarlyReader for Receiver {
+    fn bind(&self, session: &Rc<SessionEntry>) {
         Receiver::bind(self, session);
     }
 
@@ -57,10 +57,10 @@ impl Source for Receiver {
 }
 
 /// Capsules that this node itself sends; `None` once they were taken.
-pub struct Words(pub Option<Bytes>);
+pub struct InitialCapsules(pub Option<Bytes>);
 
-impl Source for Words {
-    fn bind(&self, _: &Rc<Entry>) {}
+impl EarlyReader for InitialCapsules {
+    fn bind(&self, _: &Rc<SessionEntry>) {}
 
     fn poll_early(&mut self, _: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         // No more will come: only the response wakes the caller.
@@ -78,8 +78,8 @@ fn counted(chunk: Bytes) -> (Bytes, usize) {
 }
 
 /// The early payload of one tunnel.
-pub struct Early<'a> {
-    source: &'a mut dyn Source,
+pub struct EarlyPayload<'a> {
+    source: &'a mut dyn EarlyReader,
     sent: Vec<Bytes>,
     bytes: usize,
     payload: usize,
@@ -96,7 +96,7 @@ const END_TO_END: [u64; 4] =
 fn may_go_ahead(bytes: &[u8]) -> (usize, bool) {
     let mut length = 0;
     while let Some((kind, whole)) = capsule::first(&bytes[length..]) {
-        if !END_TO_END.contains(&kind) || whole > MOST as u64 {
+        if !END_TO_END.contains(&kind) || whole > MAX_EARLY_BYTES as u64 {
             return (length, false);
         }
         if whole > (bytes.len() - length) as u64 {
@@ -107,13 +107,13 @@ fn may_go_ahead(bytes: &[u8]) -> (usize, bool) {
     (length, true)
 }
 
-impl<'a> Early<'a> {
-    pub fn new(source: &'a mut dyn Source) -> Self {
+impl<'a> EarlyPayload<'a> {
+    pub fn new(source: &'a mut dyn EarlyReader) -> Self {
         Self { source, sent: Vec::new(), bytes: 0, payload: 0, ended: false, held: None }
     }
 
     /// Binds the source to its session.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.source.bind(session);
     }
 
@@ -154,8 +154,8 @@ impl<'a> Early<'a> {
     /// # Errors
     /// The client failed. A broken sink is not an error of this call: the response tells the reason.
     pub fn send(&mut self, cx: &mut Context<'_>, sink: &mut Sender) -> Result<(), Error> {
-        while !self.ended && self.bytes < MOST && sink.poll_backlog(cx).is_ready() {
-            match self.source.poll_early(cx, MOST - self.bytes) {
+        while !self.ended && self.bytes < MAX_EARLY_BYTES && sink.poll_backlog(cx).is_ready() {
+            match self.source.poll_early(cx, MAX_EARLY_BYTES - self.bytes) {
                 Poll::Ready(Ok(Some((chunk, payload)))) => {
                     self.bytes += chunk.len();
                     let chunk = match &mut self.held {
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn what_will_never_be_whole_is_not_waited_for() {
         let mut bytes = BytesMut::new();
-        capsule::put(&mut bytes, capsule::DATAGRAM, &[0; MOST]);
+        capsule::put(&mut bytes, capsule::DATAGRAM, &[0; MAX_EARLY_BYTES]);
         assert_eq!(may_go_ahead(&bytes[..9]), (0, false));
     }
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::{h2, h3};
-use crate::runtime::session::Entry;
+use crate::runtime::session::SessionEntry;
 use crate::stream_error::{Reset, StreamError};
 
 /// The receiving half.
@@ -21,7 +21,7 @@ pub enum Receiver {
 
 impl Receiver {
     /// Binds the half to a session, which ends if too many bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         match self {
             Receiver::H2(recv) => recv.bind(session),
             Receiver::H3(recv) => recv.bind(session),

@@ -14,7 +14,7 @@ use http_body::{Body as HttpBody, Frame};
 use super::{chunk, end};
 use hermes_custody::service::Office;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 
 /// A body that is written after a head, until custody has accepted all of it.
 pub(crate) struct Writing<B> {
@@ -27,11 +27,11 @@ pub(crate) struct Writing<B> {
     /// The bytes that custody should accept next, and whether they are the last.
     next: Option<(Bytes, bool)>,
     is_over: bool,
-    entry: Option<Rc<Entry>>,
+    entry: Option<Rc<SessionEntry>>,
 }
 
 /// The reason why a body was not written.
-pub(crate) enum Unwritten {
+pub(crate) enum WriteError {
     /// The body failed.
     Body(Error),
     /// The exchange has ended.
@@ -45,19 +45,19 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
     }
 
     /// Binds it to a session, which is not subject to timeouts while custody waits.
-    pub(crate) fn bound(mut self, entry: &Rc<Entry>) -> Self {
+    pub(crate) fn bound(mut self, entry: &Rc<SessionEntry>) -> Self {
         self.entry = Some(entry.clone());
         self
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwritten>> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WriteError>> {
         loop {
             if let Some((bytes, is_last)) = &self.next {
                 let taken = self.office.poll_append(cx, self.id, self.part, bytes, *is_last);
                 if let Some(entry) = &self.entry {
                     entry.set_held(taken.is_pending());
                 }
-                ready!(taken).map_err(|_| Unwritten::Over)?;
+                ready!(taken).map_err(|_| WriteError::Over)?;
                 self.is_over = *is_last;
                 self.next = None;
             }
@@ -67,7 +67,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
             let (bytes, is_last) = match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
                 Poll::Ready(Some(Ok(frame))) => self.framed(frame),
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(Unwritten::Body(error))),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(WriteError::Body(error))),
                 Poll::Ready(None) => (end(None), true),
                 Poll::Pending if self.head.is_none() => return Poll::Pending,
                 Poll::Pending => (Bytes::new(), false),

@@ -12,11 +12,11 @@ use http::header::{CONTENT_LENGTH, CONTENT_LOCATION, IF_MODIFIED_SINCE, IF_NONE_
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use tokio::time::Instant;
 
-use super::answer::{Note, Supply, answer};
-use super::take::Unfit;
+use super::answer::{BodySource, Note, answer};
+use super::store_response::NotStorable;
 use crate::filters::Next;
 use crate::service::forward::Forward;
-use crate::service::forward::head::{Amend, Outgoing};
+use crate::service::forward::head::{HeadOverrides, Outgoing};
 use hermes_cache::conditional::{freshened, validators};
 use hermes_cache::content::Content;
 use hermes_cache::head::{Head, Millis, Times};
@@ -30,9 +30,9 @@ use hermes_transport::error::{Error, Side};
 use hermes_transport::headers::{PROXY_STATUS, strip_hop_by_hop};
 
 /// Maximum number of waits for other clients' fetches before the request goes to the origin itself.
-const MOST_WAITS: u32 = 3;
+const MAX_FLIGHT_WAITS: u32 = 3;
 /// The share of the session's time that the origin gets if a stale response could replace its response.
-const SHARE: f64 = 0.75;
+const ORIGIN_TIME_SHARE: f64 = 0.75;
 
 /// Serves a request of a route with a cache.
 ///
@@ -41,10 +41,11 @@ const SHARE: f64 = 0.75;
 pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let facts = &forward.entry.facts;
     let user = facts.user.clone();
-    let ask = Ask::new(request_head(Outgoing::new(forward.entry, &forward.dress, true)?), cache.settings.shared, user);
+    let ask =
+        Ask::new(request_head(Outgoing::new(forward.entry, &forward.rewriter, true)?), cache.settings.shared, user);
     let is_read = matches!(facts.method, Method::GET | Method::HEAD);
     let is_bare = matches!(forward.body, RequestBody::Empty);
-    let visit = Visit { cache, ask, node: forward.dress.node };
+    let visit = CacheRequest { cache, ask, node: forward.rewriter.node };
     if !is_read || !is_bare || visit.ask.is_for_the_origin() {
         return visit.pass(forward, next, if is_read { "bypass" } else { "method" }).await;
     }
@@ -52,7 +53,7 @@ pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next
 }
 
 /// A request at the cache.
-pub(super) struct Visit<'a> {
+pub(super) struct CacheRequest<'a> {
     pub(super) cache: &'a Arc<Cache>,
     pub(super) ask: Ask,
     node: &'a str,
@@ -70,14 +71,14 @@ enum Plan {
 
 /// The availability of a stored response's bytes.
 enum Supplied {
-    With(Supply),
+    With(BodySource),
     /// The bytes exist but cannot be read at the moment.
     Busy,
     /// The bytes no longer exist.
     Gone,
 }
 
-impl Visit<'_> {
+impl CacheRequest<'_> {
     pub(super) fn note(&self) -> Note {
         Note::of(self.node)
     }
@@ -115,7 +116,7 @@ impl Visit<'_> {
         let mut first = None;
         loop {
             let now = millis();
-            let may_wait = waits < MOST_WAITS && !next.bypasses_session();
+            let may_wait = waits < MAX_FLIGHT_WAITS && !next.bypasses_session();
             let found = self.cache.look(&self.ask, now, may_wait);
             if self.ask.says.only_if_cached && !matches!(found, Found::Hit(_)) {
                 return Ok(self.not_there());
@@ -143,7 +144,7 @@ impl Visit<'_> {
                     return Ok(response);
                 }
                 Found::Join { reader, head, total, miss } => {
-                    let mut response = answer(&head, total, &self.ask, Supply::Coming(reader), now);
+                    let mut response = answer(&head, total, &self.ask, BodySource::Coming(reader), now);
                     let note = self.note().forwarded(first.unwrap_or(miss).as_str()).collapsed().ttl(head.ttl(now));
                     note.write(response.headers_mut());
                     self.cache.metrics.collapsed.inc();
@@ -154,7 +155,7 @@ impl Visit<'_> {
                     waits += 1;
                     if tokio::time::timeout_at(deadline, flight.settled()).await.is_err() {
                         self.cache.hit_limit("cache-wait");
-                        waits = MOST_WAITS;
+                        waits = MAX_FLIGHT_WAITS;
                     }
                 }
                 Found::Ask { stored, miss, lead } => {
@@ -177,10 +178,10 @@ impl Visit<'_> {
     async fn supply(&self, stored: &Stored, head: &Head) -> Supplied {
         let ask = &self.ask;
         if ask.is_head || ask.is_met(head) || ask.wanted(head, stored.shape.total).is_empty() {
-            return Supplied::With(Supply::Nothing);
+            return Supplied::With(BodySource::Nothing);
         }
         match self.cache.content(&ask.key, stored).await {
-            Loaded::Content(content) => Supplied::With(Supply::Kept(content)),
+            Loaded::Content(content) => Supplied::With(BodySource::Kept(content)),
             Loaded::Busy => Supplied::Busy,
             Loaded::Gone => Supplied::Gone,
         }
@@ -269,8 +270,8 @@ impl Visit<'_> {
                             self.cache.metrics.missed.inc();
                             return Ok(response);
                         }
-                        Err(Unfit::Other) => self.cache.drop_one(&self.ask.key, stored.id),
-                        Err(Unfit::ForOne) => {}
+                        Err(NotStorable::Other) => self.cache.drop_one(&self.ask.key, stored.id),
+                        Err(NotStorable::ForOne) => {}
                     }
                 }
                 _ => return Ok(self.take_in(asking, response, stored.as_ref(), times, miss, lead)),
@@ -297,7 +298,7 @@ impl Visit<'_> {
         if !has_other || next.custody().is_some() {
             return next.run(forward).await;
         }
-        let within = forward.route.timeout.progress.mul_f64(SHARE);
+        let within = forward.route.timeout.progress.mul_f64(ORIGIN_TIME_SHARE);
         let mut fetching = pin!(next.run(forward));
         match tokio::time::timeout(within, &mut fetching).await {
             Ok(fetched) => fetched,
@@ -380,14 +381,14 @@ pub(super) fn is_for_nobody(why: &str) -> bool {
 }
 
 /// Header changes for the request to the origin. `None`: the client's own.
-fn amend(plan: &Plan, stored: &Stored) -> Option<Amend> {
+fn amend(plan: &Plan, stored: &Stored) -> Option<HeadOverrides> {
     let remove = [IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE, IF_RANGE];
     match plan {
         Plan::Plain => None,
-        Plan::Validate => Some(Amend { remove, set: validators(&stored.head) }),
+        Plan::Validate => Some(HeadOverrides { remove, set: validators(&stored.head) }),
         Plan::Complete { missing, .. } => {
             let tag = stored.head.strong_etag()?.clone();
-            Some(Amend { remove, set: vec![(RANGE, to_range(missing, stored.shape.total)), (IF_RANGE, tag)] })
+            Some(HeadOverrides { remove, set: vec![(RANGE, to_range(missing, stored.shape.total)), (IF_RANGE, tag)] })
         }
     }
 }

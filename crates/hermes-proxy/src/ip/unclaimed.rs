@@ -10,20 +10,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ipnet::IpNet;
 
-use super::device::{Lead, LocalDevice};
+use super::device::{LocalDevice, RouteScope};
 use hermes_ip::claims::Scope;
 use hermes_ip::mailbox::Mailbox;
 use hermes_ip::owner::Owner;
 
 /// A claim of a prefix, for packets that no more specific claim takes.
-pub(crate) struct Newcomers {
+pub(crate) struct UnclaimedPackets {
     pub(crate) local: Rc<LocalDevice>,
     pub(crate) prefix: IpNet,
     mailbox: Arc<Mailbox>,
     number: u64,
 }
 
-impl Newcomers {
+impl UnclaimedPackets {
     /// Claims the prefix, until this is dropped. `None`: another owner has it.
     pub(crate) fn of(local: &Rc<LocalDevice>, owner: &Owner, prefix: IpNet) -> Option<Self> {
         let mailbox = Arc::default();
@@ -38,8 +38,8 @@ impl Newcomers {
     }
 }
 
-impl Drop for Newcomers {
+impl Drop for UnclaimedPackets {
     fn drop(&mut self) {
-        self.local.device.release(self.prefix, self.number, Lead::Captured);
+        self.local.device.release(self.prefix, self.number, RouteScope::Captured);
     }
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The wait of exchanges after which a refusal is logged.
-const SOME: Duration = Duration::from_secs(5);
+const FIRST_LOG_AFTER: Duration = Duration::from_secs(5);
 /// The wait after which plain silence is logged.
-const LONG: Duration = Duration::from_secs(30);
+const SILENCE_LOG_AFTER: Duration = Duration::from_secs(30);
 /// The interval between two equal lines, however often the link changes.
-const QUIET: Duration = Duration::from_secs(60);
+const EQUAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The limit of different reasons.
-const MOST: usize = 16;
+const MAX_REASONS: usize = 16;
 
 /// The log state of one neighbour.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(crate) struct Wait {
     /// The time since which exchanges wait without a channel.
     since: Option<Instant>,
     reasons: Vec<Reason>,
-    silence: Told,
+    silence: ReportState,
 }
 
 #[derive(Debug)]
@@ -31,12 +31,12 @@ struct Reason {
     why: Box<str>,
     /// An attempt failed for this reason since the last channel.
     is_current: bool,
-    told: Told,
+    told: ReportState,
 }
 
 /// The log state of one line.
 #[derive(Debug, Default, Clone, Copy)]
-struct Told {
+struct ReportState {
     /// Logged since the last channel.
     is_told: bool,
     at: Option<Instant>,
@@ -44,16 +44,16 @@ struct Told {
 
 /// A log line that is due.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum LogEvent {
     /// Attempts fail for this reason.
     No(Box<str>),
     /// Attempts get no answer.
     Silence,
 }
 
-impl Told {
+impl ReportState {
     fn may_be(self, now: Instant) -> bool {
-        !self.is_told && self.at.is_none_or(|at| now.saturating_duration_since(at) >= QUIET)
+        !self.is_told && self.at.is_none_or(|at| now.saturating_duration_since(at) >= EQUAL_LOG_INTERVAL)
     }
 
     fn tell(&mut self, now: Instant) {
@@ -67,9 +67,9 @@ impl Wait {
         if let Some(reason) = self.reasons.iter_mut().find(|reason| *reason.why == *why) {
             return !std::mem::replace(&mut reason.is_current, true);
         }
-        let is_room = self.reasons.len() < MOST;
+        let is_room = self.reasons.len() < MAX_REASONS;
         if is_room {
-            self.reasons.push(Reason { why: why.into(), is_current: true, told: Told::default() });
+            self.reasons.push(Reason { why: why.into(), is_current: true, told: ReportState::default() });
         }
         is_room
     }
@@ -83,21 +83,21 @@ impl Wait {
     }
 
     /// The line that is due now, for this number of waiting exchanges.
-    pub(crate) fn look(&mut self, now: Instant, exchanges: usize) -> Option<Line> {
+    pub(crate) fn look(&mut self, now: Instant, exchanges: usize) -> Option<LogEvent> {
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
-        if exchanges == 0 || waited < SOME {
+        if exchanges == 0 || waited < FIRST_LOG_AFTER {
             return None;
         }
         if let Some(reason) = self.reasons.iter_mut().find(|reason| reason.is_current && reason.told.may_be(now)) {
             reason.told.tell(now);
-            return Some(Line::No(reason.why.clone()));
+            return Some(LogEvent::No(reason.why.clone()));
         }
         let is_silent = !self.reasons.iter().any(|reason| reason.is_current);
-        if waited < LONG || !is_silent || !self.silence.may_be(now) {
+        if waited < SILENCE_LOG_AFTER || !is_silent || !self.silence.may_be(now) {
             return None;
         }
         self.silence.tell(now);
-        Some(Line::Silence)
+        Some(LogEvent::Silence)
     }
 
     /// Notes that no exchange waits.
@@ -124,7 +124,7 @@ mod tests {
     const NO: &str = "Connection refused";
 
     /// The lines that are due in these seconds, each with its second.
-    fn said(wait: &mut Wait, from: Instant, seconds: std::ops::Range<u64>, why: Option<&str>) -> Vec<(u64, Line)> {
+    fn said(wait: &mut Wait, from: Instant, seconds: std::ops::Range<u64>, why: Option<&str>) -> Vec<(u64, LogEvent)> {
         let look = |second| {
             why.map(|why| wait.failed(why));
             wait.look(from + Duration::from_secs(second), 1).map(|line| (second, line))
@@ -136,17 +136,17 @@ mod tests {
     fn who_says_no_is_told_of_once_until_there_was_a_channel() {
         let (mut wait, begin) = (Wait::default(), Instant::now());
         assert!(wait.failed(NO) && !wait.failed(NO));
-        assert_eq!(said(&mut wait, begin, 0..500, Some(NO)), [(5, Line::No(NO.into()))]);
+        assert_eq!(said(&mut wait, begin, 0..500, Some(NO)), [(5, LogEvent::No(NO.into()))]);
         assert_eq!(said(&mut wait, begin, 500..510, Some("No route to host")).len(), 1);
         assert!(wait.up() && !wait.up());
         assert!(wait.failed(NO), "it is counted again");
-        assert_eq!(said(&mut wait, begin, 600..700, Some(NO)), [(605, Line::No(NO.into()))]);
+        assert_eq!(said(&mut wait, begin, 600..700, Some(NO)), [(605, LogEvent::No(NO.into()))]);
     }
 
     #[test]
     fn a_link_that_is_dark_for_long_is_told_of_and_one_that_comes_and_goes_is_not() {
         let (mut wait, begin) = (Wait::default(), Instant::now());
-        assert_eq!(said(&mut wait, begin, 0..300, None), [(30, Line::Silence)]);
+        assert_eq!(said(&mut wait, begin, 0..300, None), [(30, LogEvent::Silence)]);
         assert!(wait.up());
         for turn in 100..200 {
             assert_eq!(said(&mut wait, begin, turn * 4..turn * 4 + 3, Some(NO)), []);
@@ -177,6 +177,6 @@ mod tests {
         let (mut wait, now) = (Wait::default(), Instant::now());
         assert!(wait.refused("403", now) && !wait.refused("403", now) && wait.refused("501", now));
         assert!(wait.up() && !wait.refused("403", now));
-        assert!(wait.refused("403", now + QUIET));
+        assert!(wait.refused("403", now + EQUAL_LOG_INTERVAL));
     }
 }

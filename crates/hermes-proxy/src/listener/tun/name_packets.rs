@@ -24,15 +24,15 @@ use ipnet::IpNet;
 use super::Ending;
 use super::outage::{Lost, Outage, SETTLED};
 use super::{FIRST_PAUSE, LAST_PAUSE, of, source_for};
-use crate::ip::{End, Link, Mailbox, Newcomers, Owner};
+use crate::ip::{End, Link, Mailbox, Owner, UnclaimedPackets};
 use crate::request::{Origin, from_capture};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
 use hermes_outbound::virtual_ip::GRACE;
 use hermes_transport::datagram::Port;
 use hermes_transport::error::Error;
 use hermes_transport::oneshot::Oneshot;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::runtime::shares::{self, Bound, Holder, Share, Shares};
 
 /// Default idle timeout, if the route sets none. The value suits TCP, which the session may carry.
@@ -41,13 +41,13 @@ const IDLE: Duration = Duration::from_secs(60 * 60);
 /// The state of an address.
 enum Talk {
     /// A session is open or opening.
-    Open { number: u64, mailbox: Arc<Mailbox>, pause: Duration, place: Place },
+    Open { number: u64, mailbox: Arc<Mailbox>, pause: Duration, place: NameSlot },
     /// No session could open, and none is attempted before this time.
-    Resting { until: u64, pause: Duration, reason: Option<String>, place: Place },
+    Resting { until: u64, pause: Duration, reason: Option<String>, place: NameSlot },
 }
 
 /// An address's entry among the sessions of its prefix. It counts for the client whose packet began the session.
-struct Place {
+struct NameSlot {
     share: Share,
     session: Rc<NameSession>,
 }
@@ -55,7 +55,7 @@ struct Place {
 /// The session of one address, as seen by displacement.
 struct NameSession {
     /// Set once the session is open.
-    entry: RefCell<Option<Rc<Entry>>>,
+    entry: RefCell<Option<Rc<SessionEntry>>>,
     /// The time when the session began, or failed.
     since: Cell<u64>,
     is_resting: Cell<bool>,
@@ -115,7 +115,7 @@ enum Over {
 struct Names {
     worker: Rc<Worker>,
     listener: Arc<Listener>,
-    newcomers: Newcomers,
+    unclaimed: UnclaimedPackets,
     owner: Owner,
     talks: HashMap<IpAddr, Talk>,
     shares: Arc<Shares>,
@@ -135,19 +135,19 @@ pub(super) async fn capture(
 ) {
     let owner = Owner::Listener(listener.name.clone());
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
-    let newcomers = worker.devices.get(&tun.device).and_then(|local| Newcomers::of(&local, &owner, prefix));
+    let unclaimed = worker.devices.get(&tun.device).and_then(|local| UnclaimedPackets::of(&local, &owner, prefix));
     before.inspect(|before| before.set(Ending::Close));
-    let Some(newcomers) = newcomers else {
+    let Some(unclaimed) = unclaimed else {
         return tracing::error!(listener = %listener.name, %prefix, "the packets for names are another's");
     };
     let (talks, shares, outage, running) = Default::default();
-    let mut names = Names { worker, listener, newcomers, owner, talks, shares, begun: 0, outage, running };
+    let mut names = Names { worker, listener, unclaimed, owner, talks, shares, begun: 0, outage, running };
     loop {
         tokio::select! {
             biased;
             _ = ending.wait() => return,
             Some(ended) = names.running.next(), if !names.running.is_empty() => names.end(ended),
-            packets = names.newcomers.next() => {
+            packets = names.unclaimed.next() => {
                 // The device was removed. A new capture begins when it is created again.
                 let Some(packets) = packets else { return };
                 packets.into_iter().for_each(|packet| names.take(packet));
@@ -182,7 +182,7 @@ impl Names {
     }
 
     fn refuse(&self, packet: &[u8], reason: &'static str) {
-        self.newcomers.local.refuse(&self.worker, packet, reason);
+        self.unclaimed.local.refuse(&self.worker, packet, reason);
     }
 
     fn post(&self, mailbox: &Mailbox, packet: Bytes) {
@@ -194,7 +194,7 @@ impl Names {
     }
 
     /// Takes an entry for an address that a client sends to, or reuses the address's entry.
-    fn take_place(&mut self, address: IpAddr, client: IpAddr, now: u64) -> Option<Place> {
+    fn take_place(&mut self, address: IpAddr, client: IpAddr, now: u64) -> Option<NameSlot> {
         let of_address = match self.talks.remove(&address) {
             Some(Talk::Open { place, .. } | Talk::Resting { place, .. }) if !place.session.is_ending() => {
                 Some(place.share)
@@ -214,7 +214,7 @@ impl Names {
         let (entry, is_resting, displaced) = Default::default();
         let session = Rc::new(NameSession { entry, since: Cell::new(now), is_resting, displaced });
         share.is_held_by(&session);
-        Some(Place { share, session })
+        Some(NameSlot { share, session })
     }
 
     /// Begins a session. `lacked`: the reason why the previous attempt failed.
@@ -223,13 +223,13 @@ impl Names {
         address: IpAddr,
         name: Arc<str>,
         (pause, lacked): (Duration, Option<String>),
-        place: Place,
+        place: NameSlot,
         packet: Bytes,
     ) {
         let ListenerProtocol::Tun(tun) = &self.listener.protocol else { return };
         let network = IpNet::from(address);
         let (mailbox, session) = (Arc::<Mailbox>::default(), place.session.clone());
-        let link = Link::by(&self.newcomers.local, mailbox.clone());
+        let link = Link::by(&self.unclaimed.local, mailbox.clone());
         let addresses = tun.addresses.iter().map(|address| IpNet::from(*address));
         let end = match End::asking(link, &self.owner, network, addresses, None) {
             Ok(end) => end.passing(),
@@ -305,11 +305,11 @@ async fn serve(
     let origin = Origin { worker, listener, source, trust: &Trust::Anonymous, secure: false };
     let served = match from_capture(&origin, network, Some(name), &capture.set_headers) {
         Ok(request) => session::serve(worker, request).await,
-        Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+        Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
     };
     let tunnel = match served {
-        Served::Tunnel(tunnel) => tunnel,
-        Served::Response(response) => {
+        SessionOutcome::Tunnel(tunnel) => tunnel,
+        SessionOutcome::Response(response) => {
             end.refuse_all(worker);
             return Over::Lost(Lost::answered(&response));
         }
@@ -318,7 +318,7 @@ async fn serve(
     tunnel.session.entry.set_idle(IDLE);
     known.entry.replace(Some(tunnel.session.entry.clone()));
     let (of_session, end) = (tunnel.session.entry.clone(), end.answered_by(&tunnel.session.entry));
-    let mut relayed = pin!(session::relay(Near::Datagrams(Port::Device(Box::new(end))), *tunnel));
+    let mut relayed = pin!(session::relay(DownstreamEnd::Datagrams(Port::Device(Box::new(end))), *tunnel));
     if tokio::time::timeout(SETTLED, &mut relayed).await.is_err() {
         settled();
         relayed.await;

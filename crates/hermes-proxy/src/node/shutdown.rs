@@ -10,7 +10,7 @@ use hermes_net::handover::{Handed, rewrite_text};
 
 use super::sockets::Socket;
 use super::worker_loop::Command;
-use super::{LOOK_AGAIN, Node, RESTING};
+use super::{Node, RESTING_LEASES_LABEL, STATE_POLL_INTERVAL};
 
 impl Node {
     /// The listening sockets with their labels, for another process.
@@ -31,7 +31,7 @@ impl Node {
             held.hand_over(&mut all)?;
         }
         // Written once its content is final.
-        let resting = Handed::text(RESTING.to_owned(), "")?;
+        let resting = Handed::text(RESTING_LEASES_LABEL.to_owned(), "")?;
         let kept = resting.fd.try_clone()?;
         *self.resting_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
         all.push(resting);
@@ -76,12 +76,12 @@ impl Node {
     /// Waits until no session, no connection and no predecessor process that depends on this one is left.
     pub async fn emptied(&self) {
         // Sessions end on other threads; there is no single event to await.
-        let mut every = tokio::time::interval(LOOK_AGAIN);
+        let mut every = tokio::time::interval(STATE_POLL_INTERVAL);
         let view = self.view();
         loop {
             every.tick().await;
-            let elders = self.shared.elders.load(Ordering::Relaxed);
-            if view.open_sessions() + view.open_connections() + elders == 0 {
+            let predecessors = self.shared.predecessors.load(Ordering::Relaxed);
+            if view.open_sessions() + view.open_connections() + predecessors == 0 {
                 return;
             }
         }

@@ -11,10 +11,10 @@ use http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, LAST_MODIFIED};
 use http::{HeaderValue, Response, StatusCode};
 use http_body::Body as _;
 
-use super::answer::{Supply, answer};
+use super::answer::{BodySource, answer};
 use super::body::CachedBody;
 use super::fetch::Fetch;
-use super::serve::{Visit, is_for_nobody};
+use super::lookup::{CacheRequest, is_for_nobody};
 use crate::service::forward::Forward;
 use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, freshened};
 use hermes_cache::content::Content;
@@ -26,14 +26,14 @@ use hermes_transport::body::Body;
 use hermes_transport::headers::strip_hop_by_hop;
 
 /// The reason why a response does not complete a stored one.
-pub(super) enum Unfit {
+pub(super) enum NotStorable {
     /// The response belongs to another representation, so the stored one is invalid for all clients.
     Other,
     /// The response is for this client only; the stored one stays for others.
     ForOne,
 }
 
-impl Visit<'_> {
+impl CacheRequest<'_> {
     /// Combines a stored part and the arriving missing part into one response.
     ///
     /// # Errors
@@ -46,18 +46,18 @@ impl Visit<'_> {
         (missing, content): (&Range<u64>, &Arc<Content>),
         times: Times,
         lead: &mut Option<Lead>,
-    ) -> Result<(Response<Body>, i64), Unfit> {
+    ) -> Result<(Response<Body>, i64), NotStorable> {
         let (mut parts, body) = response.into_parts();
         strip_hop_by_hop(&mut parts.headers);
-        let (range, total) = content_range(parts.headers.get(CONTENT_RANGE)).ok_or(Unfit::Other)?;
+        let (range, total) = content_range(parts.headers.get(CONTENT_RANGE)).ok_or(NotStorable::Other)?;
         let is_same = parts.headers.get(ETAG) == stored.head.strong_etag() && total == stored.shape.total;
         if !is_same || range != *missing {
-            return Err(Unfit::Other);
+            return Err(NotStorable::Other);
         }
-        let head = Arc::new(freshened(&stored.head, &parts.headers, times).ok_or(Unfit::Other)?);
+        let head = Arc::new(freshened(&stored.head, &parts.headers, times).ok_or(NotStorable::Other)?);
         let may_be = head.may_be_kept(&self.ask.fields, times.came);
-        may_be.map_err(|why| if is_for_nobody(why) { Unfit::Other } else { Unfit::ForOne })?;
-        let mut lead = lead.take().ok_or(Unfit::ForOne)?;
+        may_be.map_err(|why| if is_for_nobody(why) { NotStorable::Other } else { NotStorable::ForOne })?;
+        let mut lead = lead.take().ok_or(NotStorable::ForOne)?;
         let opening = Opening {
             head: head.clone(),
             total: Some(total),
@@ -67,16 +67,16 @@ impl Visit<'_> {
         };
         lead.flight.open(opening);
         let wanted = self.ask.wanted(&head, total);
-        let reader = lead.flight.join(Some(&wanted)).ok_or(Unfit::ForOne)?;
+        let reader = lead.flight.join(Some(&wanted)).ok_or(NotStorable::ForOne)?;
         lead.is_open = true;
         self.spawn(forward, &lead, head.clone(), body, Some(range.end - range.start));
-        let response = answer(&head, Some(total), &self.ask, Supply::Coming(reader), times.came);
+        let response = answer(&head, Some(total), &self.ask, BodySource::Coming(reader), times.came);
         Ok((response, head.ttl(times.came)))
     }
 
     fn spawn(&self, forward: &Forward<'_>, lead: &Lead, head: Arc<Head>, body: Body, owed: Option<u64>) {
         // The requesting session may end before the other readers.
-        let entry = forward.entry.apart(forward.worker);
+        let entry = forward.entry.detached(forward.worker);
         body.bind(&entry);
         let retrieve = forward.route.retrieve.filter(|_| body.is_resumed());
         if forward.route.custody.is_some() || retrieve.is_some() {
@@ -196,10 +196,10 @@ impl Visit<'_> {
         let coming = CachedBody::Coming { reader, left: owed };
         *response.body_mut() = Body::boxed(coming);
         // The cache requested the complete response, but the client needs only a part or has it already.
-        if range.is_none() && forward.dress.amend.is_some() && (ask.asked != Asked::Whole || ask.is_met(&head)) {
+        if range.is_none() && forward.rewriter.amend.is_some() && (ask.asked != Asked::Whole || ask.is_met(&head)) {
             let part = total.map(|total| ask.wanted(&head, total));
             if let Some(reader) = part.and_then(|part| lead.flight.join(Some(&part))) {
-                *response = answer(&full, total, ask, Supply::Coming(reader), times.came);
+                *response = answer(&full, total, ask, BodySource::Coming(reader), times.came);
             }
         }
         Ok(ttl)

@@ -27,9 +27,9 @@ use crate::runtime::WorkerContext;
 use crate::stream_error::StreamError;
 
 /// Received bytes of datagrams up to which chunks are kept without a copy.
-const FEW: usize = 64 << 10;
+const UNCOPIED_BYTES: usize = 64 << 10;
 /// The length up to which a datagram is always copied: the copy costs next to nothing.
-const SHORT: usize = 512;
+const ALWAYS_COPIED_BYTES: usize = 512;
 
 /// The receive windows: bytes that a peer may send before they are read.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ pub struct Link {
 }
 
 /// The bytes that quinn adds for each queued datagram.
-const BESIDE: usize = size_of::<Bytes>();
+const DATAGRAM_OVERHEAD_BYTES: usize = size_of::<Bytes>();
 
 impl Link {
     /// `windows` are those of the connection's configuration; the connection's window is set to its value.
@@ -107,7 +107,7 @@ impl Link {
         let known = self.room.get();
         let room = if known < length { self.connection.datagram_send_buffer_space() } else { known };
         let rest = room.checked_sub(length);
-        self.room.set(rest.unwrap_or(0).saturating_sub(BESIDE));
+        self.room.set(rest.unwrap_or(0).saturating_sub(DATAGRAM_OVERHEAD_BYTES));
         rest.is_some()
     }
 
@@ -303,7 +303,7 @@ impl Link {
                 continue;
             };
             // A datagram keeps its whole read buffer alive. So a short one is copied, and every one if many wait.
-            let stands_alone = payload.len() < SHORT || self.waiting.get() > FEW;
+            let stands_alone = payload.len() < ALWAYS_COPIED_BYTES || self.waiting.get() > UNCOPIED_BYTES;
             let payload = if stands_alone { Bytes::copy_from_slice(&payload) } else { payload };
             let others = self.waiting.get() - inbox.bytes();
             let dropped = inbox.push(payload, most.min(most_of_all.saturating_sub(others)));

@@ -5,10 +5,10 @@
 //! wanted and the link is down, an attempt starts every [`BEACON`], and the first answered attempt shows that the link
 //! is up.
 //!
-//! A TCP connection is disposable: bytes that are not acknowledged within [`DARK`] are abandoned with it, and the next
+//! A TCP connection is disposable: bytes that are not acknowledged within [`OUTAGE_AFTER`] are abandoned with it, and the next
 //! connection continues at the offset that the peer acknowledged. A QUIC connection survives outages: a datagram each
 //! [`BEACON`] shows both ends when an outage has ended, and what was lost. Each reason of failed attempts is counted
-//! once, and logged once exchanges have waited long (`keeper/wait.rs`).
+//! once, and logged once exchanges have waited long (`dialer/wait.rs`).
 
 mod path;
 mod wait;
@@ -31,16 +31,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use self::path::Path;
-use self::wait::{Line, Wait};
-use super::channel::{Channel, LINE};
+use self::wait::{LogEvent, Wait};
+use super::channel::{Channel, PATH_NAME};
 use super::link::Link;
 use crate::worker::Worker;
 use hermes_custody::contact_plan::{self, Contact, since_1970};
 use hermes_custody::service::Office;
 use hermes_outbound::generation::kept_bounds;
 use hermes_outbound::outbound::connect::{Destination, addresses, count};
-use hermes_outbound::outbound::exchange::{self, Place};
-use hermes_outbound::outbound::pool::{Lease, Pool, TunnelLease, Wish};
+use hermes_outbound::outbound::exchange::{self, ExchangeContext};
+use hermes_outbound::outbound::pool::{ConnectSpec, Lease, Pool, TunnelLease};
 use hermes_outbound::upstream::UpstreamState;
 use hermes_transport::error::Error;
 use hermes_transport::stream::ByteStream;
@@ -48,39 +48,39 @@ use hermes_transport::stream::ByteStream;
 /// The interval of attempts while the link is down: at 10 Mbit/s they take 0.3 % of its capacity.
 const BEACON: Duration = Duration::from_millis(20);
 /// The timeout of one attempt: a round trip over the longest path.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes that are unacknowledged for this time plus [`TRIPS`] round trips were lost in an outage.
-const DARK: Duration = Duration::from_millis(100);
-const TRIPS: u32 = 3;
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes that are unacknowledged for this time plus [`OUTAGE_ROUND_TRIPS`] round trips were lost in an outage.
+const OUTAGE_AFTER: Duration = Duration::from_millis(100);
+const OUTAGE_ROUND_TRIPS: u32 = 3;
 /// An unwanted channel is kept for this time, and checked at this interval.
-const UNWANTED: Duration = Duration::from_secs(10);
-const LOOK_UNWANTED: Duration = Duration::from_secs(1);
+const UNWANTED_CHANNEL_TIMEOUT: Duration = Duration::from_secs(10);
+const UNWANTED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The first timeout for TLS and the head of the channel. It doubles after each failure, up to the maximum.
-const BEGIN_WITHIN: Duration = Duration::from_millis(500);
-const MOST_TO_BEGIN: Duration = Duration::from_secs(8);
+const FIRST_START_TIMEOUT: Duration = Duration::from_millis(500);
+const MAX_START_TIMEOUT: Duration = Duration::from_secs(8);
 /// The pause after a refusal.
-const REFUSED_AGAIN: Duration = Duration::from_millis(500);
+const REFUSED_RETRY_DELAY: Duration = Duration::from_millis(500);
 const UNWANTED_ANY_MORE: &str = "nobody wants it any more";
 /// The interval of attempts over QUIC: its first packet is 1,200 bytes long.
 const QUIC_BEACON: Duration = Duration::from_millis(50);
 /// The additional wait for QUIC once TCP has answered.
 const HEAD_START: Duration = Duration::from_millis(500);
 /// The idle timeout of a QUIC connection, through outages; the peer must agree to it.
-const KEPT: Duration = Duration::from_secs(600);
+const QUIC_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// The pause after a failed DNS resolution.
-const NAME_AGAIN: Duration = Duration::from_secs(1);
+const RESOLVE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The diallers of a worker, by the endpoint's label.
 #[derive(Default)]
-pub(crate) struct Keepers(HashMap<Arc<str>, Kept>);
+pub(crate) struct ChannelDialers(HashMap<Arc<str>, RunningDialer>);
 
-struct Kept {
+struct RunningDialer {
     upstream: u64,
     /// Dropping the sender stops the dialler.
     _stop: watch::Sender<()>,
 }
 
-impl Keepers {
+impl ChannelDialers {
     /// Stops dialling, and closes the channels.
     pub(crate) fn stop_all(&mut self) {
         self.0.clear();
@@ -113,20 +113,20 @@ impl Keepers {
                 continue;
             }
             let stop = watch::Sender::new(());
-            let (keeper, mut stopped) = (Keeper::new(worker, state, index), stop.subscribe());
+            let (dialer, mut stopped) = (ChannelDialer::new(worker, state, index), stop.subscribe());
             worker.spawn(async move {
                 tokio::select! {
-                    () = keeper.keep() => {}
+                    () = dialer.keep() => {}
                     _ = stopped.changed() => {}
                 }
             });
-            running.insert(label.clone(), Kept { upstream: state.id, _stop: stop });
+            running.insert(label.clone(), RunningDialer { upstream: state.id, _stop: stop });
         }
     }
 }
 
 /// The dialler of one endpoint.
-struct Keeper {
+struct ChannelDialer {
     worker: Rc<Worker>,
     office: Arc<Office>,
     upstream: Arc<UpstreamState>,
@@ -149,7 +149,7 @@ enum Found {
     Tcp(tokio::net::TcpStream),
 }
 
-impl Keeper {
+impl ChannelDialer {
     fn new(worker: &Rc<Worker>, upstream: &Arc<UpstreamState>, index: usize) -> Self {
         let (office, label) = (worker.services.custody.clone(), upstream.endpoints[index].label.clone());
         let quic = quic_config(worker, upstream);
@@ -159,17 +159,17 @@ impl Keeper {
     }
 
     async fn keep(self) {
-        let mut within = BEGIN_WITHIN;
+        let mut within = FIRST_START_TIMEOUT;
         loop {
             poll_fn(|cx| self.office.poll_wanted(cx, &self.label)).await;
             let began = Instant::now();
             match self.channel(within).await {
                 Ok(why) => {
-                    within = BEGIN_WITHIN;
+                    within = FIRST_START_TIMEOUT;
                     tracing::debug!(peer = %self.label, why, "a channel of custody is over");
                 }
                 Err(error) => {
-                    within = (2 * within).min(MOST_TO_BEGIN);
+                    within = (2 * within).min(MAX_START_TIMEOUT);
                     // A longer timeout is not another reason.
                     let is_late = matches!(error, Error::ConnectTimeout { .. });
                     let why = if is_late { error.label().to_owned() } else { error.to_string() };
@@ -180,7 +180,7 @@ impl Keeper {
                     }
                     // A refusing peer will refuse again, so it is asked less often.
                     if !is_late {
-                        tokio::time::sleep(REFUSED_AGAIN).await;
+                        tokio::time::sleep(REFUSED_RETRY_DELAY).await;
                     }
                 }
             }
@@ -210,7 +210,7 @@ impl Keeper {
         let begun = match found {
             Found::Quic(quic) => {
                 let begin = async {
-                    let lease = pool.adopt_quic(&self.worker, &self.wish(), quic, deadline).await?;
+                    let lease = pool.adopt_quic(&self.worker, &self.spec(), quic, deadline).await?;
                     self.ask(&pool, &destination, lease).await
                 };
                 tokio::time::timeout_at(deadline, begin).await.map_err(|_| late())?
@@ -223,8 +223,8 @@ impl Keeper {
                         Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault)?,
                         None => Io::Plain(tcp),
                     };
-                    let wish = Wish { protocol: UpstreamProtocol::H2, ..self.wish() };
-                    let lease = pool.adopt(&self.worker, &wish, io, deadline).await?;
+                    let spec = ConnectSpec { protocol: UpstreamProtocol::H2, ..self.spec() };
+                    let lease = pool.adopt(&self.worker, &spec, io, deadline).await?;
                     self.ask(&pool, &destination, lease).await
                 };
                 tokio::select! {
@@ -259,14 +259,14 @@ impl Keeper {
                 Ok(addresses) => {
                     // Retries use these addresses alone, so this waits for the other family, which may be the one that
                     // works.
-                    let late = tokio::time::timeout(NAME_AGAIN, addresses.late()).await.unwrap_or_default();
+                    let late = tokio::time::timeout(RESOLVE_RETRY_DELAY, addresses.late()).await.unwrap_or_default();
                     return Ok(Some([addresses.now(), &late].concat()));
                 }
                 Err(error) if !self.office.is_wanted(&self.label) => return Err(error),
                 Err(error) => {
                     self.failed(&error.to_string());
                     self.tell();
-                    tokio::time::sleep(NAME_AGAIN).await;
+                    tokio::time::sleep(RESOLVE_RETRY_DELAY).await;
                 }
             }
         }
@@ -286,7 +286,7 @@ impl Keeper {
 
     /// Ready when the channel is no longer wanted. Meanwhile logs what is due.
     async fn unwanted(&self) {
-        let mut look = tokio::time::interval(LOOK_UNWANTED);
+        let mut look = tokio::time::interval(UNWANTED_POLL_INTERVAL);
         while self.office.is_wanted(&self.label) {
             self.tell();
             look.tick().await;
@@ -315,11 +315,11 @@ impl Keeper {
         let (peer, exchanges) = (&self.label, self.office.waiting(&self.label));
         match self.wait.borrow_mut().look(Instant::now(), exchanges) {
             None => {}
-            Some(Line::No(error)) => tracing::warn!(
+            Some(LogEvent::No(error)) => tracing::warn!(
                 %peer, %error, exchanges,
                 "custody waits: nobody takes a channel; see whether that node runs, listens at this port, and can be reached"
             ),
-            Some(Line::Silence) => tracing::info!(
+            Some(LogEvent::Silence) => tracing::info!(
                 %peer, exchanges,
                 "custody waits: nobody answers; it goes on when the link is up. If it is, see whether something drops packets"
             ),
@@ -331,7 +331,7 @@ impl Keeper {
         let by_tcp = async {
             let dial = || {
                 let failed = |error: &_| self.failed_by(error);
-                dial::until_answered(addresses, destination.port, (BEACON, PATIENCE), failed)
+                dial::until_answered(addresses, destination.port, (BEACON, ATTEMPT_TIMEOUT), failed)
             };
             let began = Instant::now();
             let tcp = tokio::select! {
@@ -339,7 +339,7 @@ impl Keeper {
                 // An attempt at the expected time, and from then on in the usual interval.
                 tcp = async { self.expected().await; dial().await } => tcp,
             };
-            if began.elapsed() > DARK {
+            if began.elapsed() > OUTAGE_AFTER {
                 self.contact.borrow_mut().came(Instant::now());
             }
             if self.quic.is_some() {
@@ -356,7 +356,7 @@ impl Keeper {
             async move { quic::connect(&endpoint?, config, address, &name).await }
         };
         tokio::select! {
-            quic = dial::until_one_is(addresses, (QUIC_BEACON, PATIENCE), attempt, |error| self.failed_by(error)) => Found::Quic(quic),
+            quic = dial::until_one_is(addresses, (QUIC_BEACON, ATTEMPT_TIMEOUT), attempt, |error| self.failed_by(error)) => Found::Quic(quic),
             found = by_tcp => {
                 self.worker.shared.metrics.quic_fallbacks.inc();
                 found
@@ -364,8 +364,8 @@ impl Keeper {
         }
     }
 
-    fn wish(&self) -> Wish<'_> {
-        self.upstream.wish(self.index, SocketAddr::from(([0, 0, 0, 0], 0)), PATIENCE, true)
+    fn spec(&self) -> ConnectSpec<'_> {
+        self.upstream.spec(self.index, SocketAddr::from(([0, 0, 0, 0], 0)), ATTEMPT_TIMEOUT, true)
     }
 
     async fn ask(
@@ -381,7 +381,7 @@ impl Keeper {
                 reason: "does not offer extended CONNECT (RFC 8441)",
             });
         }
-        let place = Place {
+        let context = ExchangeContext {
             worker: self.worker.outbound.clone(),
             pool: pool.clone(),
             peer: self.label.clone(),
@@ -394,12 +394,12 @@ impl Keeper {
         request.extensions_mut().insert(::h2::ext::Protocol::from(wire::PROTOCOL));
         *request.uri_mut() = uri(destination).map_err(Error::Internal)?;
         if let Ok(line) = HeaderValue::from_str(&self.label) {
-            request.headers_mut().insert(LINE, line);
+            request.headers_mut().insert(PATH_NAME, line);
         }
         if let Some(plan) = &self.upstream.config.contact {
             contact_plan::tell(plan, request.headers_mut());
         }
-        let (response, send, lease, datagrams) = exchange::open(lease, request, &place, None, true).await?;
+        let (response, send, lease, datagrams) = exchange::open(lease, request, &context, None, true).await?;
         if !response.status().is_success() {
             return Err(Error::Refused { peer: self.label.clone(), status: response.status() });
         }
@@ -432,10 +432,10 @@ impl Keeper {
                     }
                     if self.office.is_wanted(&self.label) {
                         wanted_at = now;
-                    } else if now - wanted_at >= UNWANTED {
+                    } else if now - wanted_at >= UNWANTED_CHANNEL_TIMEOUT {
                         return UNWANTED_ANY_MORE;
                     }
-                    let pause = if wanted_at == now { BEACON } else { LOOK_UNWANTED };
+                    let pause = if wanted_at == now { BEACON } else { UNWANTED_POLL_INTERVAL };
                     // Without traffic in either direction, an outage would not be noticed. QUIC must notice one only
                     // while the channel is wanted.
                     let is_asked = wanted_at == now || path.is_some();
@@ -467,7 +467,7 @@ fn hint(error: &Error) -> &'static str {
 /// The upstream's QUIC configuration, with an idle timeout that survives outages.
 fn quic_config(worker: &Worker, upstream: &UpstreamState) -> Option<quic::ClientConfig> {
     let tls = upstream.tls.as_ref().filter(|_| upstream.config.protocol == UpstreamProtocol::H3)?;
-    let bounds = kept_bounds(&worker.generation().snapshot.limits, KEPT, None);
+    let bounds = kept_bounds(&worker.generation().snapshot.limits, QUIC_IDLE_TIMEOUT, None);
     let config = quic::client_config(&tls::with_alpn(&tls.config, quic::ALPN), bounds);
     config.inspect_err(|error| tracing::error!(upstream = %upstream.config.name, %error, "no QUIC for custody")).ok()
 }

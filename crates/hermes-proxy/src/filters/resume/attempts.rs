@@ -10,8 +10,8 @@ use http::{Method, Response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
-use super::body::RetrievedBody;
-use super::retry::{Manner, OfDocument, Question, ask};
+use super::body::ResumableBody;
+use super::retry::{OfDocument, Question, RequestForm, send_again};
 use super::{REFUSED, Waiting, is_sent, rests};
 use crate::filters::Next;
 use crate::service::forward::{Forward, is_idempotent};
@@ -20,7 +20,7 @@ use hermes_resume::response::Answer;
 use hermes_resume::resume::Resumable;
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::Watched;
+use hermes_transport::runtime::session::OwnTimeoutGuard;
 
 /// Tries the request until a response is usable.
 ///
@@ -31,7 +31,7 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
     let until = Instant::now() + retrieve.deadline;
     let left = || until.saturating_duration_since(Instant::now());
     // This filter applies its own timeout to each try, in place of the session's.
-    let _watched = Watched::begin(entry);
+    let _watched = OwnTimeoutGuard::begin(entry);
     let mut waiting = None;
     let mut last = None;
     let mut fruitless = 0_u32;
@@ -41,7 +41,7 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
                 0 => next.run(forward).await,
                 // Later tries decide again: the document may have changed, often because the previous upstream was
                 // unreachable.
-                _ => Box::pin(ask(worker, entry, Question::of(forward))).await,
+                _ => Box::pin(send_again(worker, entry, Question::of(forward))).await,
             }
         };
         let tried = watched(forward, left(), asking).await;
@@ -124,10 +124,10 @@ async fn watched(
         while let Some(rest) = patience().checked_sub(Duration::from_millis(entry.silence(worker)))
             && !rest.is_zero()
         {
-            tokio::time::sleep(rest.max(LOOK)).await;
+            tokio::time::sleep(rest.max(CLOCK_RESOLUTION)).await;
         }
         // Tells passive health checking, which sees the dropped try, whether the endpoint had enough time.
-        entry.is_starved.set(patience() >= FAIR);
+        entry.is_starved.set(patience() >= FAIR_ENDPOINT_TIME);
     };
     let tried = tokio::select! {
         biased;
@@ -139,10 +139,10 @@ async fn watched(
 }
 
 /// The resolution of a worker's clock.
-const LOOK: Duration = Duration::from_millis(100);
+const CLOCK_RESOLUTION: Duration = Duration::from_millis(100);
 
 /// An endpoint that had less time than this is not at fault for its silence.
-pub(super) const FAIR: Duration = Duration::from_millis(500);
+pub(super) const FAIR_ENDPOINT_TIME: Duration = Duration::from_millis(500);
 
 /// Wraps a response so that an interruption leads to a request for its rest.
 fn resumable(
@@ -154,10 +154,10 @@ fn resumable(
     // A request with a body may mean something else on each send, and its body is no longer available.
     let is_bare = forward.entry.facts.method == Method::GET && matches!(forward.body, RequestBody::Empty);
     let body = match Resumable::of(answer).filter(|_| is_bare) {
-        Some(rest) if !body.is_end_stream() => Body::boxed(RetrievedBody::new(
+        Some(rest) if !body.is_end_stream() => Body::boxed(ResumableBody::new(
             forward.worker.clone(),
             forward.entry.clone(),
-            (Manner::of(&forward.dress), retrieve),
+            (RequestForm::of(&forward.rewriter), retrieve),
             (body, rest, answer),
         )),
         _ => body,

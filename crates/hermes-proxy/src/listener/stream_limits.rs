@@ -47,7 +47,7 @@ impl Bounds {
 
 /// The outcome of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum StreamOutcome {
     Answered,
     /// The client cancelled the request before its response began.
     Cancelled,
@@ -57,7 +57,7 @@ pub(super) enum Fate {
 
 /// Counts cancelled and malformed requests. Over HTTP/2, the h2 library counts the resets of streams that were never
 /// accepted. Each of the cancelled requests here cost a request to an upstream.
-pub(super) struct Cancels {
+pub(super) struct RapidResetGuard {
     most: usize,
     most_malformed: usize,
     pub(super) began: usize,
@@ -65,18 +65,18 @@ pub(super) struct Cancels {
     malformed: usize,
 }
 
-impl Cancels {
+impl RapidResetGuard {
     pub(super) fn new(bounds: &Bounds) -> Self {
         Self { most: bounds.cancels, most_malformed: bounds.error_resets, began: 0, cancelled: 0, malformed: 0 }
     }
 
     /// True once, when too many requests were malformed, or when the cancelled requests exceed both their limit and
     /// half of all requests.
-    pub(super) fn count(&mut self, fate: Fate) -> bool {
+    pub(super) fn count(&mut self, fate: StreamOutcome) -> bool {
         match fate {
-            Fate::Answered => return false,
-            Fate::Cancelled => self.cancelled += 1,
-            Fate::Malformed => self.malformed += 1,
+            StreamOutcome::Answered => return false,
+            StreamOutcome::Cancelled => self.cancelled += 1,
+            StreamOutcome::Malformed => self.malformed += 1,
         }
         let are_many =
             (self.cancelled > self.most && self.cancelled > self.began / 2) || self.malformed > self.most_malformed;

@@ -29,7 +29,7 @@ const READS_A_TURN: usize = 32;
 
 /// The phase of a close.
 #[derive(Default)]
-pub(super) enum Linger {
+pub(super) enum LingeringClose {
     /// This node's direction is open.
     #[default]
     Open,
@@ -39,7 +39,7 @@ pub(super) enum Linger {
     Done,
 }
 
-impl Linger {
+impl LingeringClose {
     /// Closes this node's direction. With `waits`, it completes only when the client has closed its direction or a
     /// limit is reached.
     pub(super) fn poll(
@@ -49,18 +49,18 @@ impl Linger {
         io: &mut Io,
         waits: bool,
     ) -> Poll<io::Result<()>> {
-        if let Linger::Open = self {
+        if let LingeringClose::Open = self {
             ready!(Pin::new(&mut *io).poll_shutdown(cx))?;
             *self = match waits {
-                true => Linger::Reading { ends: Instant::now() + LINGER_TOTAL, silence: None },
-                false => Linger::Done,
+                true => LingeringClose::Reading { ends: Instant::now() + LINGER_TOTAL, silence: None },
+                false => LingeringClose::Done,
             };
         }
-        if let Linger::Reading { ends, silence } = self {
+        if let LingeringClose::Reading { ends, silence } = self {
             if !ready!(poll_discard(cx, io, *ends, silence)) {
                 worker.shared.metrics.limit("linger");
             }
-            *self = Linger::Done;
+            *self = LingeringClose::Done;
         }
         Poll::Ready(Ok(()))
     }

@@ -28,9 +28,9 @@ const PRESENCE: Duration = Duration::from_secs(25);
 /// The limit of reads before other work runs.
 const ROUNDS: usize = 16;
 /// The limit of packets that wait for a node's socket; one read of the device yields fewer.
-const MOST_WAITING: usize = 4096;
+const MAX_WAITING_PACKETS: usize = 4096;
 /// The limit of ICMP errors in a second.
-const ANSWERS: u32 = 200;
+const MAX_ICMP_ERRORS_PER_SECOND: u32 = 200;
 
 /// The node for packets to a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct Target {
 }
 
 /// A device, and the nodes for its packets. Dropping it removes the device.
-pub struct Assist {
+pub struct DetachedDevice {
     device: tun::Device,
     queue: IdleQueue,
     addresses: Vec<IpAddr>,
@@ -51,7 +51,7 @@ pub struct Assist {
 
 /// The packet counters.
 #[derive(Debug, Default)]
-pub struct Carried {
+pub struct PacketCounts {
     /// Packets sent to nodes.
     pub sent: u64,
     /// Packets received from nodes.
@@ -60,7 +60,7 @@ pub struct Carried {
     pub dropped: BTreeMap<&'static str, u64>,
 }
 
-impl Assist {
+impl DetachedDevice {
     /// Creates the device with its addresses and captures. Requires the privilege to do so.
     ///
     /// # Errors
@@ -85,17 +85,17 @@ impl Assist {
     ///
     /// # Errors
     /// No socket can be opened, or the device was deleted.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<Carried> {
+    pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<PacketCounts> {
         let Self { device, queue, addresses, targets } = self;
-        let mut carrier = Carrier::new(queue.start()?, &addresses, &targets)?;
-        let mut presence = tokio::time::interval(PRESENCE);
+        let mut carrier = PacketForwarder::new(queue.start()?, &addresses, &targets)?;
+        let mut reverse_peer = tokio::time::interval(PRESENCE);
         let mut guard = std::pin::pin!(tun::reconcile());
         let mut stop = std::pin::pin!(stop);
         let result = loop {
             tokio::select! {
                 biased;
                 () = &mut stop => break Ok(()),
-                _ = presence.tick() => carrier.show_presence(),
+                _ = reverse_peer.tick() => carrier.show_presence(),
                 Err(error) = &mut guard => break Err(error),
                 Err(error) = std::future::poll_fn(|cx| carrier.poll(cx)) => break Err(error),
             }
@@ -124,7 +124,7 @@ struct Link {
     is_away: bool,
 }
 
-struct Carrier {
+struct PacketForwarder {
     queue: Queue,
     from_device: tun::ReceiveBuffer,
     from_node: udp::ReceiveBuffer,
@@ -132,12 +132,12 @@ struct Carrier {
     links: Vec<Link>,
     /// The index of the link for a destination.
     places: Table<usize>,
-    ledger: RefCell<Carried>,
+    ledger: RefCell<PacketCounts>,
     /// The number of ICMP errors since the time beside it.
     answers: (u32, tokio::time::Instant),
 }
 
-impl Carrier {
+impl PacketForwarder {
     fn new(queue: Queue, addresses: &[IpAddr], targets: &[Target]) -> io::Result<Self> {
         let here: Vec<Route> = addresses.iter().map(|address| Route::to(Prefix::of(*address))).collect();
         let mut places = Table::default();
@@ -221,7 +221,9 @@ impl Carrier {
             return note(&self.ledger, "no-session", 1);
         };
         match link.rules.judge(Way::Out, &packet, &header, link.capacity) {
-            Verdict::Pass | Verdict::Cut(_) if link.up.len() >= MOST_WAITING => note(&self.ledger, "queue-full", 1),
+            Verdict::Pass | Verdict::Cut(_) if link.up.len() >= MAX_WAITING_PACKETS => {
+                note(&self.ledger, "queue-full", 1)
+            }
             Verdict::Pass => {
                 self.ledger.borrow_mut().sent += 1;
                 link.up.push_back(packet);
@@ -247,7 +249,7 @@ impl Carrier {
             (*count, *since) = (0, tokio::time::Instant::now());
         }
         *count += 1;
-        *count <= ANSWERS
+        *count <= MAX_ICMP_ERRORS_PER_SECOND
     }
 
     /// Moves packets from the nodes to the device. Ready if some moved.
@@ -295,7 +297,7 @@ fn let_in(rules: &Rules, packet: &[u8]) -> Result<(), &'static str> {
     }
 }
 
-fn note(ledger: &RefCell<Carried>, reason: &'static str, count: u64) {
+fn note(ledger: &RefCell<PacketCounts>, reason: &'static str, count: u64) {
     *ledger.borrow_mut().dropped.entry(reason).or_default() += count;
 }
 
@@ -310,17 +312,17 @@ mod tests {
         let [own, there] = [[10, 20, 0, 2], [10, 0, 0, 1]].map(IpAddr::from);
         let target = Target { network: there.into(), node: ([127, 0, 0, 1], 9).into() };
         let (queue, _device) = IdleQueue::pair().unwrap();
-        let mut carrier = Carrier::new(queue.start().unwrap(), &[own], &[target]).unwrap();
+        let mut carrier = PacketForwarder::new(queue.start().unwrap(), &[own], &[target]).unwrap();
         carrier.links[0].capacity = 576;
         // 1,000 bytes of UDP that may be fragmented in two.
         let mut packet = vec![0; 1000];
         packet[..12].copy_from_slice(&[0x45, 0, 0x03, 0xe8, 0, 1, 0, 0, 64, 17, 0x62, 0xee]);
         packet[12..20].copy_from_slice(&[10, 20, 0, 2, 10, 0, 0, 1]);
-        for _ in 0..MOST_WAITING {
+        for _ in 0..MAX_WAITING_PACKETS {
             carrier.send_out(packet.clone().into());
         }
         let carried = carrier.ledger.borrow();
-        assert_eq!(carrier.links[0].up.len(), MOST_WAITING, "{carried:?}");
+        assert_eq!(carrier.links[0].up.len(), MAX_WAITING_PACKETS, "{carried:?}");
         assert_eq!((carried.sent, carried.dropped.get("queue-full")), (2048, Some(&2048)));
     }
 }

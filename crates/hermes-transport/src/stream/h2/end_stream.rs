@@ -30,7 +30,7 @@ const END_STREAM: u8 = 1;
 
 /// The state of a connection's streams, as its frames show it.
 #[derive(Default)]
-pub struct Ends {
+pub struct EndedStreams {
     ended: RefCell<VecDeque<u32>>,
     parted: RefCell<VecDeque<u32>>,
     /// The number of reads.
@@ -46,7 +46,7 @@ fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
     streams.push_back(stream);
 }
 
-impl Ends {
+impl EndedStreams {
     /// A counter of all reads from the peer.
     pub fn reads(&self) -> u64 {
         self.reads.get()
@@ -73,7 +73,7 @@ struct Scan {
 }
 
 impl Scan {
-    fn read(&mut self, mut bytes: &[u8], ends: &Ends) {
+    fn read(&mut self, mut bytes: &[u8], ends: &EndedStreams) {
         while !bytes.is_empty() {
             let passed = self.skip.min(bytes.len());
             self.skip -= passed;
@@ -101,7 +101,7 @@ impl Scan {
         u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]) as usize
     }
 
-    fn note(&mut self, ends: &Ends) {
+    fn note(&mut self, ends: &EndedStreams) {
         let [_, _, _, kind, flags, a, b, c, d, code @ ..] = self.head;
         let stream = u32::from_be_bytes([a & 0x7f, b, c, d]);
         if self.have == RESET {
@@ -125,13 +125,13 @@ impl Scan {
 pub struct Scanned {
     io: Io,
     scan: Scan,
-    ends: Rc<Ends>,
+    ends: Rc<EndedStreams>,
     /// The peer accepts no more bytes; writes of h2 are discarded.
     write_failed: bool,
 }
 
 impl Scanned {
-    pub fn new(io: Io, ends: &Rc<Ends>) -> Self {
+    pub fn new(io: Io, ends: &Rc<EndedStreams>) -> Self {
         Self { io, scan: Scan::default(), ends: ends.clone(), write_failed: false }
     }
 
@@ -220,7 +220,7 @@ mod tests {
         ]
         .concat();
         for size in [1, 2, 9, 13, 100, frames.len()] {
-            let (mut scan, ends) = (Scan::default(), Ends::default());
+            let (mut scan, ends) = (Scan::default(), EndedStreams::default());
             frames.chunks(size).for_each(|bytes| scan.read(bytes, &ends));
             let whole: Vec<u32> = (0..10).filter(|stream| ends.is_whole(*stream)).collect();
             assert_eq!(whole, [1, 7], "by {size} bytes");

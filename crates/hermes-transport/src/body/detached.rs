@@ -15,9 +15,9 @@ use http_body_util::{BodyExt as _, Limited};
 use super::Body;
 
 /// The longest content that is kept; otherwise only the head is kept.
-const KEPT: usize = 16 << 10;
+const MAX_KEPT_BYTES: usize = 16 << 10;
 /// The timeout for reading the content: meanwhile the connection is not free.
-const READ_WITHIN: Duration = Duration::from_secs(2);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Fields that describe the content.
 const OF_CONTENT: [HeaderName; 12] = [
@@ -39,7 +39,7 @@ impl Body {
     /// Detaches a response from its connection.
     pub async fn small(response: Response<Self>) -> Response<Self> {
         let (mut head, body) = response.into_parts();
-        let collected = tokio::time::timeout(READ_WITHIN, Limited::new(body, KEPT).collect()).await;
+        let collected = tokio::time::timeout(READ_TIMEOUT, Limited::new(body, MAX_KEPT_BYTES).collect()).await;
         if let Ok(Ok(collected)) = collected {
             return Response::from_parts(head, Body::Full(collected.to_bytes()));
         }

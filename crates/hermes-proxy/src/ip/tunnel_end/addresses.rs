@@ -20,11 +20,11 @@ use hermes_ip::owner::Owner;
 use hermes_transport::runtime::WorkerContext;
 
 /// The limit of addresses in one session.
-const MOST_ADDRESSES: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 /// The limit of unsent refusals; with the addresses, they fit one capsule.
-const MOST_REFUSED: usize = connect_ip::MAX_ENTRIES - MOST_ADDRESSES;
+const MAX_UNSENT_REFUSALS: usize = connect_ip::MAX_ENTRIES - MAX_ADDRESSES;
 /// The limit of free addresses to try for one request, if other sessions take them first.
-const MOST_LOOKS: usize = 8;
+const MAX_ADDRESS_ATTEMPTS: usize = 8;
 
 impl End {
     /// Handles a capsule of the peer.
@@ -97,7 +97,7 @@ impl End {
                 continue;
             }
             // A client must not cause more searches than it can get addresses.
-            let has_room = self.assigned.len() < MOST_ADDRESSES && self.refused.len() < unheard + MOST_ADDRESSES;
+            let has_room = self.assigned.len() < MAX_ADDRESSES && self.refused.len() < unheard + MAX_ADDRESSES;
             match if has_room { self.give(*prefix) } else { None } {
                 Some(prefix) => {
                     // The same address requested again, under another ID.
@@ -107,7 +107,7 @@ impl End {
                 None => self.refused.push(Address { request: *request, prefix: nothing(*prefix) }),
             }
         }
-        let too_many = self.refused.len().saturating_sub(MOST_REFUSED);
+        let too_many = self.refused.len().saturating_sub(MAX_UNSENT_REFUSALS);
         self.refused.drain(..too_many);
         // A request ID that was used for something else releases its first address.
         let told: HashSet<Prefix> = self.assigned.iter().map(|address| address.prefix).collect();
@@ -155,7 +155,7 @@ impl End {
                 return Some(net);
             }
         }
-        if self.claims.len() >= MOST_ADDRESSES {
+        if self.claims.len() >= MAX_ADDRESSES {
             return None;
         }
         if let Some(reason) = self.withheld(gateway, net) {
@@ -234,7 +234,7 @@ fn found_and_claimed<T>(
     find: impl Fn(&mut T) -> Option<IpNet>,
     claim: impl Fn(&mut T, IpNet) -> Option<IpNet>,
 ) -> Option<IpNet> {
-    for _ in 0..MOST_LOOKS {
+    for _ in 0..MAX_ADDRESS_ATTEMPTS {
         let free = find(end)?;
         if let Some(claimed) = claim(end, free) {
             return Some(claimed);
@@ -286,6 +286,6 @@ mod tests {
         assert_eq!(claimed(0), Some(free[0]));
         assert_eq!(claimed(3), Some(free[3]));
         // The search is bounded.
-        assert_eq!(claimed(MOST_LOOKS), None);
+        assert_eq!(claimed(MAX_ADDRESS_ATTEMPTS), None);
     }
 }

@@ -16,11 +16,11 @@ use hermes_transport::datagram::Batch;
 use hermes_transport::runtime::WorkerContext;
 
 /// The limit of packets that came before their addresses.
-const MOST_AHEAD: usize = 64;
+const MAX_EARLY_PACKETS: usize = 64;
 /// The limit of ICMP errors that wait for the tunnel.
-const MOST_ANSWERS: usize = 64;
+const MAX_WAITING_ICMP_ERRORS: usize = 64;
 /// The limit of ICMP errors for one session in a second.
-const MOST_TOLD: u32 = 50;
+const MAX_ICMP_ERRORS_PER_SECOND: u32 = 50;
 
 impl End {
     pub(super) fn send_out(&self, worker: &WorkerContext, packet: Bytes, batch: &mut Batch) {
@@ -72,7 +72,8 @@ impl End {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
         // Each session has its own budget: a flood gets few answers, and takes none from others.
-        (self.told.takes(worker.now(), MOST_TOLD) && worker.may_send_icmp_error()).then(|| error.into())
+        (self.told.takes(worker.now(), MAX_ICMP_ERRORS_PER_SECOND) && worker.may_send_icmp_error())
+            .then(|| error.into())
     }
 
     /// The source of an ICMP error: an address of the device, else the destination of the packet.
@@ -95,7 +96,7 @@ impl End {
             return;
         }
         self.ahead.append(packets);
-        let excess = self.ahead.len().saturating_sub(MOST_AHEAD);
+        let excess = self.ahead.len().saturating_sub(MAX_EARLY_PACKETS);
         if excess > 0 {
             self.ahead.drain(..excess);
             worker.shared.metrics.dropped("queue-full", excess as u64);
@@ -112,7 +113,7 @@ impl End {
         };
         worker.shared.metrics.dropped(reason, 1);
         let answer = trouble.and_then(|trouble| self.answer(worker, packet, &header, trouble));
-        if self.answers.len() < MOST_ANSWERS {
+        if self.answers.len() < MAX_WAITING_ICMP_ERRORS {
             self.answers.extend(answer);
         }
         false

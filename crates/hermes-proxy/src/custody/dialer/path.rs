@@ -5,7 +5,7 @@
 use hermes_net::tcp::Acks;
 use tokio::time::Instant;
 
-use super::{BEACON, DARK, TRIPS};
+use super::{BEACON, OUTAGE_AFTER, OUTAGE_ROUND_TRIPS};
 
 /// A watched connection.
 pub(crate) struct Path {
@@ -34,7 +34,7 @@ impl Path {
                 now
             }
         };
-        (now - since >= DARK.max(TRIPS * seen.rtt), true)
+        (now - since >= OUTAGE_AFTER.max(OUTAGE_ROUND_TRIPS * seen.rtt), true)
     }
 
     /// Ready when the path is down.

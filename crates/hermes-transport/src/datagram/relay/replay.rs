@@ -11,38 +11,38 @@ use super::super::{Batch, Other};
 use crate::runtime::WorkerContext;
 
 /// The limit of remembered address requests, equal to the limit of addresses in a session.
-const MOST_ASKED: usize = 64;
+const MAX_ADDRESS_REQUESTS: usize = 64;
 /// The longest other capsule that is remembered.
-const MOST_BYTES: usize = 8 << 10;
+const MAX_CAPSULE_BYTES: usize = 8 << 10;
 
 /// CONNECT-IP capsules that stay in force until they are replaced.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct AdvertisedState {
     /// Each replaces the previous capsule of its type (RFC 9484, section 4.7).
     whole: Vec<(u64, Bytes)>,
     /// Address requests accumulate.
-    asked: Vec<Asked>,
+    asked: Vec<AddressRequest>,
 }
 
 /// A request for an address.
-struct Asked {
+struct AddressRequest {
     wanted: Address,
-    answer: Answer,
+    answer: AddressAnswer,
 }
 
 /// The upstream's answer.
 #[derive(PartialEq)]
-enum Answer {
+enum AddressAnswer {
     Outstanding,
     Given(Prefix),
     Refused,
 }
 
-impl Asked {
+impl AddressRequest {
     /// The request to replay: a request for any address becomes one for the assigned address.
     fn as_given(&self) -> Address {
         match self.answer {
-            Answer::Given(prefix) if is_any(self.wanted.prefix) => Address { prefix, ..self.wanted },
+            AddressAnswer::Given(prefix) if is_any(self.wanted.prefix) => Address { prefix, ..self.wanted },
             _ => self.wanted,
         }
     }
@@ -52,7 +52,7 @@ impl Asked {
     fn gives_way_to(&self, next: &Address) -> bool {
         let (wanted, has) = (self.wanted.prefix, self.as_given().prefix);
         let same_version = || wanted.address().is_ipv4() == next.prefix.address().is_ipv4();
-        let is_any_again = || self.answer == Answer::Refused && is_any(wanted) && same_version();
+        let is_any_again = || self.answer == AddressAnswer::Refused && is_any(wanted) && same_version();
         let is_again = if is_any(next.prefix) { is_any_again() } else { [wanted, has].contains(&next.prefix) };
         is_again || self.wanted.request == next.request
     }
@@ -69,7 +69,7 @@ pub(super) struct Words {
     asked: Vec<Address>,
 }
 
-impl Said {
+impl AdvertisedState {
     pub(super) fn note(&mut self, batch: &Batch, worker: &WorkerContext) {
         for other in &batch.capsules {
             if let Other::Whole { kind, payload } = other
@@ -89,7 +89,7 @@ impl Said {
             return forgotten == 0;
         }
         self.whole.retain(|(said, _)| *said != kind);
-        let fits = payload.len() <= MOST_BYTES;
+        let fits = payload.len() <= MAX_CAPSULE_BYTES;
         if fits {
             // A slice would keep its whole read buffer alive.
             self.whole.push((kind, Bytes::copy_from_slice(payload)));
@@ -99,11 +99,11 @@ impl Said {
 
     fn ask(&mut self, wanted: Address) -> bool {
         self.asked.retain(|before| !before.gives_way_to(&wanted));
-        let fits = self.asked.len() < MOST_ASKED;
+        let fits = self.asked.len() < MAX_ADDRESS_REQUESTS;
         if !fits {
             self.asked.remove(0);
         }
-        self.asked.push(Asked { wanted, answer: Answer::Outstanding });
+        self.asked.push(AddressRequest { wanted, answer: AddressAnswer::Outstanding });
         fits
     }
 
@@ -112,7 +112,8 @@ impl Said {
         for address in assigned(batch).flatten() {
             let asked = self.asked.iter_mut().find(|asked| asked.wanted.request == address.request);
             if let Some(asked) = asked {
-                asked.answer = if is_any(address.prefix) { Answer::Refused } else { Answer::Given(address.prefix) };
+                asked.answer =
+                    if is_any(address.prefix) { AddressAnswer::Refused } else { AddressAnswer::Given(address.prefix) };
             }
         }
     }
@@ -120,8 +121,9 @@ impl Said {
     /// The capsules to replay. Requests for any address ask for the assigned one, except the requests in `for_any`,
     /// which ask for any again.
     pub(super) fn again(&self, for_any: &[u64]) -> Words {
-        let said =
-            |asked: &Asked| if for_any.contains(&asked.wanted.request) { asked.wanted } else { asked.as_given() };
+        let said = |asked: &AddressRequest| {
+            if for_any.contains(&asked.wanted.request) { asked.wanted } else { asked.as_given() }
+        };
         Words { whole: self.whole.clone(), asked: self.asked.iter().map(said).collect() }
     }
 
@@ -200,11 +202,11 @@ mod tests {
         payload.freeze()
     }
 
-    fn asks(said: &mut Said, request: u64, wanted: [u8; 4]) -> bool {
+    fn asks(said: &mut AdvertisedState, request: u64, wanted: [u8; 4]) -> bool {
         said.add(connect_ip::ADDRESS_REQUEST, &payload(&[address(request, wanted)]))
     }
 
-    fn answers(said: &mut Said, given: &[Address]) {
+    fn answers(said: &mut AdvertisedState, given: &[Address]) {
         let capsules = [Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload: payload(given) }].into();
         said.hear(&Batch { capsules, ..Batch::default() });
     }
@@ -213,7 +215,7 @@ mod tests {
 
     #[test]
     fn who_asks_again_asks_once() {
-        let mut said = Said::default();
+        let mut said = AdvertisedState::default();
         for request in [1, 2, 500] {
             assert!(asks(&mut said, request, [10, 0, 0, 2]));
         }
@@ -239,9 +241,9 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_a_client_is_bounded() {
-        let mut said = Said::default();
+        let mut said = AdvertisedState::default();
         assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &Bytes::from_static(&[1; 100])));
-        assert!(!said.add(connect_ip::ROUTE_ADVERTISEMENT, &vec![0; MOST_BYTES + 1].into()));
+        assert!(!said.add(connect_ip::ROUTE_ADVERTISEMENT, &vec![0; MAX_CAPSULE_BYTES + 1].into()));
         assert!(said.whole.is_empty());
         for payload in [&[][..], &[4]] {
             assert!(said.add(connect_ip::ROUTE_ADVERTISEMENT, &Bytes::copy_from_slice(payload)));
@@ -249,10 +251,13 @@ mod tests {
         assert_eq!(said.whole, [(connect_ip::ROUTE_ADVERTISEMENT, Bytes::from_static(&[4]))]);
         for request in 1..=1000_u16 {
             let [high, low] = request.to_be_bytes();
-            assert_eq!(asks(&mut said, request.into(), [10, 0, high, low]), usize::from(request) <= MOST_ASKED);
+            assert_eq!(
+                asks(&mut said, request.into(), [10, 0, high, low]),
+                usize::from(request) <= MAX_ADDRESS_REQUESTS
+            );
         }
         // The newest requests are remembered, and so are other capsules.
-        assert_eq!(said.asked.len(), MOST_ASKED);
+        assert_eq!(said.asked.len(), MAX_ADDRESS_REQUESTS);
         assert_eq!(said.again(&[]).requests().last(), Some(&1000));
         assert_eq!(said.whole.len(), 1);
     }

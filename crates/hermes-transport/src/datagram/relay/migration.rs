@@ -15,8 +15,8 @@ use hermes_model::snapshot::Route;
 use http::StatusCode;
 
 use super::super::{Batch, Other, Port};
-use super::QUIET;
-use super::said::{Said, Words, assigned};
+use super::CLOSE_TIMEOUT;
+use super::replay::{AdvertisedState, Words, assigned};
 use crate::error::{Error, Side};
 use crate::runtime::WorkerContext;
 use hermes_ip::mailbox::{BATCH, weight};
@@ -94,13 +94,13 @@ enum Stage {
 }
 
 impl Moving {
-    pub(super) fn begin(route: Arc<Route>, said: &Said, reopen: Reopen<'_>) -> Self {
+    pub(super) fn begin(route: Arc<Route>, said: &AdvertisedState, reopen: Reopen<'_>) -> Self {
         let words = said.again(&[]);
         let stage = Stage::Opening(reopen(route.clone(), words.bytes()));
         Self { route, stage, words, for_any: Vec::new(), pause: FIRST_PAUSE }
     }
 
-    fn open(&mut self, said: &Said, reopen: Reopen<'_>) {
+    fn open(&mut self, said: &AdvertisedState, reopen: Reopen<'_>) {
         self.words = said.again(&self.for_any);
         self.stage = Stage::Opening(reopen(self.route.clone(), self.words.bytes()));
     }
@@ -110,8 +110,8 @@ impl Moving {
         &mut self,
         cx: &mut Context<'_>,
         worker: &WorkerContext,
-        near: &Port,
-        said: &Said,
+        downstream: &Port,
+        said: &AdvertisedState,
         reopen: Reopen<'_>,
     ) -> Poll<Result<(), Failure>> {
         loop {
@@ -122,7 +122,7 @@ impl Moving {
                     self.open(said, reopen);
                 }
                 Stage::Opening(opening) => match ready!(opening.as_mut().poll(cx)) {
-                    Ok(reopened) => self.prepare(reopened, near, said),
+                    Ok(reopened) => self.prepare(reopened, downstream, said),
                     Err(error) => return Poll::Ready(Err(error.into())),
                 },
                 Stage::Preparing(next) => {
@@ -140,8 +140,8 @@ impl Moving {
         }
     }
 
-    fn prepare(&mut self, Reopened { mut port, told }: Reopened, near: &Port, said: &Said) {
-        port.set_sink(near);
+    fn prepare(&mut self, Reopened { mut port, told }: Reopened, downstream: &Port, said: &AdvertisedState) {
+        port.set_sink(downstream);
         let within = self.route.timeout.connect;
         let timer = Box::pin(tokio::time::sleep(within));
         // Capsules since the request was written are sent after it.
@@ -284,7 +284,7 @@ pub(super) struct Old {
 
 impl Old {
     pub(super) fn new(port: Port) -> Self {
-        Self { port, timer: Box::pin(tokio::time::sleep(QUIET)), finishing: false }
+        Self { port, timer: Box::pin(tokio::time::sleep(CLOSE_TIMEOUT)), finishing: false }
     }
 
     /// Receives what still comes. False once nothing more will.
@@ -297,7 +297,7 @@ impl Old {
             if std::mem::replace(&mut self.finishing, true) {
                 return false;
             }
-            self.timer.as_mut().reset(tokio::time::Instant::now() + QUIET);
+            self.timer.as_mut().reset(tokio::time::Instant::now() + CLOSE_TIMEOUT);
             let _ = self.port.poll_finish(cx);
         }
         open

@@ -43,7 +43,7 @@ pub(super) async fn unless_displaced<T>(queue: &FlowQueue, opening: impl Future<
 }
 
 /// A flow in the table, live or recently closed.
-pub(super) struct Known {
+pub(super) struct FlowState {
     pub(super) queue: Rc<FlowQueue>,
     /// The end of the penalty after a failure: until then, datagrams are dropped.
     closed_until: u64,
@@ -54,7 +54,7 @@ pub(super) struct Known {
 /// The flows of one socket.
 pub(super) struct FlowTable<K> {
     worker: Rc<Worker>,
-    pub(super) known: HashMap<K, Known>,
+    pub(super) known: HashMap<K, FlowState>,
     /// The live flows of the listener, on all workers.
     shares: Arc<Shares>,
     forgotten_at: u64,
@@ -102,7 +102,7 @@ impl<K: Eq + Hash> FlowTable<K> {
     ) -> Option<(Rc<FlowQueue>, Share)> {
         let limit = self.worker.generation().snapshot.limits.udp_flows;
         // The table also holds recently closed flows, so it has its own limit.
-        let has_room = |known: &HashMap<K, Known>| known.len() < 2 * limit || known.contains_key(&key);
+        let has_room = |known: &HashMap<K, FlowState>| known.len() < 2 * limit || known.contains_key(&key);
         if !has_room(&self.known) {
             prune(&mut self.known, &mut self.pruned_in_vain_at, self.worker.now(), limit);
         }
@@ -118,7 +118,7 @@ impl<K: Eq + Hash> FlowTable<K> {
         share.is_held_by(&queue);
         push(&self.worker, &queue, datagram, &mut self.touched);
         let closed_until = self.worker.now() + PENALTY;
-        self.known.insert(key, Known { queue: queue.clone(), closed_until, parted: false });
+        self.known.insert(key, FlowState { queue: queue.clone(), closed_until, parted: false });
         Some((queue, share))
     }
 
@@ -145,7 +145,7 @@ impl<K: Eq + Hash> FlowTable<K> {
 
 /// Removes flows that ended gracefully or were displaced; only failed flows must be remembered. A pass that removes few
 /// flows is not repeated before the next tick, whatever clients send.
-fn prune<K: Eq + Hash>(known: &mut HashMap<K, Known>, in_vain_at: &mut Option<u64>, now: u64, limit: usize) {
+fn prune<K: Eq + Hash>(known: &mut HashMap<K, FlowState>, in_vain_at: &mut Option<u64>, now: u64, limit: usize) {
     if *in_vain_at == Some(now) {
         return;
     }
@@ -178,9 +178,9 @@ mod tests {
         const LIMIT: usize = 32;
         let socket = UdpSocket::from_std(hermes_net::udp::bind(([127, 0, 0, 1], 0).into()).unwrap()).unwrap();
         let socket = Rc::new(socket);
-        let begin = |known: &mut HashMap<usize, Known>, number: usize| {
+        let begin = |known: &mut HashMap<usize, FlowState>, number: usize| {
             let queue = Rc::new(FlowQueue::new(socket.clone()));
-            known.insert(number, Known { queue: queue.clone(), closed_until: 0, parted: false });
+            known.insert(number, FlowState { queue: queue.clone(), closed_until: 0, parted: false });
             queue
         };
         let (mut known, mut in_vain_at) = (HashMap::new(), None);

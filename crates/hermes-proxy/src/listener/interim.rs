@@ -10,13 +10,13 @@ use std::task::{Context, Poll};
 
 use http::{HeaderMap, StatusCode};
 
-use crate::session::{Served, Tunnel};
+use crate::session::{SessionOutcome, Tunnel};
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::stream::Receiver;
 
 /// Maximum number of interim responses before one final response. Flow control does not limit them, and they are only
 /// hints.
-const MOST_HINTS: usize = 16;
+const MAX_INTERIM_RESPONSES: usize = 16;
 
 /// The stream that receives a response, over either version.
 pub(super) trait Answers {
@@ -48,7 +48,10 @@ impl<'a, T: Answers> Wait<'a, T> {
     }
 
     /// Waits for the outcome of the request. `None`: the client cancelled it.
-    pub(super) async fn for_served(mut self, mut serve: Pin<&mut impl Future<Output = Served>>) -> Option<Served> {
+    pub(super) async fn for_served(
+        mut self,
+        mut serve: Pin<&mut impl Future<Output = SessionOutcome>>,
+    ) -> Option<SessionOutcome> {
         std::future::poll_fn(|cx| {
             let served = serve.as_mut().poll(cx);
             self.send_interim();
@@ -72,7 +75,7 @@ impl<'a, T: Answers> Wait<'a, T> {
             hermes_transport::headers::strip_overlay(&mut parts.headers);
             // 101 has no meaning here (RFC 9113, 8.6; RFC 9114, 4.5).
             let is_hint = parts.status != StatusCode::SWITCHING_PROTOCOLS;
-            if is_hint && self.hints < MOST_HINTS && self.to.takes_hints() {
+            if is_hint && self.hints < MAX_INTERIM_RESPONSES && self.to.takes_hints() {
                 self.hints += 1;
                 self.to.inform(parts.status, parts.headers);
             }

@@ -18,7 +18,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use super::{Body, Interim, TrailerSlot};
 use crate::error::Error;
 use crate::runtime::WorkerContext;
-use crate::runtime::session::Entry;
+use crate::runtime::session::SessionEntry;
 
 /// A body is sent after this time even if the upstream sent no 100.
 const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
@@ -32,13 +32,13 @@ pub enum RequestBody {
     /// No body: any number of attempts.
     Empty,
     /// A body that can be read from its source once.
-    Once(Rc<RefCell<Source>>),
+    Once(Rc<RefCell<ReplayBuffer>>),
 }
 
-pub struct Source {
+pub struct ReplayBuffer {
     body: Body,
     worker: Rc<WorkerContext>,
-    entry: Option<Rc<Entry>>,
+    entry: Option<Rc<SessionEntry>>,
     /// Bytes that were read, for another attempt.
     kept: Vec<Bytes>,
     trailers: Option<HeaderMap>,
@@ -70,7 +70,7 @@ impl RequestBody {
         if body.is_end_stream() || matches!(body, Body::Empty) {
             return RequestBody::Empty;
         }
-        RequestBody::Once(Rc::new(RefCell::new(Source {
+        RequestBody::Once(Rc::new(RefCell::new(ReplayBuffer {
             body,
             worker: worker.clone(),
             entry: None,
@@ -92,14 +92,14 @@ impl RequestBody {
     }
 
     /// Binds the body to a session, which ends if too many of its bytes remain unread.
-    pub fn bind(&self, session: &Rc<Entry>) {
+    pub fn bind(&self, session: &Rc<SessionEntry>) {
         if let RequestBody::Once(source) = self {
             source.borrow().body.bind(session);
         }
     }
 
     /// Sets the session of the body, the replay limit, and the gate if the body waits for a 100 from upstream.
-    pub fn prepare(&self, entry: &Rc<Entry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
+    pub fn prepare(&self, entry: &Rc<SessionEntry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
             source.entry = Some(entry.clone());
@@ -205,7 +205,7 @@ impl RequestBody {
 
 /// An attempt to send a request's body.
 pub struct Attempt {
-    source: Option<Rc<RefCell<Source>>>,
+    source: Option<Rc<RefCell<ReplayBuffer>>>,
     position: usize,
     done: bool,
     /// Receives the trailers, if the body is chunked.
@@ -285,7 +285,7 @@ impl HttpBody for Attempt {
     }
 }
 
-impl Source {
+impl ReplayBuffer {
     /// Ready when the body may be sent.
     fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(gate) = &self.gate else { return Poll::Ready(()) };

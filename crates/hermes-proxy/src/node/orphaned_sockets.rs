@@ -13,10 +13,10 @@ use super::Node;
 use super::sockets::{Socket, WAY, steer_quic};
 
 /// The interval of checks for living predecessors.
-const LOOK: Duration = Duration::from_secs(1);
+const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A group without a listener.
-pub(super) struct Orphan {
+pub(super) struct OrphanedSocket {
     pub(super) label: String,
     pub(super) group: Arc<Group>,
     /// The reading task, once the predecessor has stopped reading.
@@ -31,7 +31,7 @@ impl Node {
         for label in labels {
             let sockets = self.inherited.remove(&label).into_iter().flatten().map(Into::into).collect();
             match Group::open(sockets, self.ways_to(&label)) {
-                Ok(group) => self.orphans.push(Orphan { label, group, reading: None }),
+                Ok(group) => self.orphans.push(OrphanedSocket { label, group, reading: None }),
                 Err(error) => tracing::warn!(%label, %error, "connections of the process before this one will end"),
             }
         }
@@ -61,7 +61,7 @@ impl Node {
     }
 }
 
-impl Orphan {
+impl OrphanedSocket {
     /// Stops reading, because a successor or a listener reads now.
     pub(super) fn stop(&self) {
         self.reading.iter().for_each(AbortHandle::abort);
@@ -81,7 +81,7 @@ async fn read(group: Arc<Group>) {
         return;
     }
     // The exit of another process signals no event here.
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(PREDECESSOR_POLL_INTERVAL);
     while group.has_predecessors() {
         look.tick().await;
     }

@@ -24,15 +24,15 @@ use hermes_wire::{capsule, ip};
 use ipnet::IpNet;
 use tokio::time::Sleep;
 
-use super::device::{Lead, LocalDevice};
+use super::device::{LocalDevice, RouteScope};
 use super::link::Link;
 use hermes_ip::address_translation::Inner;
 use hermes_ip::claims::{Refused, Scope};
 use hermes_ip::owner::Owner;
 use hermes_ip::packet_filter::Rules;
-use hermes_transport::datagram::{Batch, DevicePort, MOST_WORK, Other};
+use hermes_transport::datagram::{Batch, DevicePort, MAX_WORK_PER_TURN, Other};
 use hermes_transport::log_throttle::LogThrottle;
-use hermes_transport::runtime::session::Entry;
+use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::runtime::{WorkerContext, yield_to_network};
 use hermes_transport::token_bucket::TokenBucket;
 
@@ -53,11 +53,11 @@ enum Side {
 }
 
 impl Side {
-    fn lead(&self) -> Lead {
+    fn lead(&self) -> RouteScope {
         match self {
-            Side::Gives { .. } => Lead::Everybody,
-            Side::Asks { passing: true, .. } => Lead::Passing,
-            Side::Asks { passing: false, .. } => Lead::Captured,
+            Side::Gives { .. } => RouteScope::Everybody,
+            Side::Asks { passing: true, .. } => RouteScope::Passing,
+            Side::Asks { passing: false, .. } => RouteScope::Captured,
         }
     }
 }
@@ -88,7 +88,7 @@ pub(crate) struct End {
     /// The timeout for the peer's addresses, and its timer.
     patience: Option<(Duration, Pin<Box<Sleep>>)>,
     /// The session whose peer assigns them.
-    session: Option<Rc<Entry>>,
+    session: Option<Rc<SessionEntry>>,
     /// The log throttle for refusals, which a peer may repeat without end.
     unassigned: LogThrottle,
     /// The timer of the next request after a refusal, and the pause after it. The address may become free.
@@ -238,7 +238,7 @@ impl End {
 
     /// Sets the session whose peer must assign addresses, with the connect timeout as the limit. Otherwise a silent
     /// peer would be awaited forever.
-    pub(crate) fn answered_by(mut self, session: &Rc<Entry>) -> Self {
+    pub(crate) fn answered_by(mut self, session: &Rc<SessionEntry>) -> Self {
         let within = session.connect_within();
         self.patience = Some((within, Box::pin(tokio::time::sleep(within))));
         self.session = Some(session.clone());
@@ -364,7 +364,7 @@ impl DevicePort for End {
                 self.hear(worker, kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             }
             // After a move, another port may take the rest, but not half a capsule.
-            if work >= MOST_WORK && is_whole && !batch.is_empty() {
+            if work >= MAX_WORK_PER_TURN && is_whole && !batch.is_empty() {
                 yield_to_network(cx);
                 return Poll::Pending;
             }

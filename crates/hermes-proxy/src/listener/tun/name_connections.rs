@@ -31,12 +31,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::source_for;
-use crate::ip::{FlowKey, LocalDevice, Newcomers, Outcome, Owner, Translation, Transport, poll_send_into};
+use crate::ip::{FlowKey, LocalDevice, Outcome, Owner, Translation, Transport, UnclaimedPackets, poll_send_into};
 use crate::listener::socks5::reply_to;
 use crate::listener::udp::{Targets, receive_all};
 use crate::listener::{Ending, Ready, http as http_listener};
 use crate::request::{Origin, Request, from_flow};
-use crate::session::{self, Near, Served};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
@@ -74,7 +74,7 @@ pub(super) async fn capture(
     let owner = Owner::Listener(listener.name.clone());
     let ListenerProtocol::Tun(tun) = &listener.protocol else { return };
     let local = worker.devices.get(&tun.device);
-    let pending = local.as_ref().and_then(|local| Newcomers::of(local, &owner, prefix));
+    let pending = local.as_ref().and_then(|local| UnclaimedPackets::of(local, &owner, prefix));
     before.inspect(|before| before.set(Ending::Close));
     let (Some(local), Some(pending)) = (local, pending) else {
         return tracing::error!(listener = %listener.name, %prefix, "another session holds the addresses of names");
@@ -266,20 +266,20 @@ impl Flows {
                 request.connection = Some(connection.clone());
                 session::serve(worker, request).await
             }
-            Err(rejected) => Served::Response(session::reject(worker, *rejected)),
+            Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
         };
         match served {
-            Served::Tunnel(tunnel) => match self.accept(key, syn).await {
+            SessionOutcome::Tunnel(tunnel) => match self.accept(key, syn).await {
                 Some(tcp) => {
                     let near = ByteStream::io(Io::Plain(tcp), Bytes::new());
-                    session::relay(Near::Stream(near), *tunnel).await;
+                    session::relay(DownstreamEnd::Stream(near), *tunnel).await;
                 }
                 None => {
                     let gone = hermes_transport::error::Error::ClientGone("it did not finish its handshake".to_owned());
                     tunnel.session.entry.fail(&gone);
                 }
             },
-            Served::Response(response) => {
+            SessionOutcome::Response(response) => {
                 self.translation.borrow_mut().forget(&key);
                 self.refuse(syn, reply_to(response.status(), response.headers()));
             }
