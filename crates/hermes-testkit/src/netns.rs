@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_is_there_and_then_gone() {
+    fn a_namespace_is_created_and_removed() {
         if !nix::unistd::geteuid().is_root() {
             eprintln!("SKIPPED: namespaces need root");
             return;

@@ -119,7 +119,7 @@ fn lasting_connections_carry_many_requests() {
 }
 
 #[test]
-fn wrong_answers_and_closed_doors_are_counted_as_what_they_are() {
+fn wrong_responses_and_refused_connections_are_counted_by_kind() {
     let dir = tempfile::tempdir().unwrap();
     let origins = origins(dir.path());
     // The origin's payload has another length than the client expects.

@@ -77,8 +77,8 @@ async fn a_slow_link_keeps_order_and_its_delay() {
 }
 
 #[tokio::test]
-async fn what_is_late_is_overtaken_and_some_come_twice() {
-    if !needs_root("what_is_late_is_overtaken_and_some_come_twice") {
+async fn late_packets_are_overtaken_and_some_are_duplicated() {
+    if !needs_root("late_packets_are_overtaken_and_some_are_duplicated") {
         return;
     }
     let late_by = Duration::from_millis(10);

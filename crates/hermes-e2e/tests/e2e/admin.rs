@@ -322,7 +322,7 @@ fn documented_metrics() -> BTreeMap<String, BTreeSet<String>> {
 
 /// Whoever started the node, and with whatever mask.
 #[tokio::test]
-async fn a_log_of_its_own_making_is_not_for_everybody() {
+async fn a_log_file_that_the_node_creates_is_private() {
     let overlay = Overlay::new(hermes()).unwrap();
     let log = overlay.dir().join("access.log");
     let document = "

@@ -146,7 +146,7 @@ fn check_says_file_line_and_column() {
 
 /// Overlay documents in any YAML style, and from standard input.
 #[test]
-fn check_tells_overlay_documents_from_node_documents() {
+fn check_distinguishes_overlay_and_node_documents() {
     let check = |document: &str| {
         let mut child = Command::new(binary::hermes())
             .args(["check", "-"])
@@ -301,7 +301,7 @@ fn a_key_that_is_not_its_certificates_is_refused() {
 
 /// What the node's own certificate says is held against the document: its name by both, and the users of its sessions.
 #[test]
-fn check_holds_the_certificate_against_the_document() {
+fn check_compares_the_certificate_with_the_document() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     fs::write(
@@ -346,7 +346,7 @@ fn check_holds_the_certificate_against_the_document() {
 }
 
 #[test]
-fn check_refuses_what_has_expired() {
+fn check_rejects_expired_certificates() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     let document = "node: n\nidentity:\n  cert: n.pem\n  key: n.key\n  ca: ca.pem\n\
@@ -400,7 +400,7 @@ fn explain_takes_a_users_own_listener() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure_and_a_full_disk_is_one() {
+fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
     let file = golden("invalid").into_iter().find(|file| file.ends_with("mixed.yaml")).unwrap();
     let mut child = Command::new(binary::hermes())
         .args(["check", text(&file)])
@@ -432,7 +432,7 @@ fn explain(args: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn explain_tells_the_decision_and_why() {
+fn explain_prints_the_decision_and_its_reason() {
     let cases: [(&[&str], &[&str]); 6] = [
         (
             &["--authority", "VIDEO", "--path", "/files/film", "--user", "alice"],
@@ -473,7 +473,7 @@ upstreams:
 ";
 
 #[test]
-fn explain_says_what_becomes_of_a_packet() {
+fn explain_prints_the_path_of_a_packet() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("node.yaml");
     fs::write(&config, LAYER_3).unwrap();
@@ -510,7 +510,7 @@ fn explain_says_what_becomes_of_a_packet() {
 
 /// An address is a prefix of its own, and the narrowest capture of all listeners has it.
 #[test]
-fn explain_says_which_capture_takes_a_network() {
+fn explain_names_the_capture_of_a_network() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("node.yaml");
     let narrow = "- {name: narrow, protocol: tun, device: hermes1, address: 10.20.0.2, capture: 10.9.0.0/16}\nroutes:";
@@ -544,7 +544,7 @@ fn explain_says_which_capture_takes_a_network() {
 }
 
 #[test]
-fn explain_says_which_argument_is_wrong() {
+fn explain_names_the_invalid_argument() {
     for (args, word) in [
         (&["--authority", "a b"][..], "--authority"),
         (&["--listener", "nowhere"], "nowhere"),
@@ -670,7 +670,7 @@ fn explain_decides_for_whom_the_node_decides() {
 }
 
 #[test]
-fn explain_says_what_is_out_of_reach() {
+fn explain_names_targets_outside_the_dial_scope() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     let routes = "routes:\n- {name: web, match: {kind: http}, terminate: {http: authority}}\n\
@@ -695,7 +695,7 @@ fn explain_says_what_is_out_of_reach() {
 }
 
 #[test]
-fn doctor_tells_what_is_wrong_and_what_to_do() {
+fn doctor_prints_each_problem_with_its_remedy() {
     let room = tempfile::tempdir().unwrap();
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -783,7 +783,7 @@ fn doctor_looks_at_the_access_log_and_makes_none() {
 }
 
 #[test]
-fn doctor_tells_a_node_of_the_document_from_others() {
+fn doctor_recognizes_a_running_node_of_the_document() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     let held = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
@@ -870,8 +870,8 @@ fn doctor_without_privilege(config: &Path, json: bool) -> (i32, String) {
 }
 
 #[test]
-fn a_port_of_the_privileged_is_told_with_the_capability_for_it() {
-    if !hermes_testkit::skip::needs_root("a_port_of_the_privileged_is_told_with_the_capability_for_it") {
+fn an_error_for_a_privileged_port_names_the_capability() {
+    if !hermes_testkit::skip::needs_root("an_error_for_a_privileged_port_names_the_capability") {
         return;
     }
     let room = tempfile::tempdir().unwrap();
@@ -887,8 +887,8 @@ fn a_port_of_the_privileged_is_told_with_the_capability_for_it() {
 }
 
 #[test]
-fn doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it() {
-    if !hermes_testkit::skip::needs_root("doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it") {
+fn doctor_reports_missing_layer_3_support_and_whether_it_is_needed() {
+    if !hermes_testkit::skip::needs_root("doctor_reports_missing_layer_3_support_and_whether_it_is_needed") {
         return;
     }
     let room = tempfile::tempdir().unwrap();
@@ -920,7 +920,7 @@ fn doctor_tells_what_layer_3_lacks_and_whether_the_document_needs_it() {
 }
 
 #[test]
-fn doctor_tells_of_a_device_name_that_somebody_has() {
+fn doctor_reports_a_device_name_in_use() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     fs::write(&config, "node: n\nroutes:\n- {name: r, terminate: {tun: lo, address: 10.9.0.1}}\n").unwrap();
@@ -930,7 +930,7 @@ fn doctor_tells_of_a_device_name_that_somebody_has() {
 }
 
 #[test]
-fn completions_are_what_their_shells_take() {
+fn shells_accept_their_completions() {
     let room = tempfile::tempdir().unwrap();
     for (shell, check) in [("bash", &["bash", "-n"][..]), ("zsh", &["zsh", "-n"]), ("fish", &["fish", "--no-execute"])]
     {
@@ -940,7 +940,7 @@ fn completions_are_what_their_shells_take() {
         fs::write(&file, &output.stdout).unwrap();
         match Command::new(check[0]).args(&check[1..]).arg(&file).output() {
             Ok(read) => assert!(read.status.success(), "{shell}: {}", stderr(&read)),
-            Err(_) => skip("completions_are_what_their_shells_take", &format!("{shell} is not installed")),
+            Err(_) => skip("shells_accept_their_completions", &format!("{shell} is not installed")),
         }
     }
     for shell in ["elvish", "powershell"] {

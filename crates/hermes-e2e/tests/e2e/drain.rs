@@ -81,7 +81,7 @@ async fn download(to: SocketAddr) -> RawHttp1<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_runs_finishes_and_nothing_new_begins() {
+async fn a_drain_finishes_active_sessions_and_accepts_no_new_ones() {
     let fixture = Fixture::new();
     let node = fixture.start("60s").await;
     let apps = node.address("apps");
@@ -137,7 +137,7 @@ async fn talks(flow: &UdpSocket) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn h2_is_told_to_go_and_its_streams_finish() {
+async fn a_drain_sends_goaway_on_h2_and_its_streams_finish() {
     let fixture = Fixture::new();
     let node = fixture.start("60s").await;
     let tcp = TcpStream::connect(node.address("apps")).await.unwrap();
@@ -164,7 +164,7 @@ async fn h2_is_told_to_go_and_its_streams_finish() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_finish_is_cut_when_the_drain_is_over() {
+async fn sessions_are_closed_at_the_drain_timeout() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let fixture = Fixture::new();
         let node = fixture.start("300ms").await;
@@ -223,7 +223,7 @@ async fn idle_connections_are_let_go() {
 
 /// A node drains under load; who uses it goes to the other one, and no request fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_drains_costs_those_who_use_it_nothing() {
+async fn a_draining_node_fails_no_request() {
     for protocol in ["h1", "h2"] {
         let fixture = Fixture::new();
         let far = |name: &str| fixture.overlay.node(name).document(DOCUMENT).with("DRAIN", "10s");
@@ -332,7 +332,7 @@ impl Gate {
 /// It waits two seconds for an endpoint that says nothing, and goes to the other one. Whoever has no other waits on, for
 /// the same dial.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flow_that_stops_waiting_for_a_silent_endpoint_harms_nobody_who_waits_on() {
+async fn a_flow_that_gives_up_a_silent_endpoint_leaves_other_waiters_alone() {
     let fixture = Fixture::new();
     let start = async |name: &'static str| {
         fixture.services.fill(fixture.overlay.node(name).document(DOCUMENT).with("DRAIN", "1m")).start().await.unwrap()
@@ -388,7 +388,7 @@ upstreams:
 
 /// Nobody reads what it prints: neither reloads nor its end wait for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stuck_log_holds_nothing_up() {
+async fn a_blocked_log_delays_no_drain() {
     let fixture = Fixture::new();
     let (_reader, writer) = std::io::pipe().unwrap();
     let text = "node: stuck\nadmin: 127.0.0.1:0\ndrain: 1s\nlisteners: [{name: apps, bind: '127.0.0.1:0', protocol: http}]\n\

@@ -46,7 +46,7 @@ fn document(port: u16) -> String {
 }
 
 #[test]
-fn a_node_tells_where_it_listens_and_where_no_more_and_that_a_refused_document_changes_nothing() {
+fn a_node_logs_added_and_removed_listeners_and_rejected_documents() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     let [one, two] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
@@ -73,7 +73,7 @@ fn a_node_tells_where_it_listens_and_where_no_more_and_that_a_refused_document_c
 
 /// Nothing was written, and nothing is lost: the reason is all that it says.
 #[test]
-fn a_node_that_cannot_start_says_why_and_nothing_else() {
+fn a_node_that_cannot_start_logs_only_the_reason() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     let held = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -140,7 +140,7 @@ fn asking(apps: String) -> TcpStream {
 }
 
 #[test]
-fn custody_that_nobody_takes_is_told_of_once_and_counted() {
+fn custody_without_a_receiver_is_logged_once_and_counted() {
     let room = tempfile::tempdir().unwrap();
     let port = free_port();
     let (mut near, apps, admin) = custodian(room.path(), port);
@@ -161,7 +161,7 @@ fn custody_that_nobody_takes_is_told_of_once_and_counted() {
 
 /// Whoever runs either node sees why there is no custody between them.
 #[test]
-fn a_door_that_refuses_custody_says_why_once() {
+fn a_listener_that_refuses_custody_logs_the_reason_once() {
     let room = tempfile::tempdir().unwrap();
     let port = free_port();
     let mut far = taker(room.path(), port, "");
@@ -178,7 +178,7 @@ fn a_door_that_refuses_custody_says_why_once() {
 }
 
 #[test]
-fn what_is_wrong_with_state_is_said_with_its_path_and_what_to_do() {
+fn problems_of_the_state_directory_are_logged_with_path_and_remedy() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("n.yaml");
     let with = |state: &str| fs::write(&config, format!("node: n\nstate: {state}\nlisteners: []\n")).unwrap();

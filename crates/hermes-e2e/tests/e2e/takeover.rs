@@ -193,7 +193,7 @@ async fn a_successor_that_fails_leaves_the_running_process_serving() {
 
 /// The process that it takes over from is told to end meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_and_is_told_to_end_refuses() {
+async fn a_process_that_hands_over_refuses_to_end() {
     let dynasty = ProcessSequence::new([127, 0, 34, 8]).await;
     let reigning = dynasty.start("edge-0", 1).await;
     // A successor up to the moment at which it is ready.
@@ -209,7 +209,7 @@ async fn who_gives_and_is_told_to_end_refuses() {
 
 /// Nothing counts as taken before the running process has let go of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_successor_that_is_refused_ends_and_says_why() {
+async fn a_rejected_successor_ends_and_logs_the_reason() {
     let dynasty = ProcessSequence::new([127, 0, 34, 9]).await;
     for (word, message) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has hung up without a word")] {
         // A process that hands nothing over.
@@ -236,7 +236,7 @@ async fn a_successor_that_is_refused_ends_and_says_why() {
 
 /// It would take all over, and end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_successor_that_is_told_to_end_before_it_is_ready_takes_nothing() {
+async fn a_successor_that_ends_before_it_is_ready_takes_no_listeners() {
     let dynasty = ProcessSequence::new([127, 0, 34, 11]).await;
     let running = UnixListener::bind(&dynasty.socket).unwrap();
     let successor = dynasty.draft("edge-1", 1).launch().unwrap();
@@ -263,7 +263,7 @@ async fn a_successor_that_is_told_to_end_before_it_is_ready_takes_nothing() {
 
 /// A process that dies in the midst of it leaves nobody else who could go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_successor_goes_on_where_the_running_process_dies() {
+async fn a_successor_continues_if_the_running_process_dies() {
     let dynasty = ProcessSequence::new([127, 0, 34, 10]).await;
     // It hands nothing over, and ends once it hears that its successor is ready.
     let dying = "import socket, sys\n\
@@ -287,7 +287,7 @@ async fn a_successor_goes_on_where_the_running_process_dies() {
 
 /// A process that was started without the socket has what its successor needs.
 #[tokio::test]
-async fn a_successor_that_finds_nobody_says_what_to_do() {
+async fn a_successor_without_a_predecessor_names_the_remedy() {
     let dynasty = ProcessSequence::new([127, 0, 34, 7]).await;
     let elsewhere = dynasty.overlay.dir().join("elsewhere.sock");
     let reigning = dynasty.draft("edge-0", 1).args(&["--takeover", elsewhere.to_str().unwrap()]).start().await.unwrap();
@@ -313,7 +313,7 @@ fn die_with_the_sockets(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_caller_holds_nothing_up() {
+async fn a_silent_successor_delays_nothing() {
     let dynasty = ProcessSequence::new([127, 0, 34, 3]).await;
     let mut reigning = dynasty.start("edge-0", 1).await;
     let silent = UnixStream::connect(&dynasty.socket).unwrap();

@@ -230,7 +230,7 @@ fn other_spellings_of_loopback_are_names_at_best() {
 }
 
 #[test]
-fn private_reach_is_no_more_than_private() {
+fn the_private_dial_scope_excludes_public_addresses() {
     in_own_network("private_reach", |lab| async move {
         let node = lab.node(", reach: private").await;
         let [tunnel, flow, web] = ask(&node, "10.9.0.2", PORT).await;
@@ -399,7 +399,7 @@ fn names_with_underscores_are_asked_for() {
 }
 
 #[test]
-fn names_are_asked_for_again_when_their_time_is_over() {
+fn names_are_resolved_again_after_their_ttl() {
     in_own_network("names_are_asked_for_again", |lab| async move {
         let moved = Arc::new(AtomicUsize::new(0));
         let namespace = moved.clone();

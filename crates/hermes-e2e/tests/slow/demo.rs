@@ -411,7 +411,7 @@ fn over_links_in_turns_downloads_arrive_by_hermes_and_not_directly() {
 }
 
 #[test]
-fn without_envoy_the_unstable_case_runs_and_says_so() {
+fn the_unstable_case_runs_without_envoy_and_reports_it() {
     if !can_run_ip() {
         return;
     }
@@ -433,7 +433,7 @@ fn without_envoy_the_unstable_case_runs_and_says_so() {
 
 /// Minutes later it would be too late; and that needs no root.
 #[test]
-fn what_a_case_is_given_by_name_has_to_be_there_before_it_begins() {
+fn a_case_fails_before_it_begins_if_a_named_file_is_missing() {
     let temporary = tempfile::tempdir().unwrap();
     for (arguments, words) in [
         (&["unstable", "--cases", "direct", "--envoy", "/no/envoy"][..], "--envoy /no/envoy is no file"),
@@ -449,7 +449,7 @@ fn what_a_case_is_given_by_name_has_to_be_there_before_it_begins() {
 }
 
 #[test]
-fn without_root_a_case_says_what_it_takes() {
+fn a_case_without_root_names_the_missing_privilege() {
     if !nix::unistd::geteuid().is_root() || !has("setpriv", "--version") {
         return skip("only root can give up being root");
     }

@@ -43,7 +43,7 @@ fn cpu_time_of_children_counts_and_they_are_ended_too() {
 }
 
 #[test]
-fn an_early_end_is_told_with_its_last_words() {
+fn an_early_exit_is_reported_with_its_last_output() {
     let dir = tempfile::tempdir().unwrap();
     let mut running =
         Program::new("failing", "sh", dir.path()).args(["-c", "echo no such port >&2; exit 3"]).start().unwrap();

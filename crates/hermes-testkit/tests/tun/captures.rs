@@ -278,8 +278,8 @@ fn a_capture_that_would_cut_us_off_is_refused() {
 
 /// A late session changes the MTU after its listener has released the capture.
 #[test]
-fn what_is_released_is_not_captured_by_a_change() {
-    if !needs_root("what_is_released_is_not_captured_by_a_change") {
+fn released_prefixes_are_not_captured_again_by_a_change() {
+    if !needs_root("released_prefixes_are_not_captured_again_by_a_change") {
         return;
     }
     let namespace = Namespace::new().unwrap();

@@ -78,8 +78,8 @@ fn source_seen(user: &Namespace, world: &Namespace, far: &str) -> IpAddr {
 }
 
 #[test]
-fn the_tables_of_devices_that_are_gone_are_removed_and_no_others() {
-    if !needs_root("the_tables_of_devices_that_are_gone_are_removed_and_no_others") {
+fn only_tables_of_removed_devices_are_deleted() {
+    if !needs_root("only_tables_of_removed_devices_are_deleted") {
         return;
     }
     let namespace = Namespace::new().unwrap();

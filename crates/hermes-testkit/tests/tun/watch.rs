@@ -12,8 +12,8 @@ async fn comes(watch: &mut Watch, wanted: Change) {
 }
 
 #[test]
-fn links_addresses_and_default_routes_that_come_and_go_are_told() {
-    if !needs_root("links_addresses_and_default_routes_that_come_and_go_are_told") {
+fn changes_of_links_addresses_and_default_routes_are_reported() {
+    if !needs_root("changes_of_links_addresses_and_default_routes_are_reported") {
         return;
     }
     let (here, world) = (Namespace::new().unwrap(), Namespace::new().unwrap());

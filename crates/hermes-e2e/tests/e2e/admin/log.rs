@@ -13,7 +13,7 @@ const STALLS: &str = r#"exec 3>&2; exec "$@" 2> >(sed '/ running node=/q' >&3; e
 const LINES: usize = 6_000;
 
 #[tokio::test]
-async fn traffic_goes_on_while_nobody_takes_the_log() {
+async fn traffic_continues_while_the_log_is_not_read() {
     let overlay = Overlay::new(hermes()).unwrap();
     let document = "
 workers: 1
@@ -44,7 +44,7 @@ routes:
 const OVER: f64 = 1_577_836_800.0;
 
 #[tokio::test]
-async fn a_certificate_whose_time_is_over_is_told() {
+async fn an_expired_certificate_is_logged() {
     let overlay = Overlay::new(hermes()).unwrap();
     let draft = overlay.node("edge").identity(&Subject::node("edge").over()).unwrap();
     let node = draft.document(BY_TLS).start().await.unwrap();
@@ -58,7 +58,7 @@ async fn a_certificate_whose_time_is_over_is_told() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_refused_at_its_handshake_is_told_and_does_not_fill_the_log() {
+async fn failed_handshakes_are_logged_at_a_limited_rate() {
     let overlay = Overlay::new(hermes()).unwrap();
     let subject = Subject::node("edge").with_dns(hermes_testkit::listener_client::NODE_NAME);
     let node = overlay.node("edge").identity(&subject).unwrap().document(BY_TLS).start().await.unwrap();
@@ -75,7 +75,7 @@ async fn a_client_that_is_refused_at_its_handshake_is_told_and_does_not_fill_the
 }
 
 #[test]
-fn what_lacks_an_identity_that_was_not_loaded_is_no_second_problem() {
+fn a_missing_identity_is_reported_once() {
     let overlay = Overlay::new(hermes()).unwrap();
     let files = overlay.authority().issue(&Subject::node("edge")).unwrap().write(overlay.dir(), "edge").unwrap();
     std::fs::write(&files.key, "no key").unwrap();

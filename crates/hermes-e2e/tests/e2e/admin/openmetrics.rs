@@ -176,7 +176,7 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
 }
 
 #[test]
-fn what_is_forbidden_is_found() {
+fn the_parser_finds_forbidden_metrics() {
     let good = "# HELP a_seconds How long.\n# TYPE a_seconds histogram\n# UNIT a_seconds seconds\n\
                 a_seconds_sum{x=\"1\"} 2.5\na_seconds_count{x=\"1\"} 2\n\
                 a_seconds_bucket{le=\"1.0\",x=\"1\"} 1\na_seconds_bucket{le=\"+Inf\",x=\"1\"} 2\n\

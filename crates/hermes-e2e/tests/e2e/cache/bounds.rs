@@ -9,7 +9,7 @@ async fn bytes(node: &Node, tier: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn what_was_used_longest_ago_goes_first() {
+async fn the_least_recently_used_response_is_evicted_first() {
     let sent = body(100_000);
     let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
     let overlay = overlay();
@@ -39,7 +39,7 @@ async fn the_disk_has_an_end_as_well() {
 }
 
 #[tokio::test]
-async fn fields_without_end_make_no_more_variants() {
+async fn the_number_of_variants_is_bounded() {
     let origin =
         Scripted::new(|_, _| vec![Step::Send(response(200, "cache-control: max-age=600\nvary: x", b"some bytes"))]);
     let overlay = overlay();
@@ -54,7 +54,7 @@ async fn fields_without_end_make_no_more_variants() {
 }
 
 #[tokio::test]
-async fn clients_that_read_nothing_hold_no_more_than_there_is() {
+async fn clients_that_read_nothing_hold_bounded_memory() {
     let sent = body(250_000);
     let origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
     let overlay = overlay();

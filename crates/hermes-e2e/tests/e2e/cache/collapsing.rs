@@ -33,7 +33,7 @@ async fn behind_one_that_is_slow(overlay: &Overlay) -> (Node, impl Sized) {
 }
 
 #[tokio::test]
-async fn many_who_ask_at_once_cost_one_request() {
+async fn concurrent_requests_are_collapsed_into_one() {
     let whole = body(500_000);
     let (mut origin, released) = stopping_at(100_000, &whole);
     let overlay = overlay();
@@ -74,7 +74,7 @@ async fn the_first_one_takes_nothing_along_when_it_leaves() {
 }
 
 #[tokio::test]
-async fn a_first_one_that_is_slow_blocks_nobody_for_long() {
+async fn a_slow_first_request_blocks_followers_for_a_bounded_time() {
     let overlay = overlay();
     let (node, _slow) = behind_one_that_is_slow(&overlay).await;
     assert_eq!(get(&node, "/x").await.text(), "second");
@@ -82,7 +82,7 @@ async fn a_first_one_that_is_slow_blocks_nobody_for_long() {
 
 /// What another one has asked for is too old for it, whatever comes of that.
 #[tokio::test]
-async fn who_wants_it_from_the_origin_waits_for_nobody() {
+async fn a_no_cache_request_does_not_wait_for_another() {
     for field in ["cache-control: no-cache", "cache-control: max-age=0", "pragma: no-cache"] {
         let overlay = overlay();
         let (node, _slow) = behind_one_that_is_slow(&overlay).await;
@@ -92,7 +92,7 @@ async fn who_wants_it_from_the_origin_waits_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_holds_up_nobody() {
+async fn a_client_that_reads_nothing_delays_no_follower() {
     let whole = body(3_000_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
@@ -106,7 +106,7 @@ async fn a_client_that_reads_nothing_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_without_saying_so_passes_by_and_is_not_kept() {
+async fn an_oversized_response_without_a_length_passes_uncached() {
     let whole = body(3 << 20);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |_, _| {

@@ -24,7 +24,7 @@ async fn end(node: Node) {
 }
 
 #[tokio::test]
-async fn a_restart_finds_what_was_kept() {
+async fn a_restart_keeps_cached_responses() {
     let whole = body(300_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |request, _| {
@@ -59,7 +59,7 @@ async fn a_restart_finds_what_was_kept() {
 }
 
 #[tokio::test]
-async fn files_that_are_not_what_was_written_were_never_there() {
+async fn corrupted_cache_files_are_ignored() {
     let whole = body(100_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
@@ -91,7 +91,7 @@ async fn files_that_are_not_what_was_written_were_never_there() {
 }
 
 #[tokio::test]
-async fn what_leaves_memory_is_read_from_the_disk() {
+async fn responses_evicted_from_memory_are_read_from_disk() {
     let whole = body(200_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
@@ -113,7 +113,7 @@ async fn what_leaves_memory_is_read_from_the_disk() {
 
 /// The directory may hold what somebody else has put there, and what a process left that ended amid writing.
 #[tokio::test]
-async fn what_no_cache_has_written_stays_and_is_not_followed() {
+async fn foreign_files_in_the_cache_directory_stay_and_links_are_not_followed() {
     let sent = body(1000);
     let mut origin = Scripted::new(move |_, _| vec![Step::Send(response(200, "cache-control: max-age=600", &sent))]);
     let overlay = overlay();
@@ -191,7 +191,7 @@ async fn one_process_at_a_time_has_the_directory() {
 
 /// A successor has the directory as soon as it has the listeners, while the one before it finishes what it carries.
 #[tokio::test]
-async fn a_takeover_takes_what_is_kept() {
+async fn a_takeover_keeps_cached_responses() {
     let sent = body(1000);
     let mut origin = Scripted::new(move |request, _| match request.target() {
         "/slow" => vec![Step::Await(std::sync::Arc::default())],

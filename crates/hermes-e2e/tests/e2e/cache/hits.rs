@@ -35,7 +35,7 @@ async fn the_second_client_costs_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_stale_is_asked_about() {
+async fn a_stale_response_is_revalidated() {
     let mut origin = Scripted::new(|request, _| {
         let fields = "cache-control: max-age=0\netag: \"a\"\nx-seen: again";
         vec![Step::Send(match request.header("if-none-match") {
@@ -65,7 +65,7 @@ async fn what_is_stale_is_asked_about() {
 }
 
 #[tokio::test]
-async fn what_is_stale_stands_in_for_an_origin_that_fails() {
+async fn a_stale_response_replaces_a_failed_one() {
     for (fields, stands_in_for_silence, stands_in_for_500) in [
         ("cache-control: max-age=0\netag: \"a\"", true, false),
         ("cache-control: max-age=0, stale-if-error=60\netag: \"a\"", true, true),
@@ -93,7 +93,7 @@ async fn what_is_stale_stands_in_for_an_origin_that_fails() {
 }
 
 #[tokio::test]
-async fn an_origin_that_says_nothing_is_stood_in_for_before_the_session_is_over() {
+async fn a_stale_response_replaces_a_silent_origin_before_the_session_timeout() {
     let origin = Scripted::new(|_, number| match number {
         0 => vec![Step::Send(response(200, "cache-control: max-age=0\netag: \"a\"", b"kept"))],
         _ => vec![Step::Await(std::sync::Arc::default())],
@@ -107,7 +107,7 @@ async fn an_origin_that_says_nothing_is_stood_in_for_before_the_session_is_over(
 }
 
 #[tokio::test]
-async fn a_change_ends_what_was_kept() {
+async fn an_unsafe_request_invalidates_the_cached_response() {
     let origin = Scripted::new(|request, number| {
         let fields = match request.method() {
             "GET" => "cache-control: max-age=600",
@@ -133,7 +133,7 @@ async fn a_change_ends_what_was_kept() {
 }
 
 #[tokio::test]
-async fn what_nobody_names_has_no_say() {
+async fn headers_outside_vary_do_not_change_what_is_cached() {
     let mut origin = Scripted::new(|request, _| {
         let host = request.header("x-forwarded-host").unwrap_or_default();
         vec![Step::Send(response(200, "cache-control: max-age=600\nvary: accept-language", host.as_bytes()))]
@@ -180,7 +180,7 @@ async fn clients_of_http_2_get_the_same() {
 }
 
 #[tokio::test]
-async fn a_reload_keeps_what_is_kept_unless_the_cache_is_another_one() {
+async fn a_reload_keeps_cached_responses_unless_the_cache_changes() {
     let mut origin = always("cache-control: max-age=600");
     let overlay = overlay();
     let mut node = node(&overlay, "disk: 0B", origin.origin.address()).await;

@@ -20,7 +20,7 @@ upstreams:
 ";
 
 #[tokio::test]
-async fn a_session_that_a_reload_ends_takes_nothing_from_those_who_read_along() {
+async fn a_session_ended_by_a_reload_does_not_end_its_followers() {
     // More than sockets hold, and too large to be kept: who reads sets the pace.
     let whole = body(24 << 20);
     let (sent, released) = (Bytes::from(whole.clone()), Arc::new(Notify::new()));

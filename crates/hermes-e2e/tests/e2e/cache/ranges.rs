@@ -18,7 +18,7 @@ async fn curl(node: &Node, range: &str) -> (String, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn parts_of_what_is_whole() {
+async fn ranges_are_served_from_a_complete_response() {
     let whole = body(200_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |request, _| vec![Step::Send(by_range(request, "\"a\"", &sent))]);
@@ -49,7 +49,7 @@ async fn parts_of_what_is_whole() {
 }
 
 #[tokio::test]
-async fn only_what_is_missing_is_asked_for() {
+async fn only_missing_ranges_are_requested() {
     let whole = body(300_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |request, _| vec![Step::Send(by_range(request, "\"a\"", &sent))]);
@@ -89,7 +89,7 @@ async fn only_what_is_missing_is_asked_for() {
 }
 
 #[tokio::test]
-async fn what_broke_off_is_completed() {
+async fn an_interrupted_response_is_completed() {
     let whole = body(100_000);
     let sent = whole.clone();
     let mut origin = Scripted::new(move |request, number| {
@@ -146,7 +146,7 @@ async fn parts_of_two_are_never_put_together() {
 
 /// Who may not have its answer kept takes nothing from those who may.
 #[tokio::test]
-async fn who_may_not_be_kept_costs_no_part() {
+async fn uncacheable_responses_discard_no_stored_range() {
     let whole = body(100_000);
     for (mine, added, requests) in [
         ("authorization: Basic YTpi", "", 2),

@@ -85,7 +85,7 @@ async fn a_route_that_means_something_else_begins_anew() {
 }
 
 #[tokio::test]
-async fn a_route_that_means_the_same_keeps_what_it_has() {
+async fn an_equivalent_route_keeps_its_cache() {
     let (mut origin, other) = (saying("origin"), saying("other"));
     let overlay = overlay();
     let mut lab =

@@ -27,7 +27,7 @@ async fn a_shared_cache_keeps_nothing_private() {
 }
 
 #[tokio::test]
-async fn who_asks_while_a_private_answer_comes_gets_another_one() {
+async fn a_request_during_a_private_response_gets_one_of_its_own() {
     let held = std::sync::Arc::new(tokio::sync::Notify::new());
     let hold = held.clone();
     let mut origin = Scripted::new(move |_, number| {
@@ -55,7 +55,7 @@ async fn who_asks_while_a_private_answer_comes_gets_another_one() {
 }
 
 #[tokio::test]
-async fn a_private_cache_has_a_part_for_each_user() {
+async fn a_private_cache_is_partitioned_by_user() {
     let mut origin = telling("cache-control: private, max-age=600\nset-cookie: a=b");
     let overlay = overlay();
     let node = node(&overlay, "shared: false", origin.origin.address()).await;
@@ -69,7 +69,7 @@ async fn a_private_cache_has_a_part_for_each_user() {
 
 /// A 304, and an answer to HEAD, say more than what is kept: to who asked, and to nobody else.
 #[tokio::test]
-async fn what_an_origin_adds_for_one_when_it_is_asked_again_is_for_one() {
+async fn fields_of_a_revalidation_reach_only_its_user() {
     for added in ["set-cookie: sid=$N\ncache-control: max-age=600", "x-for: $N\ncache-control: private, max-age=600"] {
         for again in ["GET", "HEAD"] {
             let mut origin = Scripted::new(move |request, number| {

@@ -33,7 +33,7 @@ async fn a_problem_of_an_applied_file_has_file_line_and_column() {
 }
 
 #[tokio::test]
-async fn a_directory_is_applied_and_what_is_not_in_it_is_pruned() {
+async fn a_directory_is_applied_and_absent_documents_are_pruned() {
     let fixture = ControllerFixture::new().await;
     write(&fixture, "overlay/1.yaml", "kind: Overlay\nname: test\n");
     write(&fixture, "overlay/2.yml", "kind: Node\nname: edge\n");
@@ -169,7 +169,7 @@ async fn diff_names_the_fields_that_differ() {
 }
 
 #[tokio::test]
-async fn the_list_of_nodes_tells_how_each_stands() {
+async fn the_node_list_shows_each_status() {
     let fixture = ControllerFixture::new().await;
     fixture.origin(7001, "one");
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
@@ -199,7 +199,7 @@ async fn the_list_of_nodes_tells_how_each_stands() {
 }
 
 #[tokio::test]
-async fn an_operators_file_names_the_controller_that_was_said_and_commands_take_another() {
+async fn an_operators_file_names_its_controller_and_commands_override_it() {
     let fixture = ControllerFixture::new().await;
     let file = fixture.state("carol.json");
     let url = format!("https://localhost:{}", 9400);

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use hermes_testkit::control::{ControllerFixture, until};
 
 #[tokio::test]
-async fn what_was_backed_up_goes_on_elsewhere() {
+async fn a_backup_restores_a_controller_elsewhere() {
     let mut fixture = ControllerFixture::new().await;
     fixture.origin(7001, "one");
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));

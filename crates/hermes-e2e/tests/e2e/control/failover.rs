@@ -141,7 +141,7 @@ fn documents(fixture: &ControllerFixture, links: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_controller_nodes_go_on_by_alternates() {
+async fn nodes_without_a_controller_use_alternate_paths() {
     let mut scene = Scene::new("[near, long]").await;
     // A replica that is further away.
     scene.kill("near", "far").await;
@@ -175,7 +175,7 @@ async fn without_a_controller_nodes_go_on_by_alternates() {
 
 /// The first ingress has no other way than the one that is dead, and says so: the device has one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_node_cannot_send_on_goes_by_another_one() {
+async fn requests_that_a_node_cannot_forward_use_another_node() {
     let mut scene = Scene::new("near").await;
     scene.kill("near", "far").await;
     scene.restart("near", "near").await;

@@ -94,7 +94,7 @@ async fn an_organisations_authority_takes_over() {
 }
 
 #[tokio::test]
-async fn what_could_not_sign_is_refused() {
+async fn a_ca_that_cannot_sign_is_rejected() {
     let fixture = ControllerFixture::new().await;
     let organisation = Organisation::new();
     let root = &organisation.root;

@@ -87,7 +87,7 @@ fn served() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn the_api_is_what_its_description_says() {
+async fn the_api_matches_its_openapi_description() {
     let description = Description(serde_saphyr::from_str(&text("docs/reference/openapi.yaml")).unwrap());
     let mut described = BTreeSet::new();
     for (path, operations) in description.0["paths"].as_object().unwrap() {

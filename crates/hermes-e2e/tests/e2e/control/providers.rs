@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use hermes_testkit::control::{ControllerFixture, PATIENCE, until};
 
 #[tokio::test]
-async fn a_providers_administrator_has_what_is_its_own() {
+async fn a_providers_administrator_is_limited_to_its_own_documents() {
     let fixture = ControllerFixture::new().await;
     let all = "kind: Overlay\nname: test\nproviders: {acme: {quota: {services: 1}}, bella: {}}\n---\n\
         {kind: Node, name: laptop, links: server, providers: [acme, bella]}\n---\n\

@@ -4,7 +4,7 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::control::{ControllerFixture, until};
 
 #[tokio::test]
-async fn a_wrong_document_changes_nothing_and_all_of_it_is_told() {
+async fn an_invalid_document_changes_nothing_and_all_problems_are_listed() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     let wrong = "{kind: Service, name: B, at: {node: sever, http: \"127.0.0.1:1\"}, for: {users: bob}}\n---\n{kind: User, name: eve}\n";

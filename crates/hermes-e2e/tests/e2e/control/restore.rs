@@ -225,7 +225,7 @@ impl Scene {
 
 /// Random backups, restores, revocations and kills: no revoked node is served again.
 #[tokio::test]
-async fn nobody_who_was_revoked_is_served_again() {
+async fn revoked_nodes_are_never_served_again() {
     let seed = std::env::var("HERMES_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     let steps = std::env::var("HERMES_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(14);
     eprintln!("HERMES_SEED={seed}");

@@ -67,7 +67,7 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
 
 /// Whoever waits for a change hears that another one came before nodes had it, and need not wait for ever.
 #[tokio::test]
-async fn what_another_change_overtakes_is_said_to_be() {
+async fn a_superseded_change_is_reported() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &documents(&fixture, "1s", "1h"));
     let _nodes = ["a", "b", "c"].map(|node| fixture.node(node, Some(&fixture.token(node))));
@@ -88,7 +88,7 @@ async fn what_another_change_overtakes_is_said_to_be() {
 
 /// What goes to nodes beside a change that goes out is no reason to take that back; nor is a node that is sent away.
 #[tokio::test]
-async fn who_is_revoked_meanwhile_stops_no_change() {
+async fn a_node_revoked_during_a_rollout_does_not_block_it() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &documents(&fixture, "1s", "2s"));
     let _nodes = ["a", "b", "c"].map(|node| fixture.node(node, Some(&fixture.token(node))));
@@ -104,7 +104,7 @@ async fn who_is_revoked_meanwhile_stops_no_change() {
 }
 
 #[tokio::test]
-async fn what_a_node_refuses_is_taken_back_before_others_have_it() {
+async fn a_change_that_a_node_rejects_is_rolled_back_before_other_nodes() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &documents(&fixture, "1s", "0s"));
     let _nodes = ["a", "b", "c"].map(|node| fixture.node(node, Some(&fixture.token(node))));
@@ -141,7 +141,7 @@ fn served(fixture: &ControllerFixture, origin: u16) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_makes_sessions_fail_is_taken_back() {
+async fn a_change_that_fails_sessions_is_rolled_back() {
     let fixture = ControllerFixture::new().await;
     fixture.origin(7001, "one");
     fixture.hermes_ok(&["apply", "-f", "-"], &served(&fixture, 7001));

@@ -147,7 +147,7 @@ async fn an_authority_is_rotated_under_traffic() {
 }
 
 #[tokio::test]
-async fn who_was_away_all_the_time_comes_back() {
+async fn a_node_that_was_offline_during_a_rotation_returns() {
     let (fixture, laptop, _server, _echo) = running(ControllerFixture::new().await, "").await;
     sigkill(laptop);
     fixture.hermes_ok(&["authority", "rotate"], "");

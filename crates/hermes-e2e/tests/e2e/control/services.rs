@@ -27,7 +27,7 @@ fn documents(fixture: &ControllerFixture, services: &str) -> String {
 }
 
 #[tokio::test]
-async fn of_two_services_with_one_authority_the_narrower_audience_wins() {
+async fn the_service_with_the_narrower_audience_wins() {
     let fixture = ControllerFixture::new().await;
     fixture.origin(7001, "everyone");
     fixture.origin(7002, "canary");
@@ -65,7 +65,7 @@ async fn of_two_services_with_one_authority_the_narrower_audience_wins() {
 }
 
 #[tokio::test]
-async fn a_service_that_nobody_reaches_and_warnings_of_nodes_are_shown() {
+async fn unreachable_services_and_warnings_of_nodes_are_listed() {
     let fixture = ControllerFixture::new().await;
     let at = fixture.socket(7001);
     let lonely = format!("{{kind: Service, name: APP, at: {{node: server, http: \"{at}\"}}, for: {{users: ann}}}}\n");

@@ -38,7 +38,7 @@ fn operator(fixture: &ControllerFixture) -> (PathBuf, PathBuf) {
 }
 
 #[tokio::test]
-async fn who_must_not_ask_learns_nothing() {
+async fn unauthorized_clients_learn_nothing() {
     let fixture = ControllerFixture::new().await;
     fixture.origin(7001, "one");
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
@@ -84,7 +84,7 @@ async fn who_must_not_ask_learns_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_or_none_is_refused() {
+async fn oversized_and_empty_requests_are_rejected() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     let (cert, key) = operator(&fixture);
@@ -111,7 +111,7 @@ async fn what_is_too_much_or_none_is_refused() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
+async fn a_removed_node_serves_no_client_and_cannot_return() {
     let fixture = ControllerFixture::new().await;
     fixture.origin(7001, "one");
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
@@ -138,7 +138,7 @@ async fn a_node_that_is_removed_serves_nobody_and_does_not_come_back() {
 /// Operators' connections that ask for much and read nothing of it, or take their time to ask, end by themselves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes two minutes"]
-async fn who_asks_and_does_not_read_is_not_waited_for() {
+async fn a_client_that_does_not_read_is_not_waited_for() {
     let fixture = ControllerFixture::new().await;
     let users = |number: usize| format!("---\n{{kind: User, name: {}-{number}}}\n", "u".repeat(50));
     let all = fixture.documents(7001) + &(0..10_000).map(users).collect::<String>();
@@ -182,7 +182,7 @@ async fn who_asks_and_does_not_read_is_not_waited_for() {
 
 /// TLS connections that say nothing, and ones that ask for a certificate byte by byte, are closed; who asks is served meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_connections_that_ask_nothing_are_closed_and_keep_nobody_out() {
+async fn a_thousand_idle_connections_are_closed_and_exclude_no_client() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     operator(&fixture);
@@ -213,7 +213,7 @@ async fn a_thousand_connections_that_ask_nothing_are_closed_and_keep_nobody_out(
 
 /// Tokens that were used, are no tokens or are expired, and nodes with a key that is another node's: each is named in the audit.
 #[tokio::test]
-async fn who_is_refused_is_named_in_the_audit_log() {
+async fn the_audit_log_names_rejected_clients() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     let audit = || hermes_testkit::control::audit(&fixture.state("controller"));
@@ -250,7 +250,7 @@ async fn who_is_refused_is_named_in_the_audit_log() {
 
 /// Certificates that are over, and another authority's: refused in the handshake, and named in the audit.
 #[tokio::test]
-async fn a_certificate_that_is_over_or_foreign_is_refused_and_named_in_the_audit_log() {
+async fn expired_and_foreign_certificates_are_rejected_and_audited() {
     let fixture = ControllerFixture::new().await;
     let brief = fixture.documents(7001).replace("name: test\n", "name: test\ncertificate-life: 6s\n");
     fixture.hermes_ok(&["apply", "-f", "-"], &brief);

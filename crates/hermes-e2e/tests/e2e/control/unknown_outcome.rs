@@ -5,7 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use hermes_testkit::control::{ControllerFixture, audit, until};
 
 #[tokio::test]
-async fn a_change_whose_outcome_is_unknown_is_no_refusal_and_is_settled() {
+async fn an_unknown_outcome_is_no_rejection_and_is_settled_later() {
     let fixture = ControllerFixture::with_etcd().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     kill(fixture.etcd(), Signal::SIGSTOP).unwrap();
@@ -32,7 +32,7 @@ async fn a_change_whose_outcome_is_unknown_is_no_refusal_and_is_settled() {
 }
 
 #[tokio::test]
-async fn a_store_that_was_wiped_is_noticed_at_once_and_nodes_go_on() {
+async fn a_wiped_store_is_detected_and_nodes_continue() {
     let mut fixture = ControllerFixture::with_etcd().await;
     fixture.origin(7001, "one");
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));

@@ -24,7 +24,7 @@ async fn lab_before(servers: &[&Server]) -> Lab {
 }
 
 #[tokio::test]
-async fn what_is_not_owned_goes_there_and_back_untouched() {
+async fn queries_for_other_names_are_forwarded_unchanged() {
     // The server says back what it was asked, with a tail of its own that no codec knows.
     let server = Server::start(|requests| {
         let mut echo = requests.message.clone();
@@ -80,7 +80,7 @@ async fn only_the_answer_to_the_question_is_passed_on() {
 }
 
 #[tokio::test]
-async fn what_is_too_long_for_udp_is_asked_for_by_tcp() {
+async fn truncated_answers_are_queried_over_tcp() {
     let server = Server::start(|requests| {
         let mut answer = requests.answer(ResponseCode::NoError);
         let name = answer.queries[0].name().clone();

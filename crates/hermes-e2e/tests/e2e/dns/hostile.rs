@@ -15,7 +15,7 @@ async fn still_answers(lab: &Lab) {
 }
 
 #[tokio::test]
-async fn what_is_no_question_is_refused_or_not_answered() {
+async fn malformed_dns_queries_are_refused_or_ignored() {
     let lab = Lab::new().await;
     let good = question("VIDEO", RecordType::A).to_vec().unwrap();
     let with = |at: usize, byte: u8| {

@@ -38,7 +38,7 @@ async fn each_kind_of_question_has_its_answer() {
 }
 
 #[tokio::test]
-async fn an_address_leads_back_to_its_name() {
+async fn a_virtual_address_resolves_back_to_its_name() {
     let lab = Lab::new().await;
     for kind in [RecordType::A, RecordType::AAAA] {
         let address = lab.address_of("Video", kind).await;

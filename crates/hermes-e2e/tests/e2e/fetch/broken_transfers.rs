@@ -8,7 +8,7 @@ use crate::fetch::lab::{Reply, events, fetch, files, named, origin, sha256, stde
 const LENGTH: usize = 300_000;
 
 #[tokio::test]
-async fn what_breaks_off_again_and_again_arrives_and_no_byte_twice() {
+async fn a_repeatedly_interrupted_transfer_repeats_no_byte() {
     for seed in 1..=3 {
         let content = Pattern::new(seed).bytes(LENGTH);
         let mut random = SmallRng::seed_from_u64(seed);
@@ -125,7 +125,7 @@ async fn a_lie_about_the_range_costs_a_try_and_no_byte() {
 }
 
 #[tokio::test]
-async fn pieces_that_do_not_fit_are_found_by_the_digest_and_got_whole() {
+async fn inconsistent_ranges_fail_the_digest_and_are_fetched_again() {
     let content = Pattern::new(7).bytes(LENGTH);
     let from = content.clone();
     // Its parts are of something else, and have the right numbers.
@@ -164,7 +164,7 @@ async fn a_wrong_digest_is_tried_once_more_and_then_believed() {
 }
 
 #[tokio::test]
-async fn a_byte_that_turned_on_the_way_is_got_right_the_second_time() {
+async fn a_corrupted_byte_is_fetched_again() {
     let content = Pattern::new(9).bytes(LENGTH);
     let (from, digest) = (content.clone(), sha256(&content));
     let (origin, seen) = origin(move |number, head| {

@@ -13,7 +13,7 @@ use crate::fetch::lab::events;
 
 /// Without a length the connection's end is the content's: whether it was a cut can be asked, by a range; and TLS says it.
 #[tokio::test]
-async fn an_end_that_may_be_a_cut_is_not_taken_for_the_whole() {
+async fn an_ambiguous_end_is_not_complete() {
     let whole: Vec<u8> = (0..50_000_u32).map(|at| (at * 7) as u8).collect();
     for cut in [20_000, 50_000] {
         let requests = Arc::new(AtomicUsize::new(0));

@@ -15,7 +15,7 @@ use crate::fetch::node::{DOCUMENT, LENGTH, ask, events, node, overlay};
 /// What came of a request with content may be of that content, which is not there any more: its rest is nobody's to ask
 /// for, and its head must not go out without it.
 #[tokio::test]
-async fn what_was_asked_with_content_is_not_gone_on_with() {
+async fn requests_with_a_body_are_not_resumed() {
     let content = Pattern::new(9).bytes(LENGTH);
     let (origin, seen) = origin(move |_, head| Reply::of(&content, "\"one\"", head).cut(50_000));
     let overlay = overlay();
@@ -32,7 +32,7 @@ async fn what_was_asked_with_content_is_not_gone_on_with() {
 
 /// The rest of such a part would stand where its client, or another one on that connection, looks for the next response.
 #[tokio::test]
-async fn a_part_that_is_longer_than_it_says_brings_nothing_beyond_its_length() {
+async fn a_range_is_cut_at_its_declared_length() {
     let (origin, seen) = origin(|_, _| {
         let reply = Reply { content: b"short".to_vec(), ..Reply::status(206) };
         reply.with("etag", "\"one\"").with("content-range", "bytes 0-50/1000000")
@@ -50,7 +50,7 @@ async fn a_part_that_is_longer_than_it_says_brings_nothing_beyond_its_length() {
 
 /// An origin may give less than it is asked for, and not know how much there is.
 #[tokio::test]
-async fn parts_of_nobody_knows_how_much_are_asked_for_to_the_end() {
+async fn ranges_of_an_unknown_length_are_requested_to_the_end() {
     let content = Pattern::new(10).bytes(104);
     let from = content.clone();
     let number = Arc::<AtomicUsize>::default();
@@ -99,7 +99,7 @@ async fn a_long_upload_is_no_silence() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_in_the_midst_of_its_request_is_not_waited_for() {
+async fn a_client_that_stalls_its_request_is_not_waited_for() {
     let (origin, seen) = origin(|_, head| Reply::of(b"thanks", "\"one\"", head));
     let overlay = overlay();
     let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
@@ -111,7 +111,7 @@ async fn a_client_that_stops_in_the_midst_of_its_request_is_not_waited_for() {
 
 /// And whose silence it was is known.
 #[tokio::test]
-async fn its_time_is_shorter_than_what_a_try_may_take() {
+async fn a_deadline_shorter_than_one_attempt_applies() {
     let (origin, seen) = origin(|_, _| Reply::mute());
     let overlay = overlay();
     let document = DOCUMENT.replace("failures: 0", "failures: 1");
@@ -144,7 +144,7 @@ async fn no_more_wait_than_may() {
 
 /// Though what it sent is not read.
 #[tokio::test]
-async fn nobody_waits_for_who_has_left() {
+async fn retries_end_when_the_client_disconnects() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let overlay = overlay();
     let node = node(&overlay, "retrieve: {}", nobody).await;
@@ -162,7 +162,7 @@ async fn nobody_waits_for_who_has_left() {
 }
 
 #[tokio::test]
-async fn who_waits_hears_what_the_document_answers_by_now() {
+async fn a_waiting_request_receives_the_answer_of_a_changed_document() {
     let answers = [("redirect: {location: 'https://elsewhere/'}", 308), ("respond: {status: 503, body: closed}", 503)];
     for (answer, status) in answers {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -180,7 +180,7 @@ async fn who_waits_hears_what_the_document_answers_by_now() {
 
 /// The origin says no before it has all of a request whose client is slow: what came of it is there for another try.
 #[tokio::test]
-async fn what_is_refused_in_the_midst_of_its_content_is_sent_again() {
+async fn a_request_refused_during_its_body_is_repeated() {
     let whole = Arc::<AtomicBool>::default();
     let got = whole.clone();
     let origin = scripted::h1(move |mut http1| {

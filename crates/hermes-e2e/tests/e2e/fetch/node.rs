@@ -51,7 +51,7 @@ pub(crate) async fn events(node: &Node, event: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn what_breaks_off_again_and_again_is_whole_for_a_client_that_asks_once() {
+async fn a_repeatedly_interrupted_download_is_complete_for_the_client() {
     for seed in 1..=3 {
         let content = Pattern::new(seed).bytes(LENGTH);
         let mut random = SmallRng::seed_from_u64(seed);
@@ -83,7 +83,7 @@ fn start(range: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn an_origin_that_is_not_there_yet_is_waited_for() {
+async fn a_node_waits_for_an_origin_that_starts_later() {
     let place = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let overlay = overlay();
     // Longer than any session may make no progress.
@@ -111,7 +111,7 @@ async fn an_origin_that_is_not_there_yet_is_waited_for() {
 }
 
 #[tokio::test]
-async fn what_an_origin_cannot_do_now_is_asked_again_where_it_may_be() {
+async fn a_503_is_retried_if_the_method_allows_it() {
     let (origin, seen) = origin(|number, head| match (number, head.method()) {
         (0..2, _) | (_, "POST") => Reply::status(503).with("retry-after", 0),
         _ => Reply::of(b"now it can", "\"one\"", head),
@@ -171,7 +171,7 @@ async fn parts_of_two_are_never_put_together() {
 }
 
 #[tokio::test]
-async fn what_is_not_what_its_digest_says_is_never_whole() {
+async fn a_body_with_a_wrong_digest_is_never_complete() {
     let content = Pattern::new(3).bytes(LENGTH);
     let (origin, _) = origin(move |number, head| {
         let reply = Reply::of(&content, "\"one\"", head).with("repr-digest", sha256(b"something else"));
@@ -187,7 +187,7 @@ async fn what_is_not_what_its_digest_says_is_never_whole() {
 }
 
 #[tokio::test]
-async fn its_time_is_over_where_nothing_comes() {
+async fn a_resumed_download_without_progress_times_out() {
     let (origin, seen) = origin(|number, head| match (number, head.target()) {
         (_, "/never") => Reply::status(503),
         (1.., "/half") if head.header("range").is_some() => Reply::status(503),
@@ -225,7 +225,7 @@ async fn an_origin_that_falls_silent_is_left() {
 }
 
 #[tokio::test]
-async fn a_part_is_gone_on_with_as_a_part() {
+async fn a_range_request_is_resumed_as_a_range() {
     let content = Pattern::new(5).bytes(LENGTH);
     let from = content.clone();
     let (origin, seen) = origin(move |number, head| {
@@ -245,7 +245,7 @@ async fn a_part_is_gone_on_with_as_a_part() {
 
 /// Whoever answers with more than the rest is left there: it may bring it for long, or no more at all.
 #[tokio::test]
-async fn a_part_is_over_when_it_is_there_though_more_is_on_the_way() {
+async fn a_range_ends_at_its_last_byte_although_more_arrives() {
     let content = Pattern::new(12).bytes(LENGTH);
     // The whole, or a wider part: it stalls at the last byte that is wanted, or behind it.
     for (status, first, cut) in [(200, 0, 110), (200, 0, 5000), (206, 104, 6), (206, 100, 5000)] {
@@ -272,7 +272,7 @@ async fn a_part_is_over_when_it_is_there_though_more_is_on_the_way() {
 
 /// The way changes while a response is on it: it goes on over the new one.
 #[tokio::test]
-async fn it_goes_on_where_its_route_leads_now() {
+async fn a_resumed_download_follows_the_current_route() {
     let content = Pattern::new(6).bytes(LENGTH);
     let (from, also) = (content.clone(), content.clone());
     let (before, _) = origin(move |number, head| match number {
@@ -294,7 +294,7 @@ async fn it_goes_on_where_its_route_leads_now() {
 
 /// Who waits for an origin that cannot be reached goes where the document leads once somebody has changed it.
 #[tokio::test]
-async fn who_waits_for_an_answer_gets_it_from_where_the_document_leads_by_then() {
+async fn a_waiting_request_follows_a_changed_route() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (there, seen) = origin(|_, head| Reply::of(b"it is here now", "\"one\"", head));
     let overlay = overlay();
@@ -323,7 +323,7 @@ async fn who_waits_for_an_answer_gets_it_from_where_the_document_leads_by_then()
 
 /// An origin that gives a little to each who asks is not asked for it all the time.
 #[tokio::test]
-async fn what_comes_in_crumbs_is_asked_for_at_intervals() {
+async fn a_download_in_tiny_pieces_is_resumed_at_intervals() {
     let content = Pattern::new(8).bytes(10);
     let from = content.clone();
     let (origin, seen) = origin(move |_, head| Reply::of(&from, "\"one\"", head).cut(1));
@@ -338,7 +338,7 @@ async fn what_comes_in_crumbs_is_asked_for_at_intervals() {
 
 /// What was put together is kept as if it had come in one piece.
 #[tokio::test]
-async fn a_cache_keeps_what_was_retrieved() {
+async fn a_cache_stores_a_resumed_download() {
     let content = Pattern::new(7).bytes(LENGTH);
     let from = content.clone();
     let (origin, seen) = origin(move |number, head| {

@@ -82,7 +82,7 @@ async fn a_redirection_is_followed_and_no_password_given_to_strangers() {
 }
 
 #[tokio::test]
-async fn what_is_typed_wrong_is_status_2() {
+async fn usage_errors_exit_with_status_2() {
     for args in [
         &["FILES/a"][..],
         &["http://h/"],
@@ -99,7 +99,7 @@ async fn what_is_typed_wrong_is_status_2() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_is_said_before_anything_is_asked_for() {
+async fn an_unwritable_file_is_reported_before_any_request() {
     let (origin, seen) = origin(|_, head| Reply::of(b"x", "\"a\"", head));
     let room = tempfile::tempdir().unwrap();
     let url = format!("http://{}/x", origin.address());
@@ -117,7 +117,7 @@ async fn a_file_that_cannot_be_written_is_said_before_anything_is_asked_for() {
 
 /// Another user of the machine may know what will be fetched.
 #[tokio::test]
-async fn what_a_link_leads_to_is_not_written() {
+async fn symbolic_links_are_not_followed_for_writing() {
     let (origin, seen) = origin(|_, head| Reply::of(b"new", "\"a\"", head));
     let room = tempfile::tempdir().unwrap();
     let (target, victim) = (room.path().join("object"), room.path().join("victim"));
@@ -132,7 +132,7 @@ async fn what_a_link_leads_to_is_not_written() {
 
 /// What people are told where they see no bar.
 #[tokio::test]
-async fn who_is_told_little_is_told_what_matters() {
+async fn fetch_without_a_progress_bar_prints_the_essentials() {
     let (origin, _) = origin(|_, head| Reply::of(b"x", "\"a\"", head));
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("object");

@@ -38,7 +38,7 @@ fn hit(head: &Head) -> bool {
 }
 
 #[tokio::test]
-async fn what_another_route_answers_is_for_who_asked_alone() {
+async fn a_response_of_another_route_reaches_only_its_client() {
     let document = "respond: {body: for alice, headers: {cache-control: max-age=600}}";
     for action in ["upstream: hers", "upstream: hers, cache: {}", document] {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -90,7 +90,7 @@ fn part(content: &[u8], head: &Head) -> Reply {
 
 /// Her origin would say of its own what the first one's cache asks of that one's.
 #[tokio::test]
-async fn another_route_is_not_asked_by_what_is_kept_of_the_first() {
+async fn another_route_is_not_revalidated_with_the_first_routes_cache() {
     for (age, before) in [("max-age=0", ""), ("max-age=600", "\r\nrange: bytes=0-3")] {
         let (all, seen) = not_for_alice(b"for all of them", age);
         let (hers, hers_seen) = origin(|_, head| {
@@ -123,7 +123,7 @@ async fn another_route_is_not_asked_by_what_is_kept_of_the_first() {
 
 /// By its tag the rest is of the same; for whom it is the first origin has not said.
 #[tokio::test]
-async fn what_another_route_went_on_with_is_not_kept() {
+async fn a_response_completed_by_another_route_is_not_cached() {
     let content = Pattern::new(11).bytes(LENGTH);
     let (from, also) = (content.clone(), content.clone());
     let (all, seen) = origin(move |number, head| match (number, head.header("x-who")) {
@@ -149,7 +149,7 @@ async fn what_another_route_went_on_with_is_not_kept() {
 
 /// Where something stands in the first route's origin has less time, so that it can; it does not for another one.
 #[tokio::test]
-async fn what_is_kept_does_not_stand_in_for_another_route() {
+async fn a_stale_response_does_not_replace_another_routes_failure() {
     let (all, _) = not_for_alice(b"for all of them", "max-age=0");
     let (hers, _) = origin(|number, head| match number {
         0 => Reply::mute(),

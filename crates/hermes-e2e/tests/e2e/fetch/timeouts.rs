@@ -14,7 +14,7 @@ use crate::fetch::lab::{PATIENCE, Reply, command, events, fetch, files, grown, n
 const LENGTH: usize = 200_000;
 
 #[tokio::test]
-async fn a_refusal_for_a_moment_is_waited_for_as_long_as_it_says() {
+async fn fetch_waits_as_long_as_retry_after_says() {
     let (origin, seen) = origin(|number, head| match number {
         0 => Reply::status(503).with("retry-after", 1),
         1 => {
@@ -35,7 +35,7 @@ async fn a_refusal_for_a_moment_is_waited_for_as_long_as_it_says() {
 }
 
 #[tokio::test]
-async fn an_origin_that_never_answers_costs_the_deadline_and_no_more() {
+async fn a_silent_origin_ends_at_the_deadline() {
     // A listener that nobody accepts at.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let room = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ async fn an_origin_that_never_answers_costs_the_deadline_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_transfer_that_stalls_is_broken_off_and_goes_on() {
+async fn a_stalled_transfer_is_aborted_and_resumed() {
     let content = Pattern::new(3).bytes(LENGTH);
     let from = content.clone();
     let (origin, seen) = origin(move |number, head| {
@@ -67,7 +67,7 @@ async fn a_transfer_that_stalls_is_broken_off_and_goes_on() {
 }
 
 #[tokio::test]
-async fn a_deadline_leaves_what_is_held_to_the_next_run() {
+async fn a_run_ended_by_its_deadline_is_resumed_by_the_next() {
     let content = Pattern::new(4).bytes(LENGTH);
     let from = content.clone();
     let well = Arc::new(AtomicBool::new(false));
@@ -96,7 +96,7 @@ async fn a_deadline_leaves_what_is_held_to_the_next_run() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_killed_leaves_what_it_has_to_the_next_one() {
+async fn a_killed_run_is_resumed_by_the_next() {
     let content = Pattern::new(5).bytes(LENGTH);
     let (from, changed) = (content.clone(), Arc::new(AtomicBool::new(false)));
     let now_other = changed.clone();

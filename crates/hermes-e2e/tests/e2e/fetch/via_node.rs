@@ -51,7 +51,7 @@ async fn a_name_of_the_overlay_is_got_through_a_node_in_spite_of_breaks() {
 }
 
 #[tokio::test]
-async fn tls_goes_through_a_nodes_tunnel_and_what_it_refuses_is_said() {
+async fn tls_passes_through_a_nodes_tunnel_and_its_refusals_are_reported() {
     let authority = Authority::new("web").unwrap();
     let identity = authority.issue(&Subject::server("localhost")).unwrap();
     let listener = origins::listen("127.0.0.1:0".parse().unwrap()).unwrap();

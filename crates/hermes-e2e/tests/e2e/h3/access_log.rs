@@ -20,7 +20,7 @@ routes:
 ";
 
 #[tokio::test]
-async fn a_tunnel_s_status_is_what_its_client_was_told() {
+async fn the_access_log_has_the_tunnel_status_that_the_client_received() {
     let (overlay, echo, udp) =
         (overlay(), stream::echo(origin::listen(ANY).unwrap()).unwrap(), Origin::udp_echo(ANY).unwrap());
     let draft = overlay.node("edge").identity(&Subject::node("edge").with_dns(NODE_NAME)).unwrap();

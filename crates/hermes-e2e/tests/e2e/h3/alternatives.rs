@@ -87,7 +87,7 @@ async fn clients_over_tcp_learn_of_http_3() {
 }
 
 #[tokio::test]
-async fn nobody_else_is_told() {
+async fn alt_svc_is_sent_to_no_other_client() {
     let fixture = Fixture::start().await;
     let node = Subject::node("other").with_user("alice");
     assert_eq!(h2(&fixture.client("door", Some(&node)), "https://WEB/").await, None, "a node");
@@ -98,7 +98,7 @@ async fn nobody_else_is_told() {
 }
 
 #[tokio::test]
-async fn what_a_route_says_itself_it_means() {
+async fn an_alt_svc_of_a_route_takes_precedence() {
     let fixture = Fixture::start().await;
     assert_eq!(h2(&fixture.client("door", None), "https://OWN/").await.as_deref(), Some("h3=\":7\""));
 }

@@ -101,7 +101,7 @@ fn targets(seen: &[Seen]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn only_what_may_be_said_twice_is_served_before_the_handshake_is_over() {
+async fn only_idempotent_requests_are_served_in_early_data() {
     let mut fixture = Fixture::start("none", EARLY, None).await;
     fixture.relay.direction(Direction::Up);
     let (connection, accepted) = fixture.early().await;
@@ -155,7 +155,7 @@ async fn a_route_and_an_origin_may_wait_for_the_end_of_the_handshake() {
 }
 
 #[tokio::test]
-async fn whoever_says_himself_that_it_was_early_is_told_to_say_it_again() {
+async fn a_request_with_early_data_header_may_be_answered_425() {
     let mut fixture = NodeFixture::new().await;
     let connection = fixture.connect().await;
     for target in ["/late", "/picky"] {
@@ -182,7 +182,7 @@ async fn packets_that_are_sent_again_do_nothing_a_second_time() {
 }
 
 #[tokio::test]
-async fn packets_whose_client_never_gets_through_do_what_is_safe_once_and_nothing_else() {
+async fn early_data_without_a_handshake_has_only_safe_effects() {
     let mut fixture = Fixture::start("none", EARLY, None).await;
     // The attacker keeps them for himself.
     fixture.relay.direction(Direction::Nothing);
@@ -197,7 +197,7 @@ async fn packets_whose_client_never_gets_through_do_what_is_safe_once_and_nothin
 }
 
 #[tokio::test]
-async fn nobody_is_told_that_it_may_where_the_document_does_not_say_so() {
+async fn early_data_is_offered_only_if_configured() {
     let fixture = Fixture::start("none", "", None).await;
     assert!(fixture.visitor.early().await.unwrap().is_none());
 }

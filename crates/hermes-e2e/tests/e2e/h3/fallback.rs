@@ -109,7 +109,7 @@ async fn an_upstream_that_http_2_serves_is_healthy() {
 
 /// Who hears the peer and is not heard himself would hear of it without end that the peer hears nothing.
 #[tokio::test]
-async fn a_path_that_is_dark_one_way_is_left() {
+async fn a_path_that_drops_one_direction_is_abandoned() {
     let (overlay, echo) = (overlay(), stream::echo(origin::listen(ANY).unwrap()).unwrap());
     let far = far(&overlay, &echo, "quic-keep-alive: 500ms").start().await.unwrap();
     let relay = Relay::beside_tcp(far.address("door"), Direction::Both).await.unwrap();
@@ -144,7 +144,7 @@ async fn a_peer_that_allows_few_streams_gets_more_connections() {
 
 /// Where no further connection may be dialled, a place on any of them will do.
 #[tokio::test]
-async fn who_waits_gets_the_first_place_that_is_free_on_any_connection() {
+async fn a_waiting_request_takes_the_first_free_stream() {
     let (overlay, echo) = (overlay(), stream::echo(origin::listen(ANY).unwrap()).unwrap());
     let far = far(&overlay, &echo, "streams: 2").start().await.unwrap();
     let near = near_within(&overlay, far.address("door"), "", "upstream-connections: 2").start().await.unwrap();
@@ -161,7 +161,7 @@ async fn who_waits_gets_the_first_place_that_is_free_on_any_connection() {
 
 /// A connection is quiet because nobody has said anything on it: it is none that is lost.
 #[tokio::test]
-async fn who_gives_up_waiting_costs_the_others_no_connection() {
+async fn a_cancelled_wait_costs_no_connection() {
     let (overlay, echo) = (overlay(), stream::echo(origin::listen(ANY).unwrap()).unwrap());
     let far = far(&overlay, &echo, "streams: 2").start().await.unwrap();
     let near = near_within(&overlay, far.address("door"), "", "upstream-connections: 1").start().await.unwrap();
@@ -180,7 +180,7 @@ async fn who_gives_up_waiting_costs_the_others_no_connection() {
 
 /// Several connections on one path that goes dark are one failure of QUIC.
 #[tokio::test]
-async fn a_path_that_goes_dark_is_told_once_for_all_its_connections() {
+async fn a_path_that_stops_passing_packets_is_logged_once() {
     let (overlay, echo) = (overlay(), stream::echo(origin::listen(ANY).unwrap()).unwrap());
     let far = far(&overlay, &echo, "streams: 1").start().await.unwrap();
     let relay = Relay::beside_tcp(far.address("door"), Direction::Both).await.unwrap();

@@ -124,7 +124,7 @@ async fn a_request_that_is_broken_off_before_its_empty_body_is_not_malformed() {
 }
 
 #[tokio::test]
-async fn whoever_also_listens_may_change_its_mind() {
+async fn a_client_that_cancels_few_of_its_requests_is_kept() {
     let fixture = NodeFixture::with("cancels: 5").await;
     let connection = fixture.connect().await;
     for round in 0..30 {
@@ -140,7 +140,7 @@ async fn whoever_also_listens_may_change_its_mind() {
 }
 
 #[tokio::test]
-async fn heads_that_never_end_hold_no_more_than_their_limit() {
+async fn endless_heads_hold_bounded_memory() {
     let fixture = NodeFixture::with("streams: 50, header-bytes: 64KiB").await;
     fixture.serves_on(&fixture.connect().await, "before").await;
     let before = fixture.node.memory().unwrap();
@@ -163,7 +163,7 @@ async fn heads_that_never_end_hold_no_more_than_their_limit() {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_are_held_within_windows() {
+async fn unread_responses_are_bounded_by_flow_control() {
     let fixture = NodeFixture::new().await;
     fixture.serves_on(&fixture.connect().await, "before").await;
     fixture.node.forget_peak().unwrap();

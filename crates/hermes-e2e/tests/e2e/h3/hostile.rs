@@ -101,7 +101,7 @@ async fn frames_of_the_future_without_end_are_no_request_and_end_as_idle() {
 }
 
 #[tokio::test]
-async fn streams_of_the_future_without_end_hold_nothing() {
+async fn endless_unknown_streams_hold_no_memory() {
     let mut watched = Watched::with("").await;
     let connection = watched.fixture.connect().await;
     for _ in 0..5000 {
@@ -129,7 +129,7 @@ fn datagram(stream: u64, payload: &[u8]) -> Bytes {
 }
 
 #[tokio::test]
-async fn datagrams_for_streams_that_are_not_there_are_counted_and_kept_by_nobody() {
+async fn datagrams_for_unknown_streams_are_counted_and_dropped() {
     let mut watched = Watched::with("").await;
     let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     for number in 0..20_000_u64 {
@@ -169,7 +169,7 @@ async fn received(connection: &Connection) -> Bytes {
 
 /// They are dropped, and what comes next is carried, though nothing else moves.
 #[tokio::test]
-async fn datagrams_of_unknown_contexts_hold_up_nothing() {
+async fn datagrams_of_unknown_contexts_delay_nothing() {
     let watched = Watched::with("").await;
     let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     let _flow = open_flow(&connection).await;
@@ -187,7 +187,7 @@ async fn datagrams_of_unknown_contexts_hold_up_nothing() {
 
 /// A datagram without a context ends its flow; those before it are carried.
 #[tokio::test]
-async fn what_came_before_a_malformed_datagram_is_carried() {
+async fn datagrams_before_a_malformed_one_are_forwarded() {
     let watched = Watched::with("").await;
     let connection = Connection::connect(&watched.fixture.client(), &[(H3_DATAGRAM, 1)]).await.unwrap();
     let (_send, mut recv) = open_flow(&connection).await;

@@ -64,7 +64,7 @@ fn malformed() -> Vec<(&'static str, Lines<'static>)> {
 }
 
 #[tokio::test]
-async fn malformed_heads_end_their_stream_and_reach_nobody() {
+async fn malformed_heads_end_their_stream_and_reach_no_origin() {
     let mut fixture = NodeFixture::new().await;
     let connection = fixture.connect().await;
     for (what, lines) in malformed() {
@@ -100,7 +100,7 @@ async fn upload(fixture: &NodeFixture, declared: &str, chunks: &[&'static str], 
 }
 
 #[tokio::test]
-async fn lies_about_a_length_are_found_out_and_never_whole_requests() {
+async fn wrong_content_lengths_are_detected_and_never_complete() {
     let mut fixture = NodeFixture::new().await;
     let trailers = wire::headers(&[("a", "b")]);
     for (declared, chunks, more) in [
@@ -148,7 +148,7 @@ async fn trailers_with_pseudo_headers_are_malformed() {
 }
 
 #[tokio::test]
-async fn field_sections_beyond_the_limit_are_answered_and_the_others_go_on() {
+async fn oversized_field_sections_are_answered_and_other_streams_continue() {
     let fixture = NodeFixture::with("header-bytes: 4KiB, header-count: 20").await;
     let connection = fixture.connect().await;
     assert_eq!(connection.setting(wire::MAX_FIELD_SECTION_SIZE), Some(4096), "it is announced");
@@ -171,7 +171,7 @@ async fn field_sections_beyond_the_limit_are_answered_and_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn what_is_right_reaches_the_origin_as_it_was_meant() {
+async fn valid_requests_reach_the_origin_unchanged() {
     let mut fixture = NodeFixture::new().await;
     let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();

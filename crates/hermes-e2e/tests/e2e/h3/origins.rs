@@ -109,7 +109,7 @@ async fn malformed_answers_are_bad_gateways() {
 }
 
 #[tokio::test]
-async fn answers_whose_length_is_a_lie_are_not_whole() {
+async fn responses_with_a_wrong_length_are_not_complete() {
     for (what, length, body) in [("fewer", "10", "hello"), ("more", "3", "hello"), ("none", "5", "")] {
         let says = [&ok(&[("content-length", length)])[..], &frame(kind::DATA, body.as_bytes())].concat();
         let fixture = Fixture::saying(says.into(), true).await;
@@ -159,7 +159,7 @@ async fn interim_answers_without_end_end() {
 }
 
 #[tokio::test]
-async fn a_neighbour_that_says_nothing_is_given_up() {
+async fn a_silent_neighbor_is_given_up() {
     let fixture = Fixture::saying(Bytes::new(), false).await;
     let began = std::time::Instant::now();
     assert_eq!(fixture.requests().await.unwrap().0, 504);

@@ -89,7 +89,7 @@ impl Fixture {
 const SMALL: &str = "GET /small HTTP/1.1\r\nhost: WEB\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn requests_that_an_upstream_does_not_take_are_refused_and_blame_nobody_else() {
+async fn requests_that_an_upstream_rejects_are_not_blamed_on_the_endpoint() {
     let mut fixture = Fixture::greeted_with(&settings(&[(MAX_FIELD_SECTION_SIZE, 1000)])).await;
     let long = "y".repeat(1000);
     let chunked = "transfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n0\r\n";

@@ -77,7 +77,7 @@ async fn control_streams_against_the_rules_end_the_connection() {
 
 /// RFC 9297, section 2.1.1.
 #[tokio::test]
-async fn whoever_says_to_take_http_datagrams_takes_datagrams_of_quic() {
+async fn h3_datagram_support_requires_quic_datagrams() {
     let fixture = NodeFixture::new().await;
     for (says, is_fine) in [(1, false), (0, true)] {
         let connection = Connection::without_datagrams(&fixture.client()).await.unwrap();
@@ -178,7 +178,7 @@ async fn qpack_that_uses_a_table_nobody_allowed_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn qpack_may_say_what_it_may_without_a_table() {
+async fn qpack_instructions_that_need_no_table_are_accepted() {
     let fixture = NodeFixture::new().await;
     let connection = fixture.connect().await;
     let mut kept = Vec::new();
@@ -248,7 +248,7 @@ async fn a_tunnel_has_no_frames_but_data() {
 }
 
 #[tokio::test]
-async fn a_stream_without_a_request_is_incomplete_and_the_others_go_on() {
+async fn a_stream_without_a_request_is_incomplete_and_others_continue() {
     let fixture = NodeFixture::new().await;
     let connection = fixture.connect().await;
     let (mut send, mut recv) = connection.open().await.unwrap();

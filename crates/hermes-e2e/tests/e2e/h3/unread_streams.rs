@@ -138,7 +138,7 @@ async fn pour(mut send: impl AsyncFnMut(Bytes) -> std::io::Result<()>) {
 }
 
 #[tokio::test]
-async fn uploads_that_nobody_takes_hold_up_nobody_on_the_connection_between_nodes() {
+async fn unread_uploads_delay_no_session_between_nodes() {
     let fixture = Fixture::start("64MiB").await;
     let mut kept = Vec::new();
     for _ in 0..STALLED {
@@ -151,7 +151,7 @@ async fn uploads_that_nobody_takes_hold_up_nobody_on_the_connection_between_node
 }
 
 #[tokio::test]
-async fn answers_that_nobody_takes_hold_up_nobody_on_the_connection_between_nodes() {
+async fn unread_responses_delay_no_session_between_nodes() {
     let fixture = Fixture::start("64MiB").await;
     let mut frames = Frames::connect(fixture.near.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
     for stream in 0..STALLED as u32 {
@@ -163,7 +163,7 @@ async fn answers_that_nobody_takes_hold_up_nobody_on_the_connection_between_node
 }
 
 #[tokio::test]
-async fn tunnels_that_never_open_count_and_whoever_holds_most_loses_first() {
+async fn pending_tunnels_count_and_the_largest_holder_ends_first() {
     let fixture = Fixture::start("2MiB").await;
     fixture.serves_beside().await;
     let listener = ListenerClient::tls(fixture.far.address("door"), fixture.overlay.authority().pem(), None);

@@ -85,7 +85,7 @@ async fn healthy(node: &Node, value: f64) {
 }
 
 #[tokio::test]
-async fn checks_of_health_speak_http_3_and_show_who_asks() {
+async fn health_checks_use_http_3_and_a_client_certificate() {
     let overlay = overlay();
     let site = Site::start(&overlay);
     site.well.store(false, Ordering::SeqCst);
@@ -144,7 +144,7 @@ async fn an_upstream_whose_http_3_hangs_is_not_healthy() {
 const RENAMED: &str = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
 
 #[tokio::test]
-async fn of_several_addresses_one_that_is_silent_does_not_keep_the_next_waiting() {
+async fn a_silent_address_does_not_delay_the_next_one() {
     if !needs_root("of_several_addresses") {
         return;
     }

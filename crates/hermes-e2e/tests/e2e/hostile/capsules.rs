@@ -128,7 +128,7 @@ async fn a_datagram_that_is_none_ends_its_tunnel() {
 
 /// Whatever follows it in the same bytes, a datagram that was whole is carried.
 #[tokio::test]
-async fn what_came_before_it_arrives() {
+async fn datagrams_before_a_malformed_capsule_arrive() {
     let origin = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let overlay = overlay();
     let draft = overlay.node("fort").document(DOCUMENT).with("ECHO", origin.local_addr().unwrap());
@@ -161,7 +161,7 @@ upstreams:
 
 /// A capsule that nobody on the way knows is passed on as it comes, and what came before it is no part of it.
 #[tokio::test]
-async fn what_came_before_an_unfinished_one_is_passed_on() {
+async fn capsules_before_an_unfinished_one_are_forwarded() {
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let far = scripted::h1(move |mut http1| {
         let sender = sender.clone();
@@ -195,7 +195,7 @@ async fn what_came_before_an_unfinished_one_is_passed_on() {
 
 /// Each flow is a socket of ours. However many there are, others are heard and told so.
 #[tokio::test]
-async fn flows_without_end_leave_descriptors_for_who_comes() {
+async fn endless_flows_leave_descriptors_for_other_clients() {
     let fixture = Fixture::new().await;
     let most = fixture.node.descriptors().unwrap() + 100;
     let pid = fixture.node.pid().to_string();
@@ -225,7 +225,7 @@ async fn flows_without_end_leave_descriptors_for_who_comes() {
 }
 
 #[tokio::test]
-async fn what_is_merely_unknown_is_passed_over() {
+async fn unknown_capsules_are_skipped() {
     let fixture = Fixture::new().await;
     let long = |number: u64| (number | 0xc0 << 56).to_be_bytes();
     for mode in MODES {
@@ -256,7 +256,7 @@ async fn what_is_merely_unknown_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_capsule_without_end_is_not_kept() {
+async fn an_endless_capsule_is_not_buffered() {
     let fixture = Fixture::new().await;
     for mode in MODES {
         let mut flow = fixture.flow(mode).await;

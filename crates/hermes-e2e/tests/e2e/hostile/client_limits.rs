@@ -112,7 +112,7 @@ async fn is_full(node: &Node, least: f64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_of_one_client_shut_out_nobody() {
+async fn connections_of_one_client_exclude_no_other() {
     let overlay = overlay();
     let (node, _stalls) = node(&overlay, "connections: 300").await;
     let says = [
@@ -135,7 +135,7 @@ async fn connections_of_one_client_shut_out_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handshakes_of_one_client_shut_out_nobody() {
+async fn handshakes_of_one_client_exclude_no_other() {
     let overlay = overlay();
     let (node, _stalls) = node(&overlay, "connections: 300").await;
     let _flood = Flood::begin(STRANGER, node.address("tls"), 400, "");
@@ -189,7 +189,7 @@ upstreams:
 
 /// The queue for upstream connections is full. A second client joins it all the same, and is served in its turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_wait_for_an_upstream_shut_out_nobody() {
+async fn requests_waiting_for_an_upstream_exclude_no_other() {
     let overlay = overlay();
     let (release, released) = tokio::sync::watch::channel(false);
     let slow = scripted::h1(move |mut http1| {
@@ -218,7 +218,7 @@ async fn requests_that_wait_for_an_upstream_shut_out_nobody() {
 
 /// One client's requests take all entries of those that wait for another try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_are_tried_again_shut_out_nobody() {
+async fn retried_requests_exclude_no_other() {
     let overlay = overlay();
     let node = overlay.node("fort").document(ONE_CONNECTION).with("SLOW", "127.0.0.1:1").start().await.unwrap();
     let hits = async || node.metric("hermes_limit_hits_total", "retrievals").await.unwrap_or_default();
@@ -282,7 +282,7 @@ async fn a_reload_that_found_no_descriptors_is_retried() {
 }
 
 #[tokio::test]
-async fn tunnels_of_one_connection_shut_out_nobody() {
+async fn tunnels_of_one_connection_exclude_no_other() {
     let echo = stream::echo(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
     let overlay = overlay();
     let document = "
@@ -328,7 +328,7 @@ routes:
 }
 
 #[tokio::test]
-async fn flows_of_one_address_shut_out_nobody() {
+async fn flows_of_one_address_exclude_no_other() {
     let echo = UdpEcho::start("127.0.0.1:0".parse().unwrap(), "").unwrap();
     let overlay = overlay();
     let document = "

@@ -189,7 +189,7 @@ async fn a_length_that_lies_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_one_request_here_is_one_request_there() {
+async fn one_request_stays_one_request_across_versions() {
     let mut fixture = NodeFixture::new().await;
     let length: Field<'_> = (b"content-length", b"37");
     let mut trailing =

@@ -106,7 +106,7 @@ async fn requests_that_are_begun_only_to_be_broken_off_end_the_connection() {
 }
 
 #[tokio::test]
-async fn whoever_also_listens_may_change_its_mind() {
+async fn a_client_that_cancels_few_of_its_requests_is_kept() {
     let mut fixture = NodeFixture::with("cancels: 5").await;
     let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
     let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "WEB"), (":path", "/flood")];
@@ -146,7 +146,7 @@ async fn streams_that_break_the_rules_end_the_connection_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_head_that_goes_on_and_on_ends_the_connection() {
+async fn an_endless_head_ends_the_connection() {
     let mut fixture = NodeFixture::new().await;
     let before = fixture.node.memory().unwrap();
     let start = block(&[(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"WEB")]);
@@ -171,7 +171,7 @@ async fn a_head_that_goes_on_and_on_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn frames_that_want_answers_nobody_reads_are_not_hoarded() {
+async fn unread_replies_to_control_frames_are_bounded() {
     let mut fixture = NodeFixture::new().await;
     fixture.still_serves("h1").await;
     let before = fixture.node.memory().unwrap();
@@ -219,7 +219,7 @@ async fn frames_that_mean_nothing_cost_nothing() {
 }
 
 #[tokio::test]
-async fn empty_pieces_of_a_body_are_not_kept() {
+async fn empty_data_frames_are_not_buffered() {
     let mut fixture = NodeFixture::new().await;
     fixture.still_serves("h1").await;
     let before = fixture.node.memory().unwrap();
@@ -299,7 +299,7 @@ upstreams:
 }
 
 #[tokio::test]
-async fn of_many_connections_at_once_those_that_are_idle_for_longest_are_closed() {
+async fn the_longest_idle_connections_are_closed_first() {
     let mut fixture = NodeFixture::with("connections: 20").await;
     let mut open = Vec::new();
     for _ in 0..40 {

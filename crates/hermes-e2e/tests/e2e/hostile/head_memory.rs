@@ -183,7 +183,7 @@ async fn heads_that_wait_for_an_origin() {
 }
 
 #[tokio::test]
-async fn trailers_that_nobody_reads() {
+async fn unread_trailers_hold_bounded_memory() {
     let fixture = NodeFixture::new().await;
     let to = fixture.node.address("in");
     let output = (0..30).flat_map(|stream| {
@@ -197,7 +197,7 @@ async fn trailers_that_nobody_reads() {
 }
 
 #[tokio::test]
-async fn small_heads_that_hold_large_buffers() {
+async fn small_heads_in_large_buffers_hold_bounded_memory() {
     let fixture = NodeFixture::new().await;
     let to = fixture.node.address("in");
     let line = [&[0, 1, b'x', 10][..], b"0123456789"].concat();
@@ -209,7 +209,7 @@ async fn small_heads_that_hold_large_buffers() {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads() {
+async fn unread_responses_hold_bounded_memory() {
     let fixture = NodeFixture::new().await;
     let to = fixture.node.address("in");
     let block = [&[0x02, 4], &b"HEAD"[..], &pseudo("HERE")[1..]].concat();

@@ -199,7 +199,7 @@ async fn the_crumbs_of_a_cookie_are_one_line() {
 }
 
 #[tokio::test]
-async fn what_unpacks_to_megabytes_is_not_unpacked() {
+async fn header_compression_bombs_are_not_expanded() {
     let mut fixture = NodeFixture::with(LIMITS).await;
     let before = fixture.node.memory().unwrap();
     for _ in 0..20 {

@@ -179,7 +179,7 @@ where
 }
 
 #[tokio::test]
-async fn uploads_that_nobody_reads_wait_at_their_clients() {
+async fn unread_uploads_wait_at_their_clients() {
     let fixture = Fixture::new().await;
     let to = fixture.node.address("in");
     let (poured, _open) = many(|| async move {
@@ -224,7 +224,7 @@ async fn requests_in_a_row_wait_until_somebody_reads_their_answers() {
 }
 
 #[tokio::test]
-async fn downloads_that_nobody_reads_wait_at_their_origins() {
+async fn unread_downloads_wait_at_their_origins() {
     let fixture = Fixture::new().await;
     let mut open: Vec<TcpStream> = Vec::new();
     for host in ["H1", "H2"] {
@@ -255,7 +255,7 @@ async fn downloads_that_nobody_reads_wait_at_their_origins() {
 }
 
 #[tokio::test]
-async fn datagrams_that_nobody_takes_are_dropped_and_counted() {
+async fn unread_datagrams_are_dropped_and_counted() {
     let fixture = Fixture::new().await;
     let mut sockets = Vec::new();
     for _ in 0..MANY {

@@ -166,7 +166,7 @@ async fn a_body_for_head_is_not_the_next_answer() {
 }
 
 #[tokio::test]
-async fn an_origin_that_goes_away_without_a_word_is_a_502() {
+async fn an_origin_that_closes_without_a_response_is_a_502() {
     let origin = scripted::h1(|mut http1| async move { http1.head().await.map(drop) }).unwrap();
     let overlay = overlay();
     let node = node(&overlay, "h1", &origin).await;

@@ -68,7 +68,7 @@ fn trickling() -> Origin {
 }
 
 #[tokio::test]
-async fn downloads_that_are_broken_off_end_nobody_else_s_tunnel() {
+async fn aborted_downloads_end_no_other_tunnel() {
     let pair = Pair::before(trickling(), "h1", "").await;
     let mut tunnel = pair.bystander().await;
     for _ in 0..6 {
@@ -85,7 +85,7 @@ async fn downloads_that_are_broken_off_end_nobody_else_s_tunnel() {
 }
 
 #[tokio::test]
-async fn uploads_that_are_refused_end_nobody_else_s_tunnel() {
+async fn rejected_uploads_end_no_other_tunnel() {
     // What is still sent when the answer is there comes for a stream that is none.
     let pair = Pair::before(saying(""), "h1", "error-resets: 20").await;
     let mut tunnel = pair.bystander().await;
@@ -106,7 +106,7 @@ async fn uploads_that_are_refused_end_nobody_else_s_tunnel() {
 }
 
 #[tokio::test]
-async fn requests_that_come_and_go_while_a_node_is_busy_end_nobody_else_s_tunnel() {
+async fn cancelled_requests_to_a_busy_node_end_no_other_tunnel() {
     let pair = Pair::before(saying(""), "h1", "").await;
     let mut tunnel = pair.bystander().await;
     // It sees each of these together with its end.
@@ -164,7 +164,7 @@ async fn an_interim_response_with_a_length_is_passed_on_without_it() {
 
 /// A head that HTTP/1.1 lets pass, and that HTTP/2 peers would refuse, or nobody could read the body of.
 #[tokio::test]
-async fn heads_of_origins_are_settled_before_they_go_on() {
+async fn heads_of_origins_are_validated_before_they_are_forwarded() {
     for (head, body, status) in [
         ("200 OK\r\nContent-Length: 4, 4", "good", 200),
         ("204 No Content\r\nContent-Length: some", "", 204),
@@ -182,7 +182,7 @@ async fn heads_of_origins_are_settled_before_they_go_on() {
 }
 
 #[tokio::test]
-async fn answers_that_break_behind_their_heads_are_not_the_next_node_s_fault() {
+async fn responses_that_break_after_their_heads_are_not_blamed_on_the_next_node() {
     let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n";
     let pair = Pair::before(saying(answer), "h1", "").await;
     let mut tunnel = pair.bystander().await;

@@ -30,7 +30,7 @@ async fn trickle(http1: &mut RawHttp1<TcpStream>, bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn whoever_does_not_come_to_a_request_is_closed() {
+async fn clients_without_a_request_are_closed() {
     let mut fixture = NodeFixture::with(SHORT).await;
     // The beginnings of requests, handshakes, prefaces; none of them goes on.
     let beginnings: [(&str, &[u8]); 7] = [
@@ -100,7 +100,7 @@ async fn an_idle_connection_is_closed_in_order() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_does_not_make_a_connection_slow() {
+async fn frames_without_a_request_do_not_count_as_a_slow_head() {
     // Far longer than this test waits, and far shorter.
     let mut fixture = NodeFixture::with("header-timeout: 200ms, keep-alive: 10m").await;
     let mut frames = Frames::connect(fixture.address("h1"), &[]).await.unwrap();
@@ -135,7 +135,7 @@ upstreams:
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_go_on_ends_its_session() {
+async fn a_stalled_body_ends_its_session() {
     let overlay = overlay();
     let (node, _origin) = hasty(&overlay).await;
     let mut h1 = RawHttp1::connect(node.address("in")).await.unwrap();
@@ -179,7 +179,7 @@ async fn served(fixture: &NodeFixture) -> io::Result<bool> {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_do_not_keep_their_sessions() {
+async fn unread_responses_do_not_keep_their_sessions() {
     // An origin that says nothing: each session is ended, and the client does not read that either.
     let origin = origin::scripted::h1(|mut http1| async move {
         http1.head().await?;

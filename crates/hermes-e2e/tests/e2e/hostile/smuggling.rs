@@ -86,7 +86,7 @@ async fn one(fixture: &mut NodeFixture, listener: &str, attack: &Attack) {
 }
 
 #[tokio::test]
-async fn a_length_beside_chunks_counts_for_nothing_and_ends_the_connection() {
+async fn a_length_beside_chunked_is_ignored_and_ends_the_connection() {
     // RFC 9112, 6.3: the chunks hold, and the connection is closed behind them.
     let length = format!("Content-Length: {}\r\n", SMUGGLED.len() + 5);
     let last = format!("0\r\n\r\n{SMUGGLED}");

@@ -37,7 +37,7 @@ fn stalled() -> Origin {
 }
 
 #[tokio::test]
-async fn single_bytes_that_nobody_reads_do_not_end_the_connection_between_nodes() {
+async fn unread_single_bytes_do_not_end_the_connection_between_nodes() {
     let pair = Pair::before(stalled(), "h2", "").await;
     let mut tunnel = pair.bystander().await;
     for node in [&pair.edge, &pair.behind] {
@@ -63,7 +63,7 @@ async fn single_bytes_that_nobody_reads_do_not_end_the_connection_between_nodes(
 }
 
 #[tokio::test]
-async fn frames_of_one_byte_that_nobody_reads_do_not_end_their_connection() {
+async fn unread_frames_of_one_byte_do_not_end_their_connection() {
     let pair = Pair::before(stalled(), "h2", "").await;
     let mut frames = Frames::connect(pair.behind.address("in"), &[]).await.unwrap();
     let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "ORIGIN"), (":path", "/")];
@@ -139,7 +139,7 @@ async fn is_served(node: &Node) {
 }
 
 #[tokio::test]
-async fn answers_in_single_bytes_that_nobody_reads_are_not_kept_one_by_one() {
+async fn unread_single_byte_responses_hold_bounded_memory() {
     let (overlay, origin) = (overlay(), crumbling());
     let node = overlay.node("fort").document(FORT).with("ORIGIN", origin.address()).start().await.unwrap();
     let before = node.memory().unwrap();

@@ -175,7 +175,7 @@ async fn pour(stream: &mut h2::SendStream<Bytes>) {
 }
 
 #[tokio::test]
-async fn readers_who_take_a_little_at_a_time_hold_up_nobody_beside_them() {
+async fn slow_readers_delay_no_other_session() {
     let fixture = Fixture::new().await;
     let mut client = fixture.client("127.0.0.1").await;
     let mut slow = Vec::new();
@@ -193,7 +193,7 @@ async fn readers_who_take_a_little_at_a_time_hold_up_nobody_beside_them() {
 }
 
 #[tokio::test]
-async fn tunnels_that_never_open_count_and_whoever_holds_most_loses_first() {
+async fn pending_tunnels_count_and_the_largest_holder_ends_first() {
     let fixture = Fixture::new().await;
     let mut innocent = fixture.client("127.0.0.2").await;
     let (_answer, mut upload) = innocent.open(post("SLOW"), false).await.unwrap();
@@ -232,7 +232,7 @@ impl Room {
 }
 
 #[tokio::test]
-async fn tunnels_that_were_ended_are_not_ended_again_while_nobody_reads_why() {
+async fn ended_tunnels_are_not_ended_again_while_their_reset_is_unread() {
     let fixture = Fixture::with("1MiB").await;
     let mut frames = Frames::connect(fixture.node.address("in"), &[(INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
     let mut room = Room(65_535);
@@ -273,7 +273,7 @@ async fn requests_that_are_refused_keep_nothing_of_their_bodies() {
 }
 
 #[tokio::test]
-async fn small_frames_that_nobody_reads_do_not_keep_what_came_with_them() {
+async fn unread_small_frames_do_not_retain_their_buffers() {
     let fixture = Fixture::with("64MiB").await;
     let before = fixture.node.memory().unwrap();
     let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "SLOW"), (":path", "/")];
@@ -298,7 +298,7 @@ async fn small_frames_that_nobody_reads_do_not_keep_what_came_with_them() {
 }
 
 #[tokio::test]
-async fn tunnels_that_their_client_breaks_off_end_though_nobody_takes_what_was_sent() {
+async fn aborted_tunnels_end_although_their_bytes_are_unread() {
     let fixture = Fixture::new().await;
     let mut client = fixture.client("127.0.0.1").await;
     let mut tunnels = Vec::new();
@@ -320,7 +320,7 @@ async fn tunnels_that_their_client_breaks_off_end_though_nobody_takes_what_was_s
 }
 
 #[tokio::test]
-async fn single_bytes_for_a_reader_who_is_gone_do_not_end_their_connection() {
+async fn single_bytes_for_a_closed_reader_do_not_end_the_connection() {
     let fixture = Fixture::new().await;
     let mut frames = Frames::connect(fixture.node.address("in"), &[]).await.unwrap();
     let fields = [(":method", "PUT"), (":scheme", "http"), (":authority", "CLOSES"), (":path", "/")];

@@ -256,7 +256,7 @@ async fn backups_stand_in_one_after_the_other_while_no_endpoint_is_up() {
 }
 
 #[tokio::test]
-async fn who_gets_no_connection_goes_to_a_backup_without_a_policy() {
+async fn a_request_without_a_connection_uses_a_backup_without_a_policy() {
     let (site, nobody) = (Site::start(1), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let overlay = overlay();
     let draft = overlay.node("edge").document(DOCUMENT).with("BALANCE", "random").with("ROUTE", "");
@@ -368,7 +368,7 @@ async fn passive_watching_lets_a_failing_endpoint_rest() {
 /// An origin whose accept queue is full is still served by the connections that it has: whoever dials
 /// takes one that comes free.
 #[tokio::test]
-async fn whoever_waits_for_a_dial_takes_a_connection_that_comes_free() {
+async fn a_request_waiting_for_a_dial_takes_a_freed_connection() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();

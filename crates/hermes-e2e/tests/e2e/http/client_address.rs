@@ -85,7 +85,7 @@ fn some<const N: usize>(values: [&str; N]) -> [Option<String>; N] {
 }
 
 #[tokio::test]
-async fn a_stranger_s_claims_are_replaced_by_what_the_first_node_saw() {
+async fn claims_of_an_untrusted_client_are_replaced_by_observations() {
     let overlay = overlay();
     let (origin, mut received) = origin();
     let far = far(&overlay, &origin).await;
@@ -112,7 +112,7 @@ async fn a_stranger_s_claims_are_replaced_by_what_the_first_node_saw() {
 }
 
 #[tokio::test]
-async fn what_a_trusted_peer_says_of_its_client_is_passed_on() {
+async fn claims_of_a_trusted_peer_are_forwarded() {
     let overlay = overlay();
     let (origin, mut received) = origin();
     let far = far(&overlay, &origin).await;

@@ -113,7 +113,7 @@ async fn an_endpoint_that_refuses_the_stream_is_followed_by_one_that_hears_the_s
 }
 
 #[tokio::test]
-async fn who_is_no_node_hears_nothing_before_its_answer() {
+async fn early_bytes_go_only_to_nodes() {
     let (answered, mut answers) = seen();
     let origin = hermes_testkit::origin::scripted::h2_on(listener().await, move |mut exchange| {
         let answered = answered.clone();
@@ -140,7 +140,7 @@ async fn hear_after(mut exchange: Exchange) -> std::io::Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_client_sends_early_is_bounded() {
+async fn early_tunnel_data_is_bounded() {
     let (received, mut receiver) = seen();
     let origin = hermes_testkit::origin::scripted::h2_on(listener().await, move |mut exchange| {
         let received = received.clone();

@@ -156,7 +156,7 @@ fn breaking(version: &str) -> Origin {
 }
 
 #[tokio::test]
-async fn a_response_that_breaks_off_is_not_taken_for_a_whole_one() {
+async fn an_interrupted_response_is_not_complete() {
     for version in ["h1", "h2"] {
         let origin = breaking(version);
         let overlay = overlay();
@@ -177,7 +177,7 @@ async fn a_response_that_breaks_off_is_not_taken_for_a_whole_one() {
 
 /// A chunked response must not look whole either, though it says no length.
 #[tokio::test]
-async fn a_chunked_response_that_breaks_off_is_not_taken_for_a_whole_one() {
+async fn an_interrupted_chunked_response_is_not_complete() {
     let origin = scripted::h1(|mut http1| async move {
         http1.head().await?;
         http1.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
@@ -235,7 +235,7 @@ fn listening(version: &str) -> (Origin, Seen<Upload>) {
 }
 
 #[tokio::test]
-async fn an_upload_that_breaks_off_is_not_taken_for_a_whole_one() {
+async fn an_interrupted_upload_is_not_complete() {
     for version in ["h1", "h2"] {
         let (origin, mut receiver) = listening(version);
         let overlay = overlay();
@@ -381,7 +381,7 @@ fn talkative(version: &str, sender: UnboundedSender<()>) -> Origin {
 }
 
 #[tokio::test]
-async fn an_upload_goes_on_while_nobody_reads_the_answer() {
+async fn an_upload_continues_while_its_response_is_unread() {
     for version in ["h1", "h2"] {
         let (sender, mut receiver) = seen();
         let origin = talkative(version, sender);

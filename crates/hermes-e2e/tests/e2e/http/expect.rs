@@ -101,7 +101,7 @@ async fn lab(version: &str) -> Lab {
 const HEAD: &str = "POST /up HTTP/1.1\r\nhost: WEB\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
 
 #[tokio::test]
-async fn an_h1_client_is_told_to_go_on_when_the_origin_says_so() {
+async fn an_h1_client_receives_100_continue_from_the_origin() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
         let mut http1 = ListenerClient::plain(lab.node.address("in")).h1().await.unwrap();
@@ -118,7 +118,7 @@ async fn an_h1_client_is_told_to_go_on_when_the_origin_says_so() {
 }
 
 #[tokio::test]
-async fn an_h2_client_is_told_to_go_on_when_the_origin_says_so() {
+async fn an_h2_client_receives_100_continue_from_the_origin() {
     for version in ["h1", "h2"] {
         let mut lab = lab(version).await;
         let mut connection = ListenerClient::plain(lab.node.address("in")).h2().await.unwrap();

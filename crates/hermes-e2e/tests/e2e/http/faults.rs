@@ -40,7 +40,7 @@ fn post(path: &str) -> Request<()> {
 }
 
 #[tokio::test]
-async fn a_request_that_is_cut_without_an_error_is_no_whole_request() {
+async fn a_truncated_request_is_not_complete() {
     let (sender, mut receiver) = seen();
     let origin = scripted::h1(move |mut http1| {
         let sender = sender.clone();
@@ -63,7 +63,7 @@ async fn a_request_that_is_cut_without_an_error_is_no_whole_request() {
 }
 
 #[tokio::test]
-async fn a_response_that_is_cut_without_an_error_is_no_whole_response() {
+async fn a_truncated_response_is_not_complete() {
     let origin = h2_origin(|mut exchange| async move {
         let mut body = exchange.respond.send_response(Response::new(()), false).map_err(io::Error::other)?;
         body.send_data(Bytes::from_static(b"half of it"), false).map_err(io::Error::other)?;
@@ -85,7 +85,7 @@ async fn a_response_that_is_cut_without_an_error_is_no_whole_response() {
 
 /// RFC 9110, 10.1.1: not for ever.
 #[tokio::test]
-async fn a_body_is_sent_at_last_to_an_origin_that_says_no_100() {
+async fn a_body_is_sent_after_a_timeout_without_100_continue() {
     let origin = scripted::h1(|mut http1| async move {
         let head = http1.head().await?;
         let length = http1.body(&head).await?.data.len();

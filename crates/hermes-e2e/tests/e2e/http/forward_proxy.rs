@@ -91,7 +91,7 @@ async fn curl_asks_for_names_and_addresses() {
 }
 
 #[tokio::test]
-async fn curl_uploads_and_is_told_what_went_wrong() {
+async fn curl_uploads_and_receives_errors() {
     let video = web("video");
     let overlay = overlay();
     let node = proxy(&overlay, &video).await;

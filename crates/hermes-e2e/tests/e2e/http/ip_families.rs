@@ -63,7 +63,7 @@ upstreams:
 const FAR_CLIENT: &str = "198.51.100.7:4321";
 
 #[tokio::test]
-async fn a_proxy_header_tells_the_source() {
+async fn a_proxy_header_sets_the_source_address() {
     let overlay = overlay();
     let document = "
 listeners:
@@ -114,7 +114,7 @@ async fn read_proxy_v2(http1: &mut RawHttp1<TcpStream>) -> std::io::Result<(Sock
 }
 
 #[tokio::test]
-async fn a_proxy_header_is_sent_where_the_document_says_so() {
+async fn a_proxy_header_is_sent_if_configured() {
     let (sender, mut receiver) = seen();
     let origin = scripted::h1(move |mut http1| {
         let sender = sender.clone();

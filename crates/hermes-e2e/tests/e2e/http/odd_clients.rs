@@ -145,7 +145,7 @@ async fn a_port_that_is_empty_is_none() {
 }
 
 #[tokio::test]
-async fn an_origin_that_says_that_it_is_at_it_makes_progress() {
+async fn interim_responses_count_as_progress() {
     let overlay = overlay();
     let (origin, _told) = origin();
     let node = node(&overlay, &origin).await;
@@ -173,7 +173,7 @@ async fn an_upload_that_stalls_is_its_client_s_fault() {
 }
 
 #[tokio::test]
-async fn a_line_of_the_proxy_protocol_says_who_the_client_is() {
+async fn a_proxy_protocol_v1_line_sets_the_client_address() {
     let overlay = overlay();
     let (origin, mut received) = origin();
     let node = node(&overlay, &origin).await;

@@ -76,7 +76,7 @@ async fn a_name_is_routed_and_never_resolved() {
 }
 
 #[tokio::test]
-async fn one_name_leads_each_user_elsewhere() {
+async fn one_name_resolves_to_a_different_service_for_each_user() {
     let (one, other) = (origin_saying("one"), origin_saying("other"));
     let overlay = overlay();
     let (near, far) = by_user(&overlay, BY_USER, &[("ONE", &one), ("OTHER", &other)]).await;

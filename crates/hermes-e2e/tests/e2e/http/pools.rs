@@ -130,7 +130,7 @@ async fn burst(client: &mut Multiplex, count: usize) -> JoinSet<u16> {
 }
 
 #[tokio::test]
-async fn what_alpn_settles_on_h1_is_bounded_as_h1_is() {
+async fn connections_negotiated_to_h1_obey_the_h1_limit() {
     let overlay = overlay();
     let origin = Gated::start(&overlay, "http/1.1", 100);
     let limits = "upstream-connections: 3, upstream-pending: 4";
@@ -151,7 +151,7 @@ async fn what_alpn_settles_on_h1_is_bounded_as_h1_is() {
 }
 
 #[tokio::test]
-async fn what_alpn_settles_on_h2_is_dialled_once_for_all() {
+async fn connections_negotiated_to_h2_are_dialled_once() {
     let overlay = overlay();
     let origin = Gated::start(&overlay, "h2", 0);
     let node = by_tls(&overlay, "auto", "", "connect: 20s", &origin.origin).await;
@@ -184,7 +184,7 @@ async fn a_dial_for_all_that_fails_is_one_failure() {
 
 /// Who began it is gone, as are all who waited: it goes on, and is there for the next.
 #[tokio::test]
-async fn a_dial_for_all_that_nobody_waits_for_is_there_for_the_next() {
+async fn a_shared_dial_without_waiters_serves_the_next_request() {
     for (protocol, alpn) in [("h2", "h2"), ("auto", "h2"), ("auto", "http/1.1")] {
         let overlay = overlay();
         let origin = Gated::start(&overlay, alpn, 0);
@@ -206,7 +206,7 @@ async fn a_dial_for_all_that_nobody_waits_for_is_there_for_the_next() {
 
 /// Whoever dialled tells that the endpoint failed; where he is gone, one of those who waited with him.
 #[tokio::test]
-async fn a_dial_for_all_that_fails_is_told_of_by_who_is_there() {
+async fn a_failed_shared_dial_is_reported_by_a_remaining_waiter() {
     let overlay = overlay();
     let origin = Gated::start(&overlay, "h2", 0);
     let protocol = "h2\n  outlier: {failures: 1}";
@@ -227,7 +227,7 @@ async fn a_dial_for_all_that_fails_is_told_of_by_who_is_there() {
 
 /// A client that has its next request ready when its last one is answered leaves the connection to those who wait.
 #[tokio::test]
-async fn who_waits_is_overtaken_by_nobody() {
+async fn waiting_requests_are_served_in_order() {
     let overlay = overlay();
     let (requests, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Semaphore::new(0)));
     let (sender, waits) = (requests.clone(), gate.clone());
@@ -275,7 +275,7 @@ upstreams:
 /// A request that takes a connection that came free leaves a dial behind, which is not given up: what was asked for
 /// at once will be asked for at once again.
 #[tokio::test]
-async fn a_dial_that_comes_too_late_is_there_for_the_next() {
+async fn a_late_dial_serves_the_next_request() {
     let overlay = overlay();
     let origin = Gated::start(&overlay, "http/1.1", 1);
     let node = by_tls(&overlay, "h1", "", "connect: 20s", &origin.origin).await;
@@ -559,7 +559,7 @@ enum Goes {
 
 /// Nothing of it was processed: a client that has no retries configured hears nothing of that.
 #[tokio::test]
-async fn who_was_accepted_by_one_that_goes_is_served_by_the_next() {
+async fn a_request_refused_by_goaway_is_served_by_the_next_connection() {
     let overlay = overlay();
     let document = "
 workers: 1

@@ -115,7 +115,7 @@ async fn without_a_policy_nothing_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_broken_exchange_is_repeated_only_where_that_does_no_harm() {
+async fn a_broken_exchange_is_retried_only_if_safe() {
     for (method, body, status, attempts) in [
         (Method::GET, &b""[..], 200, 2),
         (Method::PUT, b"whole", 200, 2),
@@ -136,7 +136,7 @@ async fn a_broken_exchange_is_repeated_only_where_that_does_no_harm() {
 }
 
 #[tokio::test]
-async fn statuses_are_retried_as_the_policy_says() {
+async fn statuses_are_retried_by_policy() {
     for (method, deeds, status, attempts) in [
         (
             Method::GET,
@@ -161,7 +161,7 @@ async fn statuses_are_retried_as_the_policy_says() {
 }
 
 #[tokio::test]
-async fn a_body_that_was_not_kept_is_not_sent_again() {
+async fn a_body_larger_than_the_buffer_is_not_retried() {
     let (origin, mut receiver) = origin(&[OriginBehaviour::Break, OriginBehaviour::Status(200)]);
     let overlay = overlay();
     let node = node(&overlay, "h1", ALL, &[origin.address()]).await;

@@ -34,7 +34,7 @@ fn silent() -> origin::Origin {
 }
 
 #[tokio::test]
-async fn a_peer_that_accepts_and_says_nothing_is_no_connection() {
+async fn a_peer_that_accepts_and_stays_silent_times_out() {
     let origin = silent();
     let overlay = overlay();
     // h2 waits for SETTINGS, TLS for a handshake.
@@ -264,7 +264,7 @@ async fn an_endpoint_that_never_opens_a_tunnel_rests() {
 
 /// Who waits for the client owes nothing.
 #[tokio::test]
-async fn a_client_that_stops_in_the_midst_of_its_upload_is_not_its_endpoint_s_fault() {
+async fn a_stalled_upload_is_not_blamed_on_the_endpoint() {
     let overlay = overlay();
     for version in ["h1", "h2"] {
         let hung = hung(version);

@@ -83,7 +83,7 @@ async fn a_far_end_that_ends_its_side_still_hears_the_client() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_ends_the_tunnel_at_the_far_end() {
+async fn a_closed_client_ends_the_tunnel_at_the_target() {
     let (gone, mut goes) = seen();
     let origin = scripted::h1(move |mut http1| {
         let gone = gone.clone();
@@ -159,7 +159,7 @@ async fn a_client_that_breaks_is_not_taken_for_one_that_ends() {
 }
 
 #[tokio::test]
-async fn a_target_that_refuses_is_told_to_the_client() {
+async fn a_refused_dial_is_reported_to_the_client() {
     // A port that was free a moment ago and is bound by nobody.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let lab = Tunnels::to(closed).await;
@@ -345,7 +345,7 @@ async fn many_that_end_their_side_in_a_frame_of_its_own_do_not_end_the_connectio
 }
 
 #[tokio::test]
-async fn a_refused_tunnel_by_post_has_its_answer_whole() {
+async fn a_refused_post_tunnel_delivers_the_complete_response() {
     const LONG: usize = 300_000;
     let origin = scripted::h1(|mut http1| async move {
         http1.head().await?;
@@ -375,7 +375,7 @@ upstreams:
 /// Servers reset a stream with NO_ERROR behind its end, once they have said all and want to hear no more (RFC 9113,
 /// 8.1). That takes nothing back. Others reset so whatever they break off: that is no end.
 #[tokio::test]
-async fn a_reset_with_no_error_ends_what_had_ended_and_breaks_what_had_not() {
+async fn a_reset_without_error_ends_finished_directions_and_breaks_others() {
     const LONG: usize = 1_000_000;
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();

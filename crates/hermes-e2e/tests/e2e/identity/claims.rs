@@ -132,7 +132,7 @@ async fn a_lying_listener_of_a_laptop_is_refused_by_the_edge() {
 }
 
 #[tokio::test]
-async fn a_standalone_node_passes_on_who_it_is() {
+async fn a_standalone_node_forwards_its_own_identity() {
     let (origin, _tells) = origin();
     let overlay = overlay();
     let ingress = ingress(&overlay, "", &origin).await;

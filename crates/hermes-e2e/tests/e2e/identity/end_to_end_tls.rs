@@ -79,7 +79,7 @@ async fn the_client_sees_the_server_s_own_certificate() {
 }
 
 #[tokio::test]
-async fn real_curl_trusts_the_server_and_nobody_else() {
+async fn curl_trusts_only_the_server_through_a_tunnel() {
     let bank = bank();
     let overlay = overlay();
     let nodes = chain(&overlay, &bank).await;

@@ -17,7 +17,7 @@ async fn is_heard(client: &ListenerClient) -> bool {
 }
 
 #[tokio::test]
-async fn a_listener_that_demands_a_certificate_hears_nobody_else() {
+async fn a_listener_that_requires_a_certificate_rejects_other_clients() {
     let (origin, mut receiver) = origin();
     let overlay = overlay();
     let node = ingress(&overlay, "", &origin).await;

@@ -50,7 +50,7 @@ impl Forger {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unfinished_handshakes_keep_nobody_out_and_nothing_is_amplified() {
+async fn unfinished_handshakes_exclude_no_client_and_amplify_nothing() {
     const FORGED: usize = 6;
     let (overlay, behind) = (overlay(), Behind::start());
     let draft = behind.limited(&overlay, 1, loopback(), "handshakes: 4, connections: 40");

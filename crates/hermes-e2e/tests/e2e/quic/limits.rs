@@ -15,7 +15,7 @@ use crate::quic::{
 const SHORT: &str = "quic-idle: 3s, quic-keep-alive: 500ms";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silence_ends_a_connection_after_its_time_and_what_is_kept_is_not_silent() {
+async fn an_idle_connection_times_out_and_keepalives_prevent_it() {
     let (overlay, behind) = (overlay(), Behind::start());
     let node = behind.limited(&overlay, 1, loopback(), SHORT).start().await.unwrap();
     let relay = Relay::before(node.address("in")).await.unwrap();
@@ -78,7 +78,7 @@ async fn packets_of(lasting: &Lasting, limits: &str, size: usize) -> Option<f64>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_frames_are_jumbo_packets_may_be_too() {
+async fn packets_may_be_jumbo_on_jumbo_links() {
     const SIZE: usize = 16 << 20;
     let mut packets = Vec::new();
     for limits in ["", ", quic-initial-mtu: 6500B, quic-largest-mtu: 6500B"] {

@@ -118,7 +118,7 @@ async fn connections_of_a_process_that_died_are_reset_by_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_neighbour_goes_on_at_once_where_a_node_died_and_came_back() {
+async fn a_neighbor_reconnects_at_once_after_a_restart() {
     let lasting = Lasting::new([127, 0, 36, 2]);
     let first = lasting.start("first", 1, "").await;
     let near = lasting.neighbour("").await;

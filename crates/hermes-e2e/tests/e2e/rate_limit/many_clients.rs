@@ -28,7 +28,7 @@ async fn clients_see_no_refusal_and_the_service_makes_few() {
 }
 
 #[tokio::test]
-async fn what_is_not_limited_does_not_wait() {
+async fn requests_without_a_limit_do_not_wait() {
     let overlay = overlay();
     let (origin, tally) = limiting(10_000);
     let edge = node(&overlay, ", pace: {}", origin.address()).await;

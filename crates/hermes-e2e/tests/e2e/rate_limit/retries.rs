@@ -23,7 +23,7 @@ fn request(method: &str, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn with_429_anything_is_sent_again_and_with_503_what_may_be_said_twice() {
+async fn a_429_repeats_any_request_and_a_503_only_idempotent_ones() {
     for (status, method, times) in [("429", "POST", 3), ("503", "PUT", 3), ("503", "POST", 1)] {
         let bodies = Arc::new(Mutex::new(Vec::new()));
         let recorded = bodies.clone();
@@ -44,7 +44,7 @@ async fn with_429_anything_is_sent_again_and_with_503_what_may_be_said_twice() {
 }
 
 #[tokio::test]
-async fn a_service_that_asks_for_eleven_days_gets_no_more_than_the_deadline() {
+async fn a_retry_after_of_eleven_days_is_limited_by_the_deadline() {
     let requests = Arc::new(AtomicUsize::new(0));
     let counter = requests.clone();
     let origin = origin(move |_, _, _| {
@@ -64,7 +64,7 @@ async fn a_service_that_asks_for_eleven_days_gets_no_more_than_the_deadline() {
 }
 
 #[tokio::test]
-async fn where_the_queue_is_full_who_comes_is_told_so_and_who_leaves_makes_room() {
+async fn a_full_queue_rejects_requests_and_departures_free_it() {
     let origin = origin(|_, _, _| ("429 Too Many Requests\r\nretry-after: 60".into(), "later".into()));
     let overlay = overlay();
     let edge = node(&overlay, ", pace: {queue: 2, deadline: 1h}, timeout: {progress: 2s}", origin.address()).await;

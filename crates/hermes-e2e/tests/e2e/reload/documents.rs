@@ -64,7 +64,7 @@ async fn a_document_is_followed_however_it_is_replaced() {
 
 /// Nobody writes into it: who opened it to read would wait for ever.
 #[tokio::test]
-async fn a_pipe_in_a_documents_place_holds_no_reload_up() {
+async fn a_named_pipe_as_document_blocks_no_reload() {
     let overlay = overlay();
     let node = overlay.node("near").document(HELLO).with("WORD", "first").start().await.unwrap();
     let pipe = overlay.dir().join("pipe");
@@ -80,7 +80,7 @@ async fn a_pipe_in_a_documents_place_holds_no_reload_up() {
 
 /// As a cluster mounts a configuration: the file leads through `..data`, which is turned in one step.
 #[tokio::test]
-async fn a_document_behind_links_is_followed() {
+async fn a_document_is_watched_through_symbolic_links() {
     let overlay = overlay();
     let node = overlay.node("near").document(HELLO).with("WORD", "first").start().await.unwrap();
     let mount = overlay.dir().join("mount");
@@ -236,7 +236,7 @@ async fn a_renewed_certificate_is_used_without_a_dropped_connection() {
 
 /// The document may come before the files that it names.
 #[tokio::test]
-async fn a_document_whose_files_come_late_is_applied_when_they_are_there() {
+async fn a_document_is_applied_once_its_files_exist() {
     let overlay = overlay();
     let shop = Shop::new(overlay.dir());
     let late = overlay.dir().join("late");

@@ -130,7 +130,7 @@ async fn listeners_change_places() {
 
 /// Connections that wait to be accepted when their listener goes are served, not reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_at_a_listener_that_goes_is_served() {
+async fn connections_queued_at_a_removed_listener_are_served() {
     let fixture = Fixture::new();
     let at = free([127, 0, 35, 4]).await;
     for _ in 0..10 {
@@ -254,7 +254,7 @@ async fn is_heard_by_nobody(stranger: &UdpSocket) {
 
 /// Which of the sockets it is, and what to do. Nothing of the document is applied.
 #[tokio::test]
-async fn an_address_that_somebody_has_is_told_with_its_transport() {
+async fn an_address_in_use_is_reported_with_its_transport() {
     let fixture = Fixture::new();
     let node = fixture.start("").await;
     let taken = UdpSocket::bind(loopback()).await.unwrap();

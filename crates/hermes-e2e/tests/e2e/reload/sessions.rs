@@ -98,7 +98,7 @@ async fn exactly_the_sessions_that_are_no_longer_allowed_end() {
 }
 
 #[tokio::test]
-async fn a_response_under_way_ends_when_it_is_refused_and_not_when_it_is_led_elsewhere() {
+async fn a_reload_ends_denied_responses_but_not_rerouted_ones() {
     let fixture = Fixture::new();
     let mut node = fixture.start(TUNNELS, "").await;
     let apps = node.address("apps");
@@ -164,7 +164,7 @@ impl FlowClient {
 }
 
 #[tokio::test]
-async fn flows_move_where_their_route_says_so_and_lose_nothing() {
+async fn flows_move_if_their_route_says_so_and_lose_nothing() {
     let overlay = overlay();
     let [one, two, three] = ["one", "two", "three"].map(|label| UdpEcho::start(loopback(), label).unwrap());
     let far = overlay.node("far").document(FAR).with("FAR_END", three.address()).start().await.unwrap();
@@ -227,7 +227,7 @@ upstreams:
 
 /// Reloads that come faster than health checks must not keep them from coming to a result.
 #[tokio::test]
-async fn health_checks_go_on_over_reloads() {
+async fn health_checks_continue_across_reloads() {
     let fixture = Fixture::new();
     let values = |number: u32| vec![("WEB", fixture.web.address().to_string()), ("NUMBER", number.to_string())];
     let draft = fixture.overlay.node("near").document(CHECKED).with("WEB", fixture.web.address()).with("NUMBER", 0);

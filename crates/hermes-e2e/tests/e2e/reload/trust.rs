@@ -23,7 +23,7 @@ routes:
 ";
 
 #[tokio::test]
-async fn an_h2_client_that_hears_no_goaway_is_served_no_more() {
+async fn an_h2_client_that_ignores_goaway_is_no_longer_served() {
     let overlay = overlay();
     let draft = overlay.node("edge").document(DOCUMENT).with("TRUST", "trust: [127.0.0.0/8]");
     let mut node = draft.with("ECHO", "127.0.0.1:9").start().await.unwrap();
@@ -53,7 +53,7 @@ async fn an_h2_client_that_hears_no_goaway_is_served_no_more() {
 }
 
 #[tokio::test]
-async fn a_tunnel_of_who_was_believed_by_address_ends_with_that() {
+async fn a_tunnel_ends_when_its_address_is_no_longer_trusted() {
     let (overlay, echo) = (overlay(), stream::echo(origin::listen(loopback()).unwrap()).unwrap());
     let draft = overlay.node("edge").document(DOCUMENT).with("TRUST", "trust: [127.0.0.0/8]");
     let mut node = draft.with("ECHO", echo.address()).start().await.unwrap();

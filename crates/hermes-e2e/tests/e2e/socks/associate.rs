@@ -37,7 +37,7 @@ async fn each_target_is_a_session_and_answers_carry_its_address() {
 }
 
 #[tokio::test]
-async fn every_size_that_fits_behind_the_header() {
+async fn datagrams_of_every_size_that_fits_the_header() {
     let lab = Lab::new().await;
     let association = Association::open(lab.socks()).await;
     let header = 3 + target("ECHO", 7).len();
@@ -67,7 +67,7 @@ async fn nobody_else_speaks_for_the_client_or_hears_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_its_port_is_held_to_it() {
+async fn a_client_that_declares_its_port_is_bound_to_it() {
     let lab = Lab::new().await;
     let (socket, other) = (UdpSocket::bind(ANY).await.unwrap(), UdpSocket::bind(ANY).await.unwrap());
     let mut http1 = greeted(lab.socks()).await;
@@ -82,7 +82,7 @@ async fn a_client_that_says_its_port_is_held_to_it() {
 }
 
 #[tokio::test]
-async fn fragments_and_what_is_no_datagram_are_dropped_and_counted() {
+async fn fragments_and_malformed_datagrams_are_dropped_and_counted() {
     let lab = Lab::new().await;
     let association = Association::open(lab.socks()).await;
     let to = target("ECHO", 7);

@@ -49,10 +49,10 @@ async fn curl_leaves_names_to_the_overlay() {
 }
 
 #[tokio::test]
-async fn curl_resolves_by_itself_where_it_is_told_to() {
+async fn curl_resolves_names_itself_with_socks5() {
     let lab = Lab::new().await;
     let (proxy, url) = (lab.socks().to_string(), format!("http://{}/", lab.services.web.address()));
-    let test = "curl_resolves_by_itself_where_it_is_told_to";
+    let test = "curl_resolves_names_itself_with_socks5";
     let Some((code, out, err)) = curl(test, &["--socks5", &proxy, &url]).await else { return };
     assert_eq!((code, &*out), (Some(0), "web"), "{err}");
     // What failed, in curl's own words: the reply's code.
@@ -64,7 +64,7 @@ async fn curl_resolves_by_itself_where_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
+async fn bytes_pass_in_both_directions_and_each_ends_separately() {
     let lab = Lab::new().await;
     for socks in [lab.socks(), lab.near.address("socks-6")] {
         let mut http1 = connected(socks, "ECHO", 7).await;
@@ -78,7 +78,7 @@ async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_wait_for_replies_loses_nothing() {
+async fn a_client_that_does_not_wait_for_replies_loses_no_bytes() {
     let lab = Lab::new().await;
     let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
     let all = [&[5, 3, 1, 0, 2][..], &[5, CONNECT, 0], &target("ECHO", 7), b"ahead"].concat();
@@ -116,7 +116,7 @@ async fn each_failure_has_its_reply() {
 }
 
 #[tokio::test]
-async fn who_insists_on_a_password_is_told_so() {
+async fn a_client_that_requires_a_password_is_rejected() {
     let lab = Lab::new().await;
     let mut http1 = RawHttp1::connect(lab.socks()).await.unwrap();
     http1.send([5, 1, 2]).await.unwrap();
@@ -126,7 +126,7 @@ async fn who_insists_on_a_password_is_told_so() {
 }
 
 #[tokio::test]
-async fn over_tls_the_certificate_says_who_it_is_and_datagrams_are_refused() {
+async fn a_certificate_identifies_a_tls_client_and_datagrams_are_refused() {
     let (overlay, lab) = (overlay(), Lab::new().await);
     let document = "
 listeners:

@@ -22,7 +22,7 @@ async fn still_serves(lab: &Lab) {
 }
 
 #[tokio::test]
-async fn what_is_no_socks_is_closed_with_the_word_that_there_is() {
+async fn malformed_socks_is_closed_with_an_error_reply() {
     let lab = Lab::new().await;
     let table: [(&[u8], &[u8]); 8] = [
         (b"\x04\x01\x00\x50\x7f\x00\x00\x01\x00", b""),
@@ -45,7 +45,7 @@ async fn what_is_no_socks_is_closed_with_the_word_that_there_is() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_come_to_a_request_is_closed() {
+async fn clients_without_a_request_are_closed() {
     let lab = Lab::with("limits: {header-timeout: 500ms}", "").await;
     let longest = [&[5, 1, 0, 5, CONNECT, 0, 3, 255][..], &[b'a'; 200]].concat();
     let beginnings: [&[u8]; 5] = [b"", b"\x05", b"\x05\xff\x00\x01", b"\x05\x01\x00", &longest];
@@ -131,7 +131,7 @@ async fn associations_of_one_client_yield_to_those_of_others_until_both_have_as_
 }
 
 #[tokio::test]
-async fn what_is_sent_on_an_associations_connection_is_not_kept() {
+async fn bytes_on_an_association_connection_are_discarded() {
     let lab = Lab::new().await;
     let mut association = Association::open(lab.socks()).await;
     association.echo("ECHO", 7, b"x").await;
@@ -144,7 +144,7 @@ async fn what_is_sent_on_an_associations_connection_is_not_kept() {
 }
 
 #[tokio::test]
-async fn clients_that_leave_at_any_moment_leave_nothing_behind() {
+async fn clients_that_disconnect_at_any_moment_leak_nothing() {
     let lab = Lab::new().await;
     let whole = [&[5, 1, 0, 5, CONNECT, 0][..], &target("ECHO", 7), b"payload"].concat();
     for length in 0..=whole.len() {

@@ -147,7 +147,7 @@ fn proxy_h2() -> (Origin, Seen) {
 
 /// A node in the middle of a tunnel looks at no capsule: what goes in comes out, byte for byte, both ways.
 #[tokio::test]
-async fn whoever_is_between_passes_every_byte_on() {
+async fn intermediaries_forward_every_byte_of_capsules() {
     for (proxy, hops) in [(proxy_h1(), ["H1", "POST-H1"]), (proxy_h2(), ["H2", "POST-H2"])] {
         let (origin, mut receiver) = proxy;
         let lab = Lab::before(origin.address(), Extras::default()).await;
@@ -178,7 +178,7 @@ async fn whoever_is_between_passes_every_byte_on() {
 
 /// A UDP listener's own end of a tunnel reads what a foreign proxy says by the same rules.
 #[tokio::test]
-async fn a_listener_takes_datagrams_out_of_what_a_proxy_says() {
+async fn a_listener_extracts_datagrams_from_capsules() {
     for ((origin, _tells), hop) in
         [(proxy_h1(), "H1"), (proxy_h1(), "POST-H1"), (proxy_h2(), "H2"), (proxy_h2(), "POST-H2")]
     {

@@ -30,7 +30,7 @@ async fn gets_through(flow: &mut Flow, what: &str) {
 
 /// Nobody at the target's port: ICMP says so, and ends nothing, since somebody may be there the next moment.
 #[tokio::test]
-async fn a_target_that_is_not_there_yet() {
+async fn a_flow_waits_for_a_target_that_starts_later() {
     let address = unused();
     let lab = Lab::to(address).await;
     let mut flows = Vec::new();
@@ -81,7 +81,7 @@ upstreams:
 ";
 
 #[tokio::test]
-async fn clients_of_tunnels_are_told() {
+async fn clients_of_failed_tunnels_receive_the_error() {
     let overlay = overlay();
     let node = overlay.node("near").document(DOCUMENT).with("NEXT", unused()).start().await.unwrap();
     let client = ListenerClient::plain(node.address("door"));
@@ -110,7 +110,7 @@ async fn clients_of_tunnels_are_told() {
 }
 
 #[tokio::test]
-async fn sources_of_raw_flows_are_turned_away_at_little_cost() {
+async fn rejected_raw_flows_cost_little() {
     let overlay = overlay();
     let node = overlay.node("near").document(DOCUMENT).with("NEXT", unused()).start().await.unwrap();
     for (name, error) in [

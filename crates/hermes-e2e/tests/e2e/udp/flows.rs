@@ -107,7 +107,7 @@ fn numbered(number: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn order_is_kept_and_nothing_is_lost_at_a_modest_rate() {
+async fn datagrams_keep_their_order_and_none_is_lost_at_a_modest_rate() {
     let origin = Origin::udp_echo(ANY).unwrap();
     let lab = Lab::to(origin.address()).await;
     each(&lab, async |mut flow| {

@@ -107,7 +107,7 @@ async fn flows_share_a_connection() {
 }
 
 #[tokio::test]
-async fn what_is_no_connect_udp_is_refused_with_400() {
+async fn malformed_connect_udp_requests_are_answered_400() {
     let origin = UdpEcho::start(ANY, "").unwrap();
     let lab = Lab::to(origin.address()).await;
     let long = "a".repeat(300);

@@ -144,7 +144,7 @@ fn another_server_is_asked_once_the_system_names_it() {
 }
 
 #[test]
-fn a_flow_takes_the_family_that_there_is() {
+fn a_flow_uses_the_available_address_family() {
     in_own_network("a_flow_takes_the_family", |overlay| async move {
         let v6: IpAddr = "::1".parse().unwrap();
         let _origins = [

@@ -120,7 +120,7 @@ async fn empty_datagrams_take_room_too() {
 }
 
 #[tokio::test]
-async fn a_stuck_flow_ends_though_its_source_goes_on_and_holds_up_nobody() {
+async fn a_stalled_flow_ends_and_delays_no_other() {
     let (_go, goes) = watch::channel(false);
     let (next, _tells) = sluggish(goes);
     let route = ", timeout: {progress: 2s}";
@@ -144,7 +144,7 @@ async fn a_stuck_flow_ends_though_its_source_goes_on_and_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn what_did_not_fit_at_once_follows_by_itself() {
+async fn queued_datagrams_are_sent_once_there_is_space() {
     // Each batch is larger than what the carrier takes at once: its rest must not wait for the next one.
     let origin = Origin::udp_echo(crate::udp::lab::ANY).unwrap();
     let lab = Lab::to(origin.address()).await;

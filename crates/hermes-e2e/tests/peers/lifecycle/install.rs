@@ -31,7 +31,7 @@ fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn it_says_that_it_only_prints() {
+fn install_reports_that_it_only_prints() {
     let output = hermes(&["install", NODE[0], NODE[1]]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -50,7 +50,7 @@ fn it_says_that_it_only_prints() {
 }
 
 #[test]
-fn units_are_what_systemd_takes() {
+fn systemd_accepts_the_printed_units() {
     let room = tempfile::tempdir().unwrap();
     let document = room.path().join("node.yaml");
     std::fs::write(&document, "node: n\ndrain: 90s\n").unwrap();
@@ -96,7 +96,7 @@ fn verify(unit: &Path) {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success() && text.trim().is_empty(), "{text}");
         }
-        Err(_) => skip("units_are_what_systemd_takes", "systemd-analyze is not installed"),
+        Err(_) => skip("systemd_accepts_the_printed_units", "systemd-analyze is not installed"),
     }
 }
 

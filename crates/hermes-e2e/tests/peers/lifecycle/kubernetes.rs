@@ -290,7 +290,7 @@ async fn machines_are_nodes_of_one_daemon_set() {
 }
 
 #[tokio::test]
-async fn what_would_not_run_there_is_refused() {
+async fn documents_that_cannot_run_in_kubernetes_are_rejected() {
     let fixture = fixture(9443).await;
     fixture.hermes_ok(
         &["apply", "-f", "-", "--wait", "0s"],

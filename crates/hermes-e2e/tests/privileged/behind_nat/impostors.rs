@@ -72,7 +72,7 @@ async fn a_user_s_certificate_keeps_no_connection() {
 }
 
 #[tokio::test]
-async fn a_device_serves_nobody_but_the_hub_that_it_names() {
+async fn a_device_serves_only_the_hub_that_it_names() {
     let (overlay, services) = (overlay(), Services::start().unwrap());
     // Of the same overlay, with all rights there: but another node.
     let draft = overlay.node("not-the-hub").document(HUB).with("WORKERS", 1).with("AT", "127.0.0.1");
@@ -84,7 +84,7 @@ async fn a_device_serves_nobody_but_the_hub_that_it_names() {
 
 /// It looks like the hub and takes connections: whoever waits for its call has to end that.
 #[tokio::test]
-async fn a_hub_that_never_calls_is_told_from_one_and_its_connections_end() {
+async fn connections_of_a_hub_that_never_calls_end() {
     let (overlay, services) = (overlay(), Services::start().unwrap());
     let identity = overlay.authority().issue(&Subject::node("hub").with_dns(NODE_NAME)).unwrap();
     let config = tls::server(&identity, Some(overlay.authority().pem()), &["hermes-reverse"]).unwrap();
@@ -144,7 +144,7 @@ async fn a_device_that_answers_no_call_takes_no_place_from_others() {
 
 /// A call is between neighbours: whoever sends its words through the hub is served as anybody.
 #[tokio::test]
-async fn a_client_s_words_are_no_call() {
+async fn bytes_of_a_client_are_not_a_call() {
     let lab = Lab::start("h2", 1, 1).await;
     let mut http1 = lab.client("apps").h1().await.unwrap();
     for _ in 0..2 {

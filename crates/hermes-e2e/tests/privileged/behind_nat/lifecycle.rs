@@ -14,7 +14,7 @@ use crate::behind_nat::lab::{DEVICE, HUB, Lab, device, get, hub, kept, overlay, 
 
 /// Not at once: a node that went a moment ago is waited for.
 #[tokio::test]
-async fn a_device_that_is_gone_is_said_to_be_and_one_that_comes_back_serves() {
+async fn a_disconnected_device_is_reported_and_serves_after_its_return() {
     let mut lab = Lab::start("h2", 2, 2).await;
     lab.device.take().unwrap().end(Duration::ZERO).unwrap();
     lab.kept(0).await;
@@ -63,7 +63,7 @@ async fn the_device_finds_a_hub_that_was_started_anew() {
 
 /// What runs finishes; nothing new begins, and the device does not get in again.
 #[tokio::test]
-async fn a_device_whose_ca_is_trusted_no_more_is_cut() {
+async fn a_device_whose_ca_is_no_longer_trusted_is_disconnected() {
     let (overlay, services) = (overlay(), Services::start().unwrap());
     let other = Authority::new("lab").unwrap();
     let mut hub = hub(&overlay, 2).trusting(&other).unwrap().start().await.unwrap();

@@ -214,7 +214,7 @@ const DARKNESS: &str = "add table ip dark; add set ip dark ports { type inet_ser
 
 /// And nobody says that the old way is gone.
 #[test]
-fn a_service_behind_nat_is_reached_again_though_its_old_way_is_dark() {
+fn a_service_behind_nat_is_reached_again_although_its_old_path_drops_packets() {
     at_home("behind_nat in the dark", "h2", async |lab| {
         lab.home.hub.send_no_resets().unwrap();
         reach_all(&lab.http, &lab.udp).await;

@@ -144,7 +144,7 @@ async fn a_client_that_wants_any_gets_another_where_its_own_is_not_given() {
 
 /// An answer may never come, and one of several may be a refusal.
 #[tokio::test]
-async fn what_is_refused_of_several_is_asked_for_as_any() {
+async fn a_refused_address_of_several_is_requested_as_any() {
     let (mut fixture, mut one) = Fixture::asking(&[(1, ANY), (2, ANY_V6)]).await;
     for request in [(1, ANY), (2, ANY_V6)] {
         assert_eq!(requests(&mut one).await, of(&[request]));

@@ -33,7 +33,7 @@ routes:
 
 /// The far end would send the packets to wherever its DNS says that the name is.
 #[test]
-fn a_told_network_lets_no_name_through() {
+fn a_claimed_network_admits_no_name() {
     as_root("a told network lets no name through", || async {
         let gateway = GatewayFixture::with(NARROW, 10).await;
         let other = Namespace::new().unwrap();
@@ -82,7 +82,7 @@ routes:
 
 /// A link lives for days: that nobody listens any more where it began does not keep it.
 #[test]
-fn a_session_whose_listener_is_gone_is_held_to_the_routes() {
+fn a_session_of_a_removed_listener_still_obeys_the_routes() {
     as_root("a session whose listener is gone", || async {
         let mut gateway = GatewayFixture::with(TWO_DOORS, 10).await;
         let own = ["10.20.0.2", "10.20.0.3"].map(|text| text.parse().unwrap());

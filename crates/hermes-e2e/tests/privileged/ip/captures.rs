@@ -48,7 +48,7 @@ async fn answers(chain: &NodeChain, far: &str) -> bool {
 
 /// The kernel takes both, and one of them gets nothing.
 #[test]
-fn two_nodes_that_capture_one_prefix_are_told() {
+fn two_nodes_that_capture_one_prefix_log_a_warning() {
     as_root("two nodes that capture one prefix", || async {
         let chain = NodeChain::empty(2);
         let mut first = start(&chain, WIDE).await;
@@ -87,7 +87,7 @@ fn two_listeners_share_a_device() {
 
 /// A narrower capture is for its own way alone, though that be down and a wider one's open.
 #[test]
-fn what_is_captured_goes_by_no_wider_tunnel() {
+fn captured_packets_never_use_a_less_specific_tunnel() {
     as_root("what is captured goes by no wider tunnel", || async {
         let chain = NodeChain::empty(2);
         let _far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
@@ -189,7 +189,7 @@ fn a_far_end_that_gives_no_address_is_left() {
 
 /// Of the machine's own end: its captures are there again, and their sessions.
 #[test]
-fn what_a_deleted_device_captured_is_captured_again() {
+fn captures_of_a_deleted_device_are_restored() {
     as_root("a deleted device captures again", || async {
         let chain = NodeChain::empty(2);
         let far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
@@ -212,7 +212,7 @@ const WARNING: &str = "WARN no tunnel";
 
 /// Said once, however often it is tried, and when it is over.
 #[test]
-fn a_capture_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
+fn a_capture_without_a_tunnel_is_logged_and_so_is_its_recovery() {
     as_root("a capture without a tunnel is told of", || async {
         let chain = NodeChain::empty(2);
         let near = start(&chain, WIDE).await;
@@ -255,7 +255,7 @@ upstreams:
 
 /// As soon as the kernel knows it, and with what that means.
 #[test]
-fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
+fn an_unreachable_endpoint_is_logged_at_once() {
     as_root("an endpoint that cannot be reached", || async {
         for protocol in ["h2", "h3"] {
             let chain = NodeChain::empty(2);
@@ -276,7 +276,7 @@ fn an_endpoint_that_cannot_be_reached_is_told_of_at_once() {
 
 /// Who answers is there, though somebody says that he is not.
 #[test]
-fn a_firewall_that_refuses_the_empty_datagram_alone_is_in_nobodys_way() {
+fn a_firewall_that_drops_only_empty_datagrams_causes_no_harm() {
     as_root("a firewall that refuses the empty datagram", || async {
         let mut chain = NodeChain::empty(2);
         let rule = "table inet door { chain in { type filter hook input priority 0; udp length 8 counter reject; }; }";
@@ -293,7 +293,7 @@ fn a_firewall_that_refuses_the_empty_datagram_alone_is_in_nobodys_way() {
 
 /// By both ends: which address, by which route or for which prefix, and what to do.
 #[test]
-fn an_address_that_the_far_end_does_not_give_is_told_of() {
+fn an_address_that_the_gateway_refuses_is_logged() {
     as_root("an address that the far end does not give", || async {
         let chain = NodeChain::empty(2);
         let far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
@@ -315,7 +315,7 @@ routes:
 
 /// By the near node's own routes, and by the far one's.
 #[test]
-fn a_capture_that_no_route_takes_is_told_of_with_what_to_do() {
+fn a_capture_without_a_route_is_logged_with_the_remedy() {
     as_root("a capture that no route takes is told of", || async {
         let chain = NodeChain::empty(2);
         let _far = draft(&chain, 1, "far", NOWHERE).start().await.unwrap();

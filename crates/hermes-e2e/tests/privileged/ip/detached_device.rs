@@ -124,7 +124,7 @@ fn a_device_of_its_own_captures_again_when_its_link_is_up_again() {
 
 /// What reaches the node whole and no datagram of its tunnel takes is answered by the node.
 #[test]
-fn the_node_tells_what_its_tunnel_takes() {
+fn the_node_answers_packets_larger_than_its_tunnel_mtu() {
     as_root("the node tells what its tunnel takes", || async {
         let fixture = Fixture::new(Hop::H3).await;
         // 1,472 bytes go into a datagram of the link.
@@ -138,7 +138,7 @@ fn the_node_tells_what_its_tunnel_takes() {
 }
 
 #[test]
-fn it_keeps_one_privilege_and_leaves_nothing_behind() {
+fn hermes_tun_keeps_one_capability_and_removes_its_state() {
     as_root("a device of its own leaves nothing behind", || async {
         let fixture = Fixture::new(Hop::H2).await;
         let status = std::fs::read_to_string(format!("/proc/{}/status", fixture.device.pid())).unwrap();

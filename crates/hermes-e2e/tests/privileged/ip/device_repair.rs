@@ -47,7 +47,7 @@ async fn has_again(namespace: &Namespace, device: &str, before: &str, what: &str
 
 /// The kernel drops the device's routes with the link, and its addresses of IPv6. Sessions go on.
 #[test]
-fn what_a_device_had_before_its_link_went_down_it_has_when_that_is_up() {
+fn addresses_and_routes_are_restored_when_the_link_is_up_again() {
     as_root("a link that goes down and up", || async {
         let chain = NodeChain::start(&[Hop::H2]).await;
         let (near, far) = (&chain.nodes[0], &chain.nodes[1]);
@@ -84,7 +84,7 @@ fn a_link_that_came_up_unheard_is_not_forgotten() {
 
 /// As long as the kernel refuses it, it is tried again.
 #[test]
-fn what_cannot_be_put_back_at_once_is_there_as_soon_as_it_can() {
+fn a_repair_that_fails_is_retried_until_it_succeeds() {
     as_root("a family that is switched off and on", || async {
         for is_link_down in [false, true] {
             let chain = NodeChain::start(&[Hop::H2]).await;
@@ -117,7 +117,7 @@ async fn make_noise(namespace: &Namespace) {
 
 /// Whoever looks at everything finds that nothing is gone.
 #[test]
-fn nobody_is_blamed_for_what_was_not_heard() {
+fn a_missed_notification_is_not_reported_as_interference() {
     as_root("changes that are not heard", || async {
         let chain = NodeChain::start(&[Hop::H2]).await;
         for (node, namespace, device) in
@@ -139,7 +139,7 @@ fn nobody_is_blamed_for_what_was_not_heard() {
 
 /// By tables, by rules, and by addresses; sessions go on.
 #[test]
-fn what_somebody_flushes_is_there_again_at_once() {
+fn flushed_tables_are_restored_at_once() {
     as_root("what somebody flushes", || async {
         let node_chain = NodeChain::start(&[Hop::H2]).await;
         for (namespace, device) in [(node_chain.near(), "hermes0"), (node_chain.far(), "gw0")] {
@@ -167,7 +167,7 @@ fn what_somebody_flushes_is_there_again_at_once() {
 
 /// Also where nothing of ours was removed: `ip route replace` takes its place.
 #[test]
-fn a_captured_route_that_somebody_replaces_is_there_again() {
+fn a_replaced_capture_route_is_restored() {
     as_root("a captured route that somebody replaces", || async {
         let chain = NodeChain::start(&[Hop::H2]).await;
         let namespace = chain.near();
@@ -189,7 +189,7 @@ fn a_captured_route_that_somebody_replaces_is_there_again() {
 
 /// What is taken away without end is put back with pauses that grow.
 #[test]
-fn who_removes_a_rule_time_after_time_is_met_seldom() {
+fn repairs_of_a_repeatedly_removed_rule_back_off() {
     as_root("a rule that is removed without end", || async {
         let chain = NodeChain::start(&[Hop::H2]).await;
         let (namespace, near) = (chain.near(), &chain.nodes[0]);
@@ -208,7 +208,7 @@ fn who_removes_a_rule_time_after_time_is_met_seldom() {
 
 /// As on a router.
 #[test]
-fn what_somebody_removes_is_there_again_while_changes_never_pause() {
+fn removed_state_is_restored_during_continuous_changes() {
     as_root("changes without a pause", || async {
         let chain = NodeChain::start(&[Hop::H2]).await;
         let (namespace, before) = (chain.near(), kernel_state(chain.near(), "hermes0").await);
@@ -246,7 +246,7 @@ routes:
 }
 
 #[test]
-fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
+fn state_of_a_killed_successor_is_removed() {
     as_root("a successor that is killed early", || async {
         for nat in ["", ", nat: true"] {
             let gateway =
@@ -276,7 +276,7 @@ fn what_a_successor_added_that_is_killed_before_it_is_ready_goes() {
 }
 
 #[test]
-fn what_a_successor_added_that_is_refused_goes() {
+fn state_of_a_rejected_successor_is_removed() {
     as_root("a successor that is refused late", || async {
         let gateway = GatewayFixture::with(HELD, 100).await;
         let before = kernel_state(&gateway.namespace, "gw0").await;
@@ -325,7 +325,7 @@ fn a_successor_that_stands_still_gets_nothing() {
 }
 
 #[test]
-fn what_a_process_before_left_goes_with_it() {
+fn leftover_state_of_an_earlier_process_is_removed() {
     as_root("what a killed process has led to its device", || async {
         let mut gateway = GatewayFixture::with(HELD, 100).await;
         let before = kernel_state(&gateway.namespace, "gw0").await;

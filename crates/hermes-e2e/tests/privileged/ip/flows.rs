@@ -164,7 +164,7 @@ fn programs_reach_services_by_name_without_a_proxy_setting() {
 }
 
 #[test]
-fn a_program_hears_what_the_far_end_says() {
+fn a_program_receives_the_connect_errors_of_the_gateway() {
     as_root("refusals of names as flows", || async {
         let services = Services::new(Hop::H2, 100).await;
         assert_eq!(

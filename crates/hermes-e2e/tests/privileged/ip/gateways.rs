@@ -88,7 +88,7 @@ fn an_address_keeps_its_route_when_its_session_moves_to_another_device() {
 }
 
 #[test]
-fn what_is_for_an_address_of_a_pool_leaves_by_no_other_way() {
+fn packets_for_unassigned_pool_addresses_leave_by_no_other_route() {
     as_root("addresses that nobody has", || async {
         let mut gateway = GatewayFixture::with(TWO, 100).await;
         // A way for all else, on which the packet would be in the clear.
@@ -310,7 +310,7 @@ fn a_device_that_somebody_deletes_under_load_is_made_again() {
 
 /// Whoever deletes it may have the name for a while.
 #[test]
-fn a_deleted_device_is_made_again_once_nothing_is_in_its_way() {
+fn a_deleted_device_is_recreated_once_its_name_is_free() {
     as_root("a deleted device whose name is taken", || async {
         let gateway = GatewayFixture::with(TWO, 100).await;
         gateway.namespace.ip(&["link", "add", "other", "type", "veth", "peer", "name", "further"]).unwrap();
@@ -403,7 +403,7 @@ fn a_gateway_without_a_pool_forwards_only_the_versions_that_it_needs() {
 
 /// Of a session that broke before a takeover, and of one that ends with the old process.
 #[test]
-fn what_a_user_has_lost_is_nobody_elses_after_a_takeover() {
+fn a_resting_address_is_not_reassigned_after_a_takeover() {
     as_root("addresses that rest, and a takeover", || async {
         const OTHER: &str = "10.20.0.201";
         let document = TWO.replace("$TUNNELS", "100").replace("'127.0.0.1:0'", "'127.0.0.1:9443'") + "drain: 1s\n";
@@ -456,7 +456,7 @@ fn addresses_are_looked_for_while_others_are_given_back() {
 }
 
 #[test]
-fn a_nat_that_somebody_flushes_is_there_again_at_once() {
+fn flushed_nat_rules_are_restored_at_once() {
     as_root("a nat that somebody flushes", || async {
         let gateway = GatewayFixture::with(&HIDING.replace("$DEVICE", "gw0"), 100).await;
         let file = gateway.overlay.dir().join("tables");

@@ -61,7 +61,7 @@ async fn packets_pass(chain: &NodeChain) {
 }
 
 #[test]
-fn its_client_at_our_listener() {
+fn the_connect_ip_go_client_uses_our_listener() {
     let test = "connect-ip-go's client at our listener";
     as_root(test, || async {
         let Some(program) = found(test) else { return };
@@ -76,7 +76,7 @@ fn its_client_at_our_listener() {
 }
 
 #[test]
-fn its_proxy_behind_our_upstream() {
+fn the_connect_ip_go_proxy_serves_our_upstream() {
     let test = "connect-ip-go's proxy behind our upstream";
     as_root(test, || async {
         let Some(program) = found(test) else { return };

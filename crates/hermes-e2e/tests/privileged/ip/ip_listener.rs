@@ -120,7 +120,7 @@ async fn an_address_that_the_far_end_likes_better() {
 
 /// That there is none, said without end, fills no log.
 #[tokio::test]
-async fn a_far_end_that_gives_no_address_is_told_of_now_and_then() {
+async fn a_gateway_that_assigns_no_address_is_logged_at_intervals() {
     let fixture = Fixture::new().await;
     let peer = peer_at("127.0.0.1").await;
     peer.send_to(&ping(address(OWN), address(FAR), 1, b"first"), fixture.port()).await.unwrap();
@@ -203,7 +203,7 @@ fn hermes(words: &[&str]) -> (bool, String) {
 
 /// What `explain` and `doctor` say of such a listener.
 #[test]
-fn people_are_told_of_it() {
+fn explain_and_doctor_describe_an_ip_listener() {
     let room = tempfile::tempdir().unwrap();
     let config = room.path().join("dp.yaml");
     let values = [("$FROM", "192.0.2.7"), ("$ADDRESS", OWN), ("$FAR", "127.0.0.1:1"), ("127.0.0.1:0", "0.0.0.0:0")];
@@ -223,7 +223,7 @@ fn people_are_told_of_it() {
 const OTHER_FILE: &str = "mount -t tmpfs none /dev/net && mknod -m $0 /dev/net/tun c 10 200 && exec \"$@\"";
 
 #[test]
-fn a_device_without_the_privilege_says_so() {
+fn a_device_without_the_privilege_names_it() {
     if !needs_root("a_device_without_the_privilege") {
         return;
     }

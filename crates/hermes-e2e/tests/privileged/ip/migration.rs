@@ -251,7 +251,7 @@ fn a_session_leaves_a_path_that_is_dark() {
 
 /// Only where the document leads a session elsewhere has it no right to be where it was.
 #[test]
-fn a_session_that_is_refused_by_another_way_of_its_own_stays() {
+fn a_session_stays_if_its_new_path_refuses_it() {
     as_root("a session that is refused by another way", || async {
         let mut fork = Fork::new(Hop::H2).await;
         let mut connection = fork.connection().await;

@@ -108,7 +108,7 @@ async fn widen(chain: &NodeChain, far: &str) {
 
 /// What the kernel lets by is judged here: with DF it is answered, without it is cut.
 #[test]
-fn what_is_too_long_is_answered_or_cut() {
+fn oversized_packets_are_answered_or_fragmented() {
     as_root("what is too long", || async {
         let chain = NodeChain::start(&[Hop::H3]).await;
         let too_big = async || chain.nodes[0].metric(DROPPED, "reason=\"too-big\"").await.unwrap();

@@ -177,7 +177,7 @@ fn each_user_reaches_the_machine_that_a_name_means_for_it() {
 }
 
 #[test]
-fn what_leads_nowhere_is_said_to_be_unreachable_at_once() {
+fn names_without_a_destination_are_unreachable_at_once() {
     as_root("names that lead nowhere", || async {
         let crossing = Crossing::new(&WISH).await;
         // The node between has no route for it.
@@ -199,7 +199,7 @@ fn what_leads_nowhere_is_said_to_be_unreachable_at_once() {
 }
 
 #[test]
-fn a_name_without_a_tunnel_is_told_of_and_when_there_is_one_again() {
+fn a_name_without_a_tunnel_is_logged_and_so_is_its_recovery() {
     as_root("a name without a tunnel is told of", || async {
         let mut crossing = Crossing::new(&WISH).await;
         let values = [("PROTOCOL", WISH.hop.protocol().to_owned())];
@@ -236,7 +236,7 @@ fn a_session_that_is_silent_ends_and_the_next_packet_begins_another() {
 }
 
 #[test]
-fn sessions_of_one_client_for_names_shut_out_nobody() {
+fn name_sessions_of_one_client_exclude_no_other_client() {
     as_root("shares of sessions for names", || async {
         let crossing = Crossing::new(&Wish { most: 2, ..WISH }).await;
         crossing.output(0, &["ip", "address", "add", "10.99.0.2/32", "dev", "lo"]).await.unwrap();

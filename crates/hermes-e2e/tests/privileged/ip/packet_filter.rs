@@ -298,7 +298,7 @@ fn a_protocol_in_the_path_is_the_only_one() {
 }
 
 #[test]
-fn nobody_takes_an_address_that_another_holds() {
+fn an_address_in_use_is_not_leased_twice() {
     as_root("an address that another holds", || async {
         let gateway = GatewayFixture::new(100).await;
         let mut alice = gateway.ready(IpMode::H2, "*", "*").await;
@@ -351,7 +351,7 @@ fn nobody_takes_an_address_that_another_holds() {
 
 /// One user could have all of a pool with a few words.
 #[test]
-fn a_network_is_given_only_where_the_document_says_so() {
+fn a_network_is_assigned_only_if_the_document_allows_it() {
     as_root("networks that are asked for", || async {
         let gateway = GatewayFixture::with(&DOCUMENT.replace(", assign-networks: true", ""), 100).await;
         let mut alice = gateway.ready(IpMode::H2, "*", "*").await;
@@ -369,7 +369,7 @@ async fn bob_asks(gateway: &GatewayFixture, wanted: IpAddr) -> Vec<(u64, IpAddr,
 
 /// Any address: one that nobody has, for each of two users.
 #[test]
-fn who_asks_for_any_address_gets_one_of_its_own() {
+fn a_request_for_any_address_gets_a_lease_of_its_own() {
     as_root("any address", || async {
         let gateway = GatewayFixture::new(100).await;
         let any = [address("0.0.0.0"), address("::")];
@@ -507,7 +507,7 @@ fn a_flood_of_lengths_changes_few_routes() {
 
 /// A request is answered under its number, and holds what that has got last; what was refused holds nothing.
 #[test]
-fn a_request_asked_again_leaves_what_it_had() {
+fn a_repeated_address_request_keeps_its_lease() {
     as_root("a request asked again", || async {
         let gateway = GatewayFixture::new(100).await;
         let mut tunnel = gateway.tunnel(0, IpMode::H1, "*", "*").await.unwrap();

@@ -204,12 +204,12 @@ async fn killed_after(takeovers: usize) {
 }
 
 #[test]
-fn what_a_killed_successor_leaves_ends() {
+fn sessions_of_a_killed_successor_end() {
     as_root("a successor that is killed", || killed_after(1));
 }
 
 #[test]
-fn what_a_killed_successor_leaves_ends_in_a_row_of_processes() {
+fn sessions_of_a_killed_successor_end_after_several_takeovers() {
     as_root("a second successor that is killed", || killed_after(2));
 }
 
@@ -254,7 +254,7 @@ fn a_route_stays_while_a_session_of_the_process_before_has_it() {
 }
 
 #[test]
-fn whoever_asks_again_for_any_address_keeps_what_it_has() {
+fn a_repeated_request_for_any_address_keeps_the_lease_after_a_takeover() {
     as_root("any address, asked for again", || async {
         let mut gateway = GatewayFixture::with(POOL, 100).await;
         let mut tunnel = gateway.tunnel(0, IpMode::H1, "*", "*").await.unwrap();
@@ -305,7 +305,7 @@ fn a_listener_has_another_name_in_the_process_after() {
 /// What it captures has its far end at a device that is the old process's until the new one is ready; and addresses that
 /// stand for names have none before one is asked for.
 #[test]
-fn a_capture_for_a_gateway_of_its_own_node_holds_no_takeover_up() {
+fn a_capture_for_a_gateway_of_its_own_node_delays_no_takeover() {
     as_root("a capture for a gateway of its own node", || async {
         let own = "listeners:\n- {name: l3, protocol: tun, device: tun0, address: 10.20.0.9, capture: [10.99.0.0/16, 10.98.0.0/16, 198.18.0.0/16], set-headers: {hermes-user: bob}}
 - {name: names, bind: '127.0.0.1:5353', protocol: dns, names: ['*.corp'], addresses: 198.18.0.0/16}";

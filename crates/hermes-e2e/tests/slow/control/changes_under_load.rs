@@ -166,7 +166,7 @@ fn moving(scene: &Scene, number: usize) -> Change {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_moves_and_a_way_that_changes_fail_no_request() {
+async fn a_service_that_moves_and_a_path_that_changes_fail_no_request() {
     let report = Scene::new().await.changed(40, moving).await;
     println!("{report}");
     report.assert_whole(50);

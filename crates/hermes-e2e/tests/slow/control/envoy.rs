@@ -288,7 +288,7 @@ async fn the_same_where_envoy_asks_for_all_of_it_each_time() {
 }
 
 #[tokio::test]
-async fn an_envoy_lets_nobody_pass_who_must_not() {
+async fn an_envoy_rejects_unauthorized_clients() {
     let Some(mixed) = Mixed::start("an_envoy_lets_nobody_pass", Form::Delta, "1d").await else { return };
     let (cert, key) = mixed.identity("laptop");
     let laptop = Some((&*cert, &*key));
@@ -345,7 +345,7 @@ async fn an_envoy_lets_nobody_pass_who_must_not() {
 }
 
 #[tokio::test]
-async fn an_envoy_says_why_it_takes_no_change_and_takes_the_next_one() {
+async fn an_envoy_reports_a_rejected_change_and_applies_the_next_one() {
     let Some(mut mixed) = Mixed::start("an_envoy_says_why", Form::Delta, "1d").await else { return };
     // It cannot listen there.
     let taken = TcpListener::bind(mixed.fixture.socket(9500)).unwrap();

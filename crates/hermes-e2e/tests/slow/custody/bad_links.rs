@@ -43,8 +43,8 @@ fn wild(link: usize) -> Conditions {
 }
 
 #[tokio::test]
-async fn links_that_are_seldom_up_and_lose_and_double_what_they_take_bring_all_of_it() {
-    if !needs_root("links_that_are_seldom_up_and_lose_and_double_what_they_take_bring_all_of_it") {
+async fn intermittent_links_that_lose_and_duplicate_deliver_everything() {
+    if !needs_root("intermittent_links_that_lose_and_duplicate_deliver_everything") {
         return;
     }
     download(&chain(3, "h2", wild).await, 10, 45 << 10).await;
@@ -92,8 +92,8 @@ async fn a_full_disk_stops_nothing_that_goes_through() {
 
 /// What is kept in case that somebody reads it again is in nobody's way, nor is what has been.
 #[tokio::test]
-async fn what_is_larger_than_the_disks_goes_through_and_so_does_what_comes_beside_it() {
-    if !needs_root("what_is_larger_than_the_disks_goes_through_and_so_does_what_comes_beside_it") {
+async fn a_body_larger_than_the_disks_passes_beside_other_transfers() {
+    if !needs_root("a_body_larger_than_the_disks_passes_beside_other_transfers") {
         return;
     }
     let mut chain = chain(2, "h2", |_| Conditions::default()).await;

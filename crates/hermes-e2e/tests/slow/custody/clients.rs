@@ -24,8 +24,8 @@ use crate::custody::{chain, counting};
 const SIZE: usize = 1 << 20;
 
 #[tokio::test]
-async fn who_comes_back_is_given_what_has_come_meanwhile() {
-    if !needs_root("who_comes_back_is_given_what_has_come_meanwhile") {
+async fn a_returning_client_receives_the_stored_response() {
+    if !needs_root("a_returning_client_receives_the_stored_response") {
         return;
     }
     let chain = chain(3, "h2", in_turns(3)).await;
@@ -107,8 +107,8 @@ fn keepable(requests: &Arc<AtomicUsize>) -> impl FnOnce(TcpListener) -> Result<O
 
 /// The second user's copy costs no link anything; and two at once cost one.
 #[tokio::test]
-async fn what_has_come_once_is_there_for_the_next() {
-    if !needs_root("what_has_come_once_is_there_for_the_next") {
+async fn a_cached_response_costs_no_further_transfer() {
+    if !needs_root("a_cached_response_costs_no_further_transfer") {
         return;
     }
     let requests = Arc::<AtomicUsize>::default();
@@ -134,8 +134,8 @@ async fn what_has_come_once_is_there_for_the_next() {
 
 /// What was given whole is kept for nobody: that is a cache's to do, by a cache's rules.
 #[tokio::test]
-async fn who_asks_the_same_again_asks_the_origin() {
-    if !needs_root("who_asks_the_same_again_asks_the_origin") {
+async fn a_repeated_request_reaches_the_origin() {
+    if !needs_root("a_repeated_request_reaches_the_origin") {
         return;
     }
     let chain = chain(1, "h2", always).await;

@@ -194,8 +194,8 @@ async fn what_has_time_arrives(test: &str, protocol: &'static str) {
 }
 
 #[tokio::test]
-async fn eight_links_that_are_seldom_up_bring_what_has_time_and_say_why_not() {
-    what_has_time_arrives("eight_links_that_are_seldom_up_bring_what_has_time_and_say_why_not", "h2").await;
+async fn eight_intermittent_links_deliver_within_the_deadline_or_report_a_reason() {
+    what_has_time_arrives("eight_intermittent_links_deliver_within_the_deadline_or_report_a_reason", "h2").await;
 }
 
 #[tokio::test]

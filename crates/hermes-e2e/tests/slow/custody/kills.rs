@@ -59,28 +59,28 @@ async fn after_a_kill_all_arrive(test: &str, numbers: &[usize]) {
 }
 
 #[tokio::test]
-async fn a_middle_node_that_is_killed_loses_nothing() {
-    after_a_kill_all_arrive("a_middle_node_that_is_killed_loses_nothing", &[1]).await;
+async fn killing_a_middle_node_loses_no_transfer() {
+    after_a_kill_all_arrive("killing_a_middle_node_loses_no_transfer", &[1]).await;
 }
 
 #[tokio::test]
-async fn the_one_behind_it_neither() {
-    after_a_kill_all_arrive("the_one_behind_it_neither", &[2]).await;
+async fn killing_the_second_node_loses_no_transfer() {
+    after_a_kill_all_arrive("killing_the_second_node_loses_no_transfer", &[2]).await;
 }
 
 #[tokio::test]
-async fn nor_does_the_last() {
-    after_a_kill_all_arrive("nor_does_the_last", &[3]).await;
+async fn killing_the_last_node_loses_no_transfer() {
+    after_a_kill_all_arrive("killing_the_last_node_loses_no_transfer", &[3]).await;
 }
 
 #[tokio::test]
-async fn nor_do_neighbours_that_are_killed_at_one_moment() {
-    after_a_kill_all_arrive("nor_do_neighbours_that_are_killed_at_one_moment", &[2, 3]).await;
+async fn killing_two_neighbors_at_once_loses_no_transfer() {
+    after_a_kill_all_arrive("killing_two_neighbors_at_once_loses_no_transfer", &[2, 3]).await;
 }
 
 #[tokio::test]
-async fn whichever_is_back_first() {
-    after_a_kill_all_arrive("whichever_is_back_first", &[3, 2, 1]).await;
+async fn killed_nodes_may_return_in_any_order() {
+    after_a_kill_all_arrive("killed_nodes_may_return_in_any_order", &[3, 2, 1]).await;
 }
 
 /// Three nodes before this origin, to which the last one's route leads so.
@@ -113,8 +113,8 @@ async fn killed_as_the_origin_works(method: &str, field: &str, last: &'static st
 }
 
 #[tokio::test]
-async fn an_order_reaches_its_origin_once_whoever_is_killed() {
-    if !needs_root("an_order_reaches_its_origin_once_whoever_is_killed") {
+async fn a_post_reaches_its_origin_once_whichever_node_is_killed() {
+    if !needs_root("a_post_reaches_its_origin_once_whichever_node_is_killed") {
         return;
     }
     // Whatever its client says of it, where the route does not say that its origin knows keys.
@@ -124,8 +124,8 @@ async fn an_order_reaches_its_origin_once_whoever_is_killed() {
 }
 
 #[tokio::test]
-async fn an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys() {
-    if !needs_root("an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_keys") {
+async fn a_post_without_a_key_reaches_its_origin_once_even_if_the_route_trusts_keys() {
+    if !needs_root("a_post_without_a_key_reaches_its_origin_once_even_if_the_route_trusts_keys") {
         return;
     }
     let (output, requests) = killed_as_the_origin_works("POST", "x: y", ", idempotency-key: true").await;
@@ -134,8 +134,8 @@ async fn an_order_without_a_key_reaches_its_origin_once_though_its_route_trusts_
 }
 
 #[tokio::test]
-async fn an_order_with_a_key_that_its_route_trusts_is_sent_again() {
-    if !needs_root("an_order_with_a_key_that_its_route_trusts_is_sent_again") {
+async fn a_post_with_a_trusted_key_is_repeated() {
+    if !needs_root("a_post_with_a_trusted_key_is_repeated") {
         return;
     }
     let outcome = killed_as_the_origin_works("POST", "idempotency-key: \"k\"", ", idempotency-key: true").await;
@@ -143,8 +143,8 @@ async fn an_order_with_a_key_that_its_route_trusts_is_sent_again() {
 }
 
 #[tokio::test]
-async fn what_may_be_said_twice_is_said_again() {
-    if !needs_root("what_may_be_said_twice_is_said_again") {
+async fn an_idempotent_request_is_repeated() {
+    if !needs_root("an_idempotent_request_is_repeated") {
         return;
     }
     assert_eq!(killed_as_the_origin_works("PUT", "x: y", "").await, ("done 200".to_owned(), 2));
@@ -178,8 +178,8 @@ async fn without_its_client_an_exchange_ends_everywhere() {
 /// What the first node had in custody for a client it goes on with; who asks again is given it, and the origin is not asked
 /// again.
 #[tokio::test]
-async fn the_first_node_goes_on_and_its_client_comes_back() {
-    if !needs_root("the_first_node_goes_on_and_its_client_comes_back") {
+async fn the_first_node_continues_and_its_client_returns() {
+    if !needs_root("the_first_node_continues_and_its_client_returns") {
         return;
     }
     let mut chain = chain(3, "h2", in_turns(3)).await;
