@@ -10,9 +10,9 @@ use hermes_testkit::load::Load;
 
 use crate::{
     chain::{Chain, Security, Shape},
-    contender::Contender,
+    contender::{Contender, Programs},
+    packet_path::PacketPath,
     record::{Key, Sample},
-    row::{PacketPath, Programs},
     settings::Settings,
     testbed::{Measured, Testbed},
 };
@@ -42,7 +42,7 @@ pub(crate) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// The selected ways of layer 3. `hermes` stands for all of its versions; the bare path is always included as the
+    /// The selected paths of layer 3. `hermes` stands for all of its versions; the bare path is always included as the
     /// reference.
     fn paths(&self, paths: &[PacketPath]) -> Vec<PacketPath> {
         let wanted = |path: &PacketPath| {
@@ -80,9 +80,4 @@ impl Session<'_> {
 /// All chains once. Each round starts with another chain, so that no chain always follows the same one.
 fn in_turn(chains: &[Chain], round: usize) -> impl Iterator<Item = &Chain> {
     chains.iter().cycle().skip(round).take(chains.len())
-}
-
-/// Prints progress.
-fn progress(text: &str) {
-    eprintln!("[{:>7.1} s] {text}", crate::run::since_start().as_secs_f64());
 }

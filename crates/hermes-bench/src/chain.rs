@@ -142,7 +142,7 @@ pub(crate) struct Ports {
 
 /// The listeners for clients; `None` if the contender does not support the protocol.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Entrances {
+pub(crate) struct ClientListeners {
     /// HTTP/1.1.
     pub(crate) http: SocketAddr,
     /// HTTP/2 in the clear.
@@ -167,7 +167,7 @@ pub(crate) struct Chain {
     /// The name of the contender.
     pub(crate) contender: &'static str,
     /// The listeners for clients.
-    pub(crate) entrances: Entrances,
+    pub(crate) listeners: ClientListeners,
     /// The proxies, near before far. Empty for the direct path.
     pub(crate) programs: Vec<Running>,
     /// Access logs that are separate from the programs' output.
@@ -220,7 +220,7 @@ impl Plan<'_> {
     }
 }
 
-impl Entrances {
+impl ClientListeners {
     /// The exchange of one client of `case`; `None` if this path does not support it.
     pub(crate) fn exchange(&self, case: Case, ca: &std::path::Path) -> Option<Exchange> {
         let length = PAYLOAD;

@@ -16,10 +16,7 @@ use hermes_testkit::{
     process::{Port, Program, Running},
 };
 
-use crate::{
-    chain::{Chain, Location, Plan},
-    row::Programs,
-};
+use crate::chain::{Chain, Location, Plan};
 
 pub(crate) mod direct;
 pub(crate) mod envoy;
@@ -29,6 +26,14 @@ pub(crate) mod nginx;
 
 /// The time that a proxy may take to listen.
 const START: Duration = Duration::from_secs(20);
+
+/// The programs that carry IP.
+pub(crate) struct Programs {
+    /// Hermes.
+    pub(crate) hermes: PathBuf,
+    /// The path of wireguard-go; `None` if it is not installed.
+    pub(crate) wireguard: Option<PathBuf>,
+}
 
 /// A path from client to origin.
 pub(crate) trait Contender {
@@ -115,7 +120,7 @@ fn version_of(binary: &Path, argument: &str) -> String {
     number.unwrap_or("unknown").to_owned()
 }
 
-/// Writes a configuration and starts a program with it in the namespace of `place`.
+/// Writes a configuration and starts a program with it in the namespace of `location`.
 fn launch(
     plan: &Plan<'_>,
     location: Location<'_>,

@@ -8,8 +8,7 @@ use std::{
     fs,
     path::Path,
     process::ExitCode,
-    sync::OnceLock,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -20,25 +19,18 @@ use crate::{
     cases::{self, Session},
     contender,
     machine::Machine,
-    picture,
+    progress,
     record::Results,
     settings::Settings,
-    table,
+    svg, table,
 };
 
 /// Every benchmark, in the order in which `all` runs them.
 pub(crate) const BENCHMARKS: [&str; 7] = ["figure10", "throughput", "tunnels", "memory", "delayed", "layer3", "table7"];
 
-static START: OnceLock<Instant> = OnceLock::new();
-
-/// The time since the program began.
-pub(crate) fn since_start() -> Duration {
-    START.get_or_init(Instant::now).elapsed()
-}
-
 /// Runs benchmarks one after another and writes the report.
 pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
-    since_start();
+    progress::start();
     limits::raise_open_files()?;
     Namespace::sweep();
     fs::create_dir_all(&options.out).with_context(|| format!("making {}", options.out.display()))?;
@@ -82,7 +74,7 @@ pub(crate) fn run(options: &Options, names: &[&str]) -> Result<ExitCode> {
         failed_by_hermes += results.summary.iter().filter(|s| s.contender == "hermes").map(|s| s.failed).sum::<u64>();
     }
     report(&options.out)?;
-    eprintln!("[{:>7.1} s] results are in {}", since_start().as_secs_f64(), options.out.display());
+    progress::print(&format!("results are in {}", options.out.display()));
     if failed_by_hermes > 0 {
         eprintln!("!!! HERMES FAILED {failed_by_hermes} REQUESTS");
         return Ok(ExitCode::FAILURE);
@@ -118,7 +110,7 @@ pub(crate) fn report(out: &Path) -> Result<()> {
     };
     write("RESULTS.md", table::markdown(&results))?;
     for result in &results {
-        if let Some(svg) = picture::figure10(result) {
+        if let Some(svg) = svg::figure10(result) {
             write(&format!("{}.svg", result.benchmark), svg)?;
         }
     }

@@ -11,9 +11,8 @@ use hermes_testkit::{
 use crate::{
     chain::{Case, Location, Origins, Plan, Ports, Security, Shape},
     contender::hermes,
-    picture,
     record::{Figures, Key, Results, Sample, Spread, latencies},
-    table,
+    svg, table,
     testbed::Measured,
 };
 
@@ -87,15 +86,15 @@ fn results_survive_their_file() {
 }
 
 #[test]
-fn the_picture_has_a_panel_a_case_and_says_what_the_paper_says() {
-    let svg = picture::figure10(&figure10_results()).unwrap();
+fn the_figure_has_one_panel_for_each_case_and_quotes_the_paper() {
+    let svg = svg::figure10(&figure10_results()).unwrap();
     for case in Case::ALL {
         assert!(svg.contains(case.title()));
     }
     assert_eq!(svg.matches("<polyline").count(), 12, "three lines in each of four panels");
     assert!(svg.contains("direct 110.5 % slower than proxied"));
     assert!(svg.contains("here: direct 75.0 % faster than envoy") && svg.contains("direct 50.0 % faster than hermes"));
-    assert!(picture::figure10(&Results { benchmark: "memory".into(), ..Results::default() }).is_none());
+    assert!(svg::figure10(&Results { benchmark: "memory".into(), ..Results::default() }).is_none());
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn limit(case: &Case, phase: f64) -> f64 {
 
 /// The results of a round on a good link.
 #[derive(Debug, Serialize)]
-struct Good {
+struct GoodLinkRound {
     link: &'static str,
     protocol: &'static str,
     has_custody: bool,
@@ -164,7 +164,7 @@ struct Good {
 }
 
 /// Measures with and without custody in turns: on a link of 1 Gbit/s and 5 ms, and on an unimpaired link.
-async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
+async fn measure_good_links(options: &UnstableOptions) -> Result<Vec<GoodLinkRound>> {
     let gigabit = Conditions {
         rate: Some(1_000_000_000),
         one_way: Duration::from_micros(2500),
@@ -195,7 +195,8 @@ async fn good(options: &UnstableOptions) -> Result<Vec<Good>> {
                     let done = chain.curl(&format!("/bytes/{}", 256 << 20)).await?;
                     ensure!(done.status == 200 && done.bytes == 256 << 20, "{done:?}");
                     let (gbit_s, cpu_s) = (8e-9 * done.bytes as f64 / done.seconds, chain.cpu()? - before);
-                    let round = Good { link, protocol, has_custody, gbit_s, request_us: 1e6 * times[1000], cpu_s };
+                    let round =
+                        GoodLinkRound { link, protocol, has_custody, gbit_s, request_us: 1e6 * times[1000], cpu_s };
                     println!("{}", serde_json::to_string(&round)?);
                     rounds.push(round);
                 }
@@ -214,7 +215,7 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
     std::fs::create_dir_all(&options.out)?;
     if options.good {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let rounds = runtime.block_on(good(options))?;
+        let rounds = runtime.block_on(measure_good_links(options))?;
         std::fs::write(options.out.join("custody.json"), serde_json::to_string_pretty(&rounds)? + "\n")?;
         return Ok(true);
     }

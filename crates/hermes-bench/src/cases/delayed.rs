@@ -5,8 +5,8 @@
 
 use anyhow::Result;
 
-use super::{Session, figure10, progress};
-use crate::{chain::Security, settings::Settings, testbed::Testbed};
+use super::{Session, figure10};
+use crate::{chain::Security, progress, settings::Settings, testbed::Testbed};
 
 /// The contenders of this case. HAProxy and nginx serve as a reference for throughput only.
 const CONTENDERS: [&str; 3] = ["direct", "envoy", "hermes"];
@@ -18,11 +18,11 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let contenders = session.contenders.iter().copied().filter(|c| CONTENDERS.contains(&c.name())).collect();
     let mut inner = Session { contenders, settings: &settings, samples: Vec::new(), ..*session };
     for round in 0..settings.delayed_rounds {
-        progress(&format!("delayed: round {} of {}", round + 1, settings.delayed_rounds));
+        progress::print(&format!("delayed: round {} of {}", round + 1, settings.delayed_rounds));
         figure10::one_round(&mut inner, &testbed, Security::Plain, round)?;
     }
     if let Some((delivered, dropped)) = testbed.frames() {
-        progress(&format!("delayed: the link delivered {delivered} frames and dropped {dropped}"));
+        progress::print(&format!("delayed: the link delivered {delivered} frames and dropped {dropped}"));
     }
     session.samples.extend(inner.samples.into_iter().map(|mut sample| {
         sample.key.measure = format!("delayed-{}", sample.key.measure);

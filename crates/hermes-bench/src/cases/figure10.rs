@@ -7,9 +7,10 @@
 use anyhow::Result;
 use hermes_testkit::load::{Exchange, Load};
 
-use super::{Session, in_turn, progress};
+use super::{Session, in_turn};
 use crate::{
     chain::{Case, Chain, Security, Shape},
+    progress,
     record::{Key, latencies},
     testbed::Testbed,
 };
@@ -22,7 +23,12 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let testbed = Testbed::loopback(session.dir, false)?;
     for round in 0..session.settings.rounds {
         for security in [Security::Plain, Security::Mtls] {
-            progress(&format!("figure10: round {} of {}, {}", round + 1, session.settings.rounds, security.name()));
+            progress::print(&format!(
+                "figure10: round {} of {}, {}",
+                round + 1,
+                session.settings.rounds,
+                security.name()
+            ));
             one_round(session, &testbed, security, round)?;
         }
     }
@@ -80,5 +86,5 @@ fn carrying<'a>(
     case: Case,
     round: usize,
 ) -> impl Iterator<Item = (&'a Chain, Exchange)> {
-    in_turn(chains, round).filter_map(move |chain| Some((chain, chain.entrances.exchange(case, testbed.ca())?)))
+    in_turn(chains, round).filter_map(move |chain| Some((chain, chain.listeners.exchange(case, testbed.ca())?)))
 }

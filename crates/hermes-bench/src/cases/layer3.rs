@@ -9,13 +9,14 @@ use anyhow::Result;
 use hermes_testkit::load::Load;
 
 use super::{
-    Session, progress,
+    Session,
     tunnels::{bulk_figures, datagram_figures},
 };
 use crate::{
     machine,
+    packet_path::{Machines, PacketPath, Tunnel, target},
+    progress,
     record::{Figures, Key, Sample, latencies},
-    row::{PacketPath, Row, Tunnel, target},
     testbed::Measured,
 };
 
@@ -44,7 +45,7 @@ const ECHO_MODES: [PacketPath; 6] = [PATHS[0], PATHS[1], PacketPath::Udp, PATHS[
 
 /// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
-    let row = Row::new(&session.dir.join("layer3"), HOPS[HOPS.len() - 1] + 1)?;
+    let row = Machines::new(&session.dir.join("layer3"), HOPS[HOPS.len() - 1] + 1)?;
     let mut one_hop = Vec::new();
     for path in session.paths(&PATHS) {
         one_hop.extend(row.start(path, session.programs, 1)?);
@@ -94,13 +95,13 @@ fn echoes(tunnel: &Tunnel, (count, interval): (usize, u64)) -> Load {
 
 fn rounds(
     session: &mut Session<'_>,
-    row: &Row,
+    row: &Machines,
     tunnels: &[Tunnel],
     key: &Key,
     figures: impl Fn(&Measured) -> Figures,
     load: impl Fn(&Tunnel) -> Load,
 ) -> Result<()> {
-    progress(&format!("layer3: {key}"));
+    progress::print(&format!("layer3: {key}"));
     for round in 0..session.settings.window_rounds {
         for tunnel in tunnels.iter().cycle().skip(round).take(tunnels.len()) {
             let measured = row.measure(tunnel, load(tunnel))?;

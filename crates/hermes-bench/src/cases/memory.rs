@@ -6,9 +6,10 @@
 use anyhow::Result;
 use hermes_testkit::{load::Load, process::Memory};
 
-use super::{Session, progress};
+use super::Session;
 use crate::{
     chain::{Case, Chain, Security, Shape},
+    progress,
     record::{Figures, Key, Sample},
     settings::IDLE_CLIENTS,
     testbed::Testbed,
@@ -22,7 +23,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     let testbed = Testbed::loopback(session.dir, false)?;
     for round in 0..session.settings.rounds.min(ROUNDS) {
-        progress(&format!("memory: round {}", round + 1));
+        progress::print(&format!("memory: round {}", round + 1));
         for security in [Security::Plain, Security::Mtls] {
             for case in [Case::Http, Case::Tcp] {
                 one_round(session, &testbed, (case, security), round)?;
@@ -42,7 +43,7 @@ fn one_round(
     let contenders = session.contenders.clone();
     for contender in contenders.into_iter().filter(|c| c.name() != "direct") {
         let Some(chain) = testbed.start(contender, Shape::TwoHops, security)? else { continue };
-        let Some(exchange) = chain.entrances.exchange(case, testbed.ca()) else { continue };
+        let Some(exchange) = chain.listeners.exchange(case, testbed.ca()) else { continue };
         // One request comes first: memory allocated on first use does not count for a connection.
         testbed.measure(&chain, Load::Single { exchange: exchange.clone(), count: 1, warmup: 0 })?;
         let before = weigh(&chain)?;

@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::Result;
 use hermes_testkit::load::Load;
 
-use super::{Session, progress};
+use super::Session;
 use crate::{
+    packet_path::{Machines, PacketPath, Tunnel, target},
+    progress,
     record::{Key, Sample, latencies},
-    row::{PacketPath, Row, Tunnel, target},
 };
 
 /// The sites, and their bare round-trip time in microseconds.
@@ -27,13 +28,13 @@ const PATHS: [PacketPath; 5] =
 /// Runs the case.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     for (site, rtt) in SITES {
-        let row = Row::far(&session.dir.join(site), Duration::from_micros(rtt / 2))?;
+        let row = Machines::far(&session.dir.join(site), Duration::from_micros(rtt / 2))?;
         let mut tunnels: Vec<Tunnel> = Vec::new();
         for path in session.paths(&PATHS) {
             tunnels.extend(row.start(path, session.programs, HOPS)?);
         }
         let key = Key::new(&format!("table7-{site}"));
-        progress(&format!("table7: {site}"));
+        progress::print(&format!("table7: {site}"));
         for round in 0..session.settings.delayed_rounds {
             for tunnel in tunnels.iter().cycle().skip(round).take(tunnels.len()) {
                 let (count, interval) = ECHOES;
@@ -43,7 +44,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
                 session.samples.push(Sample::new(key.clone(), &tunnel.contender, round, &measured, figures));
             }
         }
-        progress(&format!("table7: the delayed link dropped {} frames", row.dropped()));
+        progress::print(&format!("table7: the delayed link dropped {} frames", row.dropped()));
     }
     Ok(())
 }

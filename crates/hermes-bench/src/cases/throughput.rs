@@ -7,9 +7,10 @@
 use anyhow::Result;
 use hermes_testkit::load::Load;
 
-use super::{Session, in_turn, progress};
+use super::{Session, in_turn};
 use crate::{
-    chain::{Chain, Entrances, Security, Shape, WEB},
+    chain::{Chain, ClientListeners, Security, Shape, WEB},
+    progress,
     record::{Figures, Key, latencies, rates},
     settings::PAYLOAD,
     testbed::{Measured, Testbed},
@@ -35,14 +36,14 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
-type MakeLoad = fn(&Entrances, (u64, u64)) -> Option<Load>;
+type MakeLoad = fn(&ClientListeners, (u64, u64)) -> Option<Load>;
 
 fn rounds(session: &mut Session<'_>, testbed: &Testbed, chains: &[Chain], key: &Key, load: MakeLoad) -> Result<()> {
-    progress(&format!("throughput: {key}"));
+    progress::print(&format!("throughput: {key}"));
     let times = (session.settings.warmup_ms, session.settings.window_ms);
     for round in 0..session.settings.window_rounds {
         for chain in in_turn(chains, round) {
-            if let Some(load) = load(&chain.entrances, times) {
+            if let Some(load) = load(&chain.listeners, times) {
                 session.record((testbed, chain), key, round, load, figures)?;
             }
         }
@@ -60,9 +61,9 @@ fn figures(measured: &Measured) -> Figures {
     figures
 }
 
-fn h1(entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+fn h1(listeners: &ClientListeners, (warmup, window): (u64, u64)) -> Option<Load> {
     Some(Load::KeepAlive {
-        address: entrances.http,
+        address: listeners.http,
         authority: WEB.into(),
         length: PAYLOAD,
         connections: CONNECTIONS,
@@ -71,10 +72,10 @@ fn h1(entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
     })
 }
 
-fn h2(entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+fn h2(listeners: &ClientListeners, (warmup, window): (u64, u64)) -> Option<Load> {
     let (connections, streams) = MULTIPLEXED;
     Some(Load::Multiplexed {
-        address: entrances.http2?,
+        address: listeners.http2?,
         authority: WEB.into(),
         length: PAYLOAD,
         connections,

@@ -7,9 +7,10 @@
 use anyhow::Result;
 use hermes_testkit::load::Load;
 
-use super::{Session, in_turn, progress};
+use super::{Session, in_turn};
 use crate::{
-    chain::{Chain, Entrances, Security, Shape},
+    chain::{Chain, ClientListeners, Security, Shape},
+    progress,
     record::{Figures, Key, rates},
     settings::DATAGRAM,
     testbed::{Measured, Testbed},
@@ -30,14 +31,14 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<()> {
             let chains = session.start_all(&testbed, Shape::TwoHops, security)?;
             for connections in CONNECTIONS.into_iter().filter(|_| !apart) {
                 let key = Key { security: Some(security), clients: Some(connections), ..Key::new("bulk") };
-                rounds(session, &testbed, &chains, &key, bulk_figures, |entrances, times| {
-                    bulk(&testbed, entrances, connections, times)
+                rounds(session, &testbed, &chains, &key, bulk_figures, |listeners, times| {
+                    bulk(&testbed, listeners, connections, times)
                 })?;
             }
             let measure = if apart { "datagrams-apart" } else { "datagrams" };
             let key = Key { security: Some(security), clients: Some(FLOWS.0), ..Key::new(measure) };
-            rounds(session, &testbed, &chains, &key, datagram_figures, |entrances, times| {
-                datagrams(&testbed, entrances, times)
+            rounds(session, &testbed, &chains, &key, datagram_figures, |listeners, times| {
+                datagrams(&testbed, listeners, times)
             })?;
         }
     }
@@ -50,13 +51,13 @@ fn rounds(
     chains: &[Chain],
     key: &Key,
     figures: fn(&Measured) -> Figures,
-    load: impl Fn(&Entrances, (u64, u64)) -> Option<Load>,
+    load: impl Fn(&ClientListeners, (u64, u64)) -> Option<Load>,
 ) -> Result<()> {
-    progress(&format!("tunnels: {key}"));
+    progress::print(&format!("tunnels: {key}"));
     let times = (session.settings.warmup_ms, session.settings.window_ms);
     for round in 0..session.settings.window_rounds {
         for chain in in_turn(chains, round) {
-            if let Some(load) = load(&chain.entrances, times) {
+            if let Some(load) = load(&chain.listeners, times) {
                 session.record((testbed, chain), key, round, load, figures)?;
             }
         }
@@ -64,13 +65,18 @@ fn rounds(
     Ok(())
 }
 
-fn bulk(testbed: &Testbed, entrances: &Entrances, connections: usize, (warmup, window): (u64, u64)) -> Option<Load> {
-    Some(Load::Bulk { address: entrances.sink?, sink: testbed.sinks().0, sink_in: None, connections, warmup, window })
+fn bulk(
+    testbed: &Testbed,
+    listeners: &ClientListeners,
+    connections: usize,
+    (warmup, window): (u64, u64),
+) -> Option<Load> {
+    Some(Load::Bulk { address: listeners.sink?, sink: testbed.sinks().0, sink_in: None, connections, warmup, window })
 }
 
-fn datagrams(testbed: &Testbed, entrances: &Entrances, (warmup, window): (u64, u64)) -> Option<Load> {
+fn datagrams(testbed: &Testbed, listeners: &ClientListeners, (warmup, window): (u64, u64)) -> Option<Load> {
     let (flows, in_flight) = FLOWS;
-    let address = entrances.flood?;
+    let address = listeners.flood?;
     let sink = testbed.sinks().1;
     Some(Load::Datagrams { address, sink, sink_in: None, length: DATAGRAM, flows, in_flight, warmup, window })
 }

@@ -5,7 +5,7 @@
 use anyhow::Result;
 
 use super::Contender;
-use crate::chain::{Chain, Entrances, Plan};
+use crate::chain::{Chain, ClientListeners, Plan};
 
 /// The baseline.
 pub(crate) struct Direct;
@@ -21,7 +21,7 @@ impl Contender for Direct {
 
     fn start(&self, plan: &Plan<'_>) -> Result<Option<Chain>> {
         let origins = plan.origins;
-        let entrances = Entrances {
+        let listeners = ClientListeners {
             http: origins.http,
             http2: origins.http2,
             secure: Some(origins.secure),
@@ -31,6 +31,6 @@ impl Contender for Direct {
             sink: Some(origins.sink),
             flood: Some(origins.flood),
         };
-        Ok(Some(Chain { contender: self.name(), entrances, programs: Vec::new(), logs: Vec::new() }))
+        Ok(Some(Chain { contender: self.name(), listeners, programs: Vec::new(), logs: Vec::new() }))
     }
 }

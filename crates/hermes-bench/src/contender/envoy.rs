@@ -13,7 +13,7 @@ use hermes_testkit::{envoy as envoy_binary, process::Port};
 use serde_json::{Value, json};
 
 use super::{Contender, launch, ready};
-use crate::chain::{Chain, ECHO, Entrances, FLOOD, Plan, SECURE, SINK, Security, Shape, VOICE, WEB};
+use crate::chain::{Chain, ClientListeners, ECHO, FLOOD, Plan, SECURE, SINK, Security, Shape, VOICE, WEB};
 
 mod parts;
 
@@ -39,15 +39,15 @@ impl Contender for Envoy {
         let logs = ["near", "far"].map(|side| log(plan, side)).to_vec();
         if plan.shape == Shape::OneHop {
             ready(&mut [(&mut near, &[Port::Tcp(ports.http)])])?;
-            let entrances =
-                Entrances { secure: None, tcp: None, udp: None, sink: None, flood: None, ..entrances(plan) };
-            return Ok(Some(Chain { contender: self.name(), entrances, programs: vec![near], logs }));
+            let listeners =
+                ClientListeners { secure: None, tcp: None, udp: None, sink: None, flood: None, ..listeners(plan) };
+            return Ok(Some(Chain { contender: self.name(), listeners, programs: vec![near], logs }));
         }
         let far = far(plan).to_string();
         let mut far = launch(plan, plan.far, "envoy-far", &self.binary, ("envoy-far.json", &far), arguments)?;
         let clients = [Port::Tcp(ports.http), Port::Tcp(ports.tcp), Port::Udp(ports.udp)];
         ready(&mut [(&mut near, &clients), (&mut far, &[plan.link()])])?;
-        Ok(Some(Chain { contender: self.name(), entrances: entrances(plan), programs: vec![near, far], logs }))
+        Ok(Some(Chain { contender: self.name(), listeners: listeners(plan), programs: vec![near, far], logs }))
     }
 }
 
@@ -61,9 +61,9 @@ fn log(plan: &Plan<'_>, side: &str) -> PathBuf {
     plan.dir.join(format!("envoy-{side}.access.json"))
 }
 
-fn entrances(plan: &Plan<'_>) -> Entrances {
+fn listeners(plan: &Plan<'_>) -> ClientListeners {
     let ports = plan.ports;
-    Entrances {
+    ClientListeners {
         http: local(ports.http),
         http2: Some(local(ports.http)),
         secure: Some(local(ports.http)),

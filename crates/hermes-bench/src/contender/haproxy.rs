@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use hermes_testkit::process::{Port, Running};
 
 use super::{Contender, launch, on_path, ready, version_of};
-use crate::chain::{Chain, Entrances, Location, Plan, Security, Shape};
+use crate::chain::{Chain, ClientListeners, Location, Plan, Security, Shape};
 
 /// Debian's HAProxy.
 pub(crate) struct HaProxy;
@@ -51,7 +51,7 @@ impl Contender for HaProxy {
             let far = config(plan.ports.admin[1], &[bind], &origin);
             programs.push(start(plan, plan.far, "haproxy-far", &far, &[Port::Tcp(ports.link)])?);
         }
-        let entrances = Entrances {
+        let listeners = ClientListeners {
             http: at(ports.http),
             http2: Some(at(ports.http2)),
             secure: None,
@@ -61,7 +61,7 @@ impl Contender for HaProxy {
             sink: None,
             flood: None,
         };
-        Ok(Some(Chain { contender: self.name(), entrances, programs, logs: Vec::new() }))
+        Ok(Some(Chain { contender: self.name(), listeners, programs, logs: Vec::new() }))
     }
 }
 

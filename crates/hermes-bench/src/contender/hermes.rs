@@ -9,7 +9,7 @@ use anyhow::Result;
 use hermes_testkit::process::Port;
 
 use super::{Contender, launch, ready, version_of};
-use crate::chain::{Chain, ECHO, Entrances, FLOOD, Plan, SECURE, SINK, Security, Shape, VOICE, WEB};
+use crate::chain::{Chain, ClientListeners, ECHO, FLOOD, Plan, SECURE, SINK, Security, Shape, VOICE, WEB};
 
 /// The binary under test.
 pub(crate) struct Hermes {
@@ -34,16 +34,17 @@ impl Contender for Hermes {
         let mut near =
             launch(plan, plan.near, "hermes-near", &self.binary, ("hermes-near.yaml", &near_document(plan)), args)?;
         let clients = [Port::Tcp(ports.http), Port::Tcp(ports.tcp), Port::Udp(ports.udp)];
-        let entrances = entrances(plan);
+        let listeners = listeners(plan);
         if plan.shape == Shape::OneHop {
             ready(&mut [(&mut near, &clients[..1])])?;
-            let entrances = Entrances { secure: None, tcp: None, udp: None, sink: None, flood: None, ..entrances };
-            return Ok(Some(Chain { contender: self.name(), entrances, programs: vec![near], logs: logs(plan, 1) }));
+            let listeners =
+                ClientListeners { secure: None, tcp: None, udp: None, sink: None, flood: None, ..listeners };
+            return Ok(Some(Chain { contender: self.name(), listeners, programs: vec![near], logs: logs(plan, 1) }));
         }
         let mut far =
             launch(plan, plan.far, "hermes-far", &self.binary, ("hermes-far.yaml", &far_document(plan)), args)?;
         ready(&mut [(&mut near, &clients), (&mut far, &[plan.link()])])?;
-        Ok(Some(Chain { contender: self.name(), entrances, programs: vec![near, far], logs: logs(plan, 2) }))
+        Ok(Some(Chain { contender: self.name(), listeners, programs: vec![near, far], logs: logs(plan, 2) }))
     }
 }
 
@@ -55,10 +56,10 @@ fn log(plan: &Plan<'_>, side: &str) -> PathBuf {
     plan.dir.join(format!("hermes-{side}.access.json"))
 }
 
-fn entrances(plan: &Plan<'_>) -> Entrances {
+fn listeners(plan: &Plan<'_>) -> ClientListeners {
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
     let ports = plan.ports;
-    Entrances {
+    ClientListeners {
         http: at(ports.http),
         // One port accepts both protocols.
         http2: Some(at(ports.http)),

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use hermes_testkit::process::{Port, Running};
 
 use super::{Contender, launch, on_path, ready, version_of};
-use crate::chain::{Chain, Entrances, Location, Plan, Security, Shape};
+use crate::chain::{Chain, ClientListeners, Location, Plan, Security, Shape};
 
 /// Debian's nginx.
 pub(crate) struct Nginx;
@@ -44,7 +44,7 @@ impl Contender for Nginx {
             let far = config(plan, 1, &[listen], plan.origins.http);
             programs.push(start(plan, plan.far, "nginx-far", &far, &[Port::Tcp(ports.link)])?);
         }
-        let entrances = Entrances {
+        let listeners = ClientListeners {
             http: at(ports.http),
             http2: Some(at(ports.http2)),
             secure: None,
@@ -55,7 +55,7 @@ impl Contender for Nginx {
             flood: None,
         };
         let logs = ["nginx-near", "nginx-far"].map(|name| plan.dir.join(format!("{name}.access.json")));
-        Ok(Some(Chain { contender: self.name(), entrances, programs, logs: logs.to_vec() }))
+        Ok(Some(Chain { contender: self.name(), listeners, programs, logs: logs.to_vec() }))
     }
 }
 

@@ -18,7 +18,7 @@ const COLOURS: [(&str, &str); 5] =
     [("direct", "#555555"), ("envoy", "#c2410c"), ("hermes", "#1d4ed8"), ("haproxy", "#15803d"), ("nginx", "#a16207")];
 
 /// The curve of a contender.
-struct Line<'a> {
+struct Curve<'a> {
     name: &'a str,
     /// Clients; mean in milliseconds over rounds; standard deviation within a burst.
     points: Vec<(f64, Spread, f64)>,
@@ -31,8 +31,8 @@ pub(crate) fn figure10(results: &Results) -> Option<String> {
         "delayed" => "delayed-burst",
         _ => return None,
     };
-    let panels: Vec<_> = Case::ALL.into_iter().map(|case| (case, lines(results, measure, case))).collect();
-    if panels.iter().all(|(_, lines)| lines.is_empty()) {
+    let panels: Vec<_> = Case::ALL.into_iter().map(|case| (case, curves(results, measure, case))).collect();
+    if panels.iter().all(|(_, curves)| curves.is_empty()) {
         return None;
     }
     let mut svg = format!(
@@ -46,23 +46,23 @@ pub(crate) fn figure10(results: &Results) -> Option<String> {
     };
     let _ = writeln!(svg, "<text x=\"450\" y=\"24\" text-anchor=\"middle\" font-size=\"15\">{title}</text>");
     legend(&mut svg, results);
-    for (i, (case, lines)) in panels.iter().enumerate() {
+    for (i, (case, curves)) in panels.iter().enumerate() {
         let (column, row) = ((i % 2) as f64, (i / 2) as f64);
-        panel(&mut svg, (85.0 + column * 430.0, 90.0 + row * 330.0), *case, lines);
+        panel(&mut svg, (85.0 + column * 430.0, 90.0 + row * 330.0), *case, curves);
     }
     svg.push_str("</svg>\n");
     Some(svg)
 }
 
-fn lines<'a>(results: &'a Results, measure: &str, case: Case) -> Vec<Line<'a>> {
+fn curves<'a>(results: &'a Results, measure: &str, case: Case) -> Vec<Curve<'a>> {
     let wanted = |key: &Key| key.measure == measure && key.case == Some(case) && key.security == Some(Security::Plain);
-    let line = |name: &'a str| {
+    let curve = |name: &'a str| {
         let own = |s: &&Summary| wanted(&s.key) && s.contender == name;
         let mut points: Vec<_> = results.summary.iter().filter(own).filter_map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Line { name, points }
+        Curve { name, points }
     };
-    results.contenders().into_iter().map(line).filter(|line| !line.points.is_empty()).collect()
+    results.contenders().into_iter().map(curve).filter(|curve| !curve.points.is_empty()).collect()
 }
 
 fn point(summary: &Summary) -> Option<(f64, Spread, f64)> {
@@ -90,12 +90,12 @@ fn legend(svg: &mut String, results: &Results) {
     }
 }
 
-fn panel(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
+fn panel(svg: &mut String, (x, y): (f64, f64), case: Case, curves: &[Curve<'_>]) {
     let (width, height) = PANEL;
-    let most = lines.iter().flat_map(|l| &l.points).map(|(_, mean, sd)| mean.median + sd).fold(0.0, f64::max);
+    let most = curves.iter().flat_map(|l| &l.points).map(|(_, mean, sd)| mean.median + sd).fold(0.0, f64::max);
     let step = nice_step(most / 4.0);
     let top = (most / step).ceil().max(1.0) * step;
-    let clients = lines.iter().flat_map(|l| &l.points).map(|p| p.0).fold(1.0, f64::max);
+    let clients = curves.iter().flat_map(|l| &l.points).map(|p| p.0).fold(1.0, f64::max);
     let at = |c: f64, ms: f64| (x + width * c / (clients * 1.05), y + height * (1.0 - (ms / top).min(1.0)));
     let _ = writeln!(
         svg,
@@ -106,10 +106,10 @@ fn panel(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
         case.title()
     );
     axes(svg, (x, y), (top, step), clients, &at);
-    for line in lines {
-        draw(svg, line, &at);
+    for curve in curves {
+        draw(svg, curve, &at);
     }
-    notes(svg, (x, y + height + 48.0), case, lines);
+    notes(svg, (x, y + height + 48.0), case, curves);
 }
 
 /// Rounds up to 1, 2 or 5 times a power of ten.
@@ -159,13 +159,13 @@ fn axes(
 }
 
 /// Draws a curve with the standard deviation within a burst as error bars, as in the paper.
-fn draw(svg: &mut String, line: &Line<'_>, at: &impl Fn(f64, f64) -> (f64, f64)) {
-    let colour = colour(line.name);
-    let path: Vec<_> = line.points.iter().map(|(c, mean, _)| at(*c, mean.median)).collect();
+fn draw(svg: &mut String, curve: &Curve<'_>, at: &impl Fn(f64, f64) -> (f64, f64)) {
+    let colour = colour(curve.name);
+    let path: Vec<_> = curve.points.iter().map(|(c, mean, _)| at(*c, mean.median)).collect();
     let text: Vec<_> = path.iter().map(|(px, py)| format!("{px:.1},{py:.1}")).collect();
     let _ =
         writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>", text.join(" "));
-    for ((c, mean, sd), (px, py)) in line.points.iter().zip(path) {
+    for ((c, mean, sd), (px, py)) in curve.points.iter().zip(path) {
         let (high, low) = (at(*c, mean.median + sd).1, at(*c, (mean.median - sd).max(0.0)).1);
         let _ = writeln!(
             svg,
@@ -176,7 +176,7 @@ fn draw(svg: &mut String, line: &Line<'_>, at: &impl Fn(f64, f64) -> (f64, f64))
 }
 
 /// Draws the paper's sentence about 1,000 requests, and the same sentence with the measured values.
-fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
+fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, curves: &[Curve<'_>]) {
     let paper = match case {
         Case::Http => "direct 18.4 % slower than proxied",
         Case::Tcp => "direct 110.5 % slower than proxied",
@@ -185,7 +185,7 @@ fn notes(svg: &mut String, (x, y): (f64, f64), case: Case, lines: &[Line<'_>]) {
     };
     let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"#666\" font-size=\"11\">paper at 1,000: {paper}</text>");
     let last = |name: &str| {
-        let points = &lines.iter().find(|l| l.name == name)?.points;
+        let points = &curves.iter().find(|l| l.name == name)?.points;
         points.last().map(|(_, mean, _)| mean.median)
     };
     let Some(direct) = last("direct") else { return };

@@ -1,6 +1,6 @@
 //! The fixture of layer 3: machines in a row, each a namespace, and paths for packets from the first to a later one.
 //!
-//! In: the number of machines, or the delay between the first and the others. Out: [`Row`], which starts tunnels and
+//! In: the number of machines, or the delay between the first and the others. Out: [`Machines`], which starts tunnels and
 //! measures traffic through them. All tunnels of a row are up at the same time; each has its own devices, addresses and
 //! ports.
 
@@ -23,7 +23,10 @@ use hermes_testkit::{
     process::{Program, Running},
 };
 
-use crate::testbed::{Measured, load_program, made, namespace, under};
+use crate::{
+    contender::Programs,
+    testbed::{Measured, load_program, made, namespace, under},
+};
 
 /// The time until the first echo must return through a tunnel.
 const UP: Duration = Duration::from_secs(20);
@@ -44,16 +47,8 @@ pub(crate) enum PacketPath {
     Hermes(&'static str),
 }
 
-/// The programs that take part.
-pub(crate) struct Programs {
-    /// Hermes.
-    pub(crate) hermes: PathBuf,
-    /// The path of wireguard-go; `None` if it is not installed.
-    pub(crate) wireguard: Option<PathBuf>,
-}
-
 /// A row of machines.
-pub(crate) struct Row {
+pub(crate) struct Machines {
     // Order matters: fields are dropped from the first to the last.
     links: Vec<Link>,
     places: Vec<Namespace>,
@@ -85,7 +80,7 @@ impl PacketPath {
     }
 }
 
-impl Row {
+impl Machines {
     /// Creates `count` machines, joined by veth pairs.
     pub(crate) fn new(dir: &Path, count: usize) -> Result<Self> {
         let places = (0..count).map(|_| namespace()).collect::<Result<Vec<_>>>()?;
