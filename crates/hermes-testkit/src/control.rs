@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The time that a test waits for an effect of the controller.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const EFFECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A controller, and the nodes that follow it. Dropping it ends the controller.
 pub struct ControllerFixture {
@@ -260,7 +260,7 @@ impl ControllerFixture {
     /// The response to an application's request: status and body; `None` if nobody listens.
     pub fn get(&self, authority: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.socket(8080)).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(EFFECT_TIMEOUT)).unwrap();
         write!(stream, "GET / HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n").ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;

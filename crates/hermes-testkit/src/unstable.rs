@@ -30,7 +30,7 @@ use nix::sys::signal::Signal;
 use tokio::net::TcpListener;
 
 /// The custody deadline of requests under `/soon/` (see [`HopSettings::custody_or_soon`]).
-pub const SOON: Duration = Duration::from_secs(12);
+pub const SHORT_DEADLINE: Duration = Duration::from_secs(12);
 
 const PORT: u16 = 9443;
 
@@ -84,7 +84,7 @@ impl HopSettings {
         Self { treatment: ", custody: {deadline: 5m}, cache: {}", ..Self::custody(protocol) }
     }
 
-    /// Custody, with the deadline [`SOON`] for requests under `/soon/`.
+    /// Custody, with the deadline [`SHORT_DEADLINE`] for requests under `/soon/`.
     pub fn custody_or_soon(protocol: &'static str) -> Self {
         let treatment = ", match: {path: '/soon/*'}, custody: {deadline: 12s}}
 - {name: late, upstream: next, custody: {deadline: 5m}";

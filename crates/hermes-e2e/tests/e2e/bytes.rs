@@ -43,11 +43,11 @@ fn flow_ways(secure: bool) -> impl Iterator<Item = FlowMode> {
 }
 
 /// The largest transfer.
-const MOST: usize = 64 * MIB;
+const MAX_TRANSFER: usize = 64 * MIB;
 
 /// Any size from nothing to the largest, small ones as often as large ones.
 fn any_size(rng: &mut SmallRng) -> usize {
-    let bits = rng.random_range(0.0..=f64::from(MOST.ilog2()));
+    let bits = rng.random_range(0.0..=f64::from(MAX_TRANSFER.ilog2()));
     bits.exp2() as usize - 1
 }
 
@@ -175,7 +175,7 @@ async fn chains_of_one_to_five_nodes_with_mutual_tls() {
 }
 
 /// As many datagrams as [`datagrams`] needs for 64 MiB: a third of the largest on average.
-const DATAGRAMS: usize = MOST / (MAX_PAYLOAD / 3);
+const DATAGRAMS: usize = MAX_TRANSFER / (MAX_PAYLOAD / 3);
 
 #[tokio::test]
 async fn sixty_four_mebibytes_by_every_pair() {
@@ -184,12 +184,12 @@ async fn sixty_four_mebibytes_by_every_pair() {
     for mode in [TunnelMode::Raw, TunnelMode::ConnectH1, TunnelMode::ConnectH2] {
         for &hop in Hop::plain(false) {
             let authority = format!("{}:7", hop.name());
-            echo(&chain.tcp(mode, Some(hop)), mode, &authority, MOST, &mut rng)
+            echo(&chain.tcp(mode, Some(hop)), mode, &authority, MAX_TRANSFER, &mut rng)
                 .await
                 .unwrap_or_else(|error| panic!("64 MiB by {mode:?} over {hop:?}: {error}"));
         }
     }
-    echo(&chain.tcp(TunnelMode::PostH2, Some(Hop::PostH1)), TunnelMode::PostH2, "POST-H1:7", MOST, &mut rng)
+    echo(&chain.tcp(TunnelMode::PostH2, Some(Hop::PostH1)), TunnelMode::PostH2, "POST-H1:7", MAX_TRANSFER, &mut rng)
         .await
         .unwrap();
 }
@@ -199,8 +199,8 @@ async fn sixty_four_mebibytes_of_requests() {
     let mut rng = seeded("64 MiB of requests");
     let chain = Chain::of_all_hops(false).await.unwrap();
     for (version, hop) in [(Version::H1, Hop::H2), (Version::H2, Hop::H1), (Version::H2, Hop::H2)] {
-        upload(&chain.http(), version, hop.name(), MOST, &mut rng).await.unwrap();
-        download(&chain.http(), version, hop.name(), MOST).await.unwrap();
+        upload(&chain.http(), version, hop.name(), MAX_TRANSFER, &mut rng).await.unwrap();
+        download(&chain.http(), version, hop.name(), MAX_TRANSFER).await.unwrap();
     }
 }
 
@@ -219,15 +219,15 @@ async fn sixty_four_mebibytes_of_datagrams() {
 async fn sixty_four_mebibytes_with_mutual_tls() {
     let mut rng = seeded("64 MiB with mutual TLS");
     let chain = Chain::of_all_hops(true).await.unwrap();
-    echo(&chain.tcp(TunnelMode::ConnectH2, Some(Hop::H2)), TunnelMode::ConnectH2, "H2:7", MOST, &mut rng)
+    echo(&chain.tcp(TunnelMode::ConnectH2, Some(Hop::H2)), TunnelMode::ConnectH2, "H2:7", MAX_TRANSFER, &mut rng)
         .await
         .unwrap();
-    download(&chain.http(), Version::H1, Hop::H1.name(), MOST).await.unwrap();
-    echo(&chain.tcp(TunnelMode::ConnectH3, Some(Hop::H3)), TunnelMode::ConnectH3, "H3:7", MOST, &mut rng)
+    download(&chain.http(), Version::H1, Hop::H1.name(), MAX_TRANSFER).await.unwrap();
+    echo(&chain.tcp(TunnelMode::ConnectH3, Some(Hop::H3)), TunnelMode::ConnectH3, "H3:7", MAX_TRANSFER, &mut rng)
         .await
         .unwrap();
-    upload(&chain.http(), Version::H3, Hop::H2.name(), MOST, &mut rng).await.unwrap();
-    download(&chain.http(), Version::H3, Hop::H3.name(), MOST).await.unwrap();
+    upload(&chain.http(), Version::H3, Hop::H2.name(), MAX_TRANSFER, &mut rng).await.unwrap();
+    download(&chain.http(), Version::H3, Hop::H3.name(), MAX_TRANSFER).await.unwrap();
 }
 
 #[tokio::test]
@@ -235,6 +235,8 @@ async fn sixty_four_mebibytes_through_five_nodes() {
     let mut rng = seeded("64 MiB through five nodes");
     let hops = [Hop::H2, Hop::H1, Hop::PostH2, Hop::H2];
     let chain = Chain::start(&hops, true, true).await.unwrap();
-    echo(&chain.tcp(TunnelMode::ConnectH1, None), TunnelMode::ConnectH1, "ECHO:7", MOST, &mut rng).await.unwrap();
-    upload(&chain.http(), Version::H2, "WEB", MOST, &mut rng).await.unwrap();
+    echo(&chain.tcp(TunnelMode::ConnectH1, None), TunnelMode::ConnectH1, "ECHO:7", MAX_TRANSFER, &mut rng)
+        .await
+        .unwrap();
+    upload(&chain.http(), Version::H2, "WEB", MAX_TRANSFER, &mut rng).await.unwrap();
 }

@@ -14,7 +14,7 @@ use std::{
 use hermes_testkit::{
     generation_log::GenerationLog,
     origin::{self, Origin, datagram::UdpEcho, stream},
-    overlay::{Draft, Node, Overlay, PATIENCE},
+    overlay::{Draft, EFFECT_TIMEOUT, Node, Overlay},
     poll::until,
     process::Program,
     raw_http1::RawHttp1,
@@ -276,11 +276,11 @@ async fn a_successor_continues_if_the_running_process_dies() {
         .args([&dynasty.socket])
         .start()
         .unwrap();
-    running.wait_first_line(PATIENCE).unwrap();
+    running.wait_first_line(EFFECT_TIMEOUT).unwrap();
     let successor = dynasty.draft("edge-1", 1).launch().unwrap();
     successor.says("the running process died before it let go").await;
     successor.says("running node=").await;
-    assert!(running.end(PATIENCE).unwrap().success());
+    assert!(running.end(EFFECT_TIMEOUT).unwrap().success());
     successor.signal(Signal::SIGTERM).unwrap();
     assert!(successor.ended().await.success());
 }

@@ -19,7 +19,7 @@ use hermes_testkit::{
     listener_client::{ListenerClient, TunnelMode},
     netns::Namespace,
     origin::{self, Origin},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     skip::needs_root,
 };
 
@@ -432,6 +432,6 @@ fn names_are_resolved_again_after_their_ttl() {
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, followed).await.expect("it still goes where the name led before");
+        tokio::time::timeout(EFFECT_TIMEOUT, followed).await.expect("it still goes where the name led before");
     });
 }

@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use crate::{ca::Identity, multiplex::Multiplex, tls};
 
 /// The timeout of a request.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An operator at one controller.
 pub struct OperatorClient {
@@ -41,7 +41,7 @@ impl OperatorClient {
     /// # Errors
     /// The response timed out.
     pub async fn ask(&mut self, method: Method, path: &str, text: &str) -> Result<(u16, Value), String> {
-        match tokio::time::timeout(PATIENCE, self.requests(method, path, text)).await {
+        match tokio::time::timeout(REQUEST_TIMEOUT, self.requests(method, path, text)).await {
             Ok(Ok(answer)) => Ok(answer),
             failed => {
                 self.client = None;

@@ -19,7 +19,7 @@ use std::{
 
 use super::{
     Load, Outcome,
-    exchange::PATIENCE,
+    exchange::RESPONSE_TIMEOUT,
     outcome::{Failure, Recorder},
     window::Window,
 };
@@ -81,7 +81,7 @@ fn accept(listener: &TcpListener, connections: usize, received: &Arc<AtomicU64>)
 fn send(address: SocketAddr, stop: &AtomicBool) -> Verdict {
     let mut stream = TcpStream::connect(address).map_err(|e| Failure::Connect(e.kind()))?;
     // A stalled path ends the sender; the shortfall at the sink is counted.
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
     let mut chunk = template();
     let mut sent = 0u64;
     while !stop.load(Ordering::Relaxed) {
@@ -91,7 +91,7 @@ fn send(address: SocketAddr, stop: &AtomicBool) -> Verdict {
     }
     stream.shutdown(Shutdown::Write)?;
     // Wait for the sink's end to come back: closing first could cut off data in flight.
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     match stream.read(&mut [0; 1])? {
         0 => Ok(sent),
         _ => Err(Failure::WrongBytes),
@@ -101,7 +101,7 @@ fn send(address: SocketAddr, stop: &AtomicBool) -> Verdict {
 /// Returns the bytes received if each is at its right position.
 fn receive(mut stream: TcpStream, received: &AtomicU64) -> Verdict {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     let template = template();
     let mut chunk = vec![0; CHUNK];
     let mut total = 0u64;

@@ -18,7 +18,7 @@ use super::{Exchange, PAYLOAD_SEED, outcome::Failure, response::Connection};
 use crate::{Error, Result, origin::connect_udp, pattern::Pattern, tls};
 
 /// Longer than any queue that a thousand clients make; then an exchange has failed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything that all clients of one exchange share.
 pub struct Client {
@@ -97,7 +97,7 @@ impl Client {
     /// # Errors
     /// The failure, to be counted.
     pub async fn exchange(&self, prepared: PreparedSocket, number: u64) -> std::result::Result<IdleClient, Failure> {
-        match timeout(PATIENCE, self.attempt(prepared, number)).await {
+        match timeout(RESPONSE_TIMEOUT, self.attempt(prepared, number)).await {
             Ok(result) => result,
             Err(_) => Err(Failure::Timeout),
         }

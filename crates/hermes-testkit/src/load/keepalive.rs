@@ -13,7 +13,7 @@ use tokio::{net::TcpStream, task::JoinSet};
 
 use super::{
     Load, Outcome,
-    exchange::{PATIENCE, get, payload},
+    exchange::{RESPONSE_TIMEOUT, get, payload},
     outcome::{Failure, Recorder},
     response::Connection,
     window::Window,
@@ -42,7 +42,7 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
         tasks.spawn_local(async move {
             let mut recorder = Recorder::default();
             let talk = converse(address, &shared.0, &shared.1, &span, &mut recorder);
-            match tokio::time::timeout_at((span.end + PATIENCE).into(), talk).await {
+            match tokio::time::timeout_at((span.end + RESPONSE_TIMEOUT).into(), talk).await {
                 Ok(Ok(())) => {}
                 Ok(Err(failure)) => recorder.failure(&failure),
                 Err(_) => recorder.failure(&Failure::Timeout),

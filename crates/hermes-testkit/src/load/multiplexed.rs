@@ -12,7 +12,7 @@ use tokio::{net::TcpStream, task::JoinSet};
 
 use super::{
     Load, Outcome,
-    exchange::{PATIENCE, payload},
+    exchange::{RESPONSE_TIMEOUT, payload},
     keepalive::Span,
     outcome::{Failure, Recorder},
 };
@@ -83,7 +83,7 @@ async fn handshake(address: std::net::SocketAddr) -> std::result::Result<(SendRe
 async fn stream(sender: SendRequest<Bytes>, uri: String, payload: Rc<Vec<u8>>, span: Span) -> Recorder {
     let mut recorder = Recorder::default();
     let talk = converse(sender, &uri, &payload, &span, &mut recorder);
-    match tokio::time::timeout_at((span.end + PATIENCE).into(), talk).await {
+    match tokio::time::timeout_at((span.end + RESPONSE_TIMEOUT).into(), talk).await {
         Ok(Ok(())) => {}
         Ok(Err(failure)) => recorder.failure(&failure),
         Err(_) => recorder.failure(&Failure::Timeout),

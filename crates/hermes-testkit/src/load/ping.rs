@@ -13,7 +13,7 @@ use super::{
 use crate::{Error, Result};
 
 /// Timeout of an echo, in seconds.
-const PATIENCE: &str = "2";
+const REPLY_TIMEOUT_SECONDS: &str = "2";
 
 pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let Load::Ping { address, count, warmup, interval } = load else {
@@ -24,7 +24,7 @@ pub(super) fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let ping = |count: usize| {
         let (count, address) = (count.to_string(), address.to_string());
         let mut command = Command::new("ping");
-        command.args(["-n", "-c", &count, "-W", PATIENCE]).args(pace).arg(&address);
+        command.args(["-n", "-c", &count, "-W", REPLY_TIMEOUT_SECONDS]).args(pace).arg(&address);
         // The program fails if nothing came back, which is counted below.
         let output = command.output().map_err(Error::io("running ping"))?;
         Ok::<_, Error>(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,7 +1,7 @@
 //! A running node: queries, waits, and final checks.
 //!
 //! In: a process started by [`super::Draft`]. Out: its addresses, access log, metrics and memory. Waits are bounded by
-//! [`super::PATIENCE`]. A dropped node is ended by its pid; before that it must be alive, and must never have panicked.
+//! [`super::EFFECT_TIMEOUT`]. A dropped node is ended by its pid; before that it must be alive, and must never have panicked.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{PATIENCE, filled, write};
+use super::{EFFECT_TIMEOUT, filled, write};
 use crate::{Error, Result, netns, process::Running, raw_http1::RawHttp1};
 
 /// Timeout of readiness. Generous: debug builds on a busy machine.
@@ -93,7 +93,7 @@ impl Node {
     /// # Panics
     /// No entry matches in time; the message lists the entries.
     pub async fn record(&self, fits: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
             let records = self.records();
             if let Some(found) = records.iter().find(|record| fits(record)) {
@@ -174,7 +174,7 @@ impl Node {
     /// # Panics
     /// The metric does not reach the value in time.
     pub async fn metric_reaches(&self, name: &str, labels: &str, least: f64) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
             let value = self.metric(name, labels).await.unwrap_or_default();
             if value >= least {
@@ -198,7 +198,7 @@ impl Node {
     /// # Panics
     /// The text does not appear often enough in time.
     pub async fn says_times(&self, words: &str, times: usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         while self.log().matches(words).count() < times {
             assert!(Instant::now() < deadline, "node {} does not say {words:?}: {}", self.name, self.log());
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -210,7 +210,7 @@ impl Node {
     /// # Panics
     /// A session stays active.
     pub async fn quiet(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
             match self.ask("/sessions").await {
                 Ok((200, text))
@@ -271,7 +271,7 @@ impl Node {
     pub async fn reload(&mut self, document: &str, values: &[(&str, String)]) -> Result<()> {
         let before = self.generation().await?;
         self.replace(document, values)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
             // The log is complete by then, so it contains the new addresses.
             let now = self.generation().await?;
@@ -373,9 +373,9 @@ impl Node {
     /// Waits for the end of the process, which must have another cause.
     ///
     /// # Panics
-    /// The process does not end within [`PATIENCE`], or has panicked; the message contains the log.
+    /// The process does not end within [`EFFECT_TIMEOUT`], or has panicked; the message contains the log.
     pub async fn ended(mut self) -> std::process::ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
             if let Ok(Some(status)) = self.running.as_mut().map_or(Ok(None), Running::exited) {
                 let log = self.log();

@@ -13,7 +13,7 @@ use hermes_testkit::skip::needs_root;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::lab::{PATIENCE, UPLINK, WORLD, connect, inside, rules};
+use crate::lab::{IO_TIMEOUT, UPLINK, WORLD, connect, inside, rules};
 
 const ALL: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
@@ -51,7 +51,7 @@ fn echo(listener: TcpListener, connections: usize) -> thread::JoinHandle<()> {
 
 async fn is_echoed(stream: &mut tokio::net::TcpStream) {
     let mut room = [0; 4];
-    tokio::time::timeout(PATIENCE, async {
+    tokio::time::timeout(IO_TIMEOUT, async {
         stream.write_all(b"ping").await.unwrap();
         stream.read_exact(&mut room).await.unwrap();
     })
@@ -72,7 +72,7 @@ async fn is_captured(queue: &hermes_net::tun::Queue, to: SocketAddr) {
             seen |= packet.ends_with(b"stray") && source;
         };
         let receiving = poll_fn(|cx| queue.poll_receive(cx, &mut buffer, &mut each));
-        tokio::time::timeout(PATIENCE, receiving).await.unwrap().unwrap();
+        tokio::time::timeout(IO_TIMEOUT, receiving).await.unwrap().unwrap();
     }
 }
 
@@ -122,10 +122,10 @@ fn a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone() 
 fn locals_are_reached(family: usize, world: &Namespace) {
     let neighbour = SocketAddr::new(ip(UPLINK[family][1]), 0);
     let there = inside(world, || TcpListener::bind(neighbour).unwrap());
-    TcpStream::connect_timeout(&there.local_addr().unwrap(), PATIENCE).unwrap();
+    TcpStream::connect_timeout(&there.local_addr().unwrap(), IO_TIMEOUT).unwrap();
     let loopback = if family == 0 { "127.0.0.1:0" } else { "[::1]:0" };
     let ours = TcpListener::bind(loopback).unwrap();
-    TcpStream::connect_timeout(&ours.local_addr().unwrap(), PATIENCE).unwrap();
+    TcpStream::connect_timeout(&ours.local_addr().unwrap(), IO_TIMEOUT).unwrap();
 }
 
 /// Checks connections from a host in the world whose address is captured.
@@ -140,16 +140,16 @@ async fn listeners_are_reached(family: usize, world: &Namespace) {
         socket.bind(&from.into()).unwrap();
         let datagram = UdpSocket::bind(from).unwrap();
         thread::spawn(move || {
-            socket.connect_timeout(&to.into(), PATIENCE).unwrap();
+            socket.connect_timeout(&to.into(), IO_TIMEOUT).unwrap();
             let mut stream = TcpStream::from(socket);
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(IO_TIMEOUT)).unwrap();
             stream.read_exact(&mut [0; 5]).unwrap();
             datagram.send_to(b"ask", datagrams_to).unwrap();
-            datagram.set_read_timeout(Some(PATIENCE)).unwrap();
+            datagram.set_read_timeout(Some(IO_TIMEOUT)).unwrap();
             assert_eq!(datagram.recv(&mut [0; 9]).unwrap(), 6);
         })
     });
-    let (mut accepted, _) = tokio::time::timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let (mut accepted, _) = tokio::time::timeout(IO_TIMEOUT, listener.accept()).await.unwrap().unwrap();
     accepted.write_all(b"hello").await.unwrap();
     let (mut buffer, mut source) = (udp::ReceiveBuffer::default(), None);
     poll_fn(|cx| datagrams.poll_receive(cx, &mut buffer, |from, _| source = Some(from))).await.unwrap();

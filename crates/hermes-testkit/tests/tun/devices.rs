@@ -10,7 +10,7 @@ use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::lab::{DirectionCounters, PATIENCE, inside, is_local, joined};
+use crate::lab::{DirectionCounters, IO_TIMEOUT, inside, is_local, joined};
 
 const MTU: usize = 1400;
 /// The addresses of both ends.
@@ -46,7 +46,7 @@ fn transfer(from: &Namespace, to: &Namespace, address: &str, bytes: usize) -> ((
     thread::scope(|scope| {
         let reading = scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(IO_TIMEOUT)).unwrap();
             let (mut total, mut sum, mut room) = (0, 0, vec![0; 1 << 18]);
             loop {
                 let length = stream.read(&mut room).unwrap();
@@ -58,8 +58,8 @@ fn transfer(from: &Namespace, to: &Namespace, address: &str, bytes: usize) -> ((
             }
         });
         inside(from, || {
-            let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
-            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            let mut stream = TcpStream::connect_timeout(&address, IO_TIMEOUT).unwrap();
+            stream.set_write_timeout(Some(IO_TIMEOUT)).unwrap();
             pattern(bytes).chunks(1 << 17).for_each(|chunk| stream.write_all(chunk).unwrap());
         });
         reading.join().unwrap()
@@ -107,7 +107,7 @@ fn datagrams(send: impl Fn(&UdpSocket, SocketAddr), receive: impl Fn(&UdpSocket)
         let ((_one, queue), (_other, other_queue)) = (device(&here, 0), device(&there, 1));
         let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
         let (sender, receiver) = (inside(&here, || bind(own)), inside(&there, || bind(other)));
-        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        receiver.set_read_timeout(Some(IO_TIMEOUT)).unwrap();
         let ((), counters) = joined(queue, other_queue, || {
             send(&sender, receiver.local_addr().unwrap());
             receive(&receiver);

@@ -9,7 +9,7 @@ use hermes_net::tun::{Device, IdleQueue, Route};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
-use crate::lab::{PATIENCE, UPLINK, WORLD, connect, inside, joined, output};
+use crate::lab::{IO_TIMEOUT, UPLINK, WORLD, connect, inside, joined, output};
 
 /// The prefixes behind the gateway.
 const BEHIND: [&str; 2] = ["10.90.0.0/24", "fd90::/64"];
@@ -70,8 +70,8 @@ fn source_seen(user: &Namespace, world: &Namespace, far: &str) -> IpAddr {
     let to = listener.local_addr().unwrap();
     let accepting = thread::spawn(move || listener.accept().unwrap().1.ip());
     inside(user, || {
-        let mut stream = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = TcpStream::connect_timeout(&to, IO_TIMEOUT).unwrap();
+        stream.set_read_timeout(Some(IO_TIMEOUT)).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     });
     accepting.join().unwrap()

@@ -16,7 +16,7 @@ use hermes_net::tun::{IdleQueue, Moved, Queue, ReceiveBuffer};
 use hermes_testkit::netns::Namespace;
 
 /// Timeout of every wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const IO_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs something on a thread inside a namespace.
 pub(crate) fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + Send) -> T {
@@ -134,6 +134,6 @@ pub(crate) fn rules(namespace: &Namespace) -> Vec<String> {
 pub(crate) fn is_local(namespace: &Namespace, address: &str) {
     let started = Instant::now();
     while !output(namespace, &format!("ip route get {address}")).contains("local") {
-        assert!(started.elapsed() < PATIENCE, "{address} does not become local");
+        assert!(started.elapsed() < IO_TIMEOUT, "{address} does not become local");
     }
 }

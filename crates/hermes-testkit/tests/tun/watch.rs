@@ -4,11 +4,11 @@ use hermes_net::host::watch::{Change, Watch};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
-use crate::lab::{PATIENCE, connect, inside};
+use crate::lab::{IO_TIMEOUT, connect, inside};
 
 async fn comes(watch: &mut Watch, wanted: Change) {
     let seen = async { while watch.next().await.unwrap() != wanted {} };
-    tokio::time::timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("{wanted:?} does not come"));
+    tokio::time::timeout(IO_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("{wanted:?} does not come"));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use hermes_testkit::control::OperatorClient;
 use hermes_testkit::control::PersistentClient;
 
 /// What is to be so in the end is so by then.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Milliseconds that a controller may wait for nodes.
 const WAIT: u64 = 3000;
@@ -130,7 +130,7 @@ impl Writer {
     /// Finds out what became of changes that are open. The revision that has the last one.
     async fn settle(&mut self, first: usize) -> u64 {
         let floor = self.half.acked();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         let mut last = "nobody answers".to_owned();
         for operator in (0..self.desks.len()).cycle().skip(first) {
             if let Some((mark, revision)) = self.read(operator).await {

@@ -65,7 +65,7 @@ impl Scripted {
 
     /// The next request, when it comes.
     pub(crate) async fn next(&mut self) -> Head {
-        let waited = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, self.seen.recv()).await;
+        let waited = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, self.seen.recv()).await;
         waited.expect("the origin got no request").expect("the origin is gone")
     }
 }

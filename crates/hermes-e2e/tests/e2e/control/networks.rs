@@ -88,7 +88,7 @@ impl Pings {
             nix::sys::signal::Signal::SIGINT,
         )
         .unwrap();
-        drop(self.0.wait_output(hermes_testkit::control::PATIENCE));
+        drop(self.0.wait_output(hermes_testkit::control::EFFECT_TIMEOUT));
         let output = std::fs::read_to_string(output).unwrap();
         let line = output.lines().find(|line| line.contains("packets transmitted")).unwrap().to_owned();
         let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use hermes_testkit::control::{ControllerFixture, PATIENCE, until};
+use hermes_testkit::control::{ControllerFixture, EFFECT_TIMEOUT, until};
 
 #[tokio::test]
 async fn a_providers_administrator_is_limited_to_its_own_documents() {
@@ -119,7 +119,7 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
 /// The status that an application gets for a tunnel to a name.
 fn connect(fixture: &ControllerFixture, authority: &str) -> String {
     let mut stream = TcpStream::connect(fixture.socket(8080)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(EFFECT_TIMEOUT)).unwrap();
     write!(stream, "CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\n").unwrap();
     let mut head = [0; 12];
     let _ = stream.read_exact(&mut head);

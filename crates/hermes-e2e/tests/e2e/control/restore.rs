@@ -12,7 +12,7 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
 use hermes_testkit::control::OperatorClient;
-use hermes_testkit::control::{ControllerFixture, PATIENCE, audit, sigkill, until};
+use hermes_testkit::control::{ControllerFixture, EFFECT_TIMEOUT, audit, sigkill, until};
 
 /// Devices, and the ports of their applications.
 const DEVICES: [(&str, u16); 2] = [("d0", 8080), ("d1", 8081)];
@@ -38,7 +38,7 @@ fn documents(fixture: &ControllerFixture) -> String {
 fn status(fixture: &ControllerFixture, port: u16) -> String {
     let mut text = String::new();
     let requests = TcpStream::connect(fixture.socket(port)).and_then(|mut stream| {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(EFFECT_TIMEOUT))?;
         stream.write_all(b"GET / HTTP/1.1\r\nhost: APP\r\nconnection: close\r\n\r\n")?;
         stream.read_to_string(&mut text)
     });
@@ -94,7 +94,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     until("the thief is not", || status(&fixture, 8180) == "403" || status(&fixture, 8180) == "502").await;
     let kept = || std::fs::read_to_string(fixture.state("server/history.json")).unwrap_or_default().contains("\"d0\"");
     until("the server keeps it", kept).await;
-    d0.end(PATIENCE).unwrap();
+    d0.end(EFFECT_TIMEOUT).unwrap();
     // The server is down while the controller starts with the backup, which learns of no revocation from it.
     sigkill(server);
     fixture.kill_controller();
@@ -127,7 +127,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     })
     .await;
     assert_ne!(status(&fixture, 8080), "200");
-    again.end(PATIENCE).unwrap();
+    again.end(EFFECT_TIMEOUT).unwrap();
     assert_eq!(restored(&fixture).await["unconfirmed"], false);
     // A token from before the restore is void: it may have been used.
     let _ = unused;

@@ -3,12 +3,12 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use hermes_testkit::control::{ControllerFixture, PATIENCE};
+use hermes_testkit::control::{ControllerFixture, EFFECT_TIMEOUT};
 
 /// The response to an application at a port of the laptop.
 fn get(at: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(at).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(EFFECT_TIMEOUT)).unwrap();
     write!(stream, "{request}\r\nconnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     let _ = stream.read_to_string(&mut text);

@@ -180,5 +180,5 @@ pub(crate) async fn grown(file: &Path, bytes: u64) {
         .await;
 }
 
-/// Short, for what would take half a minute.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
+/// A stall timeout for tests, instead of the default of half a minute.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(300);

@@ -9,7 +9,7 @@ use hermes_testkit::pattern::Pattern;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::fetch::lab::{PATIENCE, Reply, command, events, fetch, files, grown, named, origin, stderr};
+use crate::fetch::lab::{Reply, STALL_TIMEOUT, command, events, fetch, files, grown, named, origin, stderr};
 
 const LENGTH: usize = 200_000;
 
@@ -40,7 +40,7 @@ async fn a_silent_origin_ends_at_the_deadline() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("object");
-    let timeout = format!("{}ms", PATIENCE.as_millis());
+    let timeout = format!("{}ms", STALL_TIMEOUT.as_millis());
     let url = format!("http://{}/", silent.local_addr().unwrap());
     let (status, events) = events(&url, &file, &["--deadline", "2s", "--patience", &timeout]).await;
     assert_eq!(status, 3, "{events:?}");
@@ -59,7 +59,7 @@ async fn a_stalled_transfer_is_aborted_and_resumed() {
     });
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("object");
-    let timeout = format!("{}ms", PATIENCE.as_millis());
+    let timeout = format!("{}ms", STALL_TIMEOUT.as_millis());
     let (status, _) = events(&format!("http://{}/", origin.address()), &file, &["--patience", &timeout]).await;
     assert_eq!((status, seen.count()), (0, 4));
     assert_eq!(seen.fields("range")[3].as_deref(), Some("bytes=150000-"));

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hermes_testkit::overlay::PATIENCE;
+use hermes_testkit::overlay::EFFECT_TIMEOUT;
 use hermes_testkit::{
     ca::Subject,
     h3::{
@@ -70,7 +70,7 @@ impl Fixture {
         let taken = || async { self.fixture.node.metric("hermes_connections_total", "").await.unwrap() };
         let before = taken().await;
         let (mut recorded, mut sockets) = (Vec::new(), Vec::new());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         while taken().await == before {
             assert!(Instant::now() < deadline, "the node takes no notice");
             recorded.extend(self.relay.recorded());

@@ -13,7 +13,7 @@ use hermes_testkit::{
         wire::{self, H3_DATAGRAM},
     },
     listener_client::ListenerClient,
-    overlay::PATIENCE,
+    overlay::EFFECT_TIMEOUT,
     poll::until,
 };
 
@@ -96,7 +96,7 @@ async fn frames_of_the_future_without_end_are_no_request_and_end_as_idle() {
         let on_request = async { while request.bytes(chunk.clone()).await.is_ok() {} };
         tokio::join!(on_control, on_request);
     };
-    tokio::time::timeout(PATIENCE, talking).await.expect("it may talk on for ever");
+    tokio::time::timeout(EFFECT_TIMEOUT, talking).await.expect("it may talk on for ever");
     watched.stands("after frames of the future").await;
 }
 
@@ -164,7 +164,7 @@ async fn open_flow(connection: &Connection) -> (Sending, Receiving) {
 
 /// The next datagram that comes.
 async fn received(connection: &Connection) -> Bytes {
-    tokio::time::timeout(PATIENCE, connection.quic.read_datagram()).await.expect("none comes").unwrap()
+    tokio::time::timeout(EFFECT_TIMEOUT, connection.quic.read_datagram()).await.expect("none comes").unwrap()
 }
 
 /// They are dropped, and what comes next is carried, though nothing else moves.
@@ -194,7 +194,7 @@ async fn datagrams_before_a_malformed_one_are_forwarded() {
     for payload in [&b"\0one"[..], b"\0two", b""] {
         connection.quic.send_datagram(datagram(0, payload)).unwrap();
     }
-    let ended = tokio::time::timeout(PATIENCE, recv.chunk()).await.expect("the flow stays open");
+    let ended = tokio::time::timeout(EFFECT_TIMEOUT, recv.chunk()).await.expect("the flow stays open");
     assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
     let record = watched.fixture.node.record(|record| record["kind"] == "udp").await;
     assert_eq!(record["received"], 6, "{record}");
@@ -214,7 +214,7 @@ async fn a_malformed_datagram_among_many_ends_its_flow() {
     };
     tokio::select! {
         () = goes_on => {}
-        ended = tokio::time::timeout(PATIENCE, recv.chunk()) => {
+        ended = tokio::time::timeout(EFFECT_TIMEOUT, recv.chunk()) => {
             assert!(!matches!(ended, Ok(Ok(Some(_)))), "{ended:?}");
             assert!(ended.is_ok(), "the flow stays open");
         }

@@ -8,7 +8,7 @@ use hermes_testkit::{
     h3,
     listener_client::{ListenerClient, NODE_NAME},
     origin::{self, Origin, scripted, stream},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::{Content, Head},
 };
 use tokio::sync::mpsc;
@@ -98,7 +98,7 @@ impl NodeFixture {
 
     /// The next request that the origin sees.
     pub(crate) async fn sees(&mut self) -> Seen {
-        let waited = tokio::time::timeout(PATIENCE, self.seen.recv()).await;
+        let waited = tokio::time::timeout(EFFECT_TIMEOUT, self.seen.recv()).await;
         waited.expect("the origin saw nothing").expect("the origin is here")
     }
 

@@ -10,7 +10,7 @@ use hermes_testkit::{
         wire::{code, frame, headers, kind},
     },
     listener_client::NODE_NAME,
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::RawHttp1,
 };
 use tokio::sync::mpsc;
@@ -128,7 +128,7 @@ async fn an_answer_that_breaks_the_framing_costs_its_connection_and_the_next_is_
     for _ in 0..2 {
         let requests = fixture.requests().await;
         assert!(requests.is_err() || requests.as_ref().is_ok_and(|(status, _)| *status == 502), "{requests:?}");
-        let ended = tokio::time::timeout(PATIENCE, fixture.ends.recv()).await.unwrap().unwrap();
+        let ended = tokio::time::timeout(EFFECT_TIMEOUT, fixture.ends.recv()).await.unwrap().unwrap();
         assert!(ended.is_err(), "the connection ends: {ended:?}");
     }
 }
@@ -142,7 +142,7 @@ async fn a_push_ends_the_connection() {
         for says in [promise.to_vec(), [&ok(&[])[..], &promise].concat()] {
             let mut fixture = Fixture::saying(says.into(), false).await;
             let _ = fixture.requests().await;
-            let ended = tokio::time::timeout(PATIENCE, fixture.origin.ended.recv()).await.unwrap().unwrap();
+            let ended = tokio::time::timeout(EFFECT_TIMEOUT, fixture.origin.ended.recv()).await.unwrap().unwrap();
             assert_eq!(abort_of(&ended), Some(Abort::Connection(wanted)), "{what}: {ended}");
         }
     }
@@ -182,8 +182,10 @@ async fn an_origin_that_never_sends_settings_is_given_up_each_time() {
     for ask in 0..4 {
         let (status, body) = fixture.requests().await.unwrap();
         assert_eq!(status, 504, "ask {ask}: {body}");
-        let end =
-            tokio::time::timeout(PATIENCE, fixture.origin.ended.recv()).await.expect("its connection ends").unwrap();
+        let end = tokio::time::timeout(EFFECT_TIMEOUT, fixture.origin.ended.recv())
+            .await
+            .expect("its connection ends")
+            .unwrap();
         assert_eq!(abort_of(&end), Some(Abort::Connection(code::MISSING_SETTINGS)), "ask {ask}: {end}");
     }
     let output = fixture.node.record(|record| record.to_string().contains("did not send its SETTINGS within 1s")).await;

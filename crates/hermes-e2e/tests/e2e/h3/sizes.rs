@@ -10,7 +10,7 @@ use hermes_testkit::{
     },
     listener_client::{ListenerClient, NODE_NAME},
     origin,
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::RawHttp1,
 };
 use tokio::sync::mpsc;
@@ -185,7 +185,7 @@ async fn identifiers_that_a_server_cannot_name_end_the_connection() {
         let mut fixture = Fixture::greeted_with(&[&begun[..], &behind].concat()).await;
         // It may be that nothing is asked any more: what is said comes before.
         let _ = fixture.says(SMALL).await;
-        let ended = tokio::time::timeout(PATIENCE, fixture.origin.ended.recv()).await.expect(what).expect(what);
+        let ended = tokio::time::timeout(EFFECT_TIMEOUT, fixture.origin.ended.recv()).await.expect(what).expect(what);
         assert_eq!(abort_of(&ended), Some(Abort::Connection(wanted)), "{what}: {ended}");
     }
 }

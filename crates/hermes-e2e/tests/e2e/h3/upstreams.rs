@@ -14,7 +14,7 @@ use hermes_testkit::{
     h3::{Exchange, Origin},
     listener_client::NODE_NAME,
     multiplex, origin,
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::RawHttp1,
     skip::needs_root,
     tls,
@@ -77,7 +77,7 @@ async fn ask(node: &Node) -> (u16, String) {
 }
 
 async fn healthy(node: &Node, value: f64) {
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + EFFECT_TIMEOUT;
     while node.metric("hermes_upstream_healthy", "").await.unwrap() != value {
         assert!(std::time::Instant::now() < deadline, "it does not become {value}: {}", node.log());
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -11,7 +11,7 @@ use hermes_testkit::{
     ip::{self, IpMode, IpTunnel},
     listener_client::ListenerClient,
     origin::{Origin, scripted},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     pattern::Pattern,
     raw_http1::RawHttp1,
 };
@@ -96,7 +96,7 @@ fn header(kind: u64, length: u64, rest: &[u8]) -> Bytes {
 }
 
 /// The largest number that a length may be.
-const MOST: u64 = (1 << 62) - 1;
+const MAX_VARINT: u64 = (1 << 62) - 1;
 
 #[tokio::test]
 async fn a_datagram_that_is_none_ends_its_tunnel() {
@@ -104,7 +104,7 @@ async fn a_datagram_that_is_none_ends_its_tunnel() {
     let attacks = [
         ("no context", capsule(0, b"")),
         ("half a context", capsule(0, &[0xc0])),
-        ("a length of exabytes", header(0, MOST, b"hello")),
+        ("a length of exabytes", header(0, MAX_VARINT, b"hello")),
         ("a length beyond all datagrams", header(0, 70_000, &[0; 70_000])),
         ("a payload beyond UDP's", datagram(&[0; 65_528])),
     ];
@@ -136,12 +136,13 @@ async fn datagrams_before_a_malformed_capsule_arrive() {
     let node = draft.start().await.unwrap();
     let mut room = [0; 64];
     for mode in MODES {
-        for (what, last) in [("nothing of a context", capsule(0, b"")), ("a length of exabytes", header(0, MOST, b""))]
+        for (what, last) in
+            [("nothing of a context", capsule(0, b"")), ("a length of exabytes", header(0, MAX_VARINT, b""))]
         {
             let mut flow = Flow::open(&ListenerClient::plain(node.address("in")), mode, "GAME", 9).await.unwrap();
             send(&mut flow, [datagram(b"one"), datagram(b"two"), last].concat()).await;
             for sent in [&b"one"[..], b"two"] {
-                let length = tokio::time::timeout(PATIENCE, origin.recv(&mut room)).await.unwrap().unwrap();
+                let length = tokio::time::timeout(EFFECT_TIMEOUT, origin.recv(&mut room)).await.unwrap().unwrap();
                 assert_eq!(&room[..length], sent, "{mode:?}: {what}");
             }
             ends(&mut flow, what).await;
@@ -188,7 +189,7 @@ async fn capsules_before_an_unfinished_one_are_forwarded() {
         tunnel.bytes(bytes.clone()).await.unwrap();
     }
     tunnel.finish().await.unwrap();
-    let received = tokio::time::timeout(PATIENCE, receiver.recv()).await.unwrap().unwrap();
+    let received = tokio::time::timeout(EFFECT_TIMEOUT, receiver.recv()).await.unwrap().unwrap();
     // Behind what the node itself has to say.
     assert!(received.ends_with(&sent.concat()), "{received:?}");
 }
@@ -217,7 +218,7 @@ async fn endless_flows_leave_descriptors_for_other_clients() {
     // Nor does it take others for ill: they are asked on. Those that came before wait in the queue.
     while tokio::time::timeout(Duration::from_millis(10), fixture.web.accept()).await.is_ok() {}
     for _ in 0..3 {
-        tokio::time::timeout(PATIENCE, fixture.web.accept()).await.expect("no probe comes").unwrap();
+        tokio::time::timeout(EFFECT_TIMEOUT, fixture.web.accept()).await.expect("no probe comes").unwrap();
     }
     assert!(!fixture.node.log().contains("unhealthy"), "{}", fixture.node.log());
     drop(flows);
@@ -262,7 +263,7 @@ async fn an_endless_capsule_is_not_buffered() {
         let mut flow = fixture.flow(mode).await;
         fixture.node.forget_peak().unwrap();
         let before = fixture.node.memory().unwrap();
-        send(&mut flow, header(0x17, MOST, b"")).await;
+        send(&mut flow, header(0x17, MAX_VARINT, b"")).await;
         for _ in 0..64 {
             send(&mut flow, vec![7; 1 << 20]).await;
         }
@@ -295,7 +296,7 @@ async fn a_proxy_that_answers_with_noise_costs_the_flow_and_nothing_else() {
         http1.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: connect-udp\r\n\r\n").await?;
         let number = head.header("x-number").unwrap_or_default().parse().unwrap_or(0);
         let words = match number {
-            0 => header(0, MOST, b"hello").to_vec(),
+            0 => header(0, MAX_VARINT, b"hello").to_vec(),
             1 => capsule(0, b"").to_vec(),
             2 => b"\x00\x05\x00hel".to_vec(),
             _ => datagram(&[7; 65_528]).to_vec(),

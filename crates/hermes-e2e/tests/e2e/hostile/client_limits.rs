@@ -12,7 +12,7 @@ use hermes_testkit::{
     ca::Subject,
     listener_client::{ListenerClient, NODE_NAME, open_h2},
     origin::{self, datagram::UdpEcho, scripted, stream},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     poll::until,
     raw_http1::RawHttp1,
 };
@@ -314,7 +314,7 @@ routes:
             if http1.head().await.unwrap().status() == 200 {
                 break http1;
             }
-            assert!(begun.elapsed() < PATIENCE, "tunnel {number}");
+            assert!(begun.elapsed() < EFFECT_TIMEOUT, "tunnel {number}");
         };
         http1.send("hello").await.unwrap();
         assert_eq!(http1.exactly(5).await.unwrap(), b"hello", "after {} ms", begun.elapsed().as_millis());
@@ -346,7 +346,7 @@ routes:
         socket
     };
     let answers = async |socket: &UdpSocket| {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
             socket.send(b"hello").await.unwrap();
             let mut room = [0; 16];

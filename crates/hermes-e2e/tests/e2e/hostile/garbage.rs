@@ -166,7 +166,7 @@ async fn a_port_for_udp_carries_any_bytes_unchanged() {
     let lengths = [0, 1, 1472, 9000, 65_507];
     for bytes in noise(20).chain(lengths.map(|length| vec![7; length])) {
         socket.send(&bytes).await.unwrap();
-        let received = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, socket.recv(&mut room));
+        let received = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, socket.recv(&mut room));
         let length = received.await.expect("a datagram came back").unwrap();
         assert!(room[..length] == bytes, "{} bytes", bytes.len());
     }

@@ -123,7 +123,7 @@ const CRUMB: [u8; 3] = [0x60, 1, b'a'];
 /// The same for `x: a`.
 const LINE: [u8; 5] = [0x40, 1, b'x', 1, b'a'];
 /// The reference to entry 62.
-const AGAIN: u8 = 0xbe;
+const INDEXED_FIELD: u8 = 0xbe;
 
 fn head(stream: usize, ends: bool, block: Vec<u8>) -> Vec<u8> {
     let flags = if ends { END_HEADERS | END_STREAM } else { END_HEADERS };
@@ -147,7 +147,7 @@ async fn lines_that_cost_a_byte() {
     for first in [&CRUMB[..], &LINE] {
         let output = (0..30).map(|stream| {
             let first = if stream == 0 { first } else { &[] };
-            head(stream, true, [&pseudo("HERE"), first, &[AGAIN; 1600]].concat())
+            head(stream, true, [&pseudo("HERE"), first, &[INDEXED_FIELD; 1600]].concat())
         });
         let output: Vec<u8> = output.collect::<Vec<_>>().concat();
         fixture.withstands("lines of two bytes", |_| shut(to, output.clone())).await;
@@ -190,7 +190,7 @@ async fn unread_trailers_hold_bounded_memory() {
         let first = if stream == 0 { &CRUMB[..] } else { &[] };
         let data = Frame::new(kind::DATA, 0, 2 * stream + 1, "x").bytes();
         let stream = stream as usize;
-        [head(stream, false, pseudo_post("DEAF")), data, head(stream, true, [first, &[AGAIN; 1600]].concat())]
+        [head(stream, false, pseudo_post("DEAF")), data, head(stream, true, [first, &[INDEXED_FIELD; 1600]].concat())]
     });
     let output: Vec<u8> = output.collect::<Vec<_>>().concat();
     fixture.withstands("trailers", |_| shut(to, output.clone())).await;

@@ -10,7 +10,7 @@ use hermes_testkit::{
     listener_client::{ListenerClient, NODE_NAME},
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::{Head, RawHttp1},
 };
 use http::Response;
@@ -100,7 +100,7 @@ impl NodeFixture {
         assert_eq!((status, text), (200, format!("GET {target} 0")), "the answer to somebody else's request");
         let mut before = Vec::new();
         loop {
-            let waited = tokio::time::timeout(PATIENCE, self.seen.recv()).await;
+            let waited = tokio::time::timeout(EFFECT_TIMEOUT, self.seen.recv()).await;
             let seen = waited.expect("the origin saw nothing").expect("the origins are here");
             if seen.target == target {
                 return before;

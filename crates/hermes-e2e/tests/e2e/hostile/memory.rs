@@ -12,7 +12,7 @@ use hermes_testkit::{
     listener_client::{ListenerClient, TunnelMode},
     multiplex::{self, Exchange},
     origin::{Origin, scripted},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::RawHttp1,
 };
 use tokio::{
@@ -264,7 +264,7 @@ async fn unread_datagrams_are_dropped_and_counted() {
         sockets.push(socket);
     }
     // The kernel drops what the node has no time to take: go on until enough of it was taken.
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + EFFECT_TIMEOUT;
     while fixture.node.metric("hermes_datagrams_dropped_total", "queue-full").await.unwrap() < 10_000.0 {
         assert!(tokio::time::Instant::now() < deadline, "no queue was ever full");
         for _ in 0..100 {

@@ -8,7 +8,7 @@ use std::{io, time::Duration};
 use hermes_testkit::{
     frames::{END_STREAM, Frame, Frames, INITIAL_WINDOW_SIZE, PREFACE, block, kind},
     origin::{self, http},
-    overlay::{Node, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node},
     raw_http1::RawHttp1,
 };
 use tokio::net::TcpStream;
@@ -163,7 +163,7 @@ async fn slow_clients_do_not_keep_the_others_out() {
         slow.push(http1);
     }
     // There is room again though none of them has closed.
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + EFFECT_TIMEOUT;
     while !served(&fixture).await.unwrap_or(false) {
         assert!(tokio::time::Instant::now() < deadline, "no room for an honest client");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hermes_testkit::{
     frames::{Frame, Frames, INITIAL_WINDOW_SIZE, kind},
     origin::{Origin, scripted},
-    overlay::{Node, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node},
     raw_http1::RawHttp1,
 };
 use tokio::task::JoinSet;
@@ -179,5 +179,5 @@ async fn answers_in_single_bytes_leave_others_their_turn() {
         while moved(&node, "sent").await == 0.0 {}
         is_served(&node).await;
     };
-    tokio::time::timeout(PATIENCE, served).await.expect("nobody else was served");
+    tokio::time::timeout(EFFECT_TIMEOUT, served).await.expect("nobody else was served");
 }

@@ -15,7 +15,7 @@ use hermes_testkit::{
     listener_client::ListenerClient,
     multiplex::Multiplex,
     origin::{Origin, scripted},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     raw_http1::RawHttp1,
 };
 use http::Request;
@@ -200,7 +200,7 @@ async fn hashing_keeps_a_user_at_its_endpoint() {
 /// Waits until `upstream_healthy` of a site has this value.
 async fn healthy(node: &Node, site: &Site, value: f64) {
     let endpoint = format!("endpoint=\"{}\"", site.address());
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + EFFECT_TIMEOUT;
     while node.metric("hermes_upstream_healthy", &endpoint).await.unwrap() != value {
         assert!(std::time::Instant::now() < deadline, "{endpoint} does not become {value}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -362,7 +362,7 @@ async fn passive_watching_lets_a_failing_endpoint_rest() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, found).await.expect("it rests for ever");
+    tokio::time::timeout(EFFECT_TIMEOUT, found).await.expect("it rests for ever");
 }
 
 /// An origin whose accept queue is full is still served by the connections that it has: whoever dials

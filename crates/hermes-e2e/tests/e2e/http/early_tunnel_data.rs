@@ -7,7 +7,7 @@ use h2::Reason;
 use hermes_testkit::frames::{Frame, Frames, kind};
 use hermes_testkit::multiplex::{Exchange, receive, send_all};
 use hermes_testkit::origin::Origin;
-use hermes_testkit::overlay::{Node, Overlay, PATIENCE};
+use hermes_testkit::overlay::{EFFECT_TIMEOUT, Node, Overlay};
 use http::Response;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -60,7 +60,7 @@ async fn hearing() -> (Origin, Seen<Bytes>) {
 async fn exchange_bytes(client: &mut TcpStream, bytes: &[u8]) {
     client.write_all(bytes).await.unwrap();
     let mut back = vec![0; bytes.len()];
-    tokio::time::timeout(PATIENCE, client.read_exact(&mut back)).await.expect("no answer").unwrap();
+    tokio::time::timeout(EFFECT_TIMEOUT, client.read_exact(&mut back)).await.expect("no answer").unwrap();
     assert_eq!(back, bytes);
 }
 
@@ -88,7 +88,7 @@ async fn a_node_hears_datagrams_before_it_answers() {
     // DATAGRAM, six bytes: context 0 and the payload (RFC 9297, 3.2; RFC 9298, 5).
     assert_eq!(next(&mut receiver).await, &b"\x00\x06\x00frame"[..]);
     let mut back = [0; 16];
-    let length = tokio::time::timeout(PATIENCE, client.recv(&mut back)).await.expect("no answer").unwrap();
+    let length = tokio::time::timeout(EFFECT_TIMEOUT, client.recv(&mut back)).await.expect("no answer").unwrap();
     assert_eq!(&back[..length], b"frame");
 }
 

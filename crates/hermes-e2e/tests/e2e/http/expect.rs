@@ -129,7 +129,7 @@ async fn an_h2_client_receives_100_continue_from_the_origin() {
         let early = tokio::time::timeout(EARLY, interim()).await;
         assert!(early.is_err(), "{version}: the client was answered before the origin said anything: {early:?}");
         lab.verdict.send(Verdict::Continue).unwrap();
-        let go_on = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, interim()).await.unwrap();
+        let go_on = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, interim()).await.unwrap();
         assert_eq!(go_on.unwrap().unwrap().status(), 100, "{version}");
         multiplex::send_all(&mut stream, Bytes::from_static(b"hello"), true).await.unwrap();
         let answer = multiplex::answer(response).await.unwrap();

@@ -9,7 +9,7 @@ use hermes_testkit::{
     listener_client::ListenerClient,
     multiplex::{self, Multiplex, receive},
     origin::{Origin, scripted},
-    overlay::{Node, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node},
     poll::until,
     raw_http1::RawHttp1,
 };
@@ -249,7 +249,8 @@ routes:
     assert_eq!(response.status(), 200);
     let mut body = response.into_body();
     // In order, or by a reset: either way it ends.
-    let ended = tokio::time::timeout(PATIENCE, async { while let Ok(Some(_)) = receive(&mut body).await {} }).await;
+    let ended =
+        tokio::time::timeout(EFFECT_TIMEOUT, async { while let Ok(Some(_)) = receive(&mut body).await {} }).await;
     assert!(ended.is_ok(), "the flow does not end");
     node.record(|record| record["kind"] == "udp").await;
     assert_eq!(client.get("http://WEB/").await.unwrap().status, 200);

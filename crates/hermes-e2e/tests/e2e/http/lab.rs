@@ -18,7 +18,7 @@ pub(crate) fn seen<T>() -> (tokio::sync::mpsc::UnboundedSender<T>, Seen<T>) {
 
 /// The next thing that an origin saw.
 pub(crate) async fn next<T>(seen: &mut Seen<T>) -> T {
-    let waited = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, seen.recv()).await;
+    let waited = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, seen.recv()).await;
     waited.expect("the origin saw nothing").expect("the origin is gone")
 }
 

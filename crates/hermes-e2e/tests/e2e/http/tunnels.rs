@@ -12,7 +12,7 @@ use hermes_testkit::{
     frames::{END_HEADERS, END_STREAM, Frame, Frames, kind},
     listener_client::{ListenerClient, TunnelMode},
     origin::{self, scripted, stream},
-    overlay::PATIENCE,
+    overlay::EFFECT_TIMEOUT,
     poll::until,
     raw_http1::RawHttp1,
     tunnel::Tunnel,
@@ -73,7 +73,7 @@ async fn a_far_end_that_ends_its_side_still_hears_the_client() {
         tunnel.writer.send("after ").await?;
         tunnel.writer.send("all").await?;
         tunnel.writer.finish().await?;
-        let received = tokio::time::timeout(PATIENCE, receiver.lock().await.recv()).await;
+        let received = tokio::time::timeout(EFFECT_TIMEOUT, receiver.lock().await.recv()).await;
         match received {
             Ok(Some(received)) if received == b"after all" => Ok(()),
             other => Err(io::Error::other(format!("the far end heard {other:?}"))),

@@ -14,7 +14,7 @@ use hermes_testkit::{
     ca::{Authority, Identity, Subject},
     generation_log::GenerationLog,
     origin::{self, Origin, stream},
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     poll::until,
     tls,
     traffic::{Traffic, TunnelTarget},
@@ -160,7 +160,7 @@ impl Fixture {
 
     /// What was changed can be seen from outside.
     async fn see(&self, near: &Node, plan: Plan, certificate: &Identity) {
-        let first_request = self.generations.of(plan.number, PATIENCE).await;
+        let first_request = self.generations.of(plan.number, EFFECT_TIMEOUT).await;
         assert_eq!(first_request.origin, plan.origin(), "generation {} leads elsewhere", plan.number);
         assert_eq!(first_request.head.header("x-colour").as_deref(), Some(plan.colour()));
         let (moved, left) = (self.ports[usize::from(plan.other_port)], self.ports[usize::from(!plan.other_port)]);
@@ -209,7 +209,7 @@ fn print_latencies(mut all: Vec<Duration>) {
     let at = |share: f64| all[((all.len() - 1) as f64 * share) as usize];
     let (p50, p99, max) = (at(0.5), at(0.99), at(1.0));
     println!("{} reloads; write to first sight at the origin: p50 {p50:.1?} p99 {p99:.1?} max {max:.1?}", all.len());
-    assert!(max < PATIENCE);
+    assert!(max < EFFECT_TIMEOUT);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,7 +234,7 @@ async fn reloads_under_load_lose_nothing_and_are_seen_at_once() {
         }
         let written = Instant::now();
         near.replace(NEAR, &fixture.values(plan, &certificate)).unwrap();
-        let first_request = fixture.generations.of(plan.number, PATIENCE).await;
+        let first_request = fixture.generations.of(plan.number, EFFECT_TIMEOUT).await;
         latencies.push(first_request.at.saturating_duration_since(written));
         fixture.see(&near, plan, &certificate.2).await;
         if round % 10 == 9 {

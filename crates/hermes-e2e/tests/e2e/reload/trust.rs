@@ -7,7 +7,7 @@ use hermes_testkit::{
     frames::{Frame, Frames, kind},
     listener_client::{ListenerClient, NODE_NAME},
     origin::{self, stream},
-    overlay::PATIENCE,
+    overlay::EFFECT_TIMEOUT,
     raw_http1::RawHttp1,
 };
 
@@ -49,7 +49,7 @@ async fn an_h2_client_that_ignores_goaway_is_no_longer_served() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, refused).await.expect("it is served for ever");
+    tokio::time::timeout(EFFECT_TIMEOUT, refused).await.expect("it is served for ever");
 }
 
 #[tokio::test]

@@ -59,7 +59,10 @@ fn proxy(authority: &Authority, protocol: &str) -> (Origin, UnboundedReceiver<St
 }
 
 async fn next(receiver: &mut UnboundedReceiver<String>) -> String {
-    tokio::time::timeout(hermes_testkit::overlay::PATIENCE, receiver.recv()).await.expect("it was not asked").unwrap()
+    tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, receiver.recv())
+        .await
+        .expect("it was not asked")
+        .unwrap()
 }
 
 /// One datagram for TARGET:7 by SOCKS 5, on the association that `connection` stands for.

@@ -168,7 +168,7 @@ async fn intermediaries_forward_every_byte_of_capsules() {
                 writer.finish().await.unwrap();
                 let back = reader.to_end().await.unwrap_or_else(|error| panic!("{mode:?} over {hop}: {error}"));
                 assert_eq!(back, reply(), "{mode:?} over {hop}");
-                let received = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, receiver.recv()).await;
+                let received = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, receiver.recv()).await;
                 assert!(received.unwrap().unwrap() == sent, "{mode:?} over {hop}: the proxy saw other bytes");
             }
         }

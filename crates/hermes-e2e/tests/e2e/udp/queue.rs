@@ -79,7 +79,7 @@ async fn a_full_queue_drops_the_oldest_and_counts_them() {
     go.send(true).unwrap();
     let (mut unread, mut numbers) = (BytesMut::new(), Vec::new());
     while numbers.last() != Some(&(sent - 1)) {
-        let chunk = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, receiver.recv()).await;
+        let chunk = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, receiver.recv()).await;
         unread.extend_from_slice(&chunk.expect("the newest never comes").expect("the next hop is gone"));
         while let Some(capsule) = flow::parse(&mut unread) {
             assert_eq!((capsule.kind, capsule.value.len()), (0, 1201));

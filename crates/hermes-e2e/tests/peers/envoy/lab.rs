@@ -8,7 +8,7 @@ use hermes_testkit::{
     envoy,
     listener_client::ListenerClient,
     origin::{self, Origin, http},
-    overlay::{Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Overlay},
     process::{Program, Running},
     raw_http1::RawHttp1,
     skip::skip,
@@ -59,7 +59,7 @@ impl Envoy {
         let running = program.start().unwrap();
         let mut this =
             Self { running: Some(running), admin: None, addresses: HashMap::new(), log: Self::log(overlay, name) };
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + EFFECT_TIMEOUT;
         while !this.is_ready(&admin).await {
             let ended = this.running.as_mut().and_then(|running| running.exited().unwrap());
             assert!(ended.is_none() && tokio::time::Instant::now() < deadline, "Envoy does not start: {ended:?}");

@@ -5,7 +5,7 @@ use hermes_testkit::{
     listener_client::{ListenerClient, NODE_NAME},
     multiplex::serve_connection,
     origin::services::Services,
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     poll::until,
     tls,
 };
@@ -65,7 +65,7 @@ async fn a_user_s_certificate_keeps_no_connection() {
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"hermes-reverse"[..]));
     let mut output = Vec::new();
     // How it ends does not matter, but that nothing is asked of it before.
-    let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut output)).await;
+    let ended = tokio::time::timeout(EFFECT_TIMEOUT, stream.read_to_end(&mut output)).await;
     assert!(ended.is_ok() && output.is_empty(), "{ended:?} {output:?}");
     hub.says("a client that is no node offers to serve").await;
     assert_eq!(kept(&hub, "door").await, 0.0);
@@ -94,7 +94,7 @@ async fn connections_of_a_hub_that_never_calls_end() {
     let stream = TlsAcceptor::from(config).accept(stream).await.unwrap();
     let (_sender, connection) = h2::client::handshake(stream).await.unwrap();
     // It answers PING, and so seems to be well.
-    let ended = tokio::time::timeout(PATIENCE, connection).await;
+    let ended = tokio::time::timeout(EFFECT_TIMEOUT, connection).await;
     assert!(ended.is_ok(), "{}", device.log());
     device.says("it took the connection and did not call in time").await;
     assert_eq!(kept(&device, "uplink").await, 0.0);

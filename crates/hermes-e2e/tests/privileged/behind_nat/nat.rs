@@ -11,7 +11,7 @@ use hermes_testkit::{
     listener_client::{ListenerClient, NODE_NAME, TunnelMode},
     netns::Namespace,
     origin::services::Services,
-    overlay::{Node, Overlay, PATIENCE},
+    overlay::{EFFECT_TIMEOUT, Node, Overlay},
     skip::needs_root,
 };
 
@@ -112,7 +112,7 @@ impl Lab {
     /// Asks until the service answers, each time on a connection of its own, and a few seconds at most.
     async fn reached(&self) -> Duration {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < EFFECT_TIMEOUT {
             let requests = tokio::time::timeout(Duration::from_secs(5), get(&self.http, "WEB"));
             if matches!(requests.await, Ok((200, _))) {
                 return began.elapsed();
@@ -148,7 +148,7 @@ async fn follows_its_uplink(lab: Lab, survives: bool) {
         tunnel.writer.send("after").await.unwrap();
         assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"after");
     } else {
-        let ended = tokio::time::timeout(PATIENCE, tunnel.reader.to_end()).await;
+        let ended = tokio::time::timeout(EFFECT_TIMEOUT, tunnel.reader.to_end()).await;
         assert!(ended.is_ok(), "whoever is cut off is told");
     }
 }

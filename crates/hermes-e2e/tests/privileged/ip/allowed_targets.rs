@@ -10,7 +10,7 @@ use hermes_testkit::{
 };
 
 use crate::ip::node_chain::as_root;
-use crate::ip::packet_filter::{GatewayFixture, SOON};
+use crate::ip::packet_filter::{GatewayFixture, PACKET_TIMEOUT};
 
 /// Only one machine behind the next node is for those who come here.
 const NARROW: &str = "
@@ -123,6 +123,8 @@ fn a_session_for_a_name_is_held_to_the_networks_that_the_route_has_now() {
         tunnel.ask_for(&["10.20.0.2".parse().unwrap()]).await.unwrap();
         gateway.node.reload(&NAMED.replace(", 127.0.0.0/8", ""), &[]).await.unwrap();
         let ended = async { while let Ok(Some(_)) = tunnel.next().await {} };
-        tokio::time::timeout(20 * SOON, ended).await.expect("it goes on to a machine that its route is not for");
+        tokio::time::timeout(20 * PACKET_TIMEOUT, ended)
+            .await
+            .expect("it goes on to a machine that its route is not for");
     });
 }

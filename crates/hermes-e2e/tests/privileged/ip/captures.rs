@@ -180,7 +180,7 @@ fn a_far_end_that_gives_no_address_is_left() {
         let near = draft(&chain, 0, "near", MUTE).start().await.unwrap();
         let _first = open(&listener).await;
         // It is asked anew, since the first one has said nothing.
-        let again = tokio::time::timeout(hermes_testkit::overlay::PATIENCE, open(&listener)).await;
+        let again = tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, open(&listener)).await;
         assert!(again.is_ok());
         let ended = near.record(|record| record["kind"] == "ip").await;
         assert!(ended.to_string().contains("assigned no address"), "{ended}");

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use hermes_testkit::{ip::IpMode, netns::Namespace, overlay::PATIENCE, poll::until};
+use hermes_testkit::{ip::IpMode, netns::Namespace, overlay::EFFECT_TIMEOUT, poll::until};
 use nix::sys::signal::Signal;
 
 use crate::ip::node_chain::{Hop, NodeChain, as_root};
@@ -40,7 +40,7 @@ async fn has_again(namespace: &Namespace, device: &str, before: &str, what: &str
         now.replace(kernel_state(namespace, device).await);
         *now.borrow() == before
     };
-    if tokio::time::timeout(PATIENCE, until(what, as_before)).await.is_err() {
+    if tokio::time::timeout(EFFECT_TIMEOUT, until(what, as_before)).await.is_err() {
         assert_eq!(*now.borrow(), before, "{what}");
     }
 }

@@ -19,7 +19,7 @@ use hermes_testkit::{
 };
 
 use crate::ip::node_chain::{as_root, hang_up};
-use crate::ip::packet_filter::{GatewayFixture, SOON};
+use crate::ip::packet_filter::{GatewayFixture, PACKET_TIMEOUT};
 
 /// Alice's device is gw0 or gw1; bob has the other one, of the same pool.
 const TWO: &str = "
@@ -56,7 +56,7 @@ async fn reaches(tunnel: &mut IpTunnel, gateway: &str) {
     let mut answer = None;
     for _ in 0..40 {
         tunnel.packet(&ping(address(ALICE), address(gateway), 1, b"there?")).await.unwrap();
-        if let Ok(received) = tokio::time::timeout(SOON, tunnel.next_packet()).await {
+        if let Ok(received) = tokio::time::timeout(PACKET_TIMEOUT, tunnel.next_packet()).await {
             answer = icmp(&received.unwrap());
             break;
         }
@@ -300,7 +300,7 @@ fn a_device_that_somebody_deletes_under_load_is_made_again() {
             alice.next_packet().await.unwrap();
             gateway.namespace.ip(&["link", "del", "gw0"]).unwrap();
             let ended = async { while let Ok(Some(_)) = alice.next().await {} };
-            let ended = tokio::time::timeout(20 * SOON, ended).await;
+            let ended = tokio::time::timeout(20 * PACKET_TIMEOUT, ended).await;
             assert!(ended.is_ok(), "her session hangs, round {round}");
         }
         is_over.store(true, Ordering::Relaxed);
@@ -450,7 +450,7 @@ fn addresses_are_looked_for_while_others_are_given_back() {
             }
         };
         let all = async { tokio::join!(rounds(0), rounds(1), rounds(0), rounds(1), rounds(0), rounds(1)) };
-        let done = tokio::time::timeout(60 * SOON, all).await;
+        let done = tokio::time::timeout(60 * PACKET_TIMEOUT, all).await;
         assert!(done.is_ok(), "the node hangs");
     });
 }

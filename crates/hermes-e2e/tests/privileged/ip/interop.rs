@@ -24,7 +24,7 @@ use crate::ip::{
 
 /// What it says when packets go through.
 const READY: &str = "ready";
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// `None`, said loudly, where it is not there.
 fn found(test: &str) -> Option<PathBuf> {
@@ -40,7 +40,7 @@ fn start(program: &Path, chain: &NodeChain, index: usize, words: &[&str]) -> Run
     let known = ["-cert", cert, "-key", key, "-ca", ca];
     let program = Program::new("connect-ip-go", program, chain.overlay.dir()).args(words).args(known);
     let mut running = program.within(Some(&chain.namespaces[index])).start().unwrap();
-    assert_eq!(running.wait_first_line(PATIENCE).unwrap(), READY);
+    assert_eq!(running.wait_first_line(START_TIMEOUT).unwrap(), READY);
     running
 }
 

@@ -34,8 +34,8 @@ const GATEWAY: &str = "10.0.0.1";
 const GATEWAY_V6: &str = "fd00:10::1";
 const OWN: &str = "10.20.0.2";
 const OWN_V6: &str = "fd00:20::2";
-/// A node that reads takes less for what it is sent.
-pub(crate) const SOON: Duration = Duration::from_millis(500);
+/// The time within which a node that reads delivers a packet; without one, the packet was dropped.
+pub(crate) const PACKET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Capsules of one session that say how long packets may be.
 const FLOOD: usize = 200;
 const DROPPED: &str = "hermes_datagrams_dropped_total";
@@ -447,7 +447,7 @@ async fn still_reads(gateway: &GatewayFixture, tunnel: &mut IpTunnel) {
     let many = capsule(ip::ADDRESS_REQUEST, &wanted).repeat(10_000);
     for _ in 0..10 {
         // A node that stops to read for want of somebody who hears it keeps nothing either.
-        if tokio::time::timeout(SOON, tunnel.bytes(many.clone())).await.is_err() {
+        if tokio::time::timeout(PACKET_TIMEOUT, tunnel.bytes(many.clone())).await.is_err() {
             break;
         }
     }
@@ -572,7 +572,7 @@ fn no_session_moves_within_a_capsule_of_its_client() {
         let mut answer = None;
         for _ in 0..40 {
             tunnel.packet(&question).await.unwrap();
-            if let Ok(received) = tokio::time::timeout(SOON, tunnel.next_packet()).await {
+            if let Ok(received) = tokio::time::timeout(PACKET_TIMEOUT, tunnel.next_packet()).await {
                 answer = icmp(&received.unwrap());
                 break;
             }

@@ -8,7 +8,7 @@ use hermes_testkit::netns::Namespace;
 use crate::ip::node_chain::NodeChain;
 
 /// How long all of them may take, in seconds.
-const PATIENCE: &str = "15";
+const PINGS_TIMEOUT_SECONDS: &str = "15";
 
 /// What `ping` said of so many.
 pub(crate) struct Pings {
@@ -20,7 +20,7 @@ pub(crate) struct Pings {
 /// on a busy machine. With a limit it goes on until that many have come: of those, the first `count` are looked for.
 pub(crate) async fn pings(from: &Namespace, arguments: &[&str], count: usize, far: &str) -> Pings {
     let number = count.to_string();
-    let words = [&["ping", "-D", "-n", "-c", &number, "-w", PATIENCE], arguments, &[far]].concat();
+    let words = [&["ping", "-D", "-n", "-c", &number, "-w", PINGS_TIMEOUT_SECONDS], arguments, &[far]].concat();
     let text = from.output(&words).await.unwrap_or_else(|error| error.to_string());
     Pings { count, text }
 }

@@ -8,7 +8,7 @@ use bytes::{Buf as _, BytesMut};
 use hermes_testkit::{
     flow::{capsule, varint},
     ip,
-    overlay::PATIENCE,
+    overlay::EFFECT_TIMEOUT,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -17,7 +17,7 @@ use tokio::{
 
 /// Ends the test where it takes too long.
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("never: {what}"))
+    tokio::time::timeout(EFFECT_TIMEOUT, future).await.unwrap_or_else(|_| panic!("never: {what}"))
 }
 
 pub(crate) fn address(text: &str) -> IpAddr {

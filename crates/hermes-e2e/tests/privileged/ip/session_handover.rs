@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::ip::node_chain::{FAR, FAR_DOCUMENT, Hop, NEAR_DOCUMENT, NodeChain, anywhere, as_root, next, process};
-use crate::ip::packet_filter::{GatewayFixture, SOON};
+use crate::ip::packet_filter::{GatewayFixture, PACKET_TIMEOUT};
 use crate::ip::pings::pings;
 
 /// Of one user, and of the other.
@@ -53,7 +53,7 @@ async fn reaches(tunnel: &mut IpTunnel, own: IpAddr) {
     let mut answer = None;
     for _ in 0..40 {
         tunnel.packet(&ping(own, address(GATEWAY), 1, b"there?")).await.unwrap();
-        if let Ok(received) = tokio::time::timeout(SOON, tunnel.next_packet()).await {
+        if let Ok(received) = tokio::time::timeout(PACKET_TIMEOUT, tunnel.next_packet()).await {
             answer = icmp(&received.unwrap());
             break;
         }

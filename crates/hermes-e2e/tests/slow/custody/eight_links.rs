@@ -14,7 +14,7 @@ use hermes_testkit::{
     },
     pattern::{Digest, Pattern},
     skip::needs_root,
-    unstable::{Chain, HopSettings, SOON, limit, seldom},
+    unstable::{Chain, HopSettings, SHORT_DEADLINE, limit, seldom},
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -172,10 +172,10 @@ async fn what_has_time_arrives(test: &str, protocol: &'static str) {
             result.status == 504 && !result.why.is_empty() || result.status == 200 && result.broke.is_some();
         assert!(transfer.is_answered_by(result) || has_failed, "{} {result}", transfer.what());
     }
-    if earliest > began + 2 * SOON {
+    if earliest > began + 2 * SHORT_DEADLINE {
         assert!(
             soon.iter().all(|(_, result)| result.status == 504),
-            "what has {SOON:?} cannot be back, nor wait for longer"
+            "what has {SHORT_DEADLINE:?} cannot be back, nor wait for longer"
         );
     }
     for (transfer, result) in late.iter().chain(&soon) {

@@ -17,7 +17,7 @@ use super::HEADER;
 /// Datagrams in one system call.
 const BATCH: usize = 64;
 /// Interval at which the receiver checks whether it should stop.
-const LOOK: Duration = Duration::from_millis(20);
+const READ_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Sends numbered datagrams of one flow.
 pub(super) struct Sender<'a> {
@@ -59,7 +59,7 @@ impl<'a> Receiver<'a> {
     pub(super) fn new(socket: &'a UdpSocket, length: usize) -> Self {
         // A blocking socket with a time-out, so that the thread sleeps in the system call.
         let _ = socket.set_nonblocking(false);
-        let _ = socket.set_read_timeout(Some(LOOK));
+        let _ = socket.set_read_timeout(Some(READ_TIMEOUT));
         Self { socket, datagrams: vec![vec![0; length + 1]; BATCH], headers: MultiHeaders::preallocate(BATCH, None) }
     }
 
