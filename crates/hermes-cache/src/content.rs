@@ -12,7 +12,7 @@ use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 
 /// Maximum runs of an object. Each run costs time at every request.
-pub const MOST_RUNS: usize = 64;
+pub const MAX_RUNS: usize = 64;
 /// Estimated overhead of a chunk. It counts, so that a client that fetches single bytes cannot exceed the limit.
 pub const CHUNK_COST: usize = 192;
 /// Length of a merged chunk.
@@ -225,7 +225,7 @@ impl Content {
     /// Whether the content has far more chunks than its size needs.
     pub fn is_scattered(&self) -> bool {
         let chunks: usize = self.runs.iter().map(|run| run.chunks.len()).sum();
-        chunks > 2 * MOST_RUNS + 2 * (self.shape().stored_bytes() / GATHERED as u64) as usize
+        chunks > 2 * MAX_RUNS + 2 * (self.shape().stored_bytes() / GATHERED as u64) as usize
     }
 
     /// Merges the chunks. Returns `None` if there is no room for the copy.

@@ -7,7 +7,7 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
 /// Maximum number of seconds, 68 years; larger ones count as this (RFC 9111, section 1.2.2).
-const MOST_SECONDS: u64 = (1 << 31) - 1;
+const MAX_SECONDS: u64 = (1 << 31) - 1;
 
 /// A directive that may apply to single fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub fn seconds(value: &[u8]) -> Option<u64> {
         return None;
     }
     let add = |sum: u64, digit: &u8| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0'));
-    Some(value.iter().fold(0, add).min(MOST_SECONDS))
+    Some(value.iter().fold(0, add).min(MAX_SECONDS))
 }
 
 /// Splits a line into directives. A quoted string is a value, whatever it contains.
@@ -200,7 +200,7 @@ mod tests {
             ("MaX-aGe=3600", Some(3600)),
             ("max-age=\"3600\"", Some(3600)),
             ("max-age=003600", Some(3600)),
-            ("max-age=99999999999999999999", Some(MOST_SECONDS)),
+            ("max-age=99999999999999999999", Some(MAX_SECONDS)),
             ("max-age='3600'", Some(0)),
             ("max-age=-1", Some(0)),
             ("max-age=3600.0", Some(0)),

@@ -19,7 +19,7 @@ use super::key::Vary;
 const TARGETED: HeaderName = HeaderName::from_static("cdn-cache-control");
 /// Heuristic freshness: a tenth of the time since the last modification, at most a day.
 const GUESS_SHARE: u64 = 10;
-const MOST_GUESSED: u64 = 24 * 3600;
+const MAX_GUESSED: u64 = 24 * 3600;
 /// Estimated overhead of a head.
 const HEAD_COST: usize = 512;
 
@@ -120,7 +120,7 @@ impl Head {
             return 0;
         }
         let changed = instant(&self.headers, &LAST_MODIFIED);
-        changed.map_or(0, |changed| (sent.saturating_sub(changed) / GUESS_SHARE).min(MOST_GUESSED))
+        changed.map_or(0, |changed| (sent.saturating_sub(changed) / GUESS_SHARE).min(MAX_GUESSED))
     }
 
     fn age(&self) -> Option<u64> {

@@ -12,7 +12,7 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Uri};
 
 /// Maximum number of fields in `Vary`. A response with more would hardly match a second request.
-const MOST_FIELDS: usize = 16;
+const MAX_FIELDS: usize = 16;
 
 /// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl Vary {
         }
         names.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         names.dedup();
-        if names.len() > MOST_FIELDS {
+        if names.len() > MAX_FIELDS {
             return None;
         }
         Some(Self(names.into_iter().map(|name| (name.clone(), said(request, &name))).collect()))
@@ -177,7 +177,7 @@ mod tests {
         for star in ["*", "*, *", ", *", "foo, *", "*, foo", "f oo"] {
             assert_eq!(vary(&[("vary", star)], &[]), None, "{star}");
         }
-        let many: HeaderMap = (0..=MOST_FIELDS).map(|at| (VARY, format!("f{at}").parse().unwrap())).fold(
+        let many: HeaderMap = (0..=MAX_FIELDS).map(|at| (VARY, format!("f{at}").parse().unwrap())).fold(
             HeaderMap::new(),
             |mut all, line| {
                 all.append(line.0, line.1);

@@ -9,7 +9,7 @@ use http::HeaderValue;
 
 /// Maximum ranges of a request; one with more gets the whole representation, because resolving ranges takes time for
 /// each.
-const MOST_RANGES: usize = 32;
+const MAX_RANGES: usize = 32;
 
 /// A range of a request. Its ends may depend on the length of the representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ impl Asked {
             return None;
         }
         let pieces: Vec<_> = set.split(',').map(str::trim).filter(|piece| !piece.is_empty()).collect();
-        if pieces.len() > MOST_RANGES || pieces.is_empty() {
+        if pieces.len() > MAX_RANGES || pieces.is_empty() {
             return None;
         }
         pieces.into_iter().map(piece).collect::<Option<Vec<_>>>().map(Asked::Parts)
@@ -182,7 +182,7 @@ mod tests {
         ] {
             assert_eq!(asked(text).resolve(total), resolved, "{text}");
         }
-        let many = (0..=MOST_RANGES).map(|_| "0-1").collect::<Vec<_>>().join(",");
+        let many = (0..=MAX_RANGES).map(|_| "0-1").collect::<Vec<_>>().join(",");
         assert_eq!(Asked::parse(HeaderValue::try_from(format!("bytes={many}")).ok().as_ref()), Asked::Whole);
     }
 

@@ -28,7 +28,7 @@ use self::exchange::{Exchange, PARTS};
 use self::index::{Indexed, Peer};
 use self::local::HeldUp;
 pub use self::neighbour::BY;
-pub(crate) use self::neighbour::LONGEST;
+pub(crate) use self::neighbour::MAX_CUSTODY_TIME;
 use self::quota::Account;
 use super::half::{Half, RECORD, Upto};
 

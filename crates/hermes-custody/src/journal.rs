@@ -15,7 +15,7 @@ use super::engine::Side;
 /// Frame in front of a record's payload: length and CRC-32, four bytes each.
 pub(super) const FRAME: usize = 8;
 /// Maximum length of a record. A larger length field marks the record as damaged.
-const MOST: usize = 16 << 20;
+const MAX_RECORD_BYTES: usize = 16 << 20;
 
 /// Certainty that a request was sent to its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,7 +157,7 @@ pub(super) struct Found {
 pub(super) fn first(bytes: &Bytes) -> Option<Found> {
     let length = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let sum = u32::from_le_bytes(bytes.get(4..FRAME)?.try_into().ok()?);
-    if length > MOST {
+    if length > MAX_RECORD_BYTES {
         return None;
     }
     let mut payload = bytes.get(FRAME..FRAME + length).map(|payload| bytes.slice_ref(payload))?;
@@ -209,7 +209,7 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
 /// Whether bytes that [`first`] rejects are an incomplete record rather than a damaged one.
 pub(super) fn is_unfinished(bytes: &[u8]) -> bool {
     let length = bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize);
-    length.is_none_or(|length| length <= MOST && bytes.len() < FRAME + length)
+    length.is_none_or(|length| length <= MAX_RECORD_BYTES && bytes.len() < FRAME + length)
 }
 
 fn number(payload: &mut Bytes) -> Option<u64> {

@@ -48,7 +48,7 @@ pub struct Office {
 }
 
 /// Maximum number of such addresses; further ones are not logged.
-const MOST_REFUSED: usize = 64;
+const MAX_REFUSED_ADDRESSES: usize = 64;
 
 impl Default for Office {
     fn default() -> Self {
@@ -100,7 +100,7 @@ impl Office {
     /// address, up to a maximum of addresses.
     pub fn refuses(&self, who: IpAddr) -> bool {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.len() < MOST_REFUSED && refused.insert(who)
+        refused.len() < MAX_REFUSED_ADDRESSES && refused.insert(who)
     }
 
     /// The account that the exchange counts on.

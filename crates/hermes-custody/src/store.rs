@@ -47,7 +47,7 @@ const BATCH: usize = 1 << 20;
 /// Length that the journal may have beyond twice its live bytes.
 const SLACK: u64 = 4 * SEGMENT;
 /// Interval of retries while the disk is full.
-const AGAIN: Duration = Duration::from_millis(200);
+const DISK_FULL_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A request to the journal's thread.
 #[derive(Debug)]
@@ -222,7 +222,7 @@ impl Files {
         let mut pending = Pending::default();
         let mut seen = Seen::default();
         // While the disk is full, the thread retries, and serves reads meanwhile.
-        while let Some(jobs) = todo.take(if pending.is_stuck { Some(AGAIN) } else { seen.looks_again() }) {
+        while let Some(jobs) = todo.take(if pending.is_stuck { Some(DISK_FULL_RETRY_INTERVAL) } else { seen.looks_again() }) {
             self.turn(jobs, &mut pending, &mut seen, reader);
             if pending.is_stuck && todo.is_over() {
                 break;

@@ -10,13 +10,13 @@ use std::time::Duration;
 /// Time beyond a round trip that a neighbour takes to write and to acknowledge.
 const BEYOND: Duration = Duration::from_millis(30);
 /// Minimum window: 50 ms of a link of 10 Mbit/s.
-const LEAST: u64 = 64 << 10;
+const MIN_WINDOW: u64 = 64 << 10;
 /// Maximum window.
-const MOST: u64 = 16 << 20;
+const MAX_WINDOW: u64 = 16 << 20;
 /// Age at which a measured rate or round trip is replaced.
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// Maximum number of samples in flight; beyond it, the oldest are dropped.
-const MOST_SAMPLES: usize = 1024;
+const MAX_SAMPLES: usize = 1024;
 
 /// The measured path to a neighbour. Times count from any fixed moment.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl Pace {
 
     pub(crate) fn sent(&mut self, now: Duration, bytes: u64) {
         self.sent += bytes;
-        if self.under_way.len() == MOST_SAMPLES {
+        if self.under_way.len() == MAX_SAMPLES {
             self.under_way.pop_front();
         }
         self.under_way.push_back(Sample { at: now, upto: self.sent, delivered: self.delivered });
@@ -80,8 +80,8 @@ impl Pace {
 
     /// Maximum of bytes in flight.
     pub(crate) fn window(&self) -> u64 {
-        let (Some((rate, _)), Some((trip, _))) = (self.rate, self.trip) else { return LEAST };
-        ((rate * (trip + BEYOND).as_secs_f64()) as u64).clamp(LEAST, MOST)
+        let (Some((rate, _)), Some((trip, _))) = (self.rate, self.trip) else { return MIN_WINDOW };
+        ((rate * (trip + BEYOND).as_secs_f64()) as u64).clamp(MIN_WINDOW, MAX_WINDOW)
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_window_is_what_the_link_carries_in_a_trip_and_a_little_more() {
         // 10 Mbit/s and 1 ms give the minimum. 100 Mbit/s and 40 ms give 12.5 kB for each of some 71 ms.
-        assert_eq!(after_a_second(1250, 1), LEAST);
+        assert_eq!(after_a_second(1250, 1), MIN_WINDOW);
         let wide = after_a_second(12_500, 40);
         assert!((800_000..1_200_000).contains(&wide), "{wide}");
     }

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::client::{Client, PATIENCE};
+use super::client::{Client, RESPONSE_TIMEOUT};
 use super::content::content;
 use super::overlay::Typed;
 
@@ -39,9 +39,9 @@ const AT_LATEST: Duration = Duration::from_secs(10);
 /// Interval between two chunks of the upload and of the TCP connection.
 const PIECE_EVERY: Duration = Duration::from_millis(10);
 const PIECE_BYTES: usize = 16 << 10;
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A program stops after this number of failures.
-const MOST_FAILURES: usize = 100;
+const MAX_FAILURES: usize = 100;
 
 /// The effect of the change.
 #[derive(Debug, Clone, Serialize)]
@@ -102,7 +102,7 @@ pub(crate) async fn under_load(
     let typed = Instant::now();
     let applied = change().await?;
     while noticed.load(Ordering::Relaxed) < CLIENTS && typed.elapsed() < AT_LATEST {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     tokio::time::sleep(AFTER).await;
     stop.store(true, Ordering::Relaxed);
@@ -149,7 +149,7 @@ fn judge(
 }
 
 async fn finished(mut task: JoinSet<anyhow::Result<usize>>) -> anyhow::Result<usize> {
-    let done = timeout(PATIENCE, task.join_next()).await.context("did not end")?;
+    let done = timeout(RESPONSE_TIMEOUT, task.join_next()).await.context("did not end")?;
     done.context("did not run")??
 }
 
@@ -157,7 +157,7 @@ async fn finished(mut task: JoinSet<anyhow::Result<usize>>) -> anyhow::Result<us
 async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsize>) -> Asker {
     let mut this = Asker::default();
     let mut client = None;
-    while !stop.load(Ordering::Relaxed) && this.failures.len() < MOST_FAILURES {
+    while !stop.load(Ordering::Relaxed) && this.failures.len() < MAX_FAILURES {
         match ask(apps, &mut client).await {
             Ok(asked) => {
                 if asked.green && this.asked.last().is_none_or(|last| !last.green) {
@@ -239,7 +239,7 @@ async fn talk_on(database: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<
             stream.write_all(&piece).await?;
             stream.read_exact(&mut back).await
         };
-        timeout(PATIENCE, exchange).await.context("no echo came")??;
+        timeout(RESPONSE_TIMEOUT, exchange).await.context("no echo came")??;
         ensure!(piece == back, "it came back changed");
         sent += PIECE_BYTES;
         tokio::time::sleep(PIECE_EVERY).await;

@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 /// The longest wait for one response.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-const MOST: usize = 64 << 20;
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// A connection that is kept alive.
 pub(crate) struct Client {
@@ -102,10 +102,10 @@ impl Client {
             self.sender.ready().await?;
             let response = self.sender.send_request(request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MOST).collect().await.map_err(anyhow::Error::from_boxed)?;
+            let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await.map_err(anyhow::Error::from_boxed)?;
             anyhow::Ok((status, body.to_bytes()))
         };
-        let answered = tokio::time::timeout(PATIENCE, exchange).await;
-        answered.with_context(|| format!("{uri} was not answered within {PATIENCE:?}"))?.with_context(|| uri.to_owned())
+        let answered = tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await;
+        answered.with_context(|| format!("{uri} was not answered within {RESPONSE_TIMEOUT:?}"))?.with_context(|| uri.to_owned())
     }
 }

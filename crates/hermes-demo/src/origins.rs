@@ -137,7 +137,7 @@ fn answer(request: Request<Incoming>, name: &'static str) -> Response<Body> {
 
 fn asked_content(path: &str) -> Option<Bytes> {
     let (seed, length) = path.strip_prefix("/content/")?.split_once('/')?;
-    let length = length.parse().ok().filter(|length| *length <= content::MOST)?;
+    let length = length.parse().ok().filter(|length| *length <= content::MAX_BYTES)?;
     Some(content(seed.parse().ok()?, length))
 }
 

@@ -34,9 +34,9 @@ const OPERATOR_FILE: &str = "operator.json";
 /// The admin path that reports a node's readiness.
 pub(crate) const READY: &str = "/readyz";
 /// Limit for the start of a process.
-const START: Duration = Duration::from_secs(10);
-const STOP: Duration = Duration::from_secs(3);
-const LOOK: Duration = Duration::from_millis(5);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const SETTLE: Duration = Duration::from_millis(500);
 /// The number of log lines of a process that an error contains.
 const LAST_LINES: usize = 8;
@@ -144,13 +144,13 @@ impl Overlay {
         let file = self.file(CONTROLLER).join(OPERATOR_FILE);
         let is_whole =
             || std::fs::read(&file).is_ok_and(|text| serde_json::from_slice::<serde_json::Value>(&text).is_ok());
-        let until = Instant::now() + START;
+        let until = Instant::now() + START_TIMEOUT;
         while !is_whole() {
             let controller = &mut self.programs[0];
             let ended = controller.ended().is_some() || Instant::now() >= until;
             let lines = || indent(&controller.last_lines(LAST_LINES));
             ensure!(!ended, "the controller did not start; its last lines:\n{}", lines());
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Overlay {
 
     /// Stops the nodes in order.
     pub(crate) async fn stop(&mut self) {
-        program::stop_all(&mut self.programs, STOP).await;
+        program::stop_all(&mut self.programs, STOP_TIMEOUT).await;
     }
 
     /// The last log lines of the processes, for the diagnosis of a failure. If a process died, only its lines are
@@ -228,7 +228,7 @@ impl Overlay {
             if Instant::now() >= settled {
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let one = |program: &Program| format!("last lines of {}:\n{}", program.name, indent(&program.last_lines(3)));
         self.programs.iter().map(one).collect::<Vec<_>>().join("\n")
@@ -314,7 +314,7 @@ pub(crate) async fn wait_ready<F>(program: &mut Program, path: &str, dial: impl 
 where
     F: Future<Output = anyhow::Result<Client>>,
 {
-    let until = Instant::now() + START;
+    let until = Instant::now() + START_TIMEOUT;
     loop {
         if let Ok(mut client) = dial().await
             && client.get(path).await.is_ok()
@@ -326,9 +326,9 @@ where
             bail!("node {} did not start ({status}); its last lines:\n{}", program.name, lines(program));
         }
         if Instant::now() >= until {
-            bail!("node {} is not ready after {START:?}; its last lines:\n{}", program.name, lines(program));
+            bail!("node {} is not ready after {START_TIMEOUT:?}; its last lines:\n{}", program.name, lines(program));
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::leash;
 
 /// The interval at which a process is polled for its exit: the kernel notifies only a blocking wait.
-const LOOK: Duration = Duration::from_millis(5);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The part of a log that is read for its last lines.
 const TAIL: u64 = 16 << 10;
 
@@ -67,7 +67,7 @@ impl Program {
             if Instant::now() >= until {
                 return None;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(EXIT_POLL_INTERVAL).await;
         }
     }
 

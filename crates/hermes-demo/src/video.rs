@@ -32,7 +32,7 @@ use clip::Clip;
 use figures::Figures;
 use round::{Board, Round};
 
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 const CASE: Case = Case {
     name: "video",
@@ -97,7 +97,7 @@ async fn play_all(
     let mut playing = JoinSet::new();
     let (mut rounds, mut failed) = (Vec::new(), Vec::new());
     let mut numbers = 0..options.runs;
-    let mut ticks = tokio::time::interval(LOOK);
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
     let begun = Instant::now();
     progress.step("streaming, over the overlay and directly");
     loop {

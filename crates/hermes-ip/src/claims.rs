@@ -12,7 +12,7 @@ use crate::mailbox::Mailbox;
 use crate::owner::Owner;
 
 /// Maximum sessions with one prefix.
-const MOST_CLAIMS: usize = 256;
+const MAX_CLAIMS: usize = 256;
 
 /// The claim of a session on a prefix.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Claims {
     ///
     /// The reason for the rejection.
     pub fn enter(&mut self, claim: Claim, may_cross: bool) -> Result<(), Refused> {
-        if self.sessions.len() >= MOST_CLAIMS || self.is_anothers(&claim.owner) {
+        if self.sessions.len() >= MAX_CLAIMS || self.is_anothers(&claim.owner) {
             return Err(Refused::Others);
         }
         if !may_cross && self.sessions.iter().any(|other| other.scope.crosses(&claim.scope)) {

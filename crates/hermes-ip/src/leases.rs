@@ -19,7 +19,7 @@ use crate::table::Table;
 
 /// Maximum prefixes of one owner at a time. Any number of its sessions share them. The limit keeps one owner from
 /// exhausting a pool.
-const MOST_OWNED: usize = 128;
+const MAX_OWNED: usize = 128;
 
 /// The leases of the node. They are consulted when sessions begin and end, never for a packet.
 #[derive(Debug, Default)]
@@ -67,9 +67,9 @@ struct Holding {
 
 /// Duration of a reservation after a session breaks off. Connections to the prefix survive that long, and their packets
 /// reach no other owner.
-const REST: Duration = Duration::from_secs(60);
+const RELEASE_HOLD: Duration = Duration::from_secs(60);
 /// Maximum reserved prefixes of all owners; beyond it, the oldest reservations end at once.
-const MOST_RESTING: usize = 4096;
+const MAX_RESTING: usize = 4096;
 
 impl Given {
     fn lock(&self) -> MutexGuard<'_, Holdings> {
@@ -135,7 +135,7 @@ impl Given {
             return;
         }
         if is_broken {
-            holdings.rest(prefix, Instant::now() + REST);
+            holdings.rest(prefix, Instant::now() + RELEASE_HOLD);
         } else {
             holdings.remove(prefix);
         }
@@ -160,7 +160,7 @@ impl Given {
         };
         let now = Instant::now();
         for (prefix, owner, left) in resting.lines().filter_map(read) {
-            self.lock().rest_anew(prefix, &owner, now + left.min(REST));
+            self.lock().rest_anew(prefix, &owner, now + left.min(RELEASE_HOLD));
         }
     }
 
@@ -173,7 +173,7 @@ impl Given {
 
     /// Whether this owner has its maximum number of prefixes, none of them reserved.
     pub fn is_full(&self, owner: &Owner) -> bool {
-        self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting.len() >= MOST_OWNED)
+        self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting.len() >= MAX_OWNED)
     }
 
     /// Finds a free address in a device's pools, or else a reserved one: the owner's own, or one of the owner with the
@@ -251,11 +251,11 @@ struct Search {
 }
 
 /// Milliseconds until taken addresses are examined again.
-const LOOK_AGAIN: u64 = 1000;
+const SEARCH_INTERVAL: u64 = 1000;
 /// Maximum addresses, or prefixes of several, examined in that time. Each takes less than a microsecond.
-const MOST_LOOKS: usize = 65_536;
+const MAX_EXAMINED_ADDRESSES: usize = 65_536;
 /// Maximum returned addresses that are remembered; further ones are found by the next full search.
-const MOST_FREED: usize = 1024;
+const MAX_FREED: usize = 1024;
 
 impl Search {
     fn of(pool: IpNet) -> Self {
@@ -271,8 +271,8 @@ impl Search {
 
     fn find(&mut self, now: u64, taken: impl Fn(IpAddr) -> Option<IpNet>) -> Option<IpNet> {
         if now >= self.until {
-            self.until = now + LOOK_AGAIN;
-            self.looks = MOST_LOOKS;
+            self.until = now + SEARCH_INTERVAL;
+            self.looks = MAX_EXAMINED_ADDRESSES;
             self.is_spent = false;
             self.next = self.next.or(Some(self.hosts.0));
         }
@@ -301,7 +301,7 @@ impl Search {
         }
         self.is_spent = false;
         // Addresses further ahead will be examined anyway.
-        if self.next.is_none_or(|next| address < next) && address <= self.hosts.1 && self.freed.len() < MOST_FREED {
+        if self.next.is_none_or(|next| address < next) && address <= self.hosts.1 && self.freed.len() < MAX_FREED {
             self.freed.push_back(of_bits(address, self.pool));
         }
     }
@@ -333,12 +333,12 @@ impl Holdings {
             self.set_rest(prefix, None);
             return true;
         }
-        if self.share(owner).prefixes >= MOST_OWNED {
+        if self.share(owner).prefixes >= MAX_OWNED {
             // The owner's own reservations end first.
             self.free_first(owner, |_| true);
         }
         let share = self.share(owner);
-        if share.prefixes >= MOST_OWNED {
+        if share.prefixes >= MAX_OWNED {
             return false;
         }
         share.prefixes += 1;
@@ -353,7 +353,7 @@ impl Holdings {
 
     /// Frees a prefix.
     fn remove(&mut self, prefix: IpNet) {
-        if self.freed.len() < MOST_FREED {
+        if self.freed.len() < MAX_FREED {
             self.freed.push_back(prefix);
         }
         self.set_rest(prefix, None);
@@ -371,7 +371,7 @@ impl Holdings {
     /// Reserves a prefix for its owner.
     fn rest(&mut self, prefix: IpNet, until: Instant) {
         self.set_rest(prefix, Some(until));
-        if self.resting.len() > MOST_RESTING {
+        if self.resting.len() > MAX_RESTING {
             self.end_first_rest();
         }
     }

@@ -26,7 +26,7 @@ const CAUGHT_UP: Duration = Duration::from_millis(200);
 /// The window if the service states none; shorter ones are extended to it.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Maximum window, and maximum wait that a service can demand.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_WINDOW: Duration = Duration::from_secs(60);
 /// Decrease after a refusal at a measured rate without a probe: the limit has fallen, or other clients share it.
 const DECREASE: f64 = 0.93;
 /// Exceptions to the decrease: the service accepted this fraction of the rate before, and has refused no such request
@@ -47,14 +47,14 @@ const LEAST_OF_STATED: f64 = 0.5;
 /// Increase of that fraction after each interval.
 const GIVEN_BACK: f64 = 1.05;
 /// Interval until the next probe, after one that failed; it doubles.
-const INTERVAL: Duration = Duration::from_secs(60);
-const LONGEST_INTERVAL: Duration = Duration::from_secs(600);
+const FIRST_PROBE_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(600);
 /// Window of the long-term rate, including the service's own waits. A single refusal does not lower the estimate below
 /// it.
 const LONG_RUN: Duration = Duration::from_secs(10);
 /// First wait after a refusal without `Retry-After`; it doubles while no request passes.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Time after which a limit is forgotten if no request had to wait for it.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Number of send times that are kept. With more requests, the window shrinks to the time that these span.
@@ -192,7 +192,7 @@ impl Budget {
         }
         let wait = hint.after.unwrap_or_else(|| if is_same { Duration::ZERO } else { limit.wait() });
         // No service can close the limit for longer; after that time a request tests it.
-        limit.closed_until = limit.closed_until.max(now.saturating_add(wait.min(LONGEST)));
+        limit.closed_until = limit.closed_until.max(now.saturating_add(wait.min(MAX_WINDOW)));
     }
 
     /// Records the success of a request that was sent at `went_at`.
@@ -245,7 +245,7 @@ impl Limit {
             proven: 0.0,
             is_probing: false,
             probe_at: Duration::MAX,
-            interval: INTERVAL,
+            interval: FIRST_PROBE_INTERVAL,
             step: FIRST_PROBE,
             has_grown: false,
             stated: None,
@@ -277,7 +277,7 @@ impl Limit {
     fn refused(&mut self, now: Duration, hint: &Hint) {
         // A refusal right after a wait means that the wait was too short, and says nothing about the rate.
         if self.in_row == 0 {
-            self.unmeasured = Some(hint.after.unwrap_or(WINDOW).clamp(WINDOW, LONGEST));
+            self.unmeasured = Some(hint.after.unwrap_or(WINDOW).clamp(WINDOW, MAX_WINDOW));
         }
         self.in_row += 1;
         self.refused_at = now;
@@ -287,7 +287,7 @@ impl Limit {
     /// The wait without `Retry-After`; it doubles, because the window may be long.
     fn wait(&self) -> Duration {
         let first = FIRST_WAIT.min(Duration::from_secs_f64(self.rate.max(SLOWEST).recip()).max(FIRST_WAIT / 2));
-        first.saturating_mul(1 << self.in_row.saturating_sub(1).min(16)).min(LONGEST_WAIT)
+        first.saturating_mul(1 << self.in_row.saturating_sub(1).min(16)).min(MAX_WAIT)
     }
 
     /// Measures the rate from the requests that were sent in the window before the refusal.
@@ -310,7 +310,7 @@ impl Limit {
             }
             (self.step, self.has_grown) = (PROBE, false);
             self.probe_at = now + self.interval;
-            self.interval = (self.interval * 2).min(LONGEST_INTERVAL);
+            self.interval = (self.interval * 2).min(MAX_PROBE_INTERVAL);
             return;
         }
         // If no request passed, the estimate begins with one request in the demanded wait.
@@ -365,7 +365,7 @@ impl Limit {
             return;
         }
         if self.is_probing {
-            (self.interval, self.has_grown) = (INTERVAL, true);
+            (self.interval, self.has_grown) = (FIRST_PROBE_INTERVAL, true);
         }
         (self.proven, self.is_probing) = (self.rate, true);
         self.rate *= self.step;

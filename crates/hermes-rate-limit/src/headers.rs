@@ -17,7 +17,7 @@ const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 /// Numbers above this are a point in time; as a duration, it would be thirty years.
 const EPOCH_FROM: f64 = 1e9;
 /// Longer waits are cut to this; every deadline expires earlier.
-const MOST: f64 = 1e8;
+const MAX_WAIT_SECONDS: f64 = 1e8;
 
 /// The content of the headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -61,7 +61,7 @@ impl Hint {
 }
 
 fn seconds(number: f64) -> Option<Duration> {
-    (number >= 0.0).then(|| Duration::from_secs_f64(number.min(MOST)))
+    (number >= 0.0).then(|| Duration::from_secs_f64(number.min(MAX_WAIT_SECONDS)))
 }
 
 fn from_epoch(reset: f64, now: SystemTime) -> f64 {
@@ -100,7 +100,7 @@ fn param(text: &str, names: &[&str]) -> Option<f64> {
 /// The policy with the shortest window. Longer windows refuse by themselves when they are used up.
 fn quota(text: &str) -> Option<(f64, Duration)> {
     let policies = text.split(',').filter_map(|item| {
-        let window = param(item, &["w"]).filter(|window| *window > 0.0 && *window < MOST)?;
+        let window = param(item, &["w"]).filter(|window| *window > 0.0 && *window < MAX_WAIT_SECONDS)?;
         let count = param(item, &["q"]).or_else(|| first_number(item)).filter(|count| *count > 0.0)?;
         Some((count, Duration::from_secs_f64(window)))
     });
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(after(&[date, ("retry-after", "Sun, 06 Nov 1994 08:49:47 GMT")]), Some(10.0));
         assert_eq!(after(&[date, ("retry-after", "Sun, 06 Nov 1994 08:00:00 GMT")]), Some(0.0));
         assert_eq!(after(&[("retry-after", "never")]), None);
-        assert_eq!(after(&[("retry-after", "18446744073709551615")]), Some(MOST));
+        assert_eq!(after(&[("retry-after", "18446744073709551615")]), Some(MAX_WAIT_SECONDS));
         assert_eq!(after(&[("ratelimit", "\"default\";r=0;t=5")]), Some(5.0));
         assert_eq!(after(&[("ratelimit", "limit=10, remaining=0, reset=4")]), Some(4.0));
         assert_eq!(after(&[("ratelimit", "\"default\";r=3;t=5")]), None, "something remains");

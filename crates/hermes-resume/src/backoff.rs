@@ -29,24 +29,24 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(3600);
-    const MOST: Duration = Duration::from_secs(30);
+    const MAX_PAUSE: Duration = Duration::from_secs(30);
 
     #[test]
     fn pauses_grow_up_to_a_ceiling_and_are_anywhere_below_it() {
-        assert_eq!(pause(0, None, LONG, MOST, 1.0), BASE);
-        assert_eq!(pause(3, None, LONG, MOST, 1.0), BASE * 8);
-        assert_eq!(pause(3, None, LONG, MOST, 0.25), BASE * 2);
-        assert_eq!(pause(60, None, LONG, MOST, 1.0), MOST);
-        assert_eq!(pause(60, None, LONG, MOST, 0.0), Duration::ZERO);
+        assert_eq!(pause(0, None, LONG, MAX_PAUSE, 1.0), BASE);
+        assert_eq!(pause(3, None, LONG, MAX_PAUSE, 1.0), BASE * 8);
+        assert_eq!(pause(3, None, LONG, MAX_PAUSE, 0.25), BASE * 2);
+        assert_eq!(pause(60, None, LONG, MAX_PAUSE, 1.0), MAX_PAUSE);
+        assert_eq!(pause(60, None, LONG, MAX_PAUSE, 0.0), Duration::ZERO);
     }
 
     #[test]
     fn what_the_origin_says_is_kept_but_not_beyond_the_deadline() {
         let said = Some(Duration::from_secs(7));
-        assert_eq!(pause(0, said, LONG, MOST, 0.0), Duration::from_secs(7));
-        assert_eq!(pause(0, said, LONG, MOST, 1.0), Duration::from_secs(7) + BASE);
-        assert_eq!(pause(9, said, LONG, MOST, 1.0), MOST, "it may ask for less than we would do");
+        assert_eq!(pause(0, said, LONG, MAX_PAUSE, 0.0), Duration::from_secs(7));
+        assert_eq!(pause(0, said, LONG, MAX_PAUSE, 1.0), Duration::from_secs(7) + BASE);
+        assert_eq!(pause(9, said, LONG, MAX_PAUSE, 1.0), MAX_PAUSE, "it may ask for less than we would do");
         let hostile = Some(Duration::from_secs(u64::MAX));
-        assert_eq!(pause(0, hostile, Duration::from_secs(10), MOST, 0.5), Duration::from_secs(9));
+        assert_eq!(pause(0, hostile, Duration::from_secs(10), MAX_PAUSE, 0.5), Duration::from_secs(9));
     }
 }

@@ -34,15 +34,15 @@ use self::history::History;
 /// The backoff before an order is retried that failed for want of resources: the shortest and the longest pause.
 const ORDER_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The backoff before an unreachable controller is dialled again: the first and the longest pause.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// The pause before a renewal is retried that the controller could not serve.
 const RENEWAL_RETRY: Duration = Duration::from_secs(60);
 /// The pause after the controller has denied the node, in case the denial is withdrawn.
 const SENT_AWAY: Duration = Duration::from_secs(60);
 /// A connection that lasts this long counts as successful and resets the backoff.
-const STEADY: Duration = Duration::from_secs(1);
+const STEADY_AFTER: Duration = Duration::from_secs(1);
 /// The longest interval between two checks whether the certificate needs renewal.
-const LOOK: Duration = Duration::from_secs(60);
+const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The interval at which sessions are counted; no single event signals a change.
 const COUNT: Duration = Duration::from_secs(1);
 /// A node reports itself unhealthy if at least `FEW` sessions failed within the window, and at least one in `SHARE` of
@@ -405,7 +405,7 @@ async fn follow(
         health,
         history,
     };
-    let mut pace = Backoff::new(AGAIN.0, AGAIN.1);
+    let mut pace = Backoff::new(RECONNECT_BACKOFF.0, RECONNECT_BACKOFF.1);
     let mut outage = OutageLog::default();
     // All controllers serve the same overlay: after a failure the next one is tried.
     for place in places.iter().cycle() {
@@ -416,9 +416,9 @@ async fn follow(
             Ok(conversation) => {
                 let began = Instant::now();
                 let ended = conversation.go_on().await;
-                if began.elapsed() >= STEADY {
+                if began.elapsed() >= STEADY_AFTER {
                     // The connection worked for a while, so its end is a new outage.
-                    pace = Backoff::new(AGAIN.0, AGAIN.1);
+                    pace = Backoff::new(RECONNECT_BACKOFF.0, RECONNECT_BACKOFF.1);
                     outage.recovered();
                 }
                 ended
@@ -527,7 +527,7 @@ impl<'a> Conversation<'a> {
                         self.say.send(self.standing.report()).await?;
                     }
                 }
-                () = tokio::time::sleep(until(self.renew_at).min(LOOK)) => {
+                () = tokio::time::sleep(until(self.renew_at).min(RENEWAL_CHECK_INTERVAL)) => {
                     if until(self.renew_at).is_zero() && self.renew().await? {
                         self.take_identity().await?;
                         self.say.send(self.standing.report()).await?;

@@ -22,10 +22,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// The time that one side waits for an answer of the other.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Overrides `PATIENCE` in tests, in milliseconds. Release builds do not read it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Overrides `ANSWER_TIMEOUT` in tests, in milliseconds. Release builds do not read it.
 #[cfg(debug_assertions)]
-const PATIENCE_OF_TESTS: &str = "HERMES_TEST_TAKEOVER_PATIENCE";
+const ANSWER_TIMEOUT_OF_TESTS: &str = "HERMES_TEST_TAKEOVER_PATIENCE";
 /// A caller must send its greeting within this time.
 const GREETING: Duration = Duration::from_secs(5);
 /// The maximum number of callers that have connected and not yet sent their greeting.
@@ -43,10 +43,10 @@ const TRIES: usize = 3;
 
 fn patience() -> Duration {
     #[cfg(debug_assertions)]
-    if let Some(given) = std::env::var(PATIENCE_OF_TESTS).ok().and_then(|given| given.parse().ok()) {
+    if let Some(given) = std::env::var(ANSWER_TIMEOUT_OF_TESTS).ok().and_then(|given| given.parse().ok()) {
         return Duration::from_millis(given);
     }
-    PATIENCE
+    ANSWER_TIMEOUT
 }
 
 /// The connection to the predecessor. It closes only when the predecessor has let go, or when this process exits. The
@@ -89,8 +89,8 @@ fn connect(path: &Path) -> anyhow::Result<Option<UnixStream>> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot connect to {}", path.display())),
     };
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     ensure!(handover::peer_uid(&stream)? == handover::own_uid(), "{} belongs to another user", path.display());
     Ok(Some(stream))
 }
@@ -269,7 +269,7 @@ impl Successor {
 
 fn send_all(stream: &UnixStream, sockets: &[Handed]) -> anyhow::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(handover::send(stream, sockets)?)
 }
 

@@ -28,9 +28,9 @@ use crate::content::Content;
 use crate::head::Head;
 
 /// Maximum number of queued jobs that hold a content or have a waiting caller; further ones are refused.
-const MOST_JOBS: usize = 1024;
+const MAX_JOBS: usize = 1024;
 /// Interval of retries while another process holds the lock, because nothing signals its release.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// File extensions of an object, and of an object that is being written.
 const OBJECT: &str = "object";
 const DRAFT: &str = "draft";
@@ -188,7 +188,7 @@ impl Disk {
     }
 
     fn push(&self, job: Job) -> bool {
-        if self.pending.load(Ordering::Relaxed) >= MOST_JOBS {
+        if self.pending.load(Ordering::Relaxed) >= MAX_JOBS {
             return false;
         }
         self.pending.fetch_add(1, Ordering::Relaxed);
@@ -264,7 +264,7 @@ impl Clerk {
                 tracing::info!(%directory, "another process has what caches keep; waiting for it to go");
             }
             // While another process holds the lock, only the end of the queue matters.
-            match todo.recv_timeout(LOOK_AGAIN) {
+            match todo.recv_timeout(LOCK_POLL_INTERVAL) {
                 Ok(Job::Retire) | Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Ok(job) => self.leave(job),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}

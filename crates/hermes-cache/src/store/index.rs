@@ -16,15 +16,15 @@ use super::disk::FileId;
 use super::merge::Known;
 
 /// Maximum variants of a target. A client that keeps varying its request fields gets no more room.
-const MOST_VARIANTS: usize = 32;
+const MAX_VARIANTS: usize = 32;
 /// Maximum targets whose responses serve a single client, and the time for which they count as such. Requests for them
 /// do not wait for each other.
-const MOST_SOLITARY: usize = 4096;
+const MAX_SOLITARY: usize = 4096;
 const SOLITARY_FOR: Millis = 60_000;
 /// Maximum targets that are invalidated before the files on disk have been read. Beyond it, no such file is used.
-const MOST_ENDED: usize = 65_536;
+const MAX_ENDED: usize = 65_536;
 /// Maximum contents that are examined for one that may be evicted.
-const MOST_LOOKS: usize = 256;
+const MAX_EVICTION_CANDIDATES: usize = 256;
 
 #[derive(Default)]
 pub(crate) struct State {
@@ -129,7 +129,7 @@ impl State {
         let written = file.as_ref().map_or(0, |file| file.shape.stored_bytes());
         let (used, charge_of_head) = (id, charge);
         variants.push(Variant { id, used, head, charge_of_head, shape, content, file, writes: 0, written });
-        let crowded = variants.len() > MOST_VARIANTS;
+        let crowded = variants.len() > MAX_VARIANTS;
         let oldest = variants.iter().min_by_key(|variant| variant.used).map(|variant| variant.id);
         let gone = oldest.filter(|_| crowded).and_then(|oldest| self.remove(&(key.clone(), oldest)));
         (id, gone)
@@ -170,7 +170,7 @@ impl State {
     /// Evicts the least recently used content from memory. Busy ones are skipped and count as used. Returns false if
     /// none can be evicted.
     pub(crate) fn cool_oldest(&mut self) -> bool {
-        for _ in 0..MOST_LOOKS.min(self.warm.len()) {
+        for _ in 0..MAX_EVICTION_CANDIDATES.min(self.warm.len()) {
             let Some(place) = self.warm.first_key_value().map(|(_, place)| place.clone()) else { break };
             if self.find(&place).is_some_and(|variant| variant.is_busy()) {
                 self.touch(&place);
@@ -228,10 +228,10 @@ impl State {
 
     /// Marks a target whose responses serve a single client, for a while.
     pub(crate) fn is_solitary(&mut self, key: &str, now: Millis) {
-        if self.solitary.len() >= MOST_SOLITARY {
+        if self.solitary.len() >= MAX_SOLITARY {
             self.solitary.retain(|_, until| *until > now);
         }
-        if self.solitary.len() >= MOST_SOLITARY {
+        if self.solitary.len() >= MAX_SOLITARY {
             // With this many targets, few clients ask for each.
             self.solitary.clear();
         }
@@ -255,7 +255,7 @@ impl State {
         let key = self.hasher.hash_one(key);
         if let Some(Outdated::These(keys)) = &mut self.ended {
             keys.insert(key);
-            if keys.len() > MOST_ENDED {
+            if keys.len() > MAX_ENDED {
                 self.ended = Some(Outdated::All);
             }
         }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::super::content::{Content, MOST_RUNS};
+use super::super::content::{Content, MAX_RUNS};
 use super::super::flight::Flight;
 use super::super::head::Head;
 use super::disk::{Disk, FileId};
@@ -15,7 +15,7 @@ use super::index::State;
 use super::{Cache, LARGEST_SHARE};
 
 /// Maximum attempts to merge while other insertions are faster.
-const MOST_TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 /// A file is written again once this share of its length, and at least this many bytes, are new, or the content is
 /// complete.
 const GROWN_SHARE: u64 = 4;
@@ -74,7 +74,7 @@ impl Cache {
             drop((known, now));
             let merged = match merged {
                 _ if is_same => merged,
-                _ if tries < MOST_TRIES => continue,
+                _ if tries < MAX_TRIES => continue,
                 _ => Merged::Not("cache-merge"),
             };
             state.was_kept(key);
@@ -98,7 +98,7 @@ impl Cache {
             return if is_more { Merged::Alone(content.clone()) } else { Merged::Not("cache-parts") };
         };
         let joined = Content::new(content.runs().iter().chain(there.runs()).cloned(), content.total());
-        if joined.runs().len() > MOST_RUNS {
+        if joined.runs().len() > MAX_RUNS {
             return Merged::Not("cache-parts");
         }
         let joined = if joined.is_scattered() { joined.gathered(|bytes| self.room(bytes)) } else { Some(joined) };

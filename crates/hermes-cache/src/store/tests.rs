@@ -5,7 +5,7 @@ use http::header::{CACHE_CONTROL, ETAG};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderValue, Method, StatusCode, Version};
 
-use super::super::content::{CHUNK_COST, MOST_RUNS, Paid, Run};
+use super::super::content::{CHUNK_COST, MAX_RUNS, Paid, Run};
 use super::super::head::Times;
 use super::disk::root::Root;
 use super::*;
@@ -182,7 +182,7 @@ fn ranges_without_end_make_no_more_runs() {
     for number in 0..1000 {
         store.keep("/x", number * 2..number * 2 + 1, 100_000);
     }
-    assert_eq!(store.stored("/x").unwrap().shape.runs.len(), MOST_RUNS);
+    assert_eq!(store.stored("/x").unwrap().shape.runs.len(), MAX_RUNS);
     // A content that fills the gaps is stored nevertheless.
     store.keep("/x", 0..90_000, 100_000);
     assert_eq!(store.stored("/x").unwrap().shape.runs.len(), 1);

@@ -13,7 +13,7 @@ use super::super::half::Upto;
 use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
 
 /// Ended exchanges that this node repeats to one neighbour. For older ones, the neighbour learns only that they ended.
-const MOST_ENDED: usize = 16 << 10;
+const MAX_ENDED: usize = 16 << 10;
 
 /// Lifetime of an exchange that was begun without data, while its neighbour has no channel.
 const EMPTY_FOR: Duration = Duration::from_secs(10);
@@ -110,7 +110,7 @@ impl Engine {
         let state = self.peers.entry(peer.clone()).or_default();
         let known = if matches!(record, Record::Done { .. }) { &mut state.through } else { &mut state.ended };
         known.insert(number, id);
-        let oldest = if known.len() > MOST_ENDED { known.first_key_value().map(|(_, id)| *id) } else { None };
+        let oldest = if known.len() > MAX_ENDED { known.first_key_value().map(|(_, id)| *id) } else { None };
         self.deadlines.insert((until, id));
         self.ended.entry(id).or_default().push(Ended { peer: peer.clone(), record, until, is_order, number });
         if let Some(oldest) = oldest {

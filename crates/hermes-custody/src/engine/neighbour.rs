@@ -19,12 +19,12 @@ const FOR_THE_OLDEST: u32 = 8;
 /// Separator between the name of a neighbour that connects to this node and the name of its connection.
 pub const BY: &str = " by ";
 /// Maximum custody time that a neighbour may request.
-pub(crate) const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+pub(crate) const MAX_CUSTODY_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Control records that wait for one neighbour. The neighbour asks again for those that find no room.
-const MOST_WORDS: usize = 4096;
+const MAX_WAITING_RECORDS: usize = 4096;
 /// Ends that wait for the disk before the neighbour that reported them may forget them. Beyond this number the node
 /// confirms an end at once.
-const MOST_FAREWELLS: usize = 16 << 10;
+const MAX_UNCONFIRMED_ENDS: usize = 16 << 10;
 
 /// Name of the neighbour that owns a connection, without the name of the connection.
 pub(super) fn owner_of(peer: &Arc<str>) -> Arc<str> {
@@ -234,7 +234,7 @@ impl Engine {
             }
             return;
         };
-        if exchange.is_on_disk() && exchange.from != side && self.farewells.len() < MOST_FAREWELLS {
+        if exchange.is_on_disk() && exchange.from != side && self.farewells.len() < MAX_UNCONFIRMED_ENDS {
             self.farewells.insert(id, peer.clone());
         } else {
             self.say(peer, Record::Done { id });
@@ -295,7 +295,7 @@ impl Engine {
         if self.ended_for(id, peer).is_some() {
             return self.unknown(peer, id);
         }
-        match self.add(id, side, Half::awaiting_head(), (now, left.min(LONGEST)), account, &owner_of(peer)) {
+        match self.add(id, side, Half::awaiting_head(), (now, left.min(MAX_CUSTODY_TIME)), account, &owner_of(peer)) {
             Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
             Err(reason) => {
                 self.refused += 1;
@@ -317,7 +317,7 @@ impl Engine {
 
     pub(super) fn say(&mut self, peer: &Arc<str>, record: Record) {
         let state = self.peers.entry(peer.clone()).or_default();
-        if state.words.len() < MOST_WORDS {
+        if state.words.len() < MAX_WAITING_RECORDS {
             state.words.push_back(record);
             state.stir(peer, &mut self.out);
         }

@@ -13,7 +13,7 @@ use super::Office;
 use super::state::{End, State, Storing};
 
 /// Maximum number of responses that wait for clients to return.
-pub(super) const MOST_LEFT: usize = 256;
+pub(super) const MAX_ABANDONED_RESPONSES: usize = 256;
 
 impl Office {
     /// Marks an exchange whose client has disconnected and may repeat its request. The exchange continues until its
@@ -27,7 +27,7 @@ impl Office {
                 Some(_) => state.engine.fail(id, 499, "its client is gone"),
                 None => {}
             }
-            if state.left.len() > MOST_LEFT
+            if state.left.len() > MAX_ABANDONED_RESPONSES
                 && let Some((_, oldest)) = state.left.pop_front()
             {
                 state.engine.fail(oldest, 499, "its client is gone");

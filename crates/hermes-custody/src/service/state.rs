@@ -11,11 +11,11 @@ use bytes::Bytes;
 use hermes_wire::custody::{ExchangeId, Part, Record};
 
 use super::super::OUTCOME_UNKNOWN;
-use super::super::engine::{Appended, Engine, Entry, Former, LONGEST, Output, Side, Survives};
+use super::super::engine::{Appended, Engine, Entry, Former, MAX_CUSTODY_TIME, Output, Side, Survives};
 use super::super::journal::{Intent, Note};
 use super::super::store::{Held, HeldHalf, Job, Store};
 use super::Failure;
-use super::abandoned::MOST_LEFT;
+use super::abandoned::MAX_ABANDONED_RESPONSES;
 
 /// The state.
 pub(super) struct State {
@@ -164,7 +164,7 @@ impl State {
     pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: Note) {
         let Note::Gone { peer, status, reason, deadline } = note else { return };
         // A clock that was set back must not keep it forever.
-        let left = Duration::from_millis(deadline.saturating_sub(date())).min(LONGEST);
+        let left = Duration::from_millis(deadline.saturating_sub(date())).min(MAX_CUSTODY_TIME);
         let record = Record::Gone { id, status, reason: reason.to_string() };
         self.engine.restore_end(id, peer, record, now + left);
     }
@@ -201,7 +201,7 @@ impl State {
                 self.engine.fail(id, 502, &format!("{unknown}{reason}"));
             }
             Some(peer) => self.resumed.entry(peer).or_default().push(id),
-            None => match asked.filter(|_| self.left.len() < MOST_LEFT && is_asked_whole(&self.engine, id)) {
+            None => match asked.filter(|_| self.left.len() < MAX_ABANDONED_RESPONSES && is_asked_whole(&self.engine, id)) {
                 Some(asked) => self.left.push_back((asked, id)),
                 None => self.engine.fail(id, 499, "its client was at a process that is no more"),
             },

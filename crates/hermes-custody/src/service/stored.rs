@@ -21,7 +21,7 @@ use super::state::Storing;
 use super::{Failure, Office};
 
 /// Minimum interval between log messages about a failing disk.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+const DISK_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A restored exchange, for the task that resumes it.
 pub struct Resumed {
@@ -162,7 +162,7 @@ impl Reader for Office {
         self.act(|state, now| match why {
             Some(error) => {
                 // A full disk fails again and again.
-                if state.trouble.is_none_or(|said| now >= said + SAID_AGAIN) {
+                if state.trouble.is_none_or(|said| now >= said + DISK_LOG_INTERVAL) {
                     tracing::error!(%error, "the journal of custody cannot be written; trying again");
                     (state.trouble, state.is_troubled) = (Some(now), true);
                 }

@@ -11,7 +11,7 @@ use super::super::journal::Note;
 use super::{Job, SMALL};
 
 /// Minimum interval between writes of bulk data. A write is immediate if the last one was longer ago.
-const SOON: Duration = Duration::from_millis(1);
+const MIN_WRITE_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum delay of jobs that nobody waits for.
 const WHENEVER: Duration = Duration::from_millis(10);
 /// Queued bytes that end the delay.
@@ -88,7 +88,7 @@ impl Inner {
         Some(match self.haste {
             Haste::Now => now,
             _ if self.bytes >= MANY || self.is_over => now,
-            Haste::Soon => now.max(self.taken + SOON),
+            Haste::Soon => now.max(self.taken + MIN_WRITE_INTERVAL),
             Haste::Whenever => self.since + WHENEVER,
         })
     }
@@ -222,7 +222,7 @@ mod tests {
         queue.ask(keep(Note::Forget));
         assert!(queue.lock().due(now).unwrap() > now);
         queue.ask(bytes(100, 100, false));
-        assert!(queue.lock().due(now).unwrap() <= now + SOON);
+        assert!(queue.lock().due(now).unwrap() <= now + MIN_WRITE_INTERVAL);
         queue.ask(bytes(200, MANY, false));
         assert_eq!(queue.lock().due(now), Some(now));
         assert_eq!(queue.take(None).unwrap().len(), 3);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hermes_net::lock::{allocate, available, open_own};
 
 use super::super::journal::Note;
-use super::{AGAIN, Files, Pending, Reader};
+use super::{DISK_FULL_RETRY_INTERVAL, Files, Pending, Reader};
 
 /// Sizes of the reserve file beside the segments. Its space lets live entries move on a full file system. The largest
 /// size that fits is used.
@@ -21,9 +21,9 @@ const NAME: &str = "reserve";
 /// Minimum of available space that is reported, because nothing moves with less.
 const LEAST: u64 = 256 << 10;
 /// Available space below which the space is checked periodically.
-const SCARCE: u64 = 1 << 30;
+const SCARCE_SPACE_BYTES: u64 = 1 << 30;
 /// Interval of these checks, since other users of the file system may take or free space.
-const SEEN_AGAIN: Duration = Duration::from_secs(10);
+const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whether the file system is full, or a quota is reached.
 pub(crate) fn is_full(error: &io::Error) -> bool {
@@ -42,14 +42,14 @@ pub(super) struct Seen {
 impl Seen {
     /// Interval of checks without a write, if space is scarce.
     pub(super) fn looks_again(&self) -> Option<Duration> {
-        (self.there > 0 && self.there < SCARCE).then_some(SEEN_AGAIN)
+        (self.there > 0 && self.there < SCARCE_SPACE_BYTES).then_some(SPACE_CHECK_INTERVAL)
     }
 }
 
 impl Pending {
     /// Whether to check again if a full disk has room. The interval limits these checks.
     pub(super) fn is_due(&self) -> bool {
-        !self.is_stuck || self.looked.is_none_or(|looked| looked.elapsed() >= AGAIN)
+        !self.is_stuck || self.looked.is_none_or(|looked| looked.elapsed() >= DISK_FULL_RETRY_INTERVAL)
     }
 }
 
@@ -80,7 +80,7 @@ impl Files {
         let last = self.index.segments.back().map(|last| last.number);
         // A final check follows when the disk works again, because more space is available then.
         let was_stuck = std::mem::replace(&mut seen.was_stuck, pending.is_stuck);
-        let is_old = seen.at.is_none_or(|at| at.elapsed() >= SEEN_AGAIN);
+        let is_old = seen.at.is_none_or(|at| at.elapsed() >= SPACE_CHECK_INTERVAL);
         if !pending.is_stuck && !was_stuck && !is_old && seen.last == Some(last) {
             return;
         }

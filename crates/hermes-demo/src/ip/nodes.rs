@@ -31,8 +31,8 @@ const CAMPUS: &str = "128.252.0.0/16";
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9900);
 /// The port on which nodes accept each other.
 const OVERLAY: u16 = 9443;
-const STOP: Duration = Duration::from_secs(3);
-const LOOK: Duration = Duration::from_millis(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// A change that takes longer has failed.
 const AT_LATEST: Duration = Duration::from_secs(15);
 
@@ -159,7 +159,7 @@ impl Nodes {
 
     /// Stops the nodes in order.
     pub(super) async fn stop(&mut self) {
-        program::stop_all(&mut self.programs, STOP).await;
+        program::stop_all(&mut self.programs, STOP_TIMEOUT).await;
     }
 
     /// The last log lines of each node.
@@ -236,7 +236,7 @@ impl<'a> Lookout<'a> {
                 return Ok(Instant::now());
             }
             ensure!(Instant::now() < until, "the changed route did not take effect within {AT_LATEST:?}");
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

@@ -24,9 +24,9 @@ pub(super) const EVERY: Duration = Duration::from_millis(10);
 pub(super) const PACKET: usize = IP_HEADER + MESSAGE;
 /// A request is lost if no reply arrived within this time after the last one was sent. The paper's pings waited as
 /// long.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 /// The maximum number of requests of one pinger: enough for hours.
-const MOST: usize = 1 << 21;
+const MAX_REQUESTS: usize = 1 << 21;
 const IP_HEADER: usize = 20;
 const MESSAGE: usize = 64;
 const REQUEST: u8 = 8;
@@ -135,7 +135,7 @@ fn ask_on(mut socket: &Socket, shared: &Shared) {
             // Requests that a busy machine did not send in time are skipped: to catch up would create a burst.
             next = (next + EVERY).max(now);
             if shared.ending.load(Ordering::Relaxed) {
-                until = Some(now + PATIENCE);
+                until = Some(now + REPLY_TIMEOUT);
             }
         }
         while let Ok(length) = socket.read(&mut room) {
@@ -159,7 +159,7 @@ fn wait_for(socket: &Socket, most: Duration) {
 fn ask(socket: &Socket, identifier: u16, shared: &Shared, now: Instant) {
     let number = {
         let mut record = shared.record();
-        if record.echoes.len() >= MOST {
+        if record.echoes.len() >= MAX_REQUESTS {
             return;
         }
         record.echoes.push(Echo { sent: now, reply: None });

@@ -23,8 +23,8 @@ use crate::place::Place;
 use crate::terminal::{Progress, grouped};
 
 /// Limit for the first replies: nine nodes open their tunnels one after the other.
-const OPENING: Duration = Duration::from_secs(15);
-const LOOK: Duration = Duration::from_millis(100);
+const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(15);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The location of Alice's ingress and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -137,11 +137,11 @@ impl<'a> Stage<'a> {
         for (user, place, address, machine) in pairs {
             pingers.push((Pair { user, address, machine }, Pinger::begin(place, address)?));
         }
-        let until = Instant::now() + OPENING;
+        let until = Instant::now() + FIRST_REPLY_TIMEOUT;
         while let Some((pair, _)) = pingers.iter().find(|(_, pinger)| pinger.so_far().1 == 0) {
             let Pair { user, address, .. } = pair;
-            ensure!(Instant::now() < until, "{user} has no reply from {address} after {OPENING:?}");
-            tokio::time::sleep(LOOK).await;
+            ensure!(Instant::now() < until, "{user} has no reply from {address} after {FIRST_REPLY_TIMEOUT:?}");
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let shells = [typing::echo(&lab.alice_pl)?, typing::echo(&lab.alice_us)?];
         let begun = Instant::now();
@@ -179,7 +179,7 @@ impl<'a> Stage<'a> {
         self.progress.step(what);
         let until = Instant::now() + phase;
         while Instant::now() < until {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let (_, _, last) = self.pingers[0].1.so_far();
             let rtt = last.map_or(f64::NAN, |reply| reply.after.as_secs_f64() * 1e3);
             let replies: usize = self.pingers.iter().map(|(_, pinger)| pinger.so_far().1).sum();

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
-use crate::client::PATIENCE;
+use crate::client::RESPONSE_TIMEOUT;
 use crate::place::Place;
 
 /// The rate of a fast typist with key repeat.
@@ -79,7 +79,7 @@ impl Typist {
     /// # Errors
     /// The connection fails.
     pub(super) async fn begin(place: &Place, shell: SocketAddr) -> anyhow::Result<Self> {
-        let stream = timeout(PATIENCE, place.tcp()?.connect(shell)).await;
+        let stream = timeout(RESPONSE_TIMEOUT, place.tcp()?.connect(shell)).await;
         let stream = stream.context("no answer")?.with_context(|| format!("cannot connect to {shell}"))?;
         let (stop, stopped) = oneshot::channel();
         let mut typing = JoinSet::new();
@@ -94,7 +94,7 @@ impl Typist {
     pub(super) async fn stop(mut self) -> anyhow::Result<Typed> {
         // A client that ended already reports its error below.
         let _ = self.stop.send(());
-        let typed = timeout(PATIENCE, self.typing.join_next()).await.context("an echo did not come")?;
+        let typed = timeout(RESPONSE_TIMEOUT, self.typing.join_next()).await.context("an echo did not come")?;
         typed.context("nobody typed")??
     }
 }

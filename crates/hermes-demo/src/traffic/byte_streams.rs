@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::Tally;
-use crate::client::PATIENCE;
+use crate::client::RESPONSE_TIMEOUT;
 use crate::content::{self, content};
 
 const MESSAGES: u64 = 150;
@@ -31,13 +31,13 @@ pub(super) async fn echo(database: SocketAddr, number: u64) -> anyhow::Result<Ta
             stream.write_all(&sent).await?;
             stream.read_exact(&mut back).await
         };
-        timeout(PATIENCE, exchange).await.context("no echo came")??;
+        timeout(RESPONSE_TIMEOUT, exchange).await.context("no echo came")??;
         tally.times.push(begun.elapsed());
         ensure!(sent == back[..], "a message came back changed");
         tally.add(2 * MESSAGE_BYTES);
     }
     let sent = content(!number, STREAM_BYTES);
-    let back = timeout(PATIENCE, both_ways(stream, &sent)).await.context("a stream did not end")??;
+    let back = timeout(RESPONSE_TIMEOUT, both_ways(stream, &sent)).await.context("a stream did not end")??;
     ensure!(back == sent, "a stream of {STREAM_BYTES} bytes came back changed ({} bytes)", back.len());
     tally.add(2 * STREAM_BYTES);
     Ok(tally)

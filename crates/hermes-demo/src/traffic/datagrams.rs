@@ -13,7 +13,7 @@ use tokio::net::UdpSocket;
 use tokio::time::{Instant, timeout};
 
 use super::Tally;
-use crate::client::PATIENCE;
+use crate::client::RESPONSE_TIMEOUT;
 use crate::content::content;
 use crate::ports::loopback;
 
@@ -54,7 +54,7 @@ async fn rally(socket: &UdpSocket, mut seeds: std::ops::Range<u64>, tally: &mut 
         if under_way.is_empty() {
             return Ok(());
         }
-        let received = timeout(PATIENCE, socket.recv(&mut room)).await;
+        let received = timeout(RESPONSE_TIMEOUT, socket.recv(&mut room)).await;
         let received = received.with_context(|| format!("{} datagrams did not come back", under_way.len()))??;
         let came = &room[..received];
         let known = came.first_chunk().and_then(|number| under_way.remove(&u64::from_be_bytes(*number)));

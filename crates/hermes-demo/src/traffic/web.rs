@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::Tally;
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, RESPONSE_TIMEOUT};
 use crate::content::{self, content};
 
 /// The number of small responses that a client requests.
@@ -42,8 +42,8 @@ pub(super) fn bank_tls(ca: &Path) -> anyhow::Result<ClientTls> {
 
 /// Opens a tunnel to `BANK:443` by CONNECT and speaks HTTPS in it.
 pub(super) async fn end_to_end(apps: SocketAddr, tls: ClientTls, number: u64) -> anyhow::Result<Tally> {
-    let stream = timeout(PATIENCE, connect(apps)).await.context("CONNECT BANK:443 was not answered")??;
-    let stream = timeout(PATIENCE, hermes_net::tls::connect(tls, "bank", stream)).await;
+    let stream = timeout(RESPONSE_TIMEOUT, connect(apps)).await.context("CONNECT BANK:443 was not answered")??;
+    let stream = timeout(RESPONSE_TIMEOUT, hermes_net::tls::connect(tls, "bank", stream)).await;
     let stream = stream.context("no TLS handshake with BANK")?.context("TLS with BANK")?;
     exchanges(Client::over(stream).await?, "", number).await
 }

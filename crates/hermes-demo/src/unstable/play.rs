@@ -19,10 +19,10 @@ use super::way::{Way, said};
 use crate::terminal::Progress;
 
 /// The client timeout for Hermes, which has never needed that long; a longer download indicates a bug.
-const HERMES_PATIENCE: Duration = Duration::from_secs(240);
+const HERMES_TIMEOUT: Duration = Duration::from_secs(240);
 /// The client timeout without outage.
-const STEADY_PATIENCE: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(200);
+const STEADY_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A download, and its physical limit.
 #[derive(Debug, Clone)]
@@ -86,7 +86,7 @@ fn tries(options: &Options, way: Way) -> u32 {
 
 /// The client timeout on a way.
 fn patience(options: &Options, way: Way) -> Duration {
-    if way.is_hermes() { HERMES_PATIENCE } else { options.patience }
+    if way.is_hermes() { HERMES_TIMEOUT } else { options.patience }
 }
 
 /// The position in the links' cycle at which a download begins; downloads are spread over one cycle.
@@ -180,7 +180,7 @@ async fn finish<T: 'static>(
     progress: &Progress,
     end: Option<Instant>,
 ) -> anyhow::Result<Vec<T>> {
-    let mut ticks = tokio::time::interval(LOOK);
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
     let mut done = Vec::new();
     progress.step(what);
     while !running.is_empty() {
@@ -203,7 +203,7 @@ async fn measure_steady(mut chain: Chain, sizes: Vec<u64>, board: Arc<Board>) ->
         let mut steady = None;
         for _ in 0..2 {
             let object = chain.fresh();
-            steady = Some(chain.download(object, size, STEADY_PATIENCE).await?.0);
+            steady = Some(chain.download(object, size, STEADY_TIMEOUT).await?.0);
         }
         rows.push(Row { way: chain.way, size, steady, first: Vec::new(), again: Vec::new() });
     }

@@ -117,7 +117,7 @@ pub(super) fn published_without_outage(size: u64) -> Option<f64> {
 
 /// Reads `45K` or `5M`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let most = crate::content::MOST as u64;
+    let most = crate::content::MAX_BYTES as u64;
     let (number, unit) = match text.strip_suffix(['K', 'k']) {
         Some(number) => (number, 10),
         None => (text.strip_suffix(['M', 'm']).ok_or("write 45K or 1M")?, 20),

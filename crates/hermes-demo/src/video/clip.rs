@@ -15,7 +15,7 @@ use crate::program::Program;
 /// Frames a second, the paper's rate.
 pub(super) const RATE: u64 = 30;
 /// The time limit of the encoder. A minute of clip takes seconds; a machine that needs this long cannot stream either.
-const PATIENCE: Duration = Duration::from_secs(300);
+const ENCODER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A file to stream.
 #[derive(Debug, Clone)]
@@ -48,10 +48,10 @@ impl Clip {
         ]
         .concat();
         let mut ffmpeg = Program::start("ffmpeg", &directory.join(format!("{name}.log")), &command)?;
-        match ffmpeg.wait(PATIENCE).await {
+        match ffmpeg.wait(ENCODER_TIMEOUT).await {
             Some(status) if status.success() => Ok(Self { seconds, name, path }),
             Some(_) => bail!("ffmpeg could not make a clip: {}", ffmpeg.last_lines(4).join("; ")),
-            None => bail!("ffmpeg did not make a clip of {seconds} s within {PATIENCE:?}"),
+            None => bail!("ffmpeg did not make a clip of {seconds} s within {ENCODER_TIMEOUT:?}"),
         }
     }
 }

@@ -12,7 +12,7 @@ use anyhow::Context;
 use crate::program::Program;
 
 /// The time limit of the decoder, which runs many times faster than the video plays.
-const PATIENCE: Duration = Duration::from_secs(300);
+const DECODER_TIMEOUT: Duration = Duration::from_secs(300);
 /// The line after which ffmpeg's decoder reports errors; before it, ffmpeg only probes.
 const DECODING: &str = "Stream mapping:";
 
@@ -51,7 +51,7 @@ impl Decoded {
         ]
         .concat();
         let mut ffmpeg = Program::start("ffmpeg", &log, &command)?;
-        let ended = ffmpeg.wait(PATIENCE).await.context("decoding does not end")?;
+        let ended = ffmpeg.wait(DECODER_TIMEOUT).await.context("decoding does not end")?;
         if !ended.success() {
             return Ok(Self::default());
         }

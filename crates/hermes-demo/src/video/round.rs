@@ -21,8 +21,8 @@ use super::server::{self, Sent, Server};
 use super::viewer::{Received, Seat, Viewer, ask};
 
 /// The time that a viewer waits beyond the clip's length: Table XIII has 90 s for one minute and 150 s for two.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(250);
+const VIEWER_EXTRA_TIME: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The path of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -155,7 +155,7 @@ async fn expect(lab: &Lab, clip: &Clip, way: Way, ports: Ports, directory: &Path
 /// Takes each stream when the server has sent it, waits for its viewer, and analyses the received file.
 async fn receive_all(mut expected: Vec<Expected>, server: &mut Server, board: &Board) -> anyhow::Result<Vec<Stream>> {
     let mut judging = JoinSet::new();
-    let mut ticks = tokio::time::interval(LOOK);
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
     while !expected.is_empty() {
         tokio::select! {
             sent = server.next() => {
@@ -185,7 +185,7 @@ impl Expected {
         let column = usize::from(self.way == Way::Direct);
         board.packets[column].fetch_add(count.saturating_sub(self.shown), Ordering::Relaxed);
         self.shown = count;
-        let patience = Duration::from_secs(self.clip.seconds) + PATIENCE;
+        let patience = Duration::from_secs(self.clip.seconds) + VIEWER_EXTRA_TIME;
         ensure!(
             self.since.elapsed() < patience,
             "{} did not end within {patience:?} ({:?}, {count} packets so far)",

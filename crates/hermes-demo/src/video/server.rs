@@ -36,7 +36,7 @@ const CONNECTIONS: usize = 64;
 /// The time in which ffmpeg's last packets certainly reach the tap.
 const SETTLE: Duration = Duration::from_millis(200);
 /// The time that a stream may take beyond its file's length.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STREAM_EXTRA_TIME: Duration = Duration::from_secs(60);
 
 /// A stream that was sent.
 pub(super) struct Sent {
@@ -163,7 +163,7 @@ async fn stream(order: Order, shelf: &Shelf) -> anyhow::Result<Sent> {
     ]
     .concat();
     let mut ffmpeg = Program::start("the server's ffmpeg", &shelf.directory.join(format!("{name}.log")), &command)?;
-    let ended = ffmpeg.wait(Duration::from_secs(clip.seconds) + PATIENCE).await;
+    let ended = ffmpeg.wait(Duration::from_secs(clip.seconds) + STREAM_EXTRA_TIME).await;
     let said = ffmpeg.last_lines(4).join("; ");
     let ended = ended.with_context(|| format!("the server's ffmpeg does not end: {said}"))?;
     ensure!(ended.success(), "the server's ffmpeg failed ({ended}): {said}");

@@ -22,7 +22,7 @@ use crate::place::Place;
 /// The payload type of MPEG-TS (RFC 3551, 6).
 const MPEG_TS: u8 = 33;
 /// The maximum number of recorded packets: hours of video. Later ones are forwarded but not counted.
-const MOST: usize = 1 << 22;
+const MAX_RECORDED_PACKETS: usize = 1 << 22;
 
 /// A running tap; ends with this value.
 pub(super) struct Tap {
@@ -140,7 +140,7 @@ impl Notes {
 
     fn add(&mut self, sequence: u16, datagram: &[u8]) {
         self.last_at = Some(Instant::now());
-        if self.packets.len() >= MOST {
+        if self.packets.len() >= MAX_RECORDED_PACKETS {
             return;
         }
         let extended = self.highest.map_or(u64::from(sequence) + (1 << 16), |highest| extend(highest, sequence));

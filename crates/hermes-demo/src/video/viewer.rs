@@ -25,8 +25,8 @@ use crate::program::Program;
 /// UDP that has no effect on RTP.
 const BUFFER_SIZE: &str = "26214400";
 /// The time that ffmpeg may take to listen, and to finish its file, on a busy machine.
-const FFMPEG: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(20);
+const FFMPEG_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The silence after which a completely sent stream has ended. It allows for some TCP retransmissions.
 const SILENCE: Duration = Duration::from_secs(3);
 /// ffmpeg delays packets for half a second to wait for a missing one.
@@ -87,11 +87,11 @@ impl Viewer {
         .concat();
         let mut ffmpeg = Program::start("the user's ffmpeg", &log, &command)?;
         let screen = SocketAddr::from((Ipv4Addr::LOCALHOST, seat.screen));
-        let until = Instant::now() + FFMPEG;
+        let until = Instant::now() + FFMPEG_TIMEOUT;
         while !seat.place.has_udp(seat.screen) {
             let alive = ffmpeg.ended().is_none() && Instant::now() < until;
             ensure!(alive, "the user's ffmpeg does not listen: {}", ffmpeg.last_lines(4).join("; "));
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let tap = Tap::open(seat.place, seat.listen, screen, None)?;
         Ok(Self { ffmpeg, tap, file, log })
@@ -108,14 +108,14 @@ impl Viewer {
             if count >= sent || last.map_or(from, |last| last.max(from)).elapsed() > SILENCE {
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         tokio::time::sleep(REORDERING).await;
         let gave_up = self.ffmpeg.ended().map(|_| self.complaints());
         if gave_up.is_none() {
             // ffmpeg cannot detect the end of an RTP stream. On SIGINT it completes the file and exits with 255.
             self.ffmpeg.signal(Signal::SIGINT);
-            let ended = self.ffmpeg.wait(FFMPEG).await;
+            let ended = self.ffmpeg.wait(FFMPEG_TIMEOUT).await;
             ensure!(ended.is_some(), "the user's ffmpeg does not end: {}", self.ffmpeg.last_lines(4).join("; "));
         }
         Ok(Received { notes: self.tap.close().await?, file: self.file, log: self.log, gave_up })

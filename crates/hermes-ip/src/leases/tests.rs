@@ -59,7 +59,7 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
     assert_eq!(free_resting("10.20.0.0/24"), Some(one));
     assert!(given.take(one, &alice));
     part(true);
-    given.lock().forget(Instant::now() + REST);
+    given.lock().forget(Instant::now() + RELEASE_HOLD);
     assert!(given.is_free(one) && given.lock().resting.is_empty());
 }
 
@@ -80,7 +80,7 @@ fn what_rests_goes_on_resting_in_another_process() {
     assert!(!new.take(one, &bob) && new.take(one, &alice) && new.is_free(third) && !new.take(other, &alice), "{text}");
     let nine = "10.20.0.9/32".parse().unwrap();
     assert!(!new.take(nine, &bob));
-    new.lock().forget(Instant::now() + REST);
+    new.lock().forget(Instant::now() + RELEASE_HOLD);
     assert!(new.take(nine, &bob));
     let holdings = new.lock();
     assert_eq!(holdings.shares.values().map(|share| (share.prefixes, share.resting.len())).max(), Some((2, 0)));
@@ -89,15 +89,15 @@ fn what_rests_goes_on_resting_in_another_process() {
 #[test]
 fn no_more_rest_than_there_may_be() {
     let given = Given::default();
-    for number in 0..2 * MOST_RESTING as u32 {
+    for number in 0..2 * MAX_RESTING as u32 {
         let one = IpNet::from(IpAddr::from(Ipv4Addr::from(0x0a00_0000 + number)));
         assert!(given.take(one, &Owner::User(format!("user {}", number / 100).into())));
         given.breaks(one);
         given.give_back(one);
     }
     let holdings = given.lock();
-    assert_eq!((holdings.resting.len(), holdings.table.iter().count()), (MOST_RESTING, MOST_RESTING));
-    assert_eq!(holdings.shares.values().map(|share| share.resting.len()).sum::<usize>(), MOST_RESTING);
+    assert_eq!((holdings.resting.len(), holdings.table.iter().count()), (MAX_RESTING, MAX_RESTING));
+    assert_eq!(holdings.shares.values().map(|share| share.resting.len()).sum::<usize>(), MAX_RESTING);
 }
 
 #[test]
@@ -105,20 +105,20 @@ fn an_owner_has_so_many_and_leaves_the_rest_to_others() {
     let given = Given::default();
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let net = |last: usize| IpNet::from(IpAddr::from([10, 20, (last >> 8) as u8, last as u8]));
-    assert!((0..MOST_OWNED).all(|last| given.take(net(last), &alice)));
-    assert!(given.is_full(&alice) && !given.take(net(MOST_OWNED), &alice));
+    assert!((0..MAX_OWNED).all(|last| given.take(net(last), &alice)));
+    assert!(given.is_full(&alice) && !given.take(net(MAX_OWNED), &alice));
     // A further session may share a prefix that the owner has, and other owners have limits of their own.
-    assert!(given.take(net(0), &alice) && given.take(net(MOST_OWNED), &bob));
+    assert!(given.take(net(0), &alice) && given.take(net(MAX_OWNED), &bob));
     given.give_back(net(0));
     assert!(given.is_full(&alice));
     given.give_back(net(0));
-    assert!(!given.is_full(&alice) && given.take(net(MOST_OWNED + 1), &alice));
+    assert!(!given.is_full(&alice) && given.take(net(MAX_OWNED + 1), &alice));
     // Reservations count for their owner, and end before a request is refused.
     given.breaks(net(1));
     given.give_back(net(1));
     assert!(!given.is_full(&alice) && !given.take(net(1), &bob));
-    assert!(given.take(net(MOST_OWNED + 2), &alice) && given.take(net(1), &bob));
-    assert!(!given.take(net(MOST_OWNED + 3), &alice));
+    assert!(given.take(net(MAX_OWNED + 2), &alice) && given.take(net(1), &bob));
+    assert!(!given.take(net(MAX_OWNED + 3), &alice));
 }
 
 /// A client must not be able to make the node scan a pool of 65,534 addresses under its lock at will.
@@ -139,7 +139,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
         assert!(looked_at <= 1 && given.take(found.unwrap(), &alice), "{found:?} {looked_at}");
     }
     assert_eq!(find(0), (None, 0));
-    assert_eq!(find(LOOK_AGAIN - 1), (None, 0));
+    assert_eq!(find(SEARCH_INTERVAL - 1), (None, 0));
     // Addresses are returned in order, or reserved.
     let one = |text: &str| text.parse::<IpNet>().unwrap();
     for (net, is_broken) in [("10.20.0.5/32", false), ("10.20.0.9/32", true), ("10.30.0.2/32", false)] {
@@ -161,7 +161,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
         assert!(given.take(net, &alice));
     }
     // Addresses that others than sessions took and released.
-    assert_eq!(find(LOOK_AGAIN), (None, 16));
+    assert_eq!(find(SEARCH_INTERVAL), (None, 16));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners()
     given.breaks(one);
     given.give_back(one);
     assert_eq!((given.instead(&alice, wish), given.take(one, &bob)), (Some(one), false));
-    given.lock().forget(Instant::now() + REST);
+    given.lock().forget(Instant::now() + RELEASE_HOLD);
     assert_eq!((given.instead(&alice, wish), given.take(one, &bob)), (None, true));
     given.give_back(one);
     // An assignment of the previous process.
@@ -230,8 +230,8 @@ fn what_rests_is_nobody_elses_while_another_address_is_free() {
         session.iter().for_each(|net| given.give_back(*net));
     }
     // Other owners hold all other addresses, so that bob's reservations end before alice's.
-    let others: Vec<_> = (0..MOST_OWNED).map(|_| take(&carol, 3000)).collect();
-    assert_eq!(others.len(), MOST_OWNED);
+    let others: Vec<_> = (0..MAX_OWNED).map(|_| take(&carol, 3000)).collect();
+    assert_eq!(others.len(), MAX_OWNED);
     assert!(!given.is_free(hers));
 }
 
@@ -266,6 +266,6 @@ fn the_owner_with_most_resting_prefixes_is_known() {
     assert_eq!(counts(&holdings), [22, 22, 21]);
     let other = holdings.free_of_most_resting(|fits| fits == net(0)).unwrap();
     assert_eq!((other, holdings.ranks.len()), (net(0), 23));
-    holdings.forget(Instant::now() + REST);
+    holdings.forget(Instant::now() + RELEASE_HOLD);
     assert!(holdings.ranks.is_empty() && holdings.resting.is_empty());
 }

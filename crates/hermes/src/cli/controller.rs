@@ -25,7 +25,7 @@ use crate::operator::{self, Operator};
 use crate::signals::Signals;
 
 /// Pause between two attempts to reach the store.
-const AGAIN: Duration = Duration::from_secs(1);
+const STORE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Run a controller, which stores the overlay's documents and sends each node its configuration.
 ///
@@ -98,9 +98,9 @@ impl Place {
             match work().await {
                 Err(error @ ApplyError::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
                     if let Some(Attempts { count, elapsed }) = outage.failed(&self.store, &error.to_string()) {
-                        tracing::warn!(again_in = ?AGAIN, attempts = count, since = ?elapsed, "no overlay yet: {error}");
+                        tracing::warn!(again_in = ?STORE_RETRY_DELAY, attempts = count, since = ?elapsed, "no overlay yet: {error}");
                     }
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(STORE_RETRY_DELAY).await;
                 }
                 done => return done,
             }

@@ -19,7 +19,7 @@ use crate::document;
 use crate::run::ADMIN_SOCKET;
 
 /// Timeout of the admin endpoint, which answers at once if it is healthy.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Probe a node on this machine: exit status 0 if it accepts sessions.
 ///
@@ -47,8 +47,8 @@ impl Health {
         let socket = self.state.as_ref().map(|state| Home::at(state).path(ADMIN_SOCKET));
         if let Some(stream) = socket.and_then(|socket| UnixStream::connect(socket).ok()) {
             let answered = stream
-                .set_read_timeout(Some(PATIENCE))
-                .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+                .set_read_timeout(Some(ADMIN_TIMEOUT))
+                .and_then(|()| stream.set_write_timeout(Some(ADMIN_TIMEOUT)))
                 .map_err(anyhow::Error::from)
                 .and_then(|()| converse(stream, "localhost", path));
             let (is_well, said) = answered.context("the admin endpoint in the node's directory")?;
@@ -94,9 +94,9 @@ fn ask(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
         ip if ip.is_ipv4() => SocketAddr::from(([127, 0, 0, 1], address.port())),
         _ => SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, address.port())),
     };
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&address, ADMIN_TIMEOUT)?;
+    stream.set_read_timeout(Some(ADMIN_TIMEOUT))?;
+    stream.set_write_timeout(Some(ADMIN_TIMEOUT))?;
     converse(stream, &address.to_string(), path)
 }
 

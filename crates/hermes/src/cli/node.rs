@@ -24,7 +24,7 @@ const NEWS: Duration = Duration::from_secs(5);
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// Interval between checks of a started node, which its machine does not report.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const START_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Manage the nodes of the overlay
 #[derive(Debug, Parser)]
@@ -310,7 +310,7 @@ fn start(at: &At, access: &Access, node: &Name, machine: &Machine, controller: &
             at.timeout.0
         );
         block_on(async {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(START_POLL_INTERVAL).await;
             Ok(())
         })?;
     }

@@ -30,7 +30,7 @@ const DIGEST: usize = 16;
 /// Areas are multiples of this length, so that a slightly longer head still fits.
 const AREA: usize = 4096;
 /// Maximum length of a head.
-const MOST_HEAD: usize = 4 << 20;
+const MAX_HEAD: usize = 4 << 20;
 /// Bytes covered by one digest, and read at once.
 const BLOCK: usize = 64 << 10;
 
@@ -101,7 +101,7 @@ impl Layout {
         file.read_exact(&mut fixed)?;
         let number = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]) as usize;
         let (area, length) = (number(8), number(12));
-        if &fixed[..8] != MAGIC || length > MOST_HEAD || FIXED + length > area {
+        if &fixed[..8] != MAGIC || length > MAX_HEAD || FIXED + length > area {
             return Err(io::Error::other("it is no object of this version"));
         }
         let mut text = vec![0; length];

@@ -26,7 +26,7 @@ use super::Explain;
 use crate::operator::{Access, block_on};
 
 /// Maximum number of nodes on a path; a longer path is a loop.
-const MOST: usize = 32;
+const MAX_HOPS: usize = 32;
 
 /// The explanation of one node.
 #[derive(Debug, Serialize)]
@@ -150,8 +150,8 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
         let followed = next.iter().find(|next| hops.iter().all(|hop| hop.node != **next) && **next != node).cloned();
         hops.push(Hop { node: node.clone(), explanation, next, backup });
         let Some(followed) = followed else { return Ok(hops) };
-        if hops.len() == MOST {
-            bail!("the session has been at {MOST} nodes, and goes on; `hermes check` your overlay documents");
+        if hops.len() == MAX_HOPS {
+            bail!("the session has been at {MAX_HOPS} nodes, and goes on; `hermes check` your overlay documents");
         }
         // Rewrites apply at the end of a session, not between nodes.
         settle(&mut facts, &listener, &place.snapshot).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;

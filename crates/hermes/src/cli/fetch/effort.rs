@@ -19,9 +19,9 @@ use super::sink::Sink;
 use super::{backoff, redirect};
 
 /// Maximum number of consecutive redirects; more is a loop (browsers allow twenty, curl thirty).
-const REDIRECTIONS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 /// Maximum pause between two attempts, unless the origin asks for a longer one.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// The message for content that does not match its digest.
 const MISMATCH: &str = "what came is not what its digest says";
 
@@ -91,7 +91,7 @@ impl Effort<'_> {
 
     async fn rest(&self, fruitless: u32, after: Option<Duration>, why: &str) {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let pause = backoff::pause(fruitless, after, left, LONGEST, rand::rng().random());
+        let pause = backoff::pause(fruitless, after, left, MAX_PAUSE, rand::rng().random());
         self.report.event(&Event::Waits { why, pause });
         tokio::time::sleep(pause).await;
     }
@@ -105,7 +105,7 @@ impl Effort<'_> {
         };
         self.report.event(&Event::Asks { from });
         let mut url = self.url.clone();
-        for _ in 0..=REDIRECTIONS {
+        for _ in 0..=MAX_REDIRECTS {
             let is_named = redirect::same_origin(&self.url, &url);
             let mut exchange = match self.client.send(&url, &ask, is_named).await {
                 Ok(exchange) => exchange,
@@ -124,7 +124,7 @@ impl Effort<'_> {
                 Meaning::Never { why, remedy } => bail!("{why}; {remedy}"),
             });
         }
-        bail!("redirected more than {REDIRECTIONS} times; look where that leads, and fetch the last URL itself");
+        bail!("redirected more than {MAX_REDIRECTS} times; look where that leads, and fetch the last URL itself");
     }
 
     fn later(&mut self, trouble: Trouble) -> anyhow::Result<Tried> {
