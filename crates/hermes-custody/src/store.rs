@@ -222,7 +222,9 @@ impl Files {
         let mut pending = Pending::default();
         let mut seen = Seen::default();
         // While the disk is full, the thread retries, and serves reads meanwhile.
-        while let Some(jobs) = todo.take(if pending.is_stuck { Some(DISK_FULL_RETRY_INTERVAL) } else { seen.looks_again() }) {
+        while let Some(jobs) =
+            todo.take(if pending.is_stuck { Some(DISK_FULL_RETRY_INTERVAL) } else { seen.looks_again() })
+        {
             self.turn(jobs, &mut pending, &mut seen, reader);
             if pending.is_stuck && todo.is_over() {
                 break;

@@ -102,10 +102,15 @@ impl Client {
             self.sender.ready().await?;
             let response = self.sender.send_request(request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await.map_err(anyhow::Error::from_boxed)?;
+            let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
+                .collect()
+                .await
+                .map_err(anyhow::Error::from_boxed)?;
             anyhow::Ok((status, body.to_bytes()))
         };
         let answered = tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await;
-        answered.with_context(|| format!("{uri} was not answered within {RESPONSE_TIMEOUT:?}"))?.with_context(|| uri.to_owned())
+        answered
+            .with_context(|| format!("{uri} was not answered within {RESPONSE_TIMEOUT:?}"))?
+            .with_context(|| uri.to_owned())
     }
 }

@@ -33,7 +33,7 @@ use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
 use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
 use hermes_transport::error::{Error, LOOP};
-use hermes_transport::runtime::session::{Session, SessionEntry};
+use hermes_transport::runtime::session::{Delivery, Session, SessionEntry};
 use hermes_transport::stream::ByteStream;
 use hermes_transport::{headers, tunnel_copy};
 
@@ -347,7 +347,7 @@ fn respond_with(
     let led = session.entry.route.borrow().clone();
     let rewrite = led.as_deref().unwrap_or(route).rewrite.as_ref();
     clean_response(&mut parts, &generation.via, rewrite, &vars)?;
-    if session.entry.is_unsent.get() {
+    if session.entry.delivery.get() == Delivery::ReportedUnsent {
         say_unsent(&session.entry, &mut parts.headers);
     }
     Ok(ActionOutcome::Response(Response::from_parts(parts, body)))
@@ -371,7 +371,7 @@ pub(crate) fn fail(session: Session, error: &Error) -> SessionOutcome {
     session.entry.fail(error);
     let node = session.worker.snapshot().node.clone();
     let mut response = respond::failure(error, &node, session.entry.facts.trust.is_believed());
-    if error.is_unsent() && !session.entry.was_sent.get() {
+    if error.is_unsent() && !session.entry.may_be_sent() {
         say_unsent(&session.entry, response.headers_mut());
     }
     finish(session, response)

@@ -201,10 +201,12 @@ impl State {
                 self.engine.fail(id, 502, &format!("{unknown}{reason}"));
             }
             Some(peer) => self.resumed.entry(peer).or_default().push(id),
-            None => match asked.filter(|_| self.left.len() < MAX_ABANDONED_RESPONSES && is_asked_whole(&self.engine, id)) {
-                Some(asked) => self.left.push_back((asked, id)),
-                None => self.engine.fail(id, 499, "its client was at a process that is no more"),
-            },
+            None => {
+                match asked.filter(|_| self.left.len() < MAX_ABANDONED_RESPONSES && is_asked_whole(&self.engine, id)) {
+                    Some(asked) => self.left.push_back((asked, id)),
+                    None => self.engine.fail(id, 499, "its client was at a process that is no more"),
+                }
+            }
         }
     }
 

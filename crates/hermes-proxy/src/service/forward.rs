@@ -29,7 +29,7 @@ use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::{Error, Retry};
 use hermes_transport::headers::{IDEMPOTENCY_KEY, UNSENT};
 use hermes_transport::metrics::UpstreamLabels;
-use hermes_transport::runtime::session::SessionEntry;
+use hermes_transport::runtime::session::{Delivery, SessionEntry};
 
 /// Maximum number of times that a refused stream is opened again on a route without `retry`. The pause before each
 /// grows by [`REFUSAL_PAUSE`].
@@ -331,7 +331,7 @@ impl Forward<'_> {
             Err(error) => return AttemptOutcome::failed(error),
         };
         // Set before the exchange, so that it holds even if this future is dropped.
-        let was_sent = self.entry.was_sent.replace(true);
+        let before = self.entry.delivery.replace(Delivery::MaybeSent);
         let is_shared = matches!(leased, Leased::Shared(_));
         let (result, stale, tells_nothing) = match leased {
             Leased::H1(connection) => {
@@ -358,12 +358,12 @@ impl Forward<'_> {
             }
         };
         if result.as_ref().is_err_and(is_untouched) {
-            self.entry.was_sent.set(was_sent);
+            self.entry.delivery.set(before);
         }
         let result = result.map(|mut response| {
             if says_unsent(&response) {
                 if is_node {
-                    self.entry.was_sent.set(was_sent);
+                    self.entry.delivery.set(before);
                 } else {
                     // An origin cannot vouch for the servers after it.
                     response.headers_mut().remove(UNSENT);
@@ -449,7 +449,9 @@ impl Forward<'_> {
     fn conclude(&self, attempted: AttemptOutcome) -> Result<Response<Body>, Error> {
         match attempted {
             AttemptOutcome::Response(response) => {
-                self.entry.is_unsent.set(says_unsent(&response));
+                if says_unsent(&response) {
+                    self.entry.reported_unsent();
+                }
                 if let Some(interim) = &self.interim {
                     interim.allow_body();
                 }

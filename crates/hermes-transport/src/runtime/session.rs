@@ -54,6 +54,17 @@ pub struct Prefetched {
     pub held: Bytes,
 }
 
+/// How far a request may have come; decides whether it may be sent once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// No byte of it has left this node.
+    NothingSent,
+    /// A later node reported that no byte of it has reached the origin.
+    ReportedUnsent,
+    /// Bytes of it may have reached the origin. No later report changes that: an earlier attempt may have sent them.
+    MaybeSent,
+}
+
 /// A session, from acceptance to its access-log entry.
 pub struct SessionEntry {
     pub id: u64,
@@ -77,10 +88,8 @@ pub struct SessionEntry {
     is_held: Cell<bool>,
     /// The requester has a timeout of its own.
     is_watched: Cell<bool>,
-    /// Bytes of the request may have reached the origin.
-    pub was_sent: Cell<bool>,
-    /// A later node reported that the request failed before any byte of it reached the origin.
-    pub is_unsent: Cell<bool>,
+    /// How far the request may have come.
+    pub delivery: Cell<Delivery>,
     /// The attempt at an endpoint was abandoned because the endpoint was silent.
     pub is_starved: Cell<bool>,
     /// The idle timeout, if the route sets none.
@@ -113,8 +122,7 @@ impl SessionEntry {
             tunnel: Cell::new(None),
             is_held: Cell::new(false),
             is_watched: Cell::new(false),
-            was_sent: Cell::new(false),
-            is_unsent: Cell::new(false),
+            delivery: Cell::new(Delivery::NothingSent),
             is_starved: Cell::new(false),
             idle: Cell::new(None),
             key: Cell::new(0),
@@ -165,6 +173,18 @@ impl SessionEntry {
     pub fn set_phase(&self, worker: &WorkerContext, phase: Phase) {
         if self.phase.replace(phase) != phase {
             self.touched.set(worker.now());
+        }
+    }
+
+    /// True if bytes of the request may have reached the origin.
+    pub fn may_be_sent(&self) -> bool {
+        self.delivery.get() == Delivery::MaybeSent
+    }
+
+    /// Records a later node's report that no byte of the request has reached the origin.
+    pub fn reported_unsent(&self) {
+        if !self.may_be_sent() {
+            self.delivery.set(Delivery::ReportedUnsent);
         }
     }
 

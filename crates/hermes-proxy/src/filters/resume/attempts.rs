@@ -20,7 +20,7 @@ use hermes_resume::response::Answer;
 use hermes_resume::resume::Resumable;
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::OwnTimeoutGuard;
+use hermes_transport::runtime::session::{Delivery, OwnTimeoutGuard};
 
 /// Tries the request until a response is usable.
 ///
@@ -47,11 +47,11 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
         let tried = watched(forward, left(), asking).await;
         // After a timeout, the exchange itself has recorded whether any byte was sent.
         if tried.as_ref().err().is_none_or(|error| is_sent(error) && !matches!(error, Error::NoProgress(_))) {
-            entry.was_sent.set(true);
+            entry.delivery.set(Delivery::MaybeSent);
         }
         let may_repeat = || {
             let route = entry.route.borrow();
-            let is_harmless = !entry.was_sent.get() || is_idempotent(entry, route.as_deref().unwrap_or(forward.route));
+            let is_harmless = !entry.may_be_sent() || is_idempotent(entry, route.as_deref().unwrap_or(forward.route));
             is_harmless && forward.body.can_be_sent()
         };
         let is_over = left().is_zero();

@@ -20,7 +20,7 @@ use crate::service::{respond, terminate};
 use crate::worker::Worker;
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::session::SessionEntry;
+use hermes_transport::runtime::session::{Delivery, SessionEntry};
 
 /// Properties of the client's request that the facts do not contain.
 #[derive(Clone)]
@@ -99,7 +99,7 @@ pub(super) async fn send_again(
         own.extensions_mut().insert(OfDocument);
         return Ok(own);
     }
-    if entry.was_sent.get() && !is_idempotent(entry, &route) {
+    if entry.may_be_sent() && !is_idempotent(entry, &route) {
         let reason = format!("route {} takes it now, which does not say that it may be sent twice", route.name);
         return Err(Error::Reconfigured(reason));
     }
@@ -111,7 +111,7 @@ pub(super) async fn send_again(
         Action::Upstream(upstream) => {
             let state = generation.state_of(upstream)?;
             if route.custody.is_some() {
-                entry.was_sent.set(true);
+                entry.delivery.set(Delivery::MaybeSent);
             }
             filters::send_again(&forward, NextHop::Upstream(state)).await
         }

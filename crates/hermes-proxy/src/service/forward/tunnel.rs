@@ -130,7 +130,7 @@ impl Forward<'_> {
                     }
                     let why =
                         is_round(answer.status(), answer.headers()).then(|| Self::without_way(upstream, index, dead));
-                    self.entry.is_unsent.set(true);
+                    self.entry.reported_unsent();
                     return why.flatten().map_or(Ok(Opened::Answer(answer)), Err);
                 }
                 Ok(opened) => {
