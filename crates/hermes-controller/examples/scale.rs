@@ -31,7 +31,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-const PATIENCE: Duration = Duration::from_secs(300);
+const STEP_TIMEOUT: Duration = Duration::from_secs(300);
 /// The maximum number of simultaneous handshakes, except in a cold start.
 const AT_ONCE: usize = 64;
 
@@ -208,7 +208,7 @@ async fn measure(count: usize, routes: usize, changes: usize) {
     let begun = seconds();
     for number in 0..count {
         let ticket =
-            controller.create_token("operator", &format!("d{number}").parse().unwrap(), PATIENCE).await.unwrap();
+            controller.create_token("operator", &format!("d{number}").parse().unwrap(), STEP_TIMEOUT).await.unwrap();
         nodes.say(&format!("d{number} {}", ticket.reveal()));
     }
     nodes.say("all");

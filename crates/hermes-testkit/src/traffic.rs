@@ -34,7 +34,7 @@ use crate::{
 /// Pause between two rounds of one client: this is traffic, not a benchmark.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Time after which a datagram without an echo counts as lost.
-const DATAGRAM_PATIENCE: Duration = Duration::from_secs(2);
+const DATAGRAM_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of failures with a text.
 const KEPT: usize = 12;
 /// Bytes of one upload, sent in pieces.
@@ -485,7 +485,7 @@ async fn flow(tally: &Tally, to: SocketAddr, pattern: Pattern) -> io::Result<()>
 /// Receives the datagram of this number; skips earlier ones that count as lost.
 async fn returned(socket: &UdpSocket, room: &mut [u8], number: u64) -> io::Result<Option<usize>> {
     loop {
-        let Ok(received) = tokio::time::timeout(DATAGRAM_PATIENCE, socket.recv(room)).await else { return Ok(None) };
+        let Ok(received) = tokio::time::timeout(DATAGRAM_TIMEOUT, socket.recv(room)).await else { return Ok(None) };
         let length = received?;
         let found = room[..length].first_chunk::<8>().map(|bytes| u64::from_be_bytes(*bytes));
         match found {

@@ -21,7 +21,7 @@ use crate::runtime::WorkerContext;
 use crate::runtime::session::SessionEntry;
 
 /// A body is sent after this time even if the upstream sent no 100.
-const PATIENCE_FOR_100: Duration = Duration::from_secs(1);
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An unwanted body of at most this many bytes is read and discarded, so that its connection can be reused.
 const SHORT_BODY: u64 = 4 << 10;
@@ -290,7 +290,7 @@ impl ReplayBuffer {
     fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(gate) = &self.gate else { return Poll::Ready(()) };
         if gate.poll_allowed(cx).is_pending() {
-            let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE_FOR_100)));
+            let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT)));
             ready!(patience.as_mut().poll(cx));
         }
         (self.gate, self.patience) = (None, None);
