@@ -16,17 +16,18 @@ mod health;
 mod install;
 mod node;
 mod operator;
+mod output;
 mod overlay;
 mod proxy;
 mod rollout;
 mod tun;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
+
+use self::output::{counted, print};
 
 /// A proxy overlay: run nodes and controllers, and manage them from the command line.
 #[derive(Debug, Parser)]
@@ -101,18 +102,4 @@ fn misuse(verb: &str, kind: ErrorKind, text: &str) -> ! {
     whole.build();
     let verb = whole.find_subcommand(verb).cloned();
     verb.unwrap_or(whole).error(kind, text).exit()
-}
-
-/// Prints the output of a command in one write.
-///
-/// # Errors
-/// Standard output rejects it: the disk is full, or the reader has closed.
-fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
-}
-
-/// `1 route`, `2 routes`: for words whose plural is an s.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
