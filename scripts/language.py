@@ -184,6 +184,12 @@ def rust(path):
     for match in LITERAL.finditer(body):
         if body[max(0, match.start() - 1):match.start()] in ("b", "'"):
             continue
+        # A text of several lines is a template: a configuration, a picture, a script.
+        if re.search(r"[^\\]\n", match.group(1)):
+            continue
+        # Scripts, configurations and pictures are not sentences.
+        if re.search(r"<\w+ \w+=|\$\w|^#|%s=", match.group(1)):
+            continue
         text = re.sub(r"\\\n\s*", "", match.group(1)).replace('\\"', '"').replace("\\n", " ")
         if len(re.findall(r"[A-Za-z]{2,}", text)) >= 3 and " " in text:
             result.append(Text(path, body[:match.start()].count("\n") + 1, "message", text))

@@ -84,7 +84,7 @@ struct Options {
     /// Rounds, instead of the benchmark's own number.
     #[arg(long)]
     rounds: Option<usize>,
-    /// Only these contenders: direct, envoy, haproxy, nginx, hermes; of layer 3 also wireguard-go, hermes-h2, ...
+    /// Only these contenders: direct, envoy, haproxy, nginx, hermes; for layer 3 also wireguard-go, hermes-h2, ...
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Directory for logs and rendered configurations, kept afterwards; without it a temporary one.

@@ -236,7 +236,7 @@ pub struct State {
     pub forgotten: Revision,
     /// The longest certificate lifetime that documents ever set, in milliseconds: some certificates may still have it.
     pub longest_life: u64,
-    /// The CA that signs. `None`: there is none yet.
+    /// The CA that signs. `None` before the first one is made.
     pub authority: Option<Ca>,
     /// The rotation in progress.
     pub rotation: Option<Arc<Rotation>>,

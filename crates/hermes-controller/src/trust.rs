@@ -65,7 +65,7 @@ impl State {
     /// The certificate of the CA that signs.
     ///
     /// # Errors
-    /// There is none, or it is invalid.
+    /// The file is missing or invalid.
     pub fn signing(&self) -> Result<Facts, String> {
         facts(&self.authority.as_ref().ok_or("no CA yet")?.certificate)
     }

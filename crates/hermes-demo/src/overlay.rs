@@ -257,7 +257,7 @@ impl Overlay {
         ]
         .join("---\n");
         format!(
-            "# All of the overlay. Each node gets of it what concerns it.\n\
+            "# The whole overlay. Each node receives its part of it.\n\
              kind: Overlay\n\
              name: {OVERLAY}\n\
              nodes: {{drain: 250ms, access-log: access.json}}\n\

@@ -86,8 +86,8 @@ impl Report {
         let change = &self.change;
         format!(
             "  {}: {} after the command\n  \
-             SHOP was another server, and NEWS a new name. Of {} requests meanwhile {} failed;\n  \
-             an upload and a TCP connection under way went on unharmed.\n\n{}\n{}",
+             SHOP was another server, and NEWS a new name. {} requests were sent meanwhile, {} failed;\n  \
+             an upload and a TCP connection continued.\n\n{}\n{}",
             paint.bold("The overlay changed under load"),
             paint.bold(&format!("{:.0} ms", change.in_effect_ms)),
             grouped(change.requests as u64),
@@ -131,7 +131,7 @@ pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
     let router = router.strip_prefix(overlay.directory()).unwrap_or(&router).display();
     let groups = [
         (
-            "In another terminal; what follows is typed there",
+            "Type the following commands in another terminal",
             vec![format!("cd {directory} && export PATH={}:$PATH && unset HERMES_OPERATOR", own.display())],
         ),
         (

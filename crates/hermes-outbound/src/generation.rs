@@ -78,11 +78,10 @@ impl Certificate {
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         match self.left(now) {
             Ok(left) if left >= EXPIRY_WARNING.min(self.life / 3) => None,
-            Ok(left) => Some(format!("the certificate is over in {} h; renew it", left.as_secs() / 3600)),
-            Err(since) => Some(format!(
-                "the certificate has been over for {} h, and peers refuse it; renew it",
-                since.as_secs() / 3600
-            )),
+            Ok(left) => Some(format!("the certificate expires in {} h; renew it", left.as_secs() / 3600)),
+            Err(since) => {
+                Some(format!("the certificate expired {} h ago, and peers refuse it; renew it", since.as_secs() / 3600))
+            }
         }
     }
 

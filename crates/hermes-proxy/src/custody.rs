@@ -33,9 +33,9 @@ pub(crate) fn error_of(peer: &Arc<str>, failure: &Failure) -> Error {
              answer; see whether it was done before you send it again",
         )
     } else if failure.reason.starts_with(NO_CHANNEL) {
-        Some("its time in custody is over: the next node could not be reached, or refused it")
+        Some("its custody time has expired: the next node could not be reached, or refused it")
     } else if status == StatusCode::GATEWAY_TIMEOUT {
-        Some("its time in custody is over: no path was there for long enough")
+        Some("its custody time has expired: no path was up for long enough")
     } else {
         None
     };

@@ -102,7 +102,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Sess
     session.entry.set_ends_half_closed(route.custody.is_some());
     *session.entry.route.borrow_mut() = Some(route.clone());
     if !route.early_data && headers::is_early(&request.facts.headers) {
-        let reason = format!("route {} serves nothing before its client's handshake is over", route.name);
+        let reason = format!("route {} serves no request before the handshake of its client is complete", route.name);
         let (status, label) = (StatusCode::TOO_EARLY, "http_request_denied");
         return fail(session, &Error::Denied { status, reason, label });
     }

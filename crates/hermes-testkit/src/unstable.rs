@@ -292,7 +292,7 @@ impl Chain {
             let name = format!("n{number}-{}", self.killed);
             self.killed += 1;
             let node = self.draft(*number)?.called(&name).start().await?;
-            self.resumed += usize::from(node.log().contains("goes on with what was held before"));
+            self.resumed += usize::from(node.log().contains("continues with the stored bytes"));
             again.insert(*number, node);
         }
         again.into_iter().for_each(|(number, node)| self.nodes.insert(number, node));

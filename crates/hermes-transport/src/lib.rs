@@ -1,4 +1,4 @@
-//! What moves bytes in the data plane: the context of a worker's tasks, bodies, streams, and datagrams.
+//! Transport of bytes in the data plane: the context of a worker's tasks, bodies, streams, and datagrams.
 //!
 //! In: sockets, and streams of HTTP/2 and HTTP/3. Out: the same bytes in both directions, under flow control and within
 //! the bounds of the document. Layers, each above the ones before it: `error`, `headers`, `metrics`; `runtime` (clock,

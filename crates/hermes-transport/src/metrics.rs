@@ -260,7 +260,7 @@ impl Metrics {
         registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
         registry.register_with_unit(
             "pace_wait",
-            "What requests waited for a service's rate",
+            "Time that requests waited for a service's rate",
             Unit::Seconds,
             self.pace_waits.clone(),
         );
@@ -320,7 +320,7 @@ impl Metrics {
         registry.register("generation", "Number of the running snapshot", self.generation.clone());
         registry.register_with_unit(
             "certificate_not_after",
-            "When a certificate of this node is over, in Unix time",
+            "Expiry of a certificate of this node, in Unix time",
             Unit::Seconds,
             self.certificates.clone(),
         );

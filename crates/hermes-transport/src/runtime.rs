@@ -1,4 +1,4 @@
-//! What every task of a worker uses: clock, random numbers, tasks, metrics, the document, and the tables of its
+//! The base of every task of a worker: clock, random numbers, tasks, metrics, the document, and the tables of its
 //! sessions and connections.
 //!
 //! In: sessions that begin and end, bytes that are counted, entries of bounded tables. Out: the context that all layers

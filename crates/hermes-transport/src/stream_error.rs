@@ -1,7 +1,7 @@
 //! The failure of one stream of HTTP/2 or HTTP/3, and the reason for a reset.
 //!
 //! In: errors and codes of both protocols. Out: one meaning: whether the peer processed anything, reset the stream, or
-//! wants no more of it. Never: the error of a session; that is `error`.
+//! wants no further bytes. Never: the error of a session; that is `error`.
 
 use std::io;
 

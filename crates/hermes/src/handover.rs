@@ -132,10 +132,10 @@ fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow:
             format!("it does not answer ({error})")
         }
         _ if process.is_some_and(|process| process.ends_within(DYING)) => {
-            tracing::warn!("the running process died before it let go: this one goes on in its place");
+            tracing::warn!("the running process died before it handed over; this process continues alone");
             return Ok(());
         }
-        _ => "it has hung up without a word".to_owned(),
+        _ => "it has closed the connection without an answer".to_owned(),
     };
     bail!(
         "the running process did not let go of its listeners and devices: {why}. Nothing was taken over: start this one again"

@@ -29,7 +29,7 @@ const USER: u32 = 65_532;
 /// The name of the controller's objects.
 const CONTROLLER: &str = "hermes-controller";
 
-/// What a cluster has for it.
+/// The objects of a cluster that run it.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(crate) struct Cluster {
@@ -56,7 +56,7 @@ pub(crate) struct Placing {
     /// The node has its machine's network, and there a loopback address where programs of the machine find it.
     #[arg(long)]
     host_network: bool,
-    /// Prints a Secret with tokens, too: whoever reads it may enrol as these nodes, once.
+    /// Print a Secret with tokens, too. A reader of the Secret can enrol as these nodes, once
     #[arg(long)]
     pub(crate) with_token: bool,
 }

@@ -255,8 +255,8 @@ impl Access {
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().cast_signed();
         anyhow::ensure!(
             own.leaf_not_after().is_none_or(|end| end > now),
-            "what {} has is over; another operator makes such a file with `hermes operator create`, and a controller that is started \
-             writes its operator.json anew",
+            "the certificate in {} has expired; another operator can create such a file with `hermes operator create`, or restart \
+             the controller, which writes its operator.json again",
             self.file.operator.display()
         );
         let known = ControllerPin::Authorities(operator.authorities.clone());

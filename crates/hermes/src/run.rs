@@ -268,9 +268,9 @@ async fn start(
 fn nobody_there(socket: &Path) -> String {
     let socket = socket.display();
     format!(
-        "--takeover {socket}: no process listens there, so that nothing was taken over. Where an older process of this node \
-         runs, it was started without this option, or with another path: it has to be stopped first (SIGTERM), and its \
-         sessions end with it. What is started with the option can be taken over from then on"
+        "--takeover {socket}: no process listens there, so nothing was taken over. If an older process of this node runs, it was \
+         started without this option, or with another path. Stop it first (SIGTERM); its sessions end with it. A process \
+         that is started with this option can be taken over later"
     )
 }
 
@@ -592,7 +592,7 @@ async fn finish(
     admin.stop().await;
     let _ = tokio::time::timeout(FAREWELL, parting.join_next()).await;
     if left > 0 {
-        tracing::warn!(sessions = left, "ended before they were done: the drain time is over");
+        tracing::warn!(sessions = left, "ended before they were done: the drain time has expired");
     }
     tracing::info!("stopped");
 }

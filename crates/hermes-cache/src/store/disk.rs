@@ -133,7 +133,9 @@ impl Disk {
             drop(alive);
         };
         let started = std::thread::Builder::new().name("cache-disk".to_owned()).spawn(run);
-        started.inspect_err(|error| tracing::warn!(%error, "the cache has no disk: no thread is to be had")).ok()?;
+        started
+            .inspect_err(|error| tracing::warn!(%error, "the cache has no disk: no thread could be started"))
+            .ok()?;
         Some(Self { jobs, pending, loading, stage, ended: Mutex::new(Some(Ended(ended))) })
     }
 

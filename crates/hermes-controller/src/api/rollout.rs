@@ -11,7 +11,7 @@ use super::{ApiState, Arc, Caller, Event, Peer, Problem};
 use crate::controller::{ApplyError, StateView};
 use crate::state::owner_of;
 
-/// The rollout as JSON; `of` is null if there is none.
+/// The rollout as JSON; `of` is null if no rollout is running.
 pub(super) fn told(view: &StateView) -> Value {
     let failed = view.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
     let (waved, rollout) = (view.state.rollout.as_ref(), view.rollout());

@@ -14,7 +14,7 @@ use crate::document::{Key, Name};
 use crate::state::{Change, Commit, Member, State};
 use crate::store::{After, Base, Revision, StoreError};
 
-/// The number of entries after which they are compacted into a base. A starting controller reads no more than these.
+/// The number of entries after which they are compacted into a base. A starting controller reads only these.
 pub(super) const COMPACT_INTERVAL: u64 = 1000;
 /// The interval between attempts to read the store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -121,7 +121,7 @@ impl End {
             return Poll::Ready(Err(failure.clone()));
         }
         if self.is_over {
-            return Poll::Ready(Err(Failure { status: 502, reason: Arc::from("it is over") }));
+            return Poll::Ready(Err(Failure { status: 502, reason: Arc::from("the exchange has ended") }));
         }
         self.readers[part.index()] = Some(cx.waker().clone());
         Poll::Pending
@@ -157,7 +157,7 @@ impl State {
 
     pub(super) fn failure(&self, id: ExchangeId) -> Failure {
         let known = self.ends.get(&id).and_then(|end| end.failure.clone());
-        known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("it is over") })
+        known.unwrap_or_else(|| Failure { status: 502, reason: Arc::from("the exchange has ended") })
     }
 
     /// Restores a failed exchange that must not run again. It stays known as long as its neighbour may begin it again.
@@ -204,7 +204,7 @@ impl State {
             None => {
                 match asked.filter(|_| self.left.len() < MAX_ABANDONED_RESPONSES && is_asked_whole(&self.engine, id)) {
                     Some(asked) => self.left.push_back((asked, id)),
-                    None => self.engine.fail(id, 499, "its client was at a process that is no more"),
+                    None => self.engine.fail(id, 499, "its client was connected to a process that has exited"),
                 }
             }
         }

@@ -57,7 +57,7 @@ impl Office {
                 jobs.into_iter().for_each(|job| state.store.ask(job));
             }
             if !held.is_empty() {
-                tracing::info!(exchanges = held.len(), "custody goes on with what was held before");
+                tracing::info!(exchanges = held.len(), "custody continues with the stored bytes");
             }
             held.into_iter().for_each(|(id, held)| state.restore(now, id, held));
             gone.into_iter().for_each(|(id, note)| state.restore_end(now, id, note));

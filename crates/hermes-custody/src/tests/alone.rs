@@ -366,6 +366,6 @@ fn who_had_no_channel_is_told_why() {
             _ => None,
         })
     };
-    assert_eq!(reason(None).unwrap(), "its time is over, and no path was there for long enough");
-    assert_eq!(reason(Some("403")).unwrap(), "its time is over, and there was no channel to n1: 403");
+    assert_eq!(reason(None).unwrap(), "its custody time has expired; no path was up for long enough");
+    assert_eq!(reason(Some("403")).unwrap(), "its custody time has expired; there was no channel to n1: 403");
 }

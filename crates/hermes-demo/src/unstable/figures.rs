@@ -210,7 +210,7 @@ impl Figures {
         }
         text
             + &paint.dim(
-                "  Limit: what physics allows a download that begins at that moment. The papers' figures are means of their own\n  \
+                "  Limit: the earliest end that physics allows a download that begins at that moment. The papers' figures are means of their own\n  \
                  proxies and clients on such links; beside Hermes they are those of the same kind of proxying.\n",
             )
     }

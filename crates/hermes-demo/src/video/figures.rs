@@ -145,7 +145,7 @@ impl Figures {
         if given_up == 0 {
             return String::new();
         }
-        format!("\n  Of {all} streams {given_up} came so broken that ffmpeg ended before they did.")
+        format!("\n  {given_up} of {all} streams were so damaged that ffmpeg ended early.")
     }
 
     fn picture(paint: Paint) -> String {

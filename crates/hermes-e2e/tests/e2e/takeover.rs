@@ -211,7 +211,9 @@ async fn a_process_that_hands_over_refuses_to_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rejected_successor_ends_and_logs_the_reason() {
     let dynasty = ProcessSequence::new([127, 0, 34, 9]).await;
-    for (word, message) in [(&b"no"[..], "it waited too long for this one"), (b"", "it has hung up without a word")] {
+    for (word, message) in
+        [(&b"no"[..], "it waited too long for this one"), (b"", "it has closed the connection without an answer")]
+    {
         // A process that hands nothing over.
         let running = UnixListener::bind(&dynasty.socket).unwrap();
         let successor = dynasty.draft("edge-1", 1).launch().unwrap();

@@ -127,7 +127,7 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
         // The node gave it up. Its sessions end at once; those that can start again do so on another connection.
         () = reverse_peer.gone.has_told(number) => {}
     }
-    tracing::info!(node = %reverse_peer.node, %source, "a connection that a node kept is over");
+    tracing::info!(node = %reverse_peer.node, %source, "a reverse connection was closed");
     Ok(())
 }
 

@@ -166,7 +166,7 @@ impl ChannelDialer {
             match self.channel(within).await {
                 Ok(why) => {
                     within = FIRST_START_TIMEOUT;
-                    tracing::debug!(peer = %self.label, why, "a channel of custody is over");
+                    tracing::debug!(peer = %self.label, why, "a custody channel was closed");
                 }
                 Err(error) => {
                     within = (2 * within).min(MAX_START_TIMEOUT);

@@ -80,7 +80,7 @@ impl Packet {
             }
         }
         let Action::Device(gateway) = action else {
-            return "passes here; where the session is terminated it is judged again".to_owned();
+            return "passes here; the node that terminates the session checks it again".to_owned();
         };
         let source = IpNet::from(self.source);
         let given = gives(gateway, source).then(|| Route::to(prefix_of(source)));

@@ -245,7 +245,7 @@ impl DialTask {
                         if why == ReplaceReason::Moved && dialled.is_quic {
                             self.worker.migrate_quic_clients();
                         }
-                        tracing::info!(listener = %self.listener, endpoint = %self.label(), ?why, "a kept connection is to be replaced");
+                        tracing::info!(listener = %self.listener, endpoint = %self.label(), ?why, "a reverse connection is being replaced");
                         losses.lost(why, dialled.since.elapsed());
                         before.push(dialled);
                     }

@@ -49,8 +49,8 @@ impl Node {
         if self.inherited.is_empty() {
             tracing::warn!(
                 directory = %shown,
-                "another process has the journal of custody, and nothing is taken into custody until it has gone; a node that \
-                 is to run beside it needs another `state`"
+                "another process has the journal of custody, and this node accepts no custody until that process exits; a node \
+                 that runs beside it needs another `state`"
             );
         } else {
             tracing::info!(directory = %shown, "another process has the journal of custody; waiting for it to go");

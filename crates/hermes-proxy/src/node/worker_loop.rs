@@ -50,7 +50,7 @@ pub(super) enum Command {
     Stop,
 }
 
-/// What a worker starts with.
+/// The parts that a worker starts with.
 pub(super) struct Start {
     pub(super) number: usize,
     pub(super) shared: Arc<Shared>,
@@ -79,7 +79,7 @@ pub(super) fn run(start: Start) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What accepts or dials on a worker.
+/// The acceptors and dialers of a worker.
 struct WorkerLoop<'w> {
     worker: &'w Rc<Worker>,
     /// The acceptors of each listener.

@@ -116,13 +116,13 @@ pub(crate) async fn carry_accepted(
     resumed.into_iter().for_each(|id| begin(worker, way, id, true));
     let carried = poll_fn(|cx| channel.poll(cx, &mut stream, |id| begin(worker, way, id, false)));
     tokio::select! {
-        over = carried => tracing::debug!(peer = %way.peer, why = over, "a channel of custody is over"),
+        over = carried => tracing::debug!(peer = %way.peer, why = over, "a custody channel was closed"),
         _ = session.entry.end.wait() => {}
     }
     drop(channel);
     stream.abort();
     // The connection carried nothing else, and unsent records are useless.
-    session.entry.close_connection("its channel of custody is over");
+    session.entry.close_connection("its custody channel was closed");
 }
 
 /// Starts a session for an exchange of a neighbour.

@@ -1,4 +1,4 @@
-//! What commands print.
+//! The output of commands.
 //!
 //! In: the text of a command. Out: standard output, in one write. Never: a log line.
 

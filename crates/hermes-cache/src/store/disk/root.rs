@@ -77,7 +77,7 @@ impl Root {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("cache-sweep".to_owned()).spawn(run) {
-            tracing::warn!(%error, "what routes that are gone have kept stays for now: no thread is to be had");
+            tracing::warn!(%error, "the files of removed routes stay for now: no thread could be started");
         }
     }
 

@@ -42,7 +42,7 @@ fn echo(fixture: &ControllerFixture) {
     });
 }
 
-/// A tunnel to the echo. `None`: there is none yet.
+/// A tunnel to the echo. `None` before the first one is made.
 fn tunnel(fixture: &ControllerFixture) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(fixture.socket(8080)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

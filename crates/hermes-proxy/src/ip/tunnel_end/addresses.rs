@@ -76,8 +76,8 @@ impl End {
             let by = self.session.as_ref().and_then(|session| session.peer.borrow().clone());
             tracing::warn!(
                 link = %self.link.name(), %network, asked = %asked.join(", "), by = %by.as_deref().unwrap_or_default(), more,
-                "the far end assigns no address that was asked for, and takes no packet: its log says why; ask for one that \
-                 `assign` of its route holds and nobody else has, or add this one there; it is asked again now and then"
+                "the upstream end assigns none of the requested addresses and accepts no packet. Its log has the reason. \
+                 Request a free address of `assign` of its route, or add this one there. The request is repeated"
             );
         }
     }

@@ -26,7 +26,7 @@ pub(super) const SETTLED: Duration = Duration::from_secs(1);
 
 /// The remedy for a refusal by another node.
 const THEIRS: &str =
-    "ask `hermes explain --kind ip --network` (or `--authority`) with the document of the node that says so";
+    "ask `hermes explain --kind ip --network` (or `--authority`) with the document of the node that refused";
 
 /// The reason for a missing tunnel, with its remedy.
 pub(super) struct Lost {
@@ -146,7 +146,7 @@ impl Outage {
         if let Some(untold) = told[at].1.happened(worker.now()) {
             tracing::warn!(
                 listener = %listener.name, network = %whom, %reason, %remedy, untold,
-                "no tunnel: what the device is sent for it is dropped until there is one"
+                "there is no tunnel; packets for it are dropped until there is one"
             );
         }
     }
