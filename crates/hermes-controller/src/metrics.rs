@@ -79,8 +79,8 @@ fn metrics(push: &Push) -> String {
     let lines = push.audit_left_out();
     let _ = writeln!(
         text,
-        "# HELP hermes_controller_audit_left_out Events beyond a subject's rate.\n\
-         # TYPE hermes_controller_audit_left_out counter\nhermes_controller_audit_left_out_total {lines}\n# EOF"
+        "# HELP hermes_controller_audit_suppressed Events beyond a subject's rate.\n\
+         # TYPE hermes_controller_audit_suppressed counter\nhermes_controller_audit_suppressed_total {lines}\n# EOF"
     );
     text
 }

@@ -276,7 +276,7 @@ impl State {
                     self.changed.insert_mut(resource.key.clone(), revision);
                     self.deleted.remove_mut(&resource.key);
                     self.catalog.put(resource);
-                    self.longest_life = self.longest_life.max(milliseconds(self.certificate_life()));
+                    self.longest_life = self.longest_life.max(milliseconds(self.certificate_lifetime()));
                 }
                 Change::Delete(key) => {
                     self.changed.remove_mut(&key);
@@ -391,8 +391,11 @@ impl State {
     }
 
     /// The lifetime of a node's certificate.
-    pub fn certificate_life(&self) -> Duration {
-        self.catalog.overlay().and_then(|(_, overlay)| overlay.certificate_life).map_or(CERTIFICATE_LIFE, |life| life.0)
+    pub fn certificate_lifetime(&self) -> Duration {
+        self.catalog
+            .overlay()
+            .and_then(|(_, overlay)| overlay.certificate_lifetime)
+            .map_or(CERTIFICATE_LIFE, |life| life.0)
     }
 
     /// The revocation of a node's key, from now on.
@@ -462,7 +465,7 @@ impl State {
         (state.is_unconfirmed, state.behind) = (base.is_unconfirmed, base.behind);
         state.deleted = base.deleted.into_iter().collect();
         state.forgotten = base.forgotten;
-        state.longest_life = base.longest_life.max(milliseconds(state.certificate_life()));
+        state.longest_life = base.longest_life.max(milliseconds(state.certificate_lifetime()));
         state.rotation = base.rotation.map(Arc::new);
         state.retired = base.retired;
         state.operators = base.operators.into_iter().map(|operator| (operator.key.clone(), operator)).collect();

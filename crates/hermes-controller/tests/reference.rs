@@ -20,7 +20,7 @@ const ALL: &str = "\
 kind: Overlay
 name: x
 providers: {acme: {quota: {services: 1, users: 2, groups: 3, memory: 1MiB, disk: 1MiB}}}
-certificate-life: 1h
+certificate-lifetime: 1h
 rollout: {first: 1, growth: 2, settle: 1s}
 programs: \"0000000000000000000000000000000000000000000000000000000000000000\"
 nodes: {admin: \"127.0.0.1:9900\", drain: 1s, access-log: \"off\", limits: {connections: 100}}
@@ -56,8 +56,8 @@ retry: {on: [connect-failure], attempts: 2}
 timeout: {connect: 1s}
 custody: {}
 cache: {}
-pace: {}
-retrieve: {}
+upstream-rate-limit: {}
+resume: {}
 rewrite: {set-headers: {a: b}}
 on-change: move
 ---
@@ -65,7 +65,7 @@ kind: Network
 provider: acme
 name: N
 prefixes: 10.0.0.0/8
-at: {node: n, device: gate, address: 10.0.0.1, assign: 10.20.0.0/16, assign-networks: true, nat: true, inner: 10.0.0.2}
+at: {node: n, device: gate, address: 10.0.0.1, assign: 10.20.0.0/16, assign-networks: true, nat: true, dnat: 10.0.0.2}
 for: {users: ann, groups: all}
 timeout: {connect: 1s}
 ---

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
 /// The header by which a dialling node tells its neighbour the contact plan of their link.
-const CONTACT: HeaderName = HeaderName::from_static("hermes-contact");
+const CONTACT: HeaderName = HeaderName::from_static("hermes-contact-plan");
 
 /// Wall-clock time; a plan counts from 1970.
 pub fn since_1970() -> Duration {

@@ -304,9 +304,9 @@ fn action(route: &Route) -> String {
             Target::Fixed(target) => format!("open {} to {target}", terminate.kind),
         },
         Action::Device(gateway) => {
-            let inner = gateway.inner.map(|inner| format!(", all to {inner}")).unwrap_or_default();
+            let dnat = gateway.dnat.map(|address| format!(", all to {address}")).unwrap_or_default();
             let nat = if gateway.nat { ", with NAT to this machine's address" } else { "" };
-            format!("write the packets to device {}{inner}{nat}", gateway.device)
+            format!("write the packets to device {}{dnat}{nat}", gateway.device)
         }
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),

@@ -195,13 +195,13 @@ limits! {
     streams / "streams": u32 as u32; 1024, 1, 1_000_000;
     /// Bytes received over HTTP/2 or HTTP/3 on one worker that no reader has consumed. Above it, the worker closes
     /// sessions that have not read for the longest time, of the client with most bytes first.
-    unread / "unread": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
+    receive_buffer / "receive-buffer": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
     /// Bytes that requests in flight on one worker hold besides bodies: decoded heads and a cost per stream. Above it,
     /// the worker closes sessions of the client that holds most, the longest idle first.
     request_memory / "request-memory": usize as Bytes, buffer; Bytes(64 * MIB), Bytes(MIB), Bytes(1024 * MIB);
     /// HTTP/2 stream window of trusted peers.
     stream_window / "stream-window": u32 as Bytes, window; Bytes(4 * MIB), Bytes(65_535), Bytes(MAX_WINDOW);
-    /// HTTP/2 connection window of trusted peers; grows by the bytes counted as `unread` on the connection.
+    /// HTTP/2 connection window of trusted peers; grows by unread bytes of the connection.
     connection_window / "connection-window": u32 as Bytes, window; Bytes(16 * MIB), Bytes(65_535), Bytes(MAX_WINDOW);
     /// HTTP/2 stream window of anonymous clients.
     anonymous_stream_window / "anonymous-stream-window": u32 as Bytes, window; Bytes(256 * KIB), Bytes(16 * KIB), Bytes(MAX_WINDOW);
@@ -232,7 +232,7 @@ limits! {
     quic_initial_mtu / "quic-initial-mtu": u16 as Datagram, datagram; payload(1200), payload(1200), payload(6500);
     /// Maximum UDP payload size of QUIC in bytes, to send and to receive. Each QUIC socket of a worker has a receive
     /// buffer of 2,048 times this size. Ten datagrams leave at once, within the kernel's 64 KiB.
-    quic_largest_mtu / "quic-largest-mtu": u16 as Datagram, datagram; payload(1452), payload(1200), payload(6500);
+    quic_max_mtu / "quic-max-mtu": u16 as Datagram, datagram; payload(1452), payload(1200), payload(6500);
     /// Kernel buffer of a UDP socket in bytes, for each direction, so that bursts outlive a scheduling delay. Without
     /// CAP_NET_ADMIN, the kernel grants at most net.core.rmem_max and wmem_max.
     udp_buffer / "udp-buffer": usize as Bytes, buffer; Bytes(4 * MIB), Bytes(64 * KIB), Bytes(256 * MIB);
@@ -261,9 +261,9 @@ limits! {
     /// Idle connections of one worker, to all upstreams and origins together.
     upstream_idle_connections / "upstream-idle-connections": usize as usize; 1024, 1, 1_000_000;
     /// Requests in flight below which retries need no budget, so that a single request can always be retried.
-    retry_floor / "retry-floor": u32 as u32; 3, 0, 10_000;
-    /// Requests of one worker that wait for another attempt (`retrieve`).
-    retrievals / "retrievals": usize as usize; 4096, 1, 1_000_000;
+    min_retry_concurrency / "min-retry-concurrency": u32 as u32; 3, 0, 10_000;
+    /// Requests of one worker that wait for another attempt (`resume`).
+    resume_pending / "resume-pending": usize as usize; 4096, 1, 1_000_000;
     /// Exchanges in custody per route; and in total for exchanges that arrive for routes without `custody`.
     custody_exchanges / "custody-exchanges": usize as usize; 10_000, 1, 1_000_000;
     /// Bytes in memory for exchanges in custody that arrive for routes without `custody`, in total.

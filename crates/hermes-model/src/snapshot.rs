@@ -397,9 +397,9 @@ pub struct Route {
     /// Cache of responses.
     pub cache: Option<Cache>,
     /// Adaptive rate limit: requests that the service would reject for their rate wait here.
-    pub pace: Option<Pace>,
+    pub upstream_rate_limit: Option<UpstreamRateLimit>,
     /// Resumable download: the node requests the content until it is complete.
-    pub retrieve: Option<Retrieve>,
+    pub resume: Option<Resume>,
     /// The origin executes requests with the same `Idempotency-Key` once, so that they may be retried.
     pub trusts_idempotency_key: bool,
     /// Timeouts.
@@ -456,7 +456,7 @@ impl Route {
             Action::Terminate(terminate) => terminate.target != Target::Authority,
             Action::Device(gateway) => {
                 let networks = &self.matcher.networks;
-                gateway.inner.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
+                gateway.dnat.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
             }
             Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) => true,
         };
@@ -517,7 +517,7 @@ pub struct Gateway {
     /// NAT: packets leave the machine with its own source address.
     pub nat: bool,
     /// 1:1 NAT: packets of all clients go to this address, and replies come from the address that the client requested.
-    pub inner: Option<IpAddr>,
+    pub dnat: Option<IpAddr>,
 }
 
 /// Transport that a terminating route opens.
@@ -634,7 +634,7 @@ pub struct Custody {
 
 /// Adaptive rate limit of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct UpstreamRateLimit {
     /// Maximum time that a request waits, whatever `Retry-After` the service sends.
     pub deadline: Duration,
     /// Maximum number of waiting requests.
@@ -643,7 +643,7 @@ pub struct Pace {
 
 /// Resumable download of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retrieve {
+pub struct Resume {
     /// Maximum time without progress; each byte restarts it.
     pub deadline: Duration,
 }
@@ -668,7 +668,7 @@ pub struct Cache {
     /// The cache is shared by all users; otherwise each user has a partition.
     pub shared: bool,
     /// Time that stale responses are served while the origin is unreachable (`stale-if-error`).
-    pub stale: Duration,
+    pub stale_if_error: Duration,
 }
 
 /// Retry policy of a route.

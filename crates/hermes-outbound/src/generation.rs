@@ -293,7 +293,7 @@ pub fn quic_bounds(limits: &Limits) -> quic::Bounds {
         idle: limits.quic_idle,
         keep_alive: Some(limits.quic_keep_alive),
         first_rtt: None,
-        mtu: (limits.quic_initial_mtu, limits.quic_largest_mtu),
+        mtu: (limits.quic_initial_mtu, limits.quic_max_mtu),
     }
 }
 

@@ -99,7 +99,7 @@ impl Outbound {
         match client {
             Some(endpoint) => Ok(endpoint.clone()),
             None => {
-                let largest = self.snapshot().limits.quic_largest_mtu;
+                let largest = self.snapshot().limits.quic_max_mtu;
                 Ok(client.insert(quic::client_endpoint(is_v4, largest, &self.quic)?).clone())
             }
         }

@@ -12,7 +12,7 @@ pub(crate) mod resume;
 use std::sync::Arc;
 
 use hermes_cache::store::Cache;
-use hermes_model::snapshot::{Custody, Pace, Retrieve, Route};
+use hermes_model::snapshot::{Custody, Resume, Route, UpstreamRateLimit};
 use http::{Method, Response};
 use smallvec::SmallVec;
 
@@ -45,8 +45,8 @@ impl NextHop<'_> {
 /// A filter with its configuration.
 enum Filter<'a> {
     Cache(Arc<Cache>),
-    Resume(Retrieve),
-    RateLimit { pace: &'a Pace, upstream: &'a Arc<UpstreamState> },
+    Resume(Resume),
+    RateLimit { limit: &'a UpstreamRateLimit, upstream: &'a Arc<UpstreamState> },
     Custody { custody: &'a Custody, upstream: &'a UpstreamState, arrived: Option<InboundExchange> },
 }
 
@@ -68,8 +68,8 @@ impl Next<'_> {
         // Boxed, since a filter's future contains that of the rest of the chain.
         match filter {
             Filter::Cache(cache) => Box::pin(cache::handle(cache, forward, next)).await,
-            Filter::Resume(retrieve) => Box::pin(resume::handle(*retrieve, forward, next)).await,
-            Filter::RateLimit { pace, upstream } => Box::pin(rate_limit::handle(pace, upstream, forward, next)).await,
+            Filter::Resume(resume) => Box::pin(resume::handle(*resume, forward, next)).await,
+            Filter::RateLimit { limit, upstream } => Box::pin(rate_limit::handle(limit, upstream, forward, next)).await,
             Filter::Custody { custody, upstream, arrived } => {
                 Box::pin(custody::handle(custody, upstream, *arrived, forward)).await
             }
@@ -108,7 +108,7 @@ pub(crate) async fn send(
         // A response that may be stored must pass through this node, so it arrives by another exchange.
         let is_stored = cache.is_some() && matches!(forward.entry.facts.method, Method::GET | Method::HEAD);
         filters.extend(cache.map(Filter::Cache));
-        filters.extend(forward.route.retrieve.map(Filter::Resume));
+        filters.extend(forward.route.resume.map(Filter::Resume));
         filters.extend(last_filter(forward.route, hop, arrived.filter(|_| !is_stored)));
         Next { filters: &filters, hop }.run(forward).await
     })
@@ -125,15 +125,15 @@ async fn send_again(forward: &Forward<'_>, hop: NextHop<'_>) -> Result<Response<
 }
 
 fn has_filters(route: &Route) -> bool {
-    route.cache.is_some() || route.retrieve.is_some() || route.pace.is_some() || route.custody.is_some()
+    route.cache.is_some() || route.resume.is_some() || route.upstream_rate_limit.is_some() || route.custody.is_some()
 }
 
 /// The last filter of a route. Custody waits for its next hop anyway, so it excludes rate limiting.
 fn last_filter<'a>(route: &'a Route, hop: NextHop<'a>, arrived: Option<InboundExchange>) -> Option<Filter<'a>> {
     let NextHop::Upstream(upstream) = hop else { return None };
-    match (&route.custody, &route.pace) {
+    match (&route.custody, &route.upstream_rate_limit) {
         (Some(custody), _) => Some(Filter::Custody { custody, upstream, arrived }),
-        (None, Some(pace)) => Some(Filter::RateLimit { pace, upstream }),
+        (None, Some(limit)) => Some(Filter::RateLimit { limit, upstream }),
         (None, None) => None,
     }
 }

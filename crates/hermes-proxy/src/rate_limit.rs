@@ -1,6 +1,6 @@
 //! Rate limits of services, shared by all clients of the node.
 //!
-//! In: requests of routes with `pace`, and the responses of their services. Out: the same requests, as soon as the
+//! In: requests of routes with `upstream-rate-limit`, and the responses of their services. Out: the same requests, as soon as the
 //! service has capacity. A rejected request queues and is sent again. Until a service rejects a request for the first
 //! time, a request only records the time.
 //!
@@ -57,9 +57,9 @@ pub(crate) enum Denied {
 impl RateLimiters {
     /// The budget of a route and upstream. It survives while the document does not name the route.
     pub(crate) fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<RateLimiter> {
-        let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rate_limiters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (route.clone(), upstream.clone());
-        paces.entry(key).or_insert_with(|| Arc::new(RateLimiter::new(most))).clone()
+        rate_limiters.entry(key).or_insert_with(|| Arc::new(RateLimiter::new(most))).clone()
     }
 }
 
@@ -103,7 +103,7 @@ impl RateLimiter {
             state.waiting.insert(ticket, sender);
             (ticket, released)
         };
-        let _place = QueueSlot { limiter: self, client, ticket };
+        let _slot = QueueSlot { limiter: self, client, ticket };
         loop {
             let left_alone = self.left_alone.notified();
             if let Some(driver) = self.driver() {
@@ -215,8 +215,8 @@ mod tests {
 
     #[test]
     fn another_upstream_has_a_budget_of_its_own() {
-        let (paces, route) = (RateLimiters::default(), Arc::from("route"));
-        let of = |upstream: &str| paces.of(&route, &Arc::from(upstream), 1);
+        let (rate_limiters, route) = (RateLimiters::default(), Arc::from("route"));
+        let of = |upstream: &str| rate_limiters.of(&route, &Arc::from(upstream), 1);
         assert!(Arc::ptr_eq(&of("a"), &of("a")));
         assert!(!Arc::ptr_eq(&of("a"), &of("b")));
     }

@@ -23,7 +23,7 @@ pub(crate) struct Services {
     /// The custody service.
     pub(crate) custody: Arc<Office>,
     /// The learnt rates of services.
-    pub(crate) paces: RateLimiters,
+    pub(crate) rate_limiters: RateLimiters,
     /// The address leases of devices' clients.
     pub(crate) given: Arc<Given>,
 }
@@ -33,7 +33,7 @@ impl Default for Services {
         Self {
             caches: CacheRegistry::default(),
             custody: Arc::new(Office::new()),
-            paces: RateLimiters::default(),
+            rate_limiters: RateLimiters::default(),
             given: Arc::default(),
         }
     }
@@ -46,8 +46,8 @@ pub(crate) struct Worker {
     pub(crate) devices: Rc<Devices>,
     /// Pending handshakes of clients over QUIC.
     pub(crate) quic_handshakes: Cell<usize>,
-    /// Requests of routes with `retrieve` that wait for a retry.
-    pub(crate) retrievals: Arc<Shares>,
+    /// Requests of routes with `resume` that wait for a retry.
+    pub(crate) resume_pending: Arc<Shares>,
 }
 
 impl Deref for Worker {
@@ -65,7 +65,7 @@ impl Worker {
             services,
             devices: Rc::default(),
             quic_handshakes: Cell::default(),
-            retrievals: Arc::default(),
+            resume_pending: Arc::default(),
         }
     }
 }

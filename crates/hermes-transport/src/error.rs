@@ -160,7 +160,7 @@ pub enum Error {
     Idle(Duration),
     /// The rate limit of the service does not admit the request.
     #[error("the rate that the service of route {route} allows: {why}")]
-    Paced {
+    RateLimited {
         /// The route's name.
         route: Arc<str>,
         /// The limit that was reached.
@@ -240,9 +240,11 @@ impl Error {
             Error::Denied { .. } | Error::Unreachable { .. } | Error::Reconfigured(_) | Error::Unsuitable { .. } => {
                 Side::Policy
             }
-            Error::Limit(_) | Error::Paced { .. } | Error::DeviceGone { .. } | Error::Internal(_) | Error::Draining => {
-                Side::Local
-            }
+            Error::Limit(_)
+            | Error::RateLimited { .. }
+            | Error::DeviceGone { .. }
+            | Error::Internal(_)
+            | Error::Draining => Side::Local,
             _ => Side::Upstream,
         }
     }
@@ -279,7 +281,7 @@ impl Error {
             Error::NoEndpoint { .. }
             | Error::NotConnected { .. }
             | Error::Limit(_)
-            | Error::Paced { .. }
+            | Error::RateLimited { .. }
             | Error::Draining
             | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Unsuitable { .. } | Error::Coding(_) => StatusCode::NOT_IMPLEMENTED,
@@ -316,7 +318,7 @@ impl Error {
             Error::Custody { .. } => "destination_unavailable",
             Error::NoProgress(_) => "http_response_timeout",
             Error::Idle(_) => "connection_read_timeout",
-            Error::Limit(_) | Error::Paced { .. } => "connection_limit_reached",
+            Error::Limit(_) | Error::RateLimited { .. } => "connection_limit_reached",
             Error::Reconfigured(_) => "proxy_configuration_error",
             Error::Draining => "proxy_internal_response",
             Error::Internal(_) => "proxy_internal_error",

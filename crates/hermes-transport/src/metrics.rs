@@ -136,22 +136,22 @@ pub struct Metrics {
     pub identities_removed: Counter,
     pub quic_fallbacks: Counter,
     pub quic_migrations: Counter,
-    pub quic_passed_on: Counter,
+    pub quic_forwarded: Counter,
     pub quic_sent: Counter,
     pub quic_lost: Counter,
     pub datagrams_dropped: Family<ReasonLabels, Counter>,
     pub retries: Counter,
-    pub custody_repeats: Counter,
+    pub custody_replays: Counter,
     pub custody_joins: Counter,
     pub custody_exchanges: Gauge,
     pub custody_held: Family<HeldLabels, Gauge>,
     cache_requests: Family<CacheLabels, Counter>,
     cache_bytes: Family<TierLabels, Gauge>,
     cache_evictions: Family<TierLabels, Counter>,
-    pub paced: Family<EventLabels, Counter>,
-    pub retrieved: Family<EventLabels, Counter>,
-    pub pace_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
-    pub pace_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    pub rate_limited: Family<EventLabels, Counter>,
+    pub resumed: Family<EventLabels, Counter>,
+    pub rate_limit_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
+    pub rate_limit_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub upstream_connects: Family<EndpointLabels, Counter>,
     pub upstream_connect_failures: Family<EndpointLabels, Counter>,
     pub upstream_healthy: Family<EndpointLabels, Gauge>,
@@ -188,22 +188,22 @@ impl Default for Metrics {
             identities_removed: Counter::default(),
             quic_fallbacks: Counter::default(),
             quic_migrations: Counter::default(),
-            quic_passed_on: Counter::default(),
+            quic_forwarded: Counter::default(),
             quic_sent: Counter::default(),
             quic_lost: Counter::default(),
             datagrams_dropped: Family::default(),
             retries: Counter::default(),
-            custody_repeats: Counter::default(),
+            custody_replays: Counter::default(),
             custody_joins: Counter::default(),
             custody_exchanges: Gauge::default(),
             custody_held: Family::default(),
             cache_requests: Family::default(),
             cache_bytes: Family::default(),
             cache_evictions: Family::default(),
-            paced: Family::default(),
-            retrieved: Family::default(),
-            pace_rate: Family::default(),
-            pace_waits: Family::new_with_constructor(histogram),
+            rate_limited: Family::default(),
+            resumed: Family::default(),
+            rate_limit_rate: Family::default(),
+            rate_limit_waits: Family::new_with_constructor(histogram),
             upstream_connects: Family::default(),
             upstream_connect_failures: Family::default(),
             upstream_healthy: Family::default(),
@@ -236,9 +236,9 @@ impl Metrics {
             self.custody_joins.clone(),
         );
         registry.register(
-            "custody_repeats",
+            "custody_replays",
             "Requests in custody that an origin was asked for once more, after this node was restarted",
-            self.custody_repeats.clone(),
+            self.custody_replays.clone(),
         );
         registry.register(
             "cache_requests",
@@ -248,21 +248,25 @@ impl Metrics {
         registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
         registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
         registry.register(
-            "paced_requests",
+            "upstream_rate_limit_requests",
             "Requests within a service's rate, by what became of them",
-            self.paced.clone(),
+            self.rate_limited.clone(),
         );
         registry.register(
-            "retrieved_requests",
-            "Requests of routes that retrieve: tried again, their rest asked for, given up",
-            self.retrieved.clone(),
+            "resume_requests",
+            "Requests of routes with resume: retried, resumed, expired",
+            self.resumed.clone(),
         );
-        registry.register("pace_rate", "Requests a second that a service allows", self.pace_rate.clone());
+        registry.register(
+            "upstream_rate_limit_per_second",
+            "Requests a second that a service allows",
+            self.rate_limit_rate.clone(),
+        );
         registry.register_with_unit(
-            "pace_wait",
+            "upstream_rate_limit_wait",
             "Time that requests waited for a service's rate",
             Unit::Seconds,
-            self.pace_waits.clone(),
+            self.rate_limit_waits.clone(),
         );
     }
 
@@ -301,9 +305,9 @@ impl Metrics {
         registry.register("quic_packets_sent", "Packets to clients", self.quic_sent.clone());
         registry.register("quic_packets_lost", "Packets to clients that were lost", self.quic_lost.clone());
         registry.register(
-            "quic_passed_on",
+            "quic_forwarded",
             "Datagrams that came to another worker, or process, than has their connection",
-            self.quic_passed_on.clone(),
+            self.quic_forwarded.clone(),
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Requests tried again", self.retries.clone());
@@ -325,7 +329,7 @@ impl Metrics {
             self.certificates.clone(),
         );
         registry.register(
-            "records_lost",
+            "access_log_entries_lost",
             "Access log records lost because the log was slow",
             self.records_lost.clone(),
         );
@@ -390,13 +394,13 @@ impl Metrics {
     }
 
     /// Counts an event of a request at a route's rate limit.
-    pub fn paced(&self, route: &Arc<str>, event: &'static str) {
-        self.paced.get_or_create(&EventLabels { route: route.clone(), event }).inc();
+    pub fn rate_limited(&self, route: &Arc<str>, event: &'static str) {
+        self.rate_limited.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
 
     /// Counts an event of a request whose route resumes responses.
-    pub fn retrieved(&self, route: &Arc<str>, event: &'static str) {
-        self.retrieved.get_or_create(&EventLabels { route: route.clone(), event }).inc();
+    pub fn resumed(&self, route: &Arc<str>, event: &'static str) {
+        self.resumed.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
 
     /// Counts dropped datagrams.

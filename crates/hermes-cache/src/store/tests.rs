@@ -35,7 +35,8 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 fn at(directory: PathBuf, memory: u64, disk: u64) -> Arc<Cache> {
-    let settings = hermes_model::snapshot::Cache { memory, disk, shared: true, stale: Duration::from_secs(60) };
+    let settings =
+        hermes_model::snapshot::Cache { memory, disk, shared: true, stale_if_error: Duration::from_secs(60) };
     let root = Root::new(directory.parent().unwrap().to_owned());
     let place = Place { root, directory, former: None };
     Cache::new(settings, "test".to_owned(), CacheMetrics::default(), Some(place))

@@ -190,9 +190,9 @@ impl<'a> Check<'a, '_> {
 
     fn life(&mut self, overlay: &Overlay) {
         let [shortest, longest] = CERTIFICATE_LIVES;
-        if overlay.certificate_life.is_some_and(|life| life.0 < shortest || life.0 > longest) {
+        if overlay.certificate_lifetime.is_some_and(|life| life.0 < shortest || life.0 > longest) {
             self.fault(
-                "certificate-life",
+                "certificate-lifetime",
                 format!("out of range; expected {}s to {}d", shortest.as_secs(), longest.as_secs() / 86_400),
             );
         }

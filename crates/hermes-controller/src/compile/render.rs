@@ -228,7 +228,7 @@ fn route_of_packets((node, hop): (&Name, &Hop), (key, network): (&Key, &Network)
             assign: gateway.assign.clone(),
             assign_networks: gateway.assign_networks,
             nat: gateway.nat,
-            inner: gateway.inner,
+            dnat: gateway.dnat,
             ..Terminate::default()
         }),
         timeout: network.timeout,
@@ -269,8 +269,8 @@ fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream:
         retry: first.and_then(|service| service.retry.clone()).filter(|_| onward),
         custody: service.custody.filter(|_| onward),
         cache: first.and_then(|service| service.cache),
-        pace: first.and_then(|service| service.pace),
-        retrieve: first.and_then(|service| service.retrieve).filter(|_| onward),
+        upstream_rate_limit: first.and_then(|service| service.upstream_rate_limit),
+        resume: first.and_then(|service| service.resume).filter(|_| onward),
         timeout: service.timeout,
         on_change: service.on_change,
         ..Route::new(&super::route_of(key))

@@ -174,7 +174,7 @@ impl Controller {
             .zip(catalog.node(node))
             .ok_or_else(|| ApplyError::Denied(format!("node {node} was removed from the overlay")))?;
         let subject = Subject::Node { overlay: overlay.0, node, role: document.role };
-        let life = view.state.certificate_life();
+        let life = view.state.certificate_lifetime();
         self.sign(request, &subject, life)
     }
 

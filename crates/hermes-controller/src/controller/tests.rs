@@ -389,7 +389,7 @@ async fn a_key_is_known_as_its_certificate_has_it() {
 async fn a_revoked_key_is_believed_again_for_its_own_node_alone_and_as_long_as_it_may_be_shown() {
     let directory = tempfile::tempdir().unwrap();
     let (_, controller) = begin(directory.path()).await;
-    let lives = |life: &str| put(&OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-life: {life}\n")));
+    let lives = |life: &str| put(&OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-lifetime: {life}\n")));
     controller.apply(&lives("30d")).await.unwrap();
     let key = rcgen::KeyPair::generate().unwrap();
     let enrol = async |node: &str| {
@@ -455,9 +455,9 @@ async fn what_has_no_bound_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (_, controller) = begin(directory.path()).await;
     for life in ["0s", "3000000d"] {
-        let wrong = OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-life: {life}\n"));
+        let wrong = OVERLAY.replace("name: x\n", &format!("name: x\ncertificate-lifetime: {life}\n"));
         let refused = controller.apply(&put(&wrong)).await.unwrap_err();
-        assert!(refused.to_string().contains("certificate-life: out of range; expected 1s to 366d"), "{refused}");
+        assert!(refused.to_string().contains("certificate-lifetime: out of range; expected 1s to 366d"), "{refused}");
     }
     let theirs = |bytes: usize| {
         format!(

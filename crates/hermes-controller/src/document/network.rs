@@ -48,7 +48,7 @@ pub struct Gateway {
     pub nat: bool,
     /// The destination of all packets, whatever address they have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inner: Option<HostAddress>,
+    pub dnat: Option<HostAddress>,
 }
 
 impl Gateway {

@@ -23,7 +23,7 @@ pub struct Overlay {
     pub providers: BTreeMap<Name, Provider>,
     /// The lifetime of a node's certificate, which is renewed after two thirds. Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate_life: Option<Period>,
+    pub certificate_lifetime: Option<Period>,
     /// The rollout of changes. Absent: all nodes get a change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Waves>,

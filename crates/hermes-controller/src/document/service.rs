@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use hermes_model::document::policy::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
+use hermes_model::document::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
 use hermes_model::document::route::MethodName;
 use hermes_model::document::scalar::Many;
 use hermes_model::pattern::{AuthorityPattern, PathPattern, PortPattern};
@@ -48,10 +48,10 @@ pub struct Service {
     pub cache: Option<Cache>,
     /// Rate limiting, at the node where a session begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pace: Option<Pace>,
+    pub upstream_rate_limit: Option<UpstreamRateLimit>,
     /// Resumable downloads, at the node where a session begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retrieve: Option<Retrieve>,
+    pub resume: Option<Resume>,
     /// Rewriting, at the replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewrite: Option<Rewrite>,

@@ -131,7 +131,7 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
     assert_eq!(ids.len(), sessions);
 
     let documented: BTreeSet<String> = reference_table("Records").into_iter().flat_map(|row| words(&row[0])).collect();
-    let optional = ["peer", "user", "endpoint", "tries", "error", "reason"];
+    let optional = ["peer", "user", "endpoint", "attempts", "error", "reason"];
     for record in &records {
         let keys: BTreeSet<String> = record.as_object().unwrap().keys().cloned().collect();
         assert!(keys.is_subset(&documented), "{record}");
@@ -162,7 +162,7 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
         of("nobody", "/"),
         &[("route", Value::Null), ("status", 404.into()), ("error", "http_request_denied".into())],
     );
-    looks(of("dead", "/"), &[("tries", 2.into()), ("status", 502.into()), ("error", "connection_refused".into())]);
+    looks(of("dead", "/"), &[("attempts", 2.into()), ("status", 502.into()), ("error", "connection_refused".into())]);
     looks(of("app", "/h2"), &[("kind", "http".into()), ("status", 200.into())]);
     for authority in ["db:1", "db:2"] {
         looks(of(authority, "/"), &[("kind", "tcp".into()), ("received", 4.into()), ("sent", 4.into())]);
@@ -178,10 +178,10 @@ const OF_OTHER_NODES: [&str; 10] = [
     "hermes_cache_requests_total",
     "hermes_dns_questions_total",
     "hermes_reverse_connections",
-    "hermes_paced_requests_total",
-    "hermes_retrieved_requests_total",
-    "hermes_pace_wait_seconds",
-    "hermes_pace_rate",
+    "hermes_upstream_rate_limit_requests_total",
+    "hermes_resume_requests_total",
+    "hermes_upstream_rate_limit_wait_seconds",
+    "hermes_upstream_rate_limit_per_second",
     "hermes_upstream_backups_total",
 ];
 
@@ -222,7 +222,7 @@ async fn metrics_are_strict_openmetrics_and_exactly_those_of_the_reference() {
     assert_eq!(sum("hermes_limit_hits", "_total", ("limit", "udp-flows")), 1.0);
     assert_eq!(sum("hermes_upstream_healthy", "", ("upstream", "web")), 1.0);
     assert_eq!(sum("hermes_generation", "", ("", "")), 1.0);
-    assert_eq!(sum("hermes_records_lost", "_total", ("", "")), 0.0);
+    assert_eq!(sum("hermes_access_log_entries_lost", "_total", ("", "")), 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

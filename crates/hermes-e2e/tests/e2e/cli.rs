@@ -159,7 +159,7 @@ fn check_distinguishes_overlay_and_node_documents() {
     };
     for document in [
         "kind: Overlay\nname: o\n",
-        "---\n# revision 3\n{\"certificate-life\":\"1d\",\"kind\":\"Overlay\",\"name\":\"o\"}\n",
+        "---\n# revision 3\n{\"certificate-lifetime\":\"1d\",\"kind\":\"Overlay\",\"name\":\"o\"}\n",
         "name: o\nkind: Overlay\n",
         "'kind': Overlay\n\"name\": o\n",
         "  kind: Overlay\n  name: o\n",

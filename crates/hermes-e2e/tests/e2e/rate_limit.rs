@@ -1,4 +1,4 @@
-//! Rate limits of services, kept by a real node for real clients: `pace`.
+//! Rate limits of services, kept by a real node for real clients: `upstream-rate-limit`.
 
 mod lab;
 mod many_clients;

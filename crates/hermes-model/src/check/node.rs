@@ -124,8 +124,8 @@ fn limits(head: &Document, report: &mut Report) -> Limits {
             format!("connections would time out before the first keep-alive; use at most {max}, half of `quic-idle`");
         report.problem("limits.quic-keep-alive".to_owned(), message);
     }
-    if limits.quic_initial_mtu > limits.quic_largest_mtu {
-        let message = "must not exceed `quic-largest-mtu`";
+    if limits.quic_initial_mtu > limits.quic_max_mtu {
+        let message = "must not exceed `quic-max-mtu`";
         report.problem("limits.quic-initial-mtu".to_owned(), message.to_owned());
     }
     limits

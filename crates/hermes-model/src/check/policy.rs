@@ -1,4 +1,4 @@
-//! Checks the policies of a route: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
+//! Checks the policies of a route: `rewrite`, `retry`, `custody`, `cache`, `upstream-rate-limit`, `resume`, `timeout`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::document::policy as section;
 use crate::document::policy::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
 use crate::scalar::Size;
-use crate::snapshot::{Cache, Custody, Durable, Pace, Retrieve, Retry, Timeouts};
+use crate::snapshot::{Cache, Custody, Durable, Resume, Retry, Timeouts, UpstreamRateLimit};
 
 const MS: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -86,7 +86,13 @@ pub(super) fn cache(section: section::Cache, at: &str, names: &Names<'_>, report
         memory: size(format!("{at}.memory"), section.memory, 64 * MIB, MIB..=1 << 40, report),
         disk: disk(section.disk, at, names, report),
         shared: section.shared.unwrap_or(true),
-        stale: duration(&format!("{at}.stale"), section.stale, HOUR, Duration::ZERO..=month, report),
+        stale_if_error: duration(
+            &format!("{at}.stale-if-error"),
+            section.stale_if_error,
+            HOUR,
+            Duration::ZERO..=month,
+            report,
+        ),
     }
 }
 
@@ -102,7 +108,11 @@ pub(super) fn custody(section: section::Custody, at: &str, names: &Names<'_>, re
     Custody { deadline, memory, disk, durable: section.durable }
 }
 
-pub(super) fn pace(section: section::Pace, at: &str, report: &mut Report) -> Pace {
+pub(super) fn upstream_rate_limit(
+    section: section::UpstreamRateLimit,
+    at: &str,
+    report: &mut Report,
+) -> UpstreamRateLimit {
     const QUEUE: RangeInclusive<u32> = 1..=100_000;
     let queue = section.queue.unwrap_or(1024);
     if !QUEUE.contains(&queue) {
@@ -110,12 +120,12 @@ pub(super) fn pace(section: section::Pace, at: &str, report: &mut Report) -> Pac
         report.problem(format!("{at}.queue"), format!("{queue} is out of range; must be {min} to {max} requests"));
     }
     let deadline = duration(&format!("{at}.deadline"), section.deadline, HOUR / 60, 100 * MS..=24 * HOUR, report);
-    Pace { deadline, queue: queue as usize }
+    UpstreamRateLimit { deadline, queue: queue as usize }
 }
 
-pub(super) fn retrieve(section: section::Retrieve, at: &str, report: &mut Report) -> Retrieve {
+pub(super) fn resume(section: section::Resume, at: &str, report: &mut Report) -> Resume {
     let day = 24 * HOUR;
-    Retrieve { deadline: duration(&format!("{at}.deadline"), section.deadline, HOUR / 6, HOUR / 3600..=day, report) }
+    Resume { deadline: duration(&format!("{at}.deadline"), section.deadline, HOUR / 6, HOUR / 3600..=day, report) }
 }
 
 pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report) -> Rewrite {

@@ -266,7 +266,7 @@ fn message(error: &FieldError, at: &str) -> String {
 }
 
 /// Sections for which `KEY: {}` enables all defaults.
-const OPTIONAL_SECTIONS: [&str; 6] = ["custody", "cache", "pace", "retrieve", "tls", "health"];
+const OPTIONAL_SECTIONS: [&str; 6] = ["custody", "cache", "upstream-rate-limit", "resume", "tls", "health"];
 
 /// The remedy for a section that was set to true or false.
 fn switched(step: Option<&Step>, found: &str) -> Option<String> {
@@ -292,7 +292,22 @@ const FUTURE_KEYS: [(&str, &[&str]); 4] = [
 ];
 
 /// Keys that only routes have.
-const ROUTE_KEYS: [&str; 4] = ["custody", "cache", "pace", "retrieve"];
+const ROUTE_KEYS: [&str; 4] = ["custody", "cache", "upstream-rate-limit", "resume"];
+
+/// Keys that had another name in builds before 0.1.0: the old name and the new one.
+const RENAMED_KEYS: [(&str, &str); 11] = [
+    ("certificate-life", "certificate-lifetime"),
+    ("contact", "contact-plan"),
+    ("inner", "dnat"),
+    ("pace", "upstream-rate-limit"),
+    ("quic-largest-mtu", "quic-max-mtu"),
+    ("rest", "ejection-time"),
+    ("retrievals", "resume-pending"),
+    ("retrieve", "resume"),
+    ("retry-floor", "min-retry-concurrency"),
+    ("stale", "stale-if-error"),
+    ("unread", "receive-buffer"),
+];
 
 /// The remedy for a key that belongs elsewhere.
 fn remedy_elsewhere(name: &str, section: &str) -> Option<String> {
@@ -316,6 +331,9 @@ fn unknown_field(name: &str, section: &str, expected: &[&str]) -> String {
     }
     if let Some(remedy) = remedy_elsewhere(name, section) {
         return format!("unknown key {name:?}; {remedy}");
+    }
+    if let Some((_, new)) = RENAMED_KEYS.iter().find(|(old, new)| *old == name && expected.contains(new)) {
+        return format!("unknown key {name:?}; it is now {new:?}");
     }
     match nearest(name, expected.iter().copied()) {
         Some(near) => format!("unknown key {name:?} (did you mean {near:?}?)"),

@@ -26,8 +26,10 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
     let retry = section.retry.as_ref().map(|retry| policy::retry(retry, &format!("{at}.retry"), report));
     let custody = section.custody.map(|custody| policy::custody(custody, &format!("{at}.custody"), names, report));
     let cache = section.cache.map(|cache| policy::cache(cache, &format!("{at}.cache"), names, report));
-    let pace = section.pace.map(|pace| policy::pace(pace, &format!("{at}.pace"), report));
-    let retrieve = section.retrieve.map(|retrieve| policy::retrieve(retrieve, &format!("{at}.retrieve"), report));
+    let upstream_rate_limit = section
+        .upstream_rate_limit
+        .map(|limit| policy::upstream_rate_limit(limit, &format!("{at}.upstream-rate-limit"), report));
+    let resume = section.resume.map(|resume| policy::resume(resume, &format!("{at}.resume"), report));
     let rewrite = section.rewrite.as_ref().map(|rewrite| policy::rewrite(rewrite, &format!("{at}.rewrite"), report));
     let timeout = policy::timeouts(section.timeout, &format!("{at}.timeout"), report);
     on_change(section, &matcher, at, report);
@@ -44,8 +46,8 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         retry,
         custody,
         cache,
-        pace,
-        retrieve,
+        upstream_rate_limit,
+        resume,
         trusts_idempotency_key: section.idempotency_key,
         timeout,
         on_change: section.on_change,
@@ -156,7 +158,7 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     require_tun("assign", !section.assign.is_empty());
     require_tun("assign-networks", section.assign_networks);
     require_tun("nat", section.nat);
-    require_tun("inner", section.inner.is_some());
+    require_tun("dnat", section.dnat.is_some());
     let written: Vec<(TerminateKind, &Target)> =
         [(TerminateKind::Tcp, &section.tcp), (TerminateKind::Udp, &section.udp), (TerminateKind::Http, &section.http)]
             .into_iter()
@@ -224,7 +226,7 @@ fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, repo
         assign: section.assign.iter().map(|prefix| prefix.0).collect(),
         assign_networks: section.assign_networks,
         nat: section.nat,
-        inner: section.inner.map(|inner| inner.0),
+        dnat: section.dnat.map(|address| address.0),
     }
 }
 
@@ -316,15 +318,15 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
             "cache requires an origin whose responses it stores; remove it, or use upstream or terminate: {http: ...}";
         report.problem(format!("{at}.cache"), message);
     }
-    if section.pace.is_some() {
-        pace(section, action, &format!("{at}.pace"), report);
+    if section.upstream_rate_limit.is_some() {
+        check_rate_limit(section, action, &format!("{at}.upstream-rate-limit"), report);
     }
-    if section.retrieve.is_some() && !keeps {
-        let message = "retrieve requires an origin; remove it, or use upstream or terminate: {http: ...}";
-        report.problem(format!("{at}.retrieve"), message);
-    } else if section.retrieve.is_some() && section.custody.is_some() {
-        let message = "retrieve conflicts with custody, which retries by itself; keep one of them";
-        report.problem(format!("{at}.retrieve"), message);
+    if section.resume.is_some() && !keeps {
+        let message = "resume requires an origin; remove it, or use upstream or terminate: {http: ...}";
+        report.problem(format!("{at}.resume"), message);
+    } else if section.resume.is_some() && section.custody.is_some() {
+        let message = "resume conflicts with custody, which retries by itself; keep one of them";
+        report.problem(format!("{at}.resume"), message);
     }
     if section.idempotency_key && !keeps {
         let message = "no effect: this route forwards no requests; remove it";
@@ -356,14 +358,17 @@ fn custody(action: &Action, at: &str, report: &mut Report) {
 }
 
 /// The route needs a service whose rate-limit responses pass through this node.
-fn pace(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
+fn check_rate_limit(section: &section::Route, action: &Action, at: &str, report: &mut Report) {
     if !matches!(action, Action::Upstream(_)) {
         report.problem(
             at,
-            "pace requires an upstream, whose rate limit it follows; use one as the action, or remove this key",
+            "upstream-rate-limit requires an upstream, whose rate limit it follows; use one as the action, or remove this key",
         );
     } else if section.custody.is_some() {
-        report.problem(at, "pace conflicts with custody, which sends when the link is up; keep one of them");
+        report.problem(
+            at,
+            "upstream-rate-limit conflicts with custody, which sends when the link is up; keep one of them",
+        );
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn build(
         proxy_protocol: section.proxy_protocol.is_some(),
         overlay: section.overlay,
         forward_proxy: section.forward_proxy,
-        contact: section.contact.map(|contact| build_contact(contact, &format!("{at}.contact"), report)),
+        contact_plan: section.contact_plan.map(|plan| build_contact(plan, &format!("{at}.contact-plan"), report)),
         endpoints,
         backup,
     })
@@ -118,7 +118,7 @@ fn check_reverse_keys(section: &section::Upstream, are_all: bool, at: &str, repo
         section.tls.is_some() && are_all,
         "reverse connections use the tls of the listener, which authenticates the node; remove tls",
     );
-    no("contact", section.contact.is_some(), "contact belongs to the node that dials; move it there");
+    no("contact-plan", section.contact_plan.is_some(), "contact-plan belongs to the node that dials; move it there");
     no("forward-proxy", section.forward_proxy, "the endpoint is a node; remove forward-proxy");
     no("overlay", section.overlay == Some(false), "the endpoint is an authenticated node; remove overlay");
 }
@@ -153,9 +153,9 @@ fn check_keys(section: &section::Upstream, at: &str, report: &mut Report) {
     );
     let makes_requests = matches!(protocol, UpstreamProtocol::H2 | UpstreamProtocol::H3);
     only(
-        "contact",
-        section.contact.is_some() && !makes_requests,
-        "contact only applies to custody, which requires h2 or h3; remove contact",
+        "contact-plan",
+        section.contact_plan.is_some() && !makes_requests,
+        "contact-plan only applies to custody, which requires h2 or h3; remove it",
     );
     let is_address = |one: &section::Endpoint| matches!(one, section::Endpoint::Address(_));
     let has_nodes = !section.node.is_empty() || !section.endpoints.iter().all(is_address);
@@ -235,7 +235,16 @@ fn outlier(section: section::Outlier, at: &str, report: &mut Report) -> Outlier 
         report.problem(format!("{at}.failures"), format!("{failures} is out of range; must be 0 (off) to 1000"));
     }
     let range = Duration::from_millis(100)..=Duration::from_secs(3600);
-    Outlier { failures, rest: duration(&format!("{at}.rest"), section.rest, Duration::from_secs(10), range, report) }
+    Outlier {
+        failures,
+        ejection_time: duration(
+            &format!("{at}.ejection-time"),
+            section.ejection_time,
+            Duration::from_secs(10),
+            range,
+            report,
+        ),
+    }
 }
 
 fn build_tls(

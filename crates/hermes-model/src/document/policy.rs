@@ -1,4 +1,4 @@
-//! Policies of a route: `rewrite`, `retry`, `custody`, `cache`, `pace`, `retrieve`, `timeout`.
+//! Policies of a route: `rewrite`, `retry`, `custody`, `cache`, `upstream-rate-limit`, `resume`, `timeout`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -173,13 +173,13 @@ pub struct Cache {
     pub shared: Option<bool>,
     /// Time that stale responses are served while the origin is unreachable. Default 1 h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stale: Option<Period>,
+    pub stale_if_error: Option<Period>,
 }
 
-/// `pace`
+/// `upstream-rate-limit`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Pace {
+pub struct UpstreamRateLimit {
     /// Maximum time that a request waits. Default 1 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Period>,
@@ -188,10 +188,10 @@ pub struct Pace {
     pub queue: Option<u32>,
 }
 
-/// `retrieve`
+/// `resume`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Retrieve {
+pub struct Resume {
     /// Maximum time without progress. Default 10 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Period>,

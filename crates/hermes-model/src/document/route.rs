@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::keyword::ProxyVersion;
-use super::policy::{Cache, Custody, Pace, Retrieve, Retry, Rewrite, Timeout};
+use super::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::reach::Reach;
@@ -53,10 +53,10 @@ pub struct Route {
     pub cache: Option<Cache>,
     /// Adaptive rate limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pace: Option<Pace>,
+    pub upstream_rate_limit: Option<UpstreamRateLimit>,
     /// Resumable download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retrieve: Option<Retrieve>,
+    pub resume: Option<Resume>,
     /// The origin executes requests with the same `Idempotency-Key` once.
     #[serde(default, skip_serializing_if = "is_default")]
     pub idempotency_key: bool,
@@ -85,8 +85,8 @@ impl Route {
             retry: Default::default(),
             custody: Default::default(),
             cache: Default::default(),
-            pace: Default::default(),
-            retrieve: Default::default(),
+            upstream_rate_limit: Default::default(),
+            resume: Default::default(),
             idempotency_key: Default::default(),
             timeout: Default::default(),
             on_change: Default::default(),
@@ -245,7 +245,7 @@ pub struct Terminate {
     pub nat: bool,
     /// 1:1 NAT; packets go to this address, whichever address the client requests (`tun`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inner: Option<HostAddress>,
+    pub dnat: Option<HostAddress>,
     /// Address ranges that the request may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,

@@ -54,7 +54,7 @@ pub struct Upstream {
     pub forward_proxy: bool,
     /// Contact plan of an intermittent link, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contact: Option<Contact>,
+    pub contact_plan: Option<Contact>,
 }
 
 impl Upstream {
@@ -74,12 +74,12 @@ impl Upstream {
             proxy_protocol: Default::default(),
             overlay: Default::default(),
             forward_proxy: Default::default(),
-            contact: Default::default(),
+            contact_plan: Default::default(),
         }
     }
 }
 
-/// `contact` of an upstream.
+/// `contact-plan` of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Contact {
@@ -203,7 +203,7 @@ pub struct Outlier {
     pub failures: Option<u32>,
     /// First ejection time. Default 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rest: Option<Period>,
+    pub ejection_time: Option<Period>,
 }
 
 /// `tls` of an upstream.

@@ -39,7 +39,7 @@ pub struct Upstream {
     /// proxy.
     pub forward_proxy: bool,
     /// Contact plan of an intermittent link; `None` means that the node detects when the link is up.
-    pub contact: Option<Contact>,
+    pub contact_plan: Option<Contact>,
 }
 
 impl Upstream {
@@ -58,7 +58,7 @@ impl Upstream {
                 upstream.proxy_protocol,
                 upstream.overlay,
                 upstream.forward_proxy,
-                upstream.contact,
+                upstream.contact_plan,
             )
         };
         let is_proven_alike = match (&self.tls, &other.tls) {
@@ -176,7 +176,7 @@ pub struct Outlier {
     /// Consecutive failures (connect failure, reset, 502 to 504) before ejection; 0 disables it. Default 5.
     pub failures: u32,
     /// First ejection time; doubles with each further ejection, up to 10 times. Default 10 s.
-    pub rest: Duration,
+    pub ejection_time: Duration,
 }
 
 /// Method that opens a TCP tunnel over h1, h2 or h3.

@@ -49,9 +49,9 @@ impl Passive {
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < outlier.failures {
             return false;
         }
-        let longest = millis(outlier.rest.saturating_mul(MAX_EJECTION_FACTOR));
+        let longest = millis(outlier.ejection_time.saturating_mul(MAX_EJECTION_FACTOR));
         let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
-        let rest = millis(outlier.rest.saturating_mul(1 << rests.min(MAX_EJECTION_FACTOR.ilog2() + 1))).min(longest);
+        let rest = millis(outlier.ejection_time.saturating_mul(1 << rests.min(MAX_EJECTION_FACTOR.ilog2() + 1))).min(longest);
         // If several workers reach the threshold together, only one may begin the ejection; otherwise it would double
         // at once.
         let begun =
@@ -72,7 +72,7 @@ fn millis(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    const OUTLIER: Outlier = Outlier { failures: 3, rest: Duration::from_secs(1) };
+    const OUTLIER: Outlier = Outlier { failures: 3, ejection_time: Duration::from_secs(1) };
 
     /// Fails until it is ejected from `now` on. Returns the duration in milliseconds.
     fn rest_from(passive: &Passive, now: u64) -> u64 {

@@ -19,7 +19,7 @@ use hermes_custody::service::Office;
 use hermes_transport::stream::ByteStream;
 
 /// The header that names the path of a neighbour, which may have several.
-pub(crate) const PATH_NAME: HeaderName = HeaderName::from_static("hermes-line");
+pub(crate) const PATH_NAME: HeaderName = HeaderName::from_static("hermes-custody-path");
 /// Records are coalesced up to this size.
 const GATHER: usize = 32 << 10;
 /// A silence after which the path may have had an outage.

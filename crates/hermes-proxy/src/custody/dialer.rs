@@ -274,7 +274,7 @@ impl ChannelDialer {
 
     /// Ready when the link is expected to come up, if that is known.
     async fn expected(&self) {
-        let next = match &self.upstream.config.contact {
+        let next = match &self.upstream.config.contact_plan {
             Some(plan) => Some(Instant::now() + plan.wait(since_1970())),
             None => self.contact.borrow().next(Instant::now()),
         };
@@ -396,7 +396,7 @@ impl ChannelDialer {
         if let Ok(line) = HeaderValue::from_str(&self.label) {
             request.headers_mut().insert(PATH_NAME, line);
         }
-        if let Some(plan) = &self.upstream.config.contact {
+        if let Some(plan) = &self.upstream.config.contact_plan {
             contact_plan::tell(plan, request.headers_mut());
         }
         let (response, send, lease, datagrams) = exchange::open(lease, request, &context, None, true).await?;
@@ -410,7 +410,7 @@ impl ChannelDialer {
     /// Runs a channel until its path is down, it closes, or it was unwanted for long. A QUIC connection survives
     /// outages and has no `path`.
     async fn carry(&self, stream: &mut ByteStream, mut path: Option<&mut Path>) -> &'static str {
-        let plan = self.upstream.config.contact;
+        let plan = self.upstream.config.contact_plan;
         let link = Link::dialled(stream, plan, self.contact.clone());
         // The neighbour cannot begin exchanges on a channel that this node dialled.
         let (mut channel, _) = Channel::begin(self.office.clone(), self.label.clone(), link);

@@ -6,7 +6,7 @@
 
 use std::time::SystemTime;
 
-use hermes_model::snapshot::Pace;
+use hermes_model::snapshot::UpstreamRateLimit;
 use http::Response;
 use tokio::time::Instant;
 
@@ -26,32 +26,32 @@ use hermes_transport::runtime::session::WaitGuard;
 /// # Errors
 /// The error of the last attempt; or the request was never sent, since the queue is full or the deadline passed.
 pub(crate) async fn handle(
-    pace: &Pace,
+    limit: &UpstreamRateLimit,
     upstream: &UpstreamState,
     forward: &Forward<'_>,
     next: Next<'_>,
 ) -> Result<Response<Body>, Error> {
     let (worker, entry, route) = (forward.worker, forward.entry, &forward.route.name);
     let metrics = &worker.shared.metrics;
-    let limiter = worker.services.paces.of(route, &upstream.config.name, pace.queue);
+    let limiter = worker.services.rate_limiters.of(route, &upstream.config.name, limit.queue);
     let client = Client::of(entry.facts.user.as_ref(), entry.facts.source.ip());
     let arrived = Instant::now();
-    let until = arrived + pace.deadline;
+    let until = arrived + limit.deadline;
     let mut last: Option<Response<Body>> = None;
     loop {
         let began = Instant::now();
         // The wait counts as held: the route sets its limit.
         let held = WaitGuard::begin(entry);
-        let admitted = limiter.admit(worker, &client, last.is_some(), pace.queue, until).await;
+        let admitted = limiter.admit(worker, &client, last.is_some(), limit.queue, until).await;
         drop(held);
         entry.add_sent(worker, 0);
         let went_at = match admitted {
             Ok(Admitted { went_at, has_waited }) => {
                 if has_waited {
-                    metrics.paced(route, "released");
+                    metrics.rate_limited(route, "released");
                     let labels = RouteLabels { route: route.clone() };
-                    metrics.pace_waits.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
-                    let rate = metrics.pace_rate.get_or_create(&labels);
+                    metrics.rate_limit_waits.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
+                    let rate = metrics.rate_limit_rate.get_or_create(&labels);
                     if let Some(found) = limiter.rate() {
                         rate.set(found);
                     }
@@ -61,13 +61,13 @@ pub(crate) async fn handle(
             Err(denied) => {
                 let (event, why) = match denied {
                     Denied::Full => {
-                        metrics.limit("pace-queue");
-                        ("turned-away", "as many requests wait for it as may (`pace.queue`)")
+                        metrics.limit("upstream-rate-limit-queue");
+                        ("queue-full", "as many requests wait for it as may (`upstream-rate-limit.queue`)")
                     }
-                    Denied::Late => ("expired", "it was not its turn in time (`pace.deadline`)"),
+                    Denied::Late => ("expired", "it was not its turn in time (`upstream-rate-limit.deadline`)"),
                 };
-                metrics.paced(route, event);
-                return last.ok_or_else(|| Error::Paced { route: route.clone(), why });
+                metrics.rate_limited(route, event);
+                return last.ok_or_else(|| Error::RateLimited { route: route.clone(), why });
             }
         };
         let response = next.run(forward).await?;
@@ -76,13 +76,13 @@ pub(crate) async fn handle(
             limiter.passed(went_at, || Hint::read(headers, SystemTime::now()));
             return Ok(response);
         }
-        metrics.paced(route, "refused");
+        metrics.rate_limited(route, "refused");
         limiter.refused(went_at, &Hint::read(headers, SystemTime::now()));
         let may_repeat = rate_headers::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
         if !may_repeat || Instant::now() >= until {
             return Ok(response);
         }
-        metrics.paced(route, "queued");
+        metrics.rate_limited(route, "queued");
         last = Some(Body::small(response).await);
     }
 }

@@ -1,6 +1,6 @@
 //! Resumable downloads for clients that cannot resume: retries a request until its response is complete.
 //!
-//! In: a decided request of a route with `retrieve`, and the rest of the chain. Out: the first usable response. If its
+//! In: a decided request of a route with `resume`, and the rest of the chain. Out: the first usable response. If its
 //! body breaks off, the filter requests the rest from the exact byte, over the route that matches then. Never: parts of
 //! two representations in one response, or a retry of a request that must not be sent twice.
 
@@ -26,7 +26,7 @@ const REFUSED: Duration = Duration::from_secs(30);
 fn rests(error: &Error) -> Option<Duration> {
     let is_passing = match error {
         // The request did not get its turn within the rate limit's deadline.
-        Error::Paced { .. } => return Some(REFUSED),
+        Error::RateLimited { .. } => return Some(REFUSED),
         Error::NoProgress(_) | Error::Connect { .. } | Error::ConnectTimeout { .. } => true,
         Error::NotConnected { .. } | Error::Broken { .. } => true,
         _ => !is_sent(error),
@@ -37,7 +37,7 @@ fn rests(error: &Error) -> Option<Duration> {
 /// True if the origin may have received part of a request that failed so.
 fn is_sent(error: &Error) -> bool {
     let is_unreached =
-        matches!(error, Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Limit(_) | Error::Paced { .. });
+        matches!(error, Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Limit(_) | Error::RateLimited { .. });
     let is_unconnected =
         matches!(error, Error::Connect { .. } | Error::ConnectTimeout { .. } | Error::NotConnected { .. });
     !is_unreached && !is_unconnected && !matches!(error, Error::Broken { unprocessed: true, .. })
@@ -50,9 +50,9 @@ impl Waiting {
     /// Begins a wait. `None` if the limit of waiting sessions is reached and no other client has more of them than this
     /// session's client.
     fn begin(worker: &Rc<Worker>, entry: &Rc<SessionEntry>) -> Option<Self> {
-        let limit = worker.generation().snapshot.limits.retrievals;
-        let bound = Bound { name: "retrievals", limit, reserve: 0 };
-        let share = Share::take(worker, &worker.retrievals, Owner::of_session(&entry.facts), bound)?;
+        let limit = worker.generation().snapshot.limits.resume_pending;
+        let bound = Bound { name: "resume-pending", limit, reserve: 0 };
+        let share = Share::take(worker, &worker.resume_pending, Owner::of_session(&entry.facts), bound)?;
         share.is_held_by(entry);
         Some(Self(share))
     }

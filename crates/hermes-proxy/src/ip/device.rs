@@ -397,7 +397,7 @@ impl Device {
                 None => {
                     let passed =
                         elsewhere.queue().and_then(|way| way.try_send(run).ok()).map_or(0, |moved| moved.taken());
-                    let reason = if elsewhere.queue().is_some() { "passing-on" } else { "no-session" };
+                    let reason = if elsewhere.queue().is_some() { "not-forwarded" } else { "no-session" };
                     if passed < run.len() {
                         metrics.dropped(reason, (run.len() - passed) as u64);
                     }

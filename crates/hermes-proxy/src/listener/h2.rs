@@ -126,7 +126,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
                 }
                 Poll::Ready(Some(Err(error))) => {
                     if error.is_library() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
-                        worker.shared.metrics.limit("calm");
+                        worker.shared.metrics.limit("rapid-reset");
                     }
                     tracing::debug!(source = %client.source, %error, "an HTTP/2 connection ended");
                     return Poll::Ready(());
@@ -140,7 +140,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
         // Output of the streams wakes the connection task, which then sends it.
         while let Poll::Ready(Some(fate)) = Pin::new(&mut streams).poll_next(cx) {
             if cancels.count(fate) {
-                worker.shared.metrics.limit("calm");
+                worker.shared.metrics.limit("rapid-reset");
                 http.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 cx.waker().wake_by_ref();
             }

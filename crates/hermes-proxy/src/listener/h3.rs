@@ -125,7 +125,7 @@ pub(super) async fn serve_begun(worker: &Rc<Worker>, connection: &Rc<Connection>
         }
         while let Poll::Ready(Some(fate)) = streams.poll_next_unpin(cx) {
             if cancels.count(fate) {
-                worker.shared.metrics.limit("calm");
+                worker.shared.metrics.limit("rapid-reset");
                 link.close(Code::ExcessiveLoad, "requests that are begun only to be broken off");
                 return Poll::Ready(());
             }

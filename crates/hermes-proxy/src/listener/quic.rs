@@ -40,9 +40,9 @@ impl QuicAcceptor {
     /// Adds the events since the last call to the metrics.
     fn tell(&self, worker: &Worker) {
         let (passed_on, lost) = self.server.passed_on();
-        worker.shared.metrics.quic_passed_on.inc_by(passed_on);
+        worker.shared.metrics.quic_forwarded.inc_by(passed_on);
         if lost > 0 {
-            worker.shared.metrics.dropped("passing-on", lost);
+            worker.shared.metrics.dropped("not-forwarded", lost);
         }
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn open(
             acceptor
         }
         None => {
-            let largest = worker.generation().snapshot.limits.quic_largest_mtu;
+            let largest = worker.generation().snapshot.limits.quic_max_mtu;
             let server = Server::open(group, slot, config, reset.as_ref(), largest, &worker.quic)?;
             let acceptor = Rc::new(QuicAcceptor {
                 server,

@@ -96,7 +96,7 @@ impl ReverseDialers {
 fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>) -> DialingListener {
     let stop = watch::Sender::new(());
     if upstream.endpoints.len() > MAX_ENDPOINTS {
-        worker.shared.metrics.limit("uplink-endpoints");
+        worker.shared.metrics.limit("dial-endpoints");
         let (name, most) = (&upstream.config.name, MAX_ENDPOINTS);
         tracing::warn!(%listener, upstream = %name, most, "connections are kept to the first endpoints only");
     }

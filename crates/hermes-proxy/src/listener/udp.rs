@@ -131,7 +131,7 @@ impl Flows {
     fn deliver(&mut self, source: SocketAddr, datagram: Bytes) {
         let Some(datagram) = self.by_source.offer(&source, datagram) else { return };
         if self.closing {
-            self.worker.shared.metrics.dropped("listener-gone", 1);
+            self.worker.shared.metrics.dropped("listener-removed", 1);
             return;
         }
         let generation = self.worker.generation();
@@ -219,7 +219,7 @@ async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue
                 if source == peer {
                     push(&worker, &queue, datagram, &mut touched);
                 } else {
-                    worker.shared.metrics.dropped("parting", 1);
+                    worker.shared.metrics.dropped("draining", 1);
                 }
             });
             match received {

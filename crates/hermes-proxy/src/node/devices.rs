@@ -141,7 +141,7 @@ fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
     if !gateway.assign.is_empty() {
         return gateway.assign.clone();
     }
-    let mut addresses = gateway.addresses.iter().copied().chain(gateway.inner);
+    let mut addresses = gateway.addresses.iter().copied().chain(gateway.dnat);
     let has_v6 = addresses.any(|own| own.is_ipv6()) || route.matcher.networks.iter().any(|net| net.addr().is_ipv6());
     let mut any = vec![IpNet::new_assert(IpAddr::from([0; 4]), 0)];
     any.extend(has_v6.then(|| IpNet::new_assert(IpAddr::from([0; 16]), 0)));

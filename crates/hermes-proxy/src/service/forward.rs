@@ -65,7 +65,7 @@ impl<'a> Forward<'a> {
             UpgradeKind::Connect | UpgradeKind::Post => false,
         };
         let body = if has_body { request.body.clone() } else { RequestBody::Empty };
-        let may_be_sent_again = route.retry.is_some() || route.pace.is_some() || route.retrieve.is_some();
+        let may_be_sent_again = route.retry.is_some() || route.upstream_rate_limit.is_some() || route.resume.is_some();
         let keep = if may_be_sent_again { generation.snapshot.limits.request_body_buffer } else { 0 };
         body.prepare(entry, keep, interim.clone().filter(|_| request.expects_continue()));
         let rewriter = HeadRewriter {
@@ -466,7 +466,7 @@ impl Forward<'_> {
     fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &AttemptOutcome) {
         let failed = match attempted {
             // The endpoint is healthy and limits the request rate.
-            AttemptOutcome::Response(response) if self.is_paced(response) => false,
+            AttemptOutcome::Response(response) if self.is_rate_limited(response) => false,
             AttemptOutcome::Response(response) => {
                 let is_failure = matches!(response.status().as_u16(), 502..=504);
                 if is_failure && response.headers().contains_key(hermes_transport::headers::PROXY_STATUS) {
@@ -497,8 +497,8 @@ impl Forward<'_> {
     }
 
     /// True if the response rejects the request for its rate, and the route has rate limiting.
-    fn is_paced(&self, response: &Response<ExchangeBody>) -> bool {
-        self.route.pace.is_some() && rate_headers::is_refusal(response.status(), response.headers())
+    fn is_rate_limited(&self, response: &Response<ExchangeBody>) -> bool {
+        self.route.upstream_rate_limit.is_some() && rate_headers::is_refusal(response.status(), response.headers())
     }
 
     /// True if the origin may receive the request twice.
@@ -522,7 +522,7 @@ impl Forward<'_> {
         let Some(policy) = &self.route.retry else { return false };
         let wanted = match attempted {
             // A rate-limited request waits in the queue instead.
-            AttemptOutcome::Response(response) if self.is_paced(response) => false,
+            AttemptOutcome::Response(response) if self.is_rate_limited(response) => false,
             AttemptOutcome::Response(response) => {
                 retries_status(policy, response.status())
                     && self.body.can_be_sent()
@@ -547,7 +547,7 @@ impl Forward<'_> {
     /// must not all find the budget free.
     fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<Counted<'u>> {
         let budget = self.route.retry.as_ref().map_or(REFUSAL_BUDGET, |retry| retry.budget);
-        let floor = self.worker.generation().snapshot.limits.retry_floor as usize;
+        let floor = self.worker.generation().snapshot.limits.min_retry_concurrency as usize;
         let context = Counted::new(&upstream.retrying);
         if upstream.retrying.load(Ordering::Relaxed) > upstream.retries_allowed(budget, floor) {
             self.worker.shared.metrics.limit("retry-budget");

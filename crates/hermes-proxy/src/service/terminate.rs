@@ -166,7 +166,7 @@ pub(crate) async fn device(
         Ok(Some(Scope { target: connect_ip::Target::Name(name), .. })) => {
             named(worker, &name, network, gateway, route).await?
         }
-        _ => (network, gateway.inner),
+        _ => (network, gateway.dnat),
     };
     let by = (&route.name, gateway);
     let end = End::giving(&local, owner, by, network, inner, facts.protocol).map_err(Error::Malformed)?;
@@ -191,12 +191,12 @@ async fn named(
     gateway: &Gateway,
     route: &Route,
 ) -> Result<(Option<IpNet>, Option<IpAddr>), Error> {
-    let machine = match gateway.inner {
+    let machine = match gateway.dnat {
         Some(inner) => inner,
         None => resolved(worker, name, told, route).await?,
     };
     let networks = &route.matcher.networks;
-    if gateway.inner.is_none() && !networks.is_empty() && !networks.iter().any(|network| network.contains(&machine)) {
+    if gateway.dnat.is_none() && !networks.is_empty() && !networks.iter().any(|network| network.contains(&machine)) {
         // Without this check, a client could use a route for any name by choosing the reported address.
         return Err(Error::Denied {
             status: StatusCode::FORBIDDEN,

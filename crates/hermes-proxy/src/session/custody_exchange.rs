@@ -63,7 +63,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
                     );
                     return office.fail(id, 502, &format!("{OUTCOME_UNKNOWN}: {why}"));
                 }
-                worker.shared.metrics.custody_repeats.inc();
+                worker.shared.metrics.custody_replays.inc();
             }
             request.arrived = Some(InboundExchange { id, head_bytes: theirs });
             Box::pin(session::serve(worker, request)).await

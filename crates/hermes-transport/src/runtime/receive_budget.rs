@@ -1,7 +1,7 @@
 //! The unread bytes of a worker's HTTP/2 and HTTP/3 streams.
 //!
 //! In: the inboxes of the streams, at each tick. Out: bytes that nobody reads move out of the connections, so that
-//! other streams keep flowing. If more than `limits.unread` remain, sessions end: those of the client that holds most,
+//! other streams keep flowing. If more than `limits.receive-buffer` remain, sessions end: those of the client that holds most,
 //! starting with the one that read nothing for longest. Never: a read on behalf of an active reader.
 
 use std::cell::{Ref, RefCell, RefMut};
@@ -196,7 +196,7 @@ impl Wake for Notice {
     }
 }
 
-/// Moves unread bytes out of the connections, for every stream of a worker. Ends sessions if more than `limits.unread`
+/// Moves unread bytes out of the connections, for every stream of a worker. Ends sessions if more than `limits.receive-buffer`
 /// bytes are stalled.
 pub fn sweep(worker: &WorkerContext) {
     let inboxes = worker.tables.inboxes.borrow();
@@ -207,7 +207,7 @@ pub fn sweep(worker: &WorkerContext) {
         .filter(|account| account.stalled > 0 && account.holds() && account.session.is_some())
         .collect();
     let unread: u64 = stalled.iter().map(|account| account.stalled).sum();
-    let mut over = unread.saturating_sub(worker.snapshot().limits.unread as u64);
+    let mut over = unread.saturating_sub(worker.snapshot().limits.receive_buffer as u64);
     if over == 0 {
         return;
     }
@@ -218,7 +218,7 @@ pub fn sweep(worker: &WorkerContext) {
     stalled.sort_unstable_by_key(|account| (Reverse(holders.get(&client(account)).copied()), account.read_at));
     for account in stalled {
         if let Some(session) = &account.session {
-            worker.shared.metrics.limit("unread");
+            worker.shared.metrics.limit("receive-buffer");
             session.end_for_good(Error::Limit("bytes that wait for readers who take none"));
         }
         over = over.saturating_sub(account.stalled);

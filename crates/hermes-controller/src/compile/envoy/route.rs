@@ -186,9 +186,9 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
         "an Envoy does not support this rewrite; move the replica to a Hermes node",
     );
     tell(
-        route.cache.is_some() || route.pace.is_some() || route.retrieve.is_some() || route.retry.is_some(),
+        route.cache.is_some() || route.upstream_rate_limit.is_some() || route.resume.is_some() || route.retry.is_some(),
         "",
-        "an Envoy does not support cache, pace, retrieve and retry; let sessions begin at a Hermes node",
+        "an Envoy does not support cache, upstream-rate-limit, resume and retry; let sessions begin at a Hermes node",
     );
     tell(
         route.respond.is_some() || route.redirect.is_some() || route.idempotency_key || route.early_data.is_some(),

@@ -125,7 +125,7 @@ async fn records_of_a_full_disk_are_counted_and_the_next_have_lines_of_their_own
     let draft = overlay.node("edge").document(RECORDED).with("LOG", log.display());
     let node = draft.by_way_of(FULL).start().await.unwrap();
     let mut requests = 0;
-    while node.metric("hermes_records_lost_total", "").await.unwrap() < 20.0 {
+    while node.metric("hermes_access_log_entries_lost_total", "").await.unwrap() < 20.0 {
         asks(&node, &"x".repeat(1000)).await;
         requests += 1;
         assert!(requests < 1000);
@@ -142,7 +142,7 @@ async fn records_of_a_full_disk_are_counted_and_the_next_have_lines_of_their_own
     until("the last records", async || lines().lines().filter(|line| line.contains("/after")).count() == 20).await;
     let whole = lines().lines().filter(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()).count();
     let broken = lines().lines().count() - whole;
-    let lost = node.metric("hermes_records_lost_total", "").await.unwrap();
+    let lost = node.metric("hermes_access_log_entries_lost_total", "").await.unwrap();
     assert!(broken <= 1, "{broken} lines are no records");
     assert_eq!(whole as f64 + lost, f64::from(requests), "each record is written or counted");
 }

@@ -16,7 +16,7 @@ async fn renewed_under_traffic(life: Duration, times: usize, time: Duration) {
     let fixture = ControllerFixture::new().await;
     fixture.origin(7001, "one");
     let echo = stream::echo(origin::listen(fixture.socket(7007)).unwrap()).unwrap();
-    let life = format!("name: test\ncertificate-life: {}s\n", life.as_secs());
+    let life = format!("name: test\ncertificate-lifetime: {}s\n", life.as_secs());
     let tunnels = format!(
         "---\n{{kind: Service, name: ECHO, authority: \"ECHO:7\", at: {{node: server, tcp: \"{}\"}}, for: {{users: ann}}}}\n",
         echo.address()

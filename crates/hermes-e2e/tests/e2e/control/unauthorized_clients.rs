@@ -252,7 +252,7 @@ async fn the_audit_log_names_rejected_clients() {
 #[tokio::test]
 async fn expired_and_foreign_certificates_are_rejected_and_audited() {
     let fixture = ControllerFixture::new().await;
-    let brief = fixture.documents(7001).replace("name: test\n", "name: test\ncertificate-life: 6s\n");
+    let brief = fixture.documents(7001).replace("name: test\n", "name: test\ncertificate-lifetime: 6s\n");
     fixture.hermes_ok(&["apply", "-f", "-"], &brief);
     let laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
     until("it has enrolled", || fixture.log("laptop").contains("under control")).await;

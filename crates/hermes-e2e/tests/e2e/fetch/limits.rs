@@ -19,7 +19,7 @@ async fn requests_with_a_body_are_not_resumed() {
     let content = Pattern::new(9).bytes(LENGTH);
     let (origin, seen) = origin(move |_, head| Reply::of(&content, "\"one\"", head).cut(50_000));
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     http1.send("GET / HTTP/1.1\r\nhost: site\r\ncontent-length: 10\r\n\r\na question").await.unwrap();
     let got = match http1.head().await {
@@ -38,7 +38,7 @@ async fn a_range_is_cut_at_its_declared_length() {
         reply.with("etag", "\"one\"").with("content-range", "bytes 0-50/1000000")
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     for requests in 1..3 {
         http1.send("GET / HTTP/1.1\r\nhost: site\r\nrange: bytes=0-\r\n\r\n").await.unwrap();
@@ -77,7 +77,7 @@ async fn ranges_of_an_unknown_length_are_requested_to_the_end() {
         }
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let (head, got) = ask(&node, "GET / HTTP/1.1", "").await;
     assert_eq!((head.status(), got.unwrap()), (200, content));
 }
@@ -87,7 +87,7 @@ async fn ranges_of_an_unknown_length_are_requested_to_the_end() {
 async fn a_long_upload_is_no_silence() {
     let (origin, seen) = origin(|_, head| Reply::of(b"thanks", "\"one\"", head));
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}, timeout: {progress: 3s}", origin.address()).await;
+    let node = node(&overlay, "resume: {}, timeout: {progress: 3s}", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     http1.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 450000\r\n\r\n").await.unwrap();
     for _ in 0..45 {
@@ -102,7 +102,7 @@ async fn a_long_upload_is_no_silence() {
 async fn a_client_that_stalls_its_request_is_not_waited_for() {
     let (origin, seen) = origin(|_, head| Reply::of(b"thanks", "\"one\"", head));
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
+    let node = node(&overlay, "resume: {}, timeout: {progress: 1s}", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     http1.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 300000\r\n\r\nonly this").await.unwrap();
     assert_eq!(http1.head().await.unwrap().status(), 408);
@@ -115,7 +115,7 @@ async fn a_deadline_shorter_than_one_attempt_applies() {
     let (origin, seen) = origin(|_, _| Reply::mute());
     let overlay = overlay();
     let document = DOCUMENT.replace("failures: 0", "failures: 1");
-    let draft = overlay.node("device").document(&document).with("TREATMENT", "retrieve: {deadline: 1s}");
+    let draft = overlay.node("device").document(&document).with("TREATMENT", "resume: {deadline: 1s}");
     let node = draft.with("ORIGIN", origin.address()).start().await.unwrap();
     let (head, _) = ask(&node, "GET / HTTP/1.1", "").await;
     assert_eq!((head.status(), seen.count()), (504, 1));
@@ -126,12 +126,12 @@ async fn a_deadline_shorter_than_one_attempt_applies() {
 async fn no_more_wait_than_may() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let overlay = overlay();
-    let document = format!("{}limits: {{retrievals: 1}}\n", DOCUMENT.replace("workers: 2", "workers: 1"));
-    let draft = overlay.node("device").document(&document).with("TREATMENT", "retrieve: {}");
+    let document = format!("{}limits: {{resume-pending: 1}}\n", DOCUMENT.replace("workers: 2", "workers: 1"));
+    let draft = overlay.node("device").document(&document).with("TREATMENT", "resume: {}");
     let node = draft.with("ORIGIN", nobody).start().await.unwrap();
     let mut first = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     first.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
-    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+    node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
     assert_eq!(ask(&node, "GET / HTTP/1.1", "").await.0.status(), 502);
     node.metric_reaches("hermes_limit_hits_total", "limit=\"retrievals\"", 1.0).await;
     // Whoever leaves makes room.
@@ -139,7 +139,7 @@ async fn no_more_wait_than_may() {
     let mut third = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     let waits = events(&node, "retried").await;
     third.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
-    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", waits + 3.0).await;
+    node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", waits + 3.0).await;
 }
 
 /// Though what it sent is not read.
@@ -147,14 +147,14 @@ async fn no_more_wait_than_may() {
 async fn retries_end_when_the_client_disconnects() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", nobody).await;
+    let node = node(&overlay, "resume: {}", nobody).await;
     let another = "GET / HTTP/1.1\r\nhost: site\r\n\r\n".to_owned();
     let long = format!("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 9999999\r\n\r\n{}", "a".repeat(20_000));
     for (number, behind) in [another, long].into_iter().enumerate() {
         let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
         http1.send(format!("GET / HTTP/1.1\r\nhost: site\r\n\r\n{behind}")).await.unwrap();
         let tries = events(&node, "retried").await + 2.0;
-        node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", tries).await;
+        node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", tries).await;
         assert_eq!(node.metric("hermes_sessions_open", "").await.unwrap(), 1.0, "{number}");
         drop(http1);
         until("nobody waits", async || node.metric("hermes_sessions_open", "").await.unwrap() == 0.0).await;
@@ -167,10 +167,10 @@ async fn a_waiting_request_receives_the_answer_of_a_changed_document() {
     for (answer, status) in answers {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let overlay = overlay();
-        let mut node = node(&overlay, "retrieve: {}", nobody).await;
+        let mut node = node(&overlay, "resume: {}", nobody).await;
         let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
         http1.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
-        node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+        node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
         let document = DOCUMENT.replace("upstream: origin, $TREATMENT", answer);
         node.reload(&document, &[("ORIGIN", nobody.to_string())]).await.unwrap();
         let head = http1.head().await.unwrap();
@@ -197,10 +197,10 @@ async fn a_request_refused_during_its_body_is_repeated() {
         }
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     http1.send("PUT / HTTP/1.1\r\nhost: site\r\ncontent-length: 10\r\n\r\nfirst").await.unwrap();
-    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+    node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
     http1.send("other").await.unwrap();
     let head = http1.head().await.unwrap();
     assert_eq!((head.status(), http1.body(&head).await.unwrap().data), (200, b"firstother".to_vec()));
@@ -211,12 +211,12 @@ async fn a_request_refused_during_its_body_is_repeated() {
 async fn an_order_is_not_sent_again_by_a_route_that_does_not_say_that_it_may() {
     let (origin, seen) = origin(|_, _| Reply::status(503).with("retry-after", 5));
     let overlay = overlay();
-    let mut node = node(&overlay, "retrieve: {}, idempotency-key: true", origin.address()).await;
+    let mut node = node(&overlay, "resume: {}, idempotency-key: true", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     let order = "POST / HTTP/1.1\r\nhost: site\r\nidempotency-key: \"k\"\r\ncontent-length: 5\r\n\r\norder";
     http1.send(order).await.unwrap();
-    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
-    let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", origin.address().to_string())];
+    node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
+    let values = [("TREATMENT", "resume: {}".to_owned()), ("ORIGIN", origin.address().to_string())];
     node.reload(DOCUMENT, &values).await.unwrap();
     let head = http1.head().await.unwrap();
     let output = String::from_utf8(http1.body(&head).await.unwrap().data).unwrap();

@@ -1,4 +1,4 @@
-//! The retriever within a node, for clients that ask once: `retrieve`.
+//! The retriever within a node, for clients that ask once: `resume`.
 
 use hermes_testkit::binary::hermes;
 use std::io;
@@ -47,7 +47,7 @@ pub(crate) async fn ask(node: &Node, head: &str, content: &str) -> (Head, io::Re
 
 pub(crate) async fn events(node: &Node, event: &str) -> f64 {
     let labels = format!("route=\"site\",event=\"{event}\"");
-    node.metric("hermes_retrieved_requests_total", &labels).await.unwrap()
+    node.metric("hermes_resume_requests_total", &labels).await.unwrap()
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn a_repeatedly_interrupted_download_is_complete_for_the_client() {
             reply.cut(at)
         });
         let overlay = overlay();
-        let node = node(&overlay, "retrieve: {}", origin.address()).await;
+        let node = node(&overlay, "resume: {}", origin.address()).await;
         let (head, got) = ask(&node, "GET / HTTP/1.1", "").await;
         assert_eq!((head.status(), head.header("content-length")), (200, Some(LENGTH.to_string())));
         assert_eq!(got.unwrap(), content);
@@ -87,10 +87,10 @@ async fn a_node_waits_for_an_origin_that_starts_later() {
     let place = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let overlay = overlay();
     // Longer than any session may make no progress.
-    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", place).await;
+    let node = node(&overlay, "resume: {}, timeout: {progress: 1s}", place).await;
     let labels = "route=\"site\",event=\"retried\"";
     let begin = async {
-        node.metric_reaches("hermes_retrieved_requests_total", labels, 16.0).await;
+        node.metric_reaches("hermes_resume_requests_total", labels, 16.0).await;
         let listener = tokio::net::TcpListener::bind(place).await.unwrap();
         Origin::accepting(listener, |mut stream| async move {
             use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -117,7 +117,7 @@ async fn a_503_is_retried_if_the_method_allows_it() {
         _ => Reply::of(b"now it can", "\"one\"", head),
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let (head, content) = ask(&node, "GET / HTTP/1.1", "").await;
     assert_eq!((head.status(), content.unwrap(), seen.count()), (200, b"now it can".to_vec(), 3));
     let (head, _) = ask(&node, "POST / HTTP/1.1", "once").await;
@@ -144,7 +144,7 @@ async fn an_order_with_a_key_is_sent_again_where_its_route_trusts_keys() {
         }
     });
     let (overlay, origin) = (overlay(), origin.unwrap());
-    let node = node(&overlay, "retrieve: {}, idempotency-key: true", origin.address()).await;
+    let node = node(&overlay, "resume: {}, idempotency-key: true", origin.address()).await;
     let (head, _) = ask(&node, "POST / HTTP/1.1", "an order").await;
     assert_eq!((head.status(), bodies.load(Ordering::SeqCst)), (502, 1), "without a key it goes once");
     let (head, _) = ask(&node, "POST / HTTP/1.1\r\nidempotency-key: \"k\"", "an order").await;
@@ -160,7 +160,7 @@ async fn parts_of_two_are_never_put_together() {
         _ => Reply::of(&new, "\"new\"", head),
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     http1.send("GET /one HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
     http1.head().await.unwrap();
@@ -178,7 +178,7 @@ async fn a_body_with_a_wrong_digest_is_never_complete() {
         if number == 0 { reply.cut(100_000) } else { reply }
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let (head, got) = ask(&node, "GET /one HTTP/1.1", "").await;
     assert_eq!(head.status(), 200);
     assert!(got.is_err(), "{} bytes", got.unwrap().len());
@@ -194,7 +194,7 @@ async fn a_resumed_download_without_progress_times_out() {
         _ => Reply::of(b"only some of it", "\"one\"", head).cut(4),
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {deadline: 1s}", origin.address()).await;
+    let node = node(&overlay, "resume: {deadline: 1s}", origin.address()).await;
     let (head, _) = ask(&node, "GET /never HTTP/1.1", "").await;
     assert_eq!(head.status(), 503, "the last answer is the client's");
     assert!(seen.count() > 1);
@@ -218,7 +218,7 @@ async fn an_origin_that_falls_silent_is_left() {
         _ => Reply::of(&from, "\"one\"", head),
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}, timeout: {progress: 1s}", origin.address()).await;
+    let node = node(&overlay, "resume: {}, timeout: {progress: 1s}", origin.address()).await;
     let (head, got) = ask(&node, "GET / HTTP/1.1", "").await;
     assert_eq!((head.status(), seen.count()), (200, 5));
     assert_eq!(got.unwrap(), content);
@@ -235,7 +235,7 @@ async fn a_range_request_is_resumed_as_a_range() {
         if number < 2 { reply.cut(10_000) } else { reply }
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let (head, got) = ask(&node, "GET / HTTP/1.1\r\nrange: bytes=100000-199999", "").await;
     assert_eq!((head.status(), seen.count()), (206, 3));
     assert_eq!(got.unwrap(), content[100_000..200_000]);
@@ -260,7 +260,7 @@ async fn a_range_ends_at_its_last_byte_although_more_arrives() {
             if number == 0 { reply.cut(4) } else { reply.cut(cut).stalling() }
         });
         let overlay = overlay();
-        let node = node(&overlay, "retrieve: {}", origin.address()).await;
+        let node = node(&overlay, "resume: {}", origin.address()).await;
         // HTTP/1.1 tells the end by the length alone.
         let mut client = ListenerClient::plain(node.address("in")).h2().await.unwrap();
         let requests = http::Request::get("http://site/").header("range", "bytes=100-109").body(()).unwrap();
@@ -281,12 +281,12 @@ async fn a_resumed_download_follows_the_current_route() {
     });
     let (after, seen) = origin(move |_, head| Reply::of(&also, "\"one\"", head));
     let overlay = overlay();
-    let mut node = node(&overlay, "retrieve: {}", before.address()).await;
+    let mut node = node(&overlay, "resume: {}", before.address()).await;
     let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
     http1.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
     let head = http1.head().await.unwrap();
-    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"resumed\"", 1.0).await;
-    let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", after.address().to_string())];
+    node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"resumed\"", 1.0).await;
+    let values = [("TREATMENT", "resume: {}".to_owned()), ("ORIGIN", after.address().to_string())];
     node.reload(DOCUMENT, &values).await.unwrap();
     assert_eq!(http1.body(&head).await.unwrap().data, content);
     assert_eq!(start(&seen.fields("range")[0].clone().unwrap()), 50_000);
@@ -298,19 +298,19 @@ async fn a_waiting_request_follows_a_changed_route() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (there, seen) = origin(|_, head| Reply::of(b"it is here now", "\"one\"", head));
     let overlay = overlay();
-    let mut node = node(&overlay, "retrieve: {}", nobody).await;
+    let mut node = node(&overlay, "resume: {}", nobody).await;
     let http1 = async || {
         let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();
         http1.send("POST / HTTP/1.1\r\nhost: site\r\ncontent-length: 5\r\n\r\norder").await.unwrap();
         http1
     };
     let mut http1 = http1().await;
-    node.metric_reaches("hermes_retrieved_requests_total", "route=\"site\",event=\"retried\"", 2.0).await;
+    node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", 2.0).await;
     // By another route, another upstream, and with another head.
     let elsewhere = DOCUMENT
         .replace("{name: site, upstream: origin,", "{name: other, upstream: new, rewrite: {set-headers: {x-by: new}},")
         .replace("name: origin,", "name: new,");
-    let values = [("TREATMENT", "retrieve: {}".to_owned()), ("ORIGIN", there.address().to_string())];
+    let values = [("TREATMENT", "resume: {}".to_owned()), ("ORIGIN", there.address().to_string())];
     node.reload(&elsewhere, &values).await.unwrap();
     let head = http1.head().await.unwrap();
     let content = http1.body(&head).await.unwrap().data;
@@ -328,7 +328,7 @@ async fn a_download_in_tiny_pieces_is_resumed_at_intervals() {
     let from = content.clone();
     let (origin, seen) = origin(move |_, head| Reply::of(&from, "\"one\"", head).cut(1));
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}", origin.address()).await;
     let began = std::time::Instant::now();
     assert_eq!(ask(&node, "GET / HTTP/1.1", "").await.1.unwrap(), content);
     assert_eq!(seen.count(), 10);
@@ -346,7 +346,7 @@ async fn a_cache_stores_a_resumed_download() {
         if number < 3 { reply.cut(70_000) } else { reply }
     });
     let overlay = overlay();
-    let node = node(&overlay, "retrieve: {}, cache: {}", origin.address()).await;
+    let node = node(&overlay, "resume: {}, cache: {}", origin.address()).await;
     for _ in 0..2 {
         let (head, got) = ask(&node, "GET / HTTP/1.1", "").await;
         assert_eq!((head.status(), got.unwrap() == content), (200, true));

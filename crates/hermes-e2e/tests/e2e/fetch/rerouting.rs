@@ -12,7 +12,7 @@ use hermes_testkit::raw_http1::Head;
 use crate::fetch::lab::{Reply, Seen, origin};
 use crate::fetch::node::{DOCUMENT, LENGTH, ask, node, overlay};
 
-const TREATMENT: &str = "retrieve: {}, cache: {}";
+const TREATMENT: &str = "resume: {}, cache: {}";
 const ALICE: &str = "GET /x HTTP/1.1\r\nhost: site\r\nx-who: alice\r\n\r\n";
 
 async fn site(overlay: &Overlay, origin: SocketAddr) -> Node {
@@ -30,7 +30,7 @@ async fn alice_goes_elsewhere(node: &mut Node, action: &str, origin: SocketAddr,
 
 async fn tries(node: &Node, event: &str, count: f64) {
     let labels = format!("route=\"site\",event=\"{event}\"");
-    node.metric_reaches("hermes_retrieved_requests_total", &labels, count).await;
+    node.metric_reaches("hermes_resume_requests_total", &labels, count).await;
 }
 
 fn hit(head: &Head) -> bool {

@@ -36,7 +36,7 @@ async fn requests_that_are_begun_only_to_be_broken_off_end_the_connection() {
     };
     assert_eq!(closed, Some(Abort::Connection(code::EXCESSIVE_LOAD)), "after {begun}");
     assert!(begun > 50, "{begun}");
-    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "rapid-reset", 1.0).await;
     fixture.serves_on(&fixture.connect().await, "afterwards").await;
     fixture.node.quiet().await;
 }

@@ -35,7 +35,7 @@ const BESIDE: usize = 8 << 20;
 
 const FAR: &str = "
 workers: 1
-limits: {unread: $UNREAD, stream-window: 256KiB, connection-window: 1MiB}
+limits: {receive-buffer: $UNREAD, stream-window: 256KiB, connection-window: 1MiB}
 listeners:
 - {name: door, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: optional}}
 routes:
@@ -184,7 +184,7 @@ async fn pending_tunnels_count_and_the_largest_holder_ends_first() {
             greedy.push((send, recv));
         }
     }
-    fixture.far.metric_reaches("hermes_limit_hits_total", "unread", 2.0).await;
+    fixture.far.metric_reaches("hermes_limit_hits_total", "receive-buffer", 2.0).await;
     let grown = fixture.far.memory().unwrap().saturating_sub(before);
     assert!(grown < 32 << 20, "{} MiB", grown >> 20);
     fixture.serves_beside().await;

@@ -176,11 +176,11 @@ async fn an_eighth_of_the_connections_is_for_authenticated_nodes() {
 
 const ONE_CONNECTION: &str = "
 workers: 1
-limits: {upstream-connections: 1, upstream-pending: 16, retrievals: 16}
+limits: {upstream-connections: 1, upstream-pending: 16, resume-pending: 16}
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 routes:
-- {name: retrieved, match: {path: /retrieved}, upstream: down, retrieve: {deadline: 1m}}
+- {name: retrieved, match: {path: /retrieved}, upstream: down, resume: {deadline: 1m}}
 - {name: all, upstream: slow}
 upstreams:
 - {name: slow, protocol: h1, endpoints: ['$SLOW']}
@@ -221,7 +221,7 @@ async fn requests_waiting_for_an_upstream_exclude_no_other() {
 async fn retried_requests_exclude_no_other() {
     let overlay = overlay();
     let node = overlay.node("fort").document(ONE_CONNECTION).with("SLOW", "127.0.0.1:1").start().await.unwrap();
-    let hits = async || node.metric("hermes_limit_hits_total", "retrievals").await.unwrap_or_default();
+    let hits = async || node.metric("hermes_limit_hits_total", "resume-pending").await.unwrap_or_default();
     let asks = "GET /retrieved HTTP/1.1\r\nHost: HERE\r\n\r\n";
     let flood = "GET /retrieved HTTP/1.1\r\nHost: HERE\r\nConnection: close\r\n\r\n";
     let _flood = Flood::begin(FLOODER, node.address("in"), 40, flood);

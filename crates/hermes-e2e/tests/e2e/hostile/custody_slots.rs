@@ -31,7 +31,7 @@ routes:
 async fn channel(from: IpAddr, node: &Node) -> RawHttp1<TcpStream> {
     let mut http1 = RawHttp1::new(connect(from, node.address("in")).await.unwrap());
     let head = format!(
-        "GET {PATH} HTTP/1.1\r\nHost: fort\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\nhermes-line: a\r\n\r\n"
+        "GET {PATH} HTTP/1.1\r\nHost: fort\r\nConnection: upgrade\r\nUpgrade: {PROTOCOL}\r\nhermes-custody-path: a\r\n\r\n"
     );
     http1.send(head).await.unwrap();
     assert_eq!(http1.head().await.unwrap().status(), 101);

@@ -40,7 +40,7 @@ async fn flood(frames: &mut Frames<TcpStream>, burst: &[Frame], times: usize) {
 async fn calmed(fixture: &mut NodeFixture, frames: &mut Frames<TcpStream>, times: f64) {
     let output = frames.goodbye().await.unwrap();
     assert!(matches!(output, None | Some(CALM)), "{output:?}");
-    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", times).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "rapid-reset", times).await;
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn requests_that_are_begun_only_to_be_broken_off_end_the_connection() {
         }
     }
     assert!((50..500).contains(&broken_off), "it went on for {broken_off}");
-    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "rapid-reset", 1.0).await;
     fixture.still_serves("h1").await;
     fixture.node.quiet().await;
 }
@@ -141,7 +141,7 @@ async fn streams_that_break_the_rules_end_the_connection_in_the_end() {
         }
     }
     assert!((20..500).contains(&broken), "it went on for {broken}");
-    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", 1.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "rapid-reset", 1.0).await;
     assert!(fixture.still_serves("h1").await.iter().all(|seen| seen.body.is_none()));
 }
 
@@ -164,7 +164,7 @@ async fn an_endless_head_ends_the_connection() {
             connections += f64::from(begins == kind::HEADERS);
         }
     }
-    fixture.node.metric_reaches("hermes_limit_hits_total", "calm", connections).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "rapid-reset", connections).await;
     assert!(fixture.still_serves("h1").await.is_empty());
     let grown = fixture.node.memory().unwrap().saturating_sub(before);
     assert!(grown < GROWTH, "{grown}");

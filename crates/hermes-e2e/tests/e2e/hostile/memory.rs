@@ -85,7 +85,7 @@ struct Fixture {
 
 const DOCUMENT: &str = "
 workers: 1
-limits: {unread: 16MiB}
+limits: {receive-buffer: 16MiB}
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 - {name: game, bind: '127.0.0.1:0', protocol: udp, authority: 'GAME:9'}
@@ -292,7 +292,7 @@ async fn one_that_reads_nothing_does_not_stop_the_others() {
     let head = http1.head().await.unwrap();
     assert_eq!(http1.body(&head).await.unwrap().data.len(), MUCH);
     // Most of it was more than may lie unread.
-    fixture.node.metric_reaches("hermes_limit_hits_total", "unread", 1.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "receive-buffer", 1.0).await;
     fixture.assert_bounded("a hundred answers that nobody reads").await;
 }
 

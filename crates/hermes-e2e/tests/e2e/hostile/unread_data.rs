@@ -36,7 +36,7 @@ const CHUNK_SIZE: usize = 256;
 
 const DOCUMENT: &str = "
 workers: 1
-limits: {unread: $UNREAD, header-count: 20}
+limits: {receive-buffer: $UNREAD, header-count: 20}
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 routes:
@@ -211,7 +211,7 @@ async fn pending_tunnels_count_and_the_largest_holder_ends_first() {
         }
         greedy.push((client, tunnels));
     }
-    fixture.node.metric_reaches("hermes_limit_hits_total", "unread", 2.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "receive-buffer", 2.0).await;
     let (_, sessions) = fixture.node.ask("/sessions").await.unwrap();
     assert!(sessions.contains("127.0.0.2"), "the innocent lost: {sessions}");
 }
@@ -244,10 +244,10 @@ async fn ended_tunnels_are_not_ended_again_while_their_reset_is_unread() {
             frames.send(&[Frame::new(kind::DATA, 0, stream, vec![7; FULL])]).await.unwrap();
         }
     }
-    fixture.node.metric_reaches("hermes_limit_hits_total", "unread", 1.0).await;
+    fixture.node.metric_reaches("hermes_limit_hits_total", "receive-buffer", 1.0).await;
     // Some ticks.
     tokio::time::sleep(5 * STALLED).await;
-    let ended = fixture.node.metric("hermes_limit_hits_total", "unread").await.unwrap();
+    let ended = fixture.node.metric("hermes_limit_hits_total", "receive-buffer").await.unwrap();
     assert!(ended <= 8.0, "{ended} of 8 sessions");
 }
 

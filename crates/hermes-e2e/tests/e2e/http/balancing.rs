@@ -270,8 +270,8 @@ async fn a_request_without_a_connection_uses_a_backup_without_a_policy() {
         let answer = connection.ask(request, b"").await.unwrap();
         assert_eq!((answer.status, &*answer.text()), (200, "1"));
     }
-    node.record(|record| record["tries"] == 2).await;
-    node.record(|record| record["tries"].is_null()).await;
+    node.record(|record| record["attempts"] == 2).await;
+    node.record(|record| record["attempts"].is_null()).await;
 }
 
 /// That nothing was sent is a word between nodes.
@@ -344,7 +344,7 @@ async fn passive_watching_lets_a_failing_endpoint_rest() {
     let sites = [Site::start(0), Site::start(1)];
     let overlay = overlay();
     let retry = ", retry: {on: [reset], attempts: 2, backoff: {base: 1ms, max: 1ms}}";
-    let outlier = ", outlier: {failures: 2, rest: 1s}";
+    let outlier = ", outlier: {failures: 2, ejection-time: 1s}";
     let node = node(&overlay, "round-robin", retry, outlier, &sites.each_ref()).await;
     let mut connection = connect(&node).await;
     sites[0].well.store(false, Ordering::SeqCst);

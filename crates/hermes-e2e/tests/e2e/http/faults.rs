@@ -149,7 +149,7 @@ listeners:
 routes:
 - {name: all, upstream: origin}
 upstreams:
-- {name: origin, protocol: h1, endpoints: ['$ORIGIN'], outlier: {failures: 2, rest: 60s}}
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN'], outlier: {failures: 2, ejection-time: 60s}}
 ";
     let node = overlay.node("edge").document(document).with("ORIGIN", origin.address()).start().await.unwrap();
     for _ in 0..6 {

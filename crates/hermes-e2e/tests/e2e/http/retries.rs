@@ -55,7 +55,7 @@ fn origin(deeds: &'static [OriginBehaviour]) -> (Origin, Seen<Vec<u8>>) {
 }
 
 const DOCUMENT: &str = "
-limits: {retry-floor: $FLOOR, request-body-buffer: 64KiB}
+limits: {min-retry-concurrency: $FLOOR, request-body-buffer: 64KiB}
 listeners:
 - {name: in, bind: '127.0.0.1:0', protocol: http}
 routes:
@@ -98,7 +98,7 @@ async fn an_endpoint_that_refuses_is_followed_by_another() {
         assert_eq!(ask(&node, Method::POST, b"body").await.status, 200);
         assert_eq!(next(&mut receiver).await, b"body");
     }
-    node.record(|record| record["tries"] == 2).await;
+    node.record(|record| record["attempts"] == 2).await;
 }
 
 #[tokio::test]

@@ -206,7 +206,7 @@ upstreams:
   protocol: $PROTOCOL
   overlay: false
   balance: round-robin
-  outlier: {failures: 2, rest: 60s}
+  outlier: {failures: 2, ejection-time: 60s}
   endpoints: [$SITES]
 ";
 

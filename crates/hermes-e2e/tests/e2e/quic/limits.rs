@@ -81,7 +81,7 @@ async fn packets_of(lasting: &Lasting, limits: &str, size: usize) -> Option<f64>
 async fn packets_may_be_jumbo_on_jumbo_links() {
     const SIZE: usize = 16 << 20;
     let mut packets = Vec::new();
-    for limits in ["", ", quic-initial-mtu: 6500B, quic-largest-mtu: 6500B"] {
+    for limits in ["", ", quic-initial-mtu: 6500B, quic-max-mtu: 6500B"] {
         for attempt in 0.. {
             assert!(attempt < 5, "QUIC never got through");
             let lasting = Lasting::new([127, 0, 36, 3]);

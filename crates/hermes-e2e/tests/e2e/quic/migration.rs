@@ -43,7 +43,7 @@ async fn connections_survive_moves(workers: usize) {
     }
     // Two moves that come close upon each other are seen as one; every tunnel has moved at least once.
     node.metric_reaches("hermes_quic_migrations_total", "", TUNNELS as f64).await;
-    let passed_on = node.metric("hermes_quic_passed_on_total", "").await.unwrap();
+    let passed_on = node.metric("hermes_quic_forwarded_total", "").await.unwrap();
     assert_eq!(passed_on, 0.0, "the kernel finds the worker by itself");
     let lost = node.metric("hermes_quic_packets_lost_total", "").await.unwrap();
     let sent = node.metric("hermes_quic_packets_sent_total", "").await.unwrap();

@@ -49,7 +49,7 @@ async fn connections_outlive_their_listener_and_its_successor_shares_their_socke
     for tunnel in &mut tunnels {
         tunnel.round(20_000).await;
     }
-    assert_eq!(node.metric("hermes_quic_passed_on_total", "").await.unwrap(), 0.0);
+    assert_eq!(node.metric("hermes_quic_forwarded_total", "").await.unwrap(), 0.0);
 
     // Its sockets close with the last connection at them.
     reload(&mut node, &behind, at, "http3: true", "http3: false").await;

@@ -122,7 +122,7 @@ async fn takeovers_in_a_row_under_load_lose_nothing() {
     print!("{report}");
     report.assert_whole(20);
     lasting.finish().await;
-    reigning.metric_reaches("hermes_quic_passed_on_total", "", 1.0).await;
+    reigning.metric_reaches("hermes_quic_forwarded_total", "", 1.0).await;
     for old in retired {
         let log = old.log();
         assert!(old.ended().await.success(), "{log}");
@@ -149,7 +149,7 @@ async fn a_successor_that_fails_changes_nothing() {
     lasting.progress(5).await;
     traffic.finish().await.assert_whole(10);
     lasting.finish().await;
-    assert_eq!(reigning.metric("hermes_quic_passed_on_total", "").await.unwrap(), 0.0);
+    assert_eq!(reigning.metric("hermes_quic_forwarded_total", "").await.unwrap(), 0.0);
     reigning.assert_sound();
 }
 

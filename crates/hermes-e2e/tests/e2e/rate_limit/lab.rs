@@ -1,4 +1,4 @@
-//! What the tests of `pace` share: a node, an origin that limits, and clients that know nothing of each other.
+//! What the tests of `upstream-rate-limit` share: a node, an origin that limits, and clients that know nothing of each other.
 
 use hermes_testkit::binary::hermes;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -10,20 +10,20 @@ const LIMIT: usize = 20;
 async fn clients_see_no_refusal_and_the_service_makes_few() {
     let overlay = overlay();
     let (origin, tally) = limiting(LIMIT);
-    let edge = node(&overlay, ", pace: {}", origin.address()).await;
+    let edge = node(&overlay, ", upstream-rate-limit: {}", origin.address()).await;
     let seen = clients(&edge, 40, 3).await;
     assert_eq!((seen.passed, seen.refused), (120, 0));
     // Those that were under way together at first, and what a probe costs.
     let refused = tally.refused.load(Ordering::SeqCst);
     assert!(refused < 60, "{refused}");
     assert!(tally.passed.load(Ordering::SeqCst) == 120);
-    let released = edge.metric("hermes_paced_requests_total", "event=\"released\"").await.unwrap();
+    let released = edge.metric("hermes_upstream_rate_limit_requests_total", "event=\"released\"").await.unwrap();
     assert!(released >= 60.0, "{released}");
-    let waited = edge.metric("hermes_pace_wait_seconds_count", "route=\"service\"").await.unwrap();
+    let waited = edge.metric("hermes_upstream_rate_limit_wait_seconds_count", "route=\"service\"").await.unwrap();
     assert!((waited - released).abs() < 0.5, "{waited} {released}");
-    let rate = edge.metric("hermes_pace_rate", "route=\"service\"").await.unwrap();
+    let rate = edge.metric("hermes_upstream_rate_limit_per_second", "route=\"service\"").await.unwrap();
     assert!((10.0..80.0).contains(&rate), "{rate}");
-    let counted = edge.metric("hermes_paced_requests_total", "event=\"refused\"").await.unwrap();
+    let counted = edge.metric("hermes_upstream_rate_limit_requests_total", "event=\"refused\"").await.unwrap();
     assert!((counted - refused as f64).abs() < 0.5, "{counted} {refused}");
 }
 
@@ -31,11 +31,11 @@ async fn clients_see_no_refusal_and_the_service_makes_few() {
 async fn requests_without_a_limit_do_not_wait() {
     let overlay = overlay();
     let (origin, tally) = limiting(10_000);
-    let edge = node(&overlay, ", pace: {}", origin.address()).await;
+    let edge = node(&overlay, ", upstream-rate-limit: {}", origin.address()).await;
     let seen = clients(&edge, 20, 20).await;
     assert_eq!((seen.passed, seen.refused), (400, 0));
     assert_eq!(tally.refused.load(Ordering::SeqCst), 0);
-    assert!(!edge.ask("/metrics").await.unwrap().1.contains("hermes_paced_requests_total{"));
+    assert!(!edge.ask("/metrics").await.unwrap().1.contains("hermes_upstream_rate_limit_requests_total{"));
 }
 
 /// The case. It takes two minutes; its figures are printed.
@@ -45,7 +45,7 @@ async fn a_hundred_clients_with_and_without() {
     let overlay = overlay();
     let (count, each) = (100, 10);
     let mut errors = Vec::new();
-    for pace in ["", ", pace: {}"] {
+    for pace in ["", ", upstream-rate-limit: {}"] {
         let (origin, tally) = limiting(LIMIT);
         let edge = node(&overlay, pace, origin.address()).await;
         let seen = clients(&edge, count, each).await;

@@ -60,10 +60,10 @@ routes:
 - {name: by-dns, match: {kind: ip, authority: '*.far.corp'}, terminate: {tun: gw0}}
 - name: v4
   match: {kind: ip, network: 198.18.0.0/16}
-  terminate: {tun: gw0, address: [10.0.0.1], inner: 10.0.0.1}
+  terminate: {tun: gw0, address: [10.0.0.1], dnat: 10.0.0.1}
 - name: v6
   match: {kind: ip, network: 'fd00:6865:726d::/64'}
-  terminate: {tun: gw0, address: ['fd00:10::1'], inner: 'fd00:10::1'}
+  terminate: {tun: gw0, address: ['fd00:10::1'], dnat: 'fd00:10::1'}
 ";
 
 /// Where each user's listener answers questions.

@@ -40,10 +40,10 @@ listeners:
 routes:
 - name: v4
   match: {kind: ip, network: 10.0.0.0/24}
-  terminate: {tun: gw0, address: [10.9.0.1], inner: 10.9.0.1, assign: [10.20.0.0/24]}
+  terminate: {tun: gw0, address: [10.9.0.1], dnat: 10.9.0.1, assign: [10.20.0.0/24]}
 - name: v6
   match: {kind: ip, network: 'fd00:10::/64'}
-  terminate: {tun: gw0, address: ['fd00:9::1'], inner: 'fd00:9::1', assign: ['fd00:20::/64']}
+  terminate: {tun: gw0, address: ['fd00:9::1'], dnat: 'fd00:9::1', assign: ['fd00:20::/64']}
 ";
 
 const ASKED: [&str; 4] = ["10.0.0.1", "10.0.0.2", "fd00:10::1", "fd00:10::2"];

@@ -152,7 +152,7 @@ fn documents(fixture: &ControllerFixture, life: &str) -> String {
         at(8082)
     );
     format!(
-        "kind: Overlay\nname: test\ncertificate-life: {life}\n---\n\
+        "kind: Overlay\nname: test\ncertificate-lifetime: {life}\n---\n\
          {{kind: Node, name: laptop, links: ingress, apps: {apps}}}\n---\n\
          {{kind: Node, name: desk, links: ingress}}\n---\n\
          {{kind: Node, name: ingress, role: standalone, runs: envoy, address: \"{envoy}\", bind: \"{envoy}\", links: server}}\n---\n\
@@ -179,7 +179,7 @@ async fn an_envoy_goes_by_an_alternate_and_comes_back() {
         format!("{{kind: Node, name: {name}, address: \"{0}\", bind: \"{0}\"{more}}}\n---\n", at(port))
     };
     let more = [
-        "kind: Overlay\nname: test\ncertificate-life: 1d\nnodes: {health: {interval: 200ms, healthy: 1}}\n---\n"
+        "kind: Overlay\nname: test\ncertificate-lifetime: 1d\nnodes: {health: {interval: 200ms, healthy: 1}}\n---\n"
             .to_owned(),
         node("other", 9446, ""),
         node("side", 9445, ", role: standalone, links: other"),

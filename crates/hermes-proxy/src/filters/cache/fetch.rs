@@ -41,7 +41,7 @@ pub(crate) struct Fetch {
     /// The session of the fetch, independent of those of its readers.
     pub(crate) entry: Rc<SessionEntry>,
     /// For a resumable body: the session that requests its rest, and the route of the latest part.
-    pub(crate) retrieved: Option<(Rc<SessionEntry>, Arc<Route>)>,
+    pub(crate) resumed: Option<(Rc<SessionEntry>, Arc<Route>)>,
     /// The expected number of bytes, if known.
     pub(crate) owed: Option<u64>,
     /// The idle timeout for the origin, as in any session.
@@ -66,7 +66,7 @@ impl Fetch {
                 Ok(room) => room?,
                 Err(_) => {
                     for _ in 0..self.flight.cut_laggards() {
-                        self.cache.hit_limit("cache-laggards");
+                        self.cache.hit_limit("cache-slow-clients");
                     }
                     continue;
                 }
@@ -101,7 +101,7 @@ impl Fetch {
 
     /// True if the body now arrives by a route with another cache, since the document changed.
     fn goes_elsewhere(&mut self) -> bool {
-        let Some((entry, led)) = &mut self.retrieved else { return false };
+        let Some((entry, led)) = &mut self.resumed else { return false };
         match &*entry.route.borrow() {
             Some(now) if !Arc::ptr_eq(now, led) => {
                 // Compared once for each change, since this function runs for each frame.

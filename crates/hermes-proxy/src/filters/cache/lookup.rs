@@ -236,7 +236,7 @@ impl CacheRequest<'_> {
             let mut response = match fetched {
                 Ok(response) => response,
                 Err(error) => {
-                    let unreachable = (error.side() == Side::Upstream).then_some(self.cache.settings.stale);
+                    let unreachable = (error.side() == Side::Upstream).then_some(self.cache.settings.stale_if_error);
                     return match self.stand_in(stored.as_ref(), miss, unreachable, None, times.came).await {
                         Some(response) if error.side() == Side::Upstream => Ok(response),
                         _ => Err(error),
@@ -247,7 +247,7 @@ impl CacheRequest<'_> {
             if matches!(status.as_u16(), 500 | 502 | 503 | 504) {
                 // A proxy after this node reports that it did not reach the origin either.
                 let is_proxys = status.as_u16() != 500 && response.headers().contains_key(PROXY_STATUS);
-                let unreachable = is_proxys.then_some(self.cache.settings.stale);
+                let unreachable = is_proxys.then_some(self.cache.settings.stale_if_error);
                 let stands_in = self.stand_in(stored.as_ref(), miss, unreachable, Some(status), times.came).await;
                 if let Some(kept) = stands_in {
                     return Ok(kept);
@@ -289,7 +289,7 @@ impl CacheRequest<'_> {
         next: Next<'_>,
         stored: Option<&Stored>,
     ) -> Result<Response<Body>, Error> {
-        let stale = self.cache.settings.stale;
+        let stale = self.cache.settings.stale_if_error;
         let now = millis();
         let has_other = stored.is_some_and(|stored| {
             let head = &stored.head;

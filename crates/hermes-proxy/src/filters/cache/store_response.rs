@@ -78,8 +78,8 @@ impl CacheRequest<'_> {
         // The requesting session may end before the other readers.
         let entry = forward.entry.detached(forward.worker);
         body.bind(&entry);
-        let retrieve = forward.route.retrieve.filter(|_| body.is_resumed());
-        if forward.route.custody.is_some() || retrieve.is_some() {
+        let resume = forward.route.resume.filter(|_| body.is_resumed());
+        if forward.route.custody.is_some() || resume.is_some() {
             // Readers that share the response wait as long as the requesting session, since the path may be unavailable
             // to all of them.
             forward.entry.set_held(true);
@@ -92,11 +92,11 @@ impl CacheRequest<'_> {
             head,
             body,
             entry,
-            retrieved: retrieve.and(led).map(|route| (forward.entry.clone(), route)),
+            resumed: resume.and(led).map(|route| (forward.entry.clone(), route)),
             owed,
-            idle: match (&forward.route.custody, retrieve) {
+            idle: match (&forward.route.custody, resume) {
                 (Some(custody), _) => custody.deadline,
-                (None, Some(retrieve)) => retrieve.deadline + forward.route.timeout.progress,
+                (None, Some(resume)) => resume.deadline + forward.route.timeout.progress,
                 (None, None) => forward.route.timeout.idle_of(Kind::Http),
             },
             is_done: false,

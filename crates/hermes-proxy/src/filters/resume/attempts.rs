@@ -4,7 +4,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use hermes_model::snapshot::Retrieve;
+use hermes_model::snapshot::Resume;
 use http::response::Parts;
 use http::{Method, Response};
 use http_body::Body as _;
@@ -26,9 +26,9 @@ use hermes_transport::runtime::session::{Delivery, OwnTimeoutGuard};
 ///
 /// # Errors
 /// The error of the last try, if no retry can help, too many sessions wait, or the deadline has passed.
-pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
+pub(crate) async fn handle(resume: Resume, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let (worker, entry, metrics) = (forward.worker, forward.entry, &forward.worker.shared.metrics);
-    let until = Instant::now() + retrieve.deadline;
+    let until = Instant::now() + resume.deadline;
     let left = || until.saturating_duration_since(Instant::now());
     // This filter applies its own timeout to each try, in place of the session's.
     let _watched = OwnTimeoutGuard::begin(entry);
@@ -62,10 +62,10 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
                 let answer = Answer::read(&parts, SystemTime::now());
                 let is_asked_again = answer.may_pass() && may_repeat();
                 if is_asked_again && is_over {
-                    metrics.retrieved(&forward.route.name, "expired");
+                    metrics.resumed(&forward.route.name, "expired");
                 }
                 if !is_asked_again || is_over {
-                    return Ok(resumable(forward, retrieve, (parts, body), &answer));
+                    return Ok(resumable(forward, resume, (parts, body), &answer));
                 }
                 // The response leaves its connection, which other requests need meanwhile.
                 (Ok(Body::small(Response::from_parts(parts, body)).await), REFUSED, answer.retry_after)
@@ -74,7 +74,7 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
             Err(error @ Error::NoProgress(_)) if forward.body.waits_for_client() => return Err(error),
             // The last try had only the remaining time, so the outcome before it says more.
             Err(Error::NoProgress(_)) if is_over && let Some((last, by)) = last.take() => {
-                metrics.retrieved(&forward.route.name, "expired");
+                metrics.resumed(&forward.route.name, "expired");
                 // The session must show the route of the returned outcome: the last try may have used another one.
                 *entry.route.borrow_mut() = by;
                 return last;
@@ -85,7 +85,7 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
             },
         };
         if is_over {
-            metrics.retrieved(&forward.route.name, "expired");
+            metrics.resumed(&forward.route.name, "expired");
             return outcome;
         }
         if waiting.is_none() {
@@ -97,7 +97,7 @@ pub(crate) async fn handle(retrieve: Retrieve, forward: &Forward<'_>, next: Next
         // From here on, the download may take long. A client that half-closes counts as gone, and makes room for
         // others.
         entry.set_ends_half_closed(true);
-        metrics.retrieved(&forward.route.name, "retried");
+        metrics.resumed(&forward.route.name, "retried");
         tokio::time::sleep(backoff::pause(fruitless, after, left(), most, rand::random())).await;
         let by = entry.route.borrow().clone();
         (fruitless, last) = (fruitless.saturating_add(1), Some((outcome, by)));
@@ -116,7 +116,7 @@ async fn watched(
     let patience = || {
         let route = entry.route.borrow();
         let route = route.as_deref().unwrap_or(forward.route);
-        let turn = route.pace.map(|pace| pace.deadline).unwrap_or_default();
+        let turn = route.upstream_rate_limit.map(|limit| limit.deadline).unwrap_or_default();
         let custody = route.custody.map(|custody| custody.deadline).unwrap_or_default();
         (route.timeout.progress + turn + custody).min(left)
     };
@@ -145,19 +145,14 @@ const CLOCK_RESOLUTION: Duration = Duration::from_millis(100);
 pub(super) const FAIR_ENDPOINT_TIME: Duration = Duration::from_millis(500);
 
 /// Wraps a response so that an interruption leads to a request for its rest.
-fn resumable(
-    forward: &Forward<'_>,
-    retrieve: Retrieve,
-    (parts, body): (Parts, Body),
-    answer: &Answer,
-) -> Response<Body> {
+fn resumable(forward: &Forward<'_>, resume: Resume, (parts, body): (Parts, Body), answer: &Answer) -> Response<Body> {
     // A request with a body may mean something else on each send, and its body is no longer available.
     let is_bare = forward.entry.facts.method == Method::GET && matches!(forward.body, RequestBody::Empty);
     let body = match Resumable::of(answer).filter(|_| is_bare) {
         Some(rest) if !body.is_end_stream() => Body::boxed(ResumableBody::new(
             forward.worker.clone(),
             forward.entry.clone(),
-            (RequestForm::of(&forward.rewriter), retrieve),
+            (RequestForm::of(&forward.rewriter), resume),
             (body, rest, answer),
         )),
         _ => body,

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hermes_model::snapshot::Retrieve;
+use hermes_model::snapshot::Resume;
 use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
@@ -53,7 +53,7 @@ pub(crate) struct ResumableBody {
     /// The current session, passed on to the bodies that follow.
     session: RefCell<Option<Rc<SessionEntry>>>,
     manner: RequestForm,
-    retrieve: Retrieve,
+    resume: Resume,
     rest: Resumable,
     state: State,
     /// Bytes of the current response that were delivered before.
@@ -120,7 +120,7 @@ impl ResumableBody {
     pub(super) fn new(
         worker: Rc<Worker>,
         entry: Rc<SessionEntry>,
-        (manner, retrieve): (RequestForm, Retrieve),
+        (manner, resume): (RequestForm, Resume),
         (body, rest, answer): (Body, Resumable, &Answer),
     ) -> Self {
         // The digest covers the complete representation, so it cannot verify a part.
@@ -135,7 +135,7 @@ impl ResumableBody {
             entry,
             session: RefCell::new(None),
             manner,
-            retrieve,
+            resume,
             rest,
             state,
             skip: 0,
@@ -351,14 +351,18 @@ impl ResumableBody {
     }
 
     fn left(&self) -> Duration {
-        self.retrieve.deadline.saturating_sub(self.came.elapsed())
+        self.resume.deadline.saturating_sub(self.came.elapsed())
     }
 
     /// The time that a try may take without progress. `with_turn`: includes the wait for the rate limit.
     fn patience(&self, with_turn: bool) -> Duration {
         let route = self.entry.route.borrow();
         let timeouts = route.as_ref().map(|route| route.timeout).unwrap_or_default();
-        let turn = route.as_ref().filter(|_| with_turn).and_then(|route| route.pace).map(|pace| pace.deadline);
+        let turn = route
+            .as_ref()
+            .filter(|_| with_turn)
+            .and_then(|route| route.upstream_rate_limit)
+            .map(|limit| limit.deadline);
         (timeouts.progress + turn.unwrap_or_default()).min(self.left())
     }
 
@@ -368,7 +372,7 @@ impl ResumableBody {
 
     fn note(&self, event: &'static str) {
         if let Some(route) = &*self.entry.route.borrow() {
-            self.worker.shared.metrics.retrieved(&route.name, event);
+            self.worker.shared.metrics.resumed(&route.name, event);
         }
     }
 

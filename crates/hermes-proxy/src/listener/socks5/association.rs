@@ -190,7 +190,7 @@ impl Association {
         self.source = source;
         let Some(payload) = self.table.offer(&header[..], payload) else { return };
         if self.connection.takes_no_more(&self.worker) {
-            return self.worker.shared.metrics.dropped("listener-gone", 1);
+            return self.worker.shared.metrics.dropped("listener-removed", 1);
         }
         // Copied: a slice would keep the whole datagram alive as long as the flow.
         let header = Bytes::copy_from_slice(&header);

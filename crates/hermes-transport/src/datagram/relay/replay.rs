@@ -75,7 +75,7 @@ impl AdvertisedState {
             if let Other::Whole { kind, payload } = other
                 && !self.add(*kind, payload)
             {
-                worker.shared.metrics.limit("remembered-capsules");
+                worker.shared.metrics.limit("replayed-capsules");
             }
         }
     }

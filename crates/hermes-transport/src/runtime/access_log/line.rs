@@ -76,7 +76,7 @@ pub(super) fn write(out: &mut Vec<u8>, node: &str, clock: &mut Clock, record: &R
     number(out, "sent", record.sent);
     milliseconds(out, record.duration);
     if record.tries > 1 {
-        number(out, "tries", u64::from(record.tries));
+        number(out, "attempts", u64::from(record.tries));
     }
     if let Some(error) = record.error {
         text(out, "error", error.label());

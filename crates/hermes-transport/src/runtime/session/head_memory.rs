@@ -3,7 +3,7 @@
 //! In: sessions that begin and end, and the heads of their requests and responses. Out: a sum. Beyond
 //! `limits.request-memory`, sessions of the client that holds most end, starting with those that were silent for
 //! longest. An HTTP/2 client pays one byte for a field that costs a hundred here, and may leave its response unread. So
-//! neither streams nor bytes on the wire bound this memory. Never: a byte of a body; `limits.unread` covers those.
+//! neither streams nor bytes on the wire bound this memory. Never: a byte of a body; `limits.receive-buffer` covers those.
 
 use std::cell::Cell;
 use std::cmp::Reverse;

@@ -36,7 +36,7 @@ pub struct SessionView {
     /// `opening`, `open` or `blocked`.
     pub phase: &'static str,
     /// True if the session waits for bytes in custody, or for its turn: no timeout applies.
-    pub held: bool,
+    pub waiting: bool,
     /// Bytes from the client.
     pub received: u64,
     /// Bytes to the client.
@@ -63,7 +63,7 @@ impl SessionView {
                 Phase::Open => "open",
                 Phase::Blocked => "blocked",
             },
-            held: entry.is_held.get(),
+            waiting: entry.is_held.get(),
             received: entry.received.get(),
             sent: entry.sent.get(),
             age: entry.started.elapsed().as_secs_f64(),

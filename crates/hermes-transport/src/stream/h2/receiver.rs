@@ -3,7 +3,7 @@
 //! In: the half of h2. Out: chunks. Small frames are coalesced. Unread bytes are taken out of h2, because h2 counts
 //! unread frames and closes the whole shared connection if they are many. The window of a stream opens only as its
 //! reader reads. The window of the connection grows by the bytes that remain unread for longer than a tick, so that its
-//! other streams keep flowing. `limits.unread` bounds these bytes (see [`unread`](crate::runtime::receive_budget)).
+//! other streams keep flowing. `limits.receive-buffer` bounds these bytes (see [`unread`](crate::runtime::receive_budget)).
 
 use std::cell::Cell;
 use std::rc::Rc;
