@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hermes_model::authority::{Authority, MAX_HOST_BYTES};
 use hermes_model::facts::{Facts, Kind, Trust};
 use hermes_model::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
-use hermes_model::rewrite::{Head, PathRewrite, Rewrite, Template, Vars};
+use hermes_model::rewrite::{Head, PathRewrite, Rewrite, Template, TemplateValues};
 use hermes_model::trust::{SpiffeKind, parse_spiffe};
 use hermes_model::via::trail;
 use http::uri::PathAndQuery;
@@ -149,7 +149,7 @@ pub fn template(data: &[u8]) {
     let Some(facts) = facts(Kind::Http, authority, path) else {
         return;
     };
-    let vars = Vars { facts: &facts, node: "edge-7" };
+    let vars = TemplateValues { facts: &facts, node: "edge-7" };
     let template = Template::parse(template);
     if let Ok(template) = &template {
         assert_eq!(Template::parse(&template.to_string()).as_ref(), Ok(template));
@@ -183,7 +183,7 @@ fn climbs(path: &str) -> bool {
     segments.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
-fn apply(rewrite: &Rewrite, facts: &Facts, vars: &Vars<'_>) {
+fn apply(rewrite: &Rewrite, facts: &Facts, vars: &TemplateValues<'_>) {
     let (mut authority, mut path) = (facts.authority.clone(), facts.path.clone());
     let mut headers = HeaderMap::new();
     let head = Head { authority: &mut authority, path: &mut path, headers: &mut headers };

@@ -6,7 +6,7 @@
 use hermes_controller::catalog::Catalog;
 use hermes_controller::compile::compile;
 use hermes_controller::document::{Fault, Key, read};
-use hermes_controller::token::Ticket;
+use hermes_controller::token::EnrolmentToken;
 
 /// Rejected documents have faults, each with a message. Accepted ones stay the same when they are printed and parsed
 /// again. The compiled document of each node passes `hermes check`, or has faults.
@@ -40,7 +40,7 @@ fn told(faults: &[Fault]) {
 /// A parsed token prints as it was, and authenticates only itself. The name of a document parses in its printed form.
 pub fn token(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
-    if let Ok(ticket) = text.parse::<Ticket>() {
+    if let Ok(ticket) = text.parse::<EnrolmentToken>() {
         assert_eq!(ticket.reveal(), text.trim());
         assert!(ticket.proves(&ticket.digest()) && !ticket.proves("") && !ticket.proves(&ticket.id));
         assert!(!format!("{ticket:?}").contains(&ticket.reveal()), "its secret is shown");

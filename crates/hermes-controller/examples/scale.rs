@@ -22,8 +22,8 @@ use hermes_controller::controller::{Controller, Request};
 use hermes_controller::digest::sha256;
 use hermes_controller::document::read;
 use hermes_controller::server;
-use hermes_controller::store::{After, Base, Revision, Sqlite, Store, StoreError};
-use hermes_controller::token::Ticket;
+use hermes_controller::store::{BaseState, LogRead, Revision, Sqlite, Store, StoreError};
+use hermes_controller::token::EnrolmentToken;
 use hermes_model::Snapshot;
 use hermes_net::tls::CertifiedKey;
 use rcgen::{CertificateParams, KeyPair};
@@ -139,11 +139,11 @@ struct Timed {
 }
 
 impl Store for Timed {
-    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+    fn base(&self) -> BoxFuture<'_, Result<Option<BaseState>, StoreError>> {
         self.store.base()
     }
 
-    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<LogRead, StoreError>> {
         self.store.read(after)
     }
 
@@ -159,11 +159,11 @@ impl Store for Timed {
         self.store.changed(after)
     }
 
-    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn begin(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.begin(base)
     }
 
-    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn compact(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.compact(base)
     }
 }
@@ -305,7 +305,7 @@ async fn nodes(port: u16) {
     while let Some(line) = lines.recv().await {
         match line.split_once(' ') {
             Some((name, token)) => {
-                let (name, ticket): (String, Ticket) = (name.to_owned(), token.parse().unwrap());
+                let (name, ticket): (String, EnrolmentToken) = (name.to_owned(), token.parse().unwrap());
                 let slot = slots.clone().acquire_owned().await.unwrap();
                 let identity = enrol(&place, &ticket).await;
                 drop(slot);
@@ -326,7 +326,7 @@ async fn nodes(port: u16) {
 
 type Identity = (CertifiedKey, String);
 
-async fn enrol(place: &ControllerAddr, ticket: &Ticket) -> Identity {
+async fn enrol(place: &ControllerAddr, ticket: &EnrolmentToken) -> Identity {
     let key = KeyPair::generate().unwrap();
     let request = CertificateParams::default().serialize_request(&key).unwrap().der().to_vec().into();
     let client = Client::connect(place, &ControllerPin::Pin(ticket.pin), None).await.unwrap();

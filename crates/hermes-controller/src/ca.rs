@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 pub(crate) use self::chain::blocks;
-pub use self::chain::{Facts, facts};
+pub use self::chain::{CertificateInfo, facts};
 pub use self::seal::{Seal, SealError};
 use crate::digest::{from_hex, hex, key_digest, sha256};
 use crate::document::Name;

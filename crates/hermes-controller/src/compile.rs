@@ -24,7 +24,7 @@ use bytes::Bytes;
 use hermes_model::Problem;
 use hermes_model::check::check_document;
 use hermes_model::document::Document;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::guard;
 use hermes_model::snapshot::{Role, Target};
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
@@ -62,14 +62,14 @@ pub struct Plan {
 }
 
 /// The new document of each affected node. `None`: the node was removed.
-pub type Touched = BTreeMap<Name, Option<Bytes>>;
+pub type ChangedDocuments = BTreeMap<Name, Option<Bytes>>;
 
 impl Plan {
     /// Compiles the catalog, in which only the named documents differ from the current one.
     ///
     /// # Errors
     /// All faults of references and of compiled documents.
-    pub fn update(&self, catalog: &Catalog, changed: &BTreeSet<Key>) -> Result<(Self, Touched), Vec<Fault>> {
+    pub fn update(&self, catalog: &Catalog, changed: &BTreeSet<Key>) -> Result<(Self, ChangedDocuments), Vec<Fault>> {
         let faults =
             if self.catalog.is_empty() { catalog.check() } else { catalog.check_changed(&self.catalog, changed) };
         if !faults.is_empty() {
@@ -352,8 +352,8 @@ impl Plan {
     }
 
     /// Renders the documents of these nodes. Returns those that changed.
-    fn render(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, Touched), Vec<Fault>> {
-        let (mut faults, mut others) = (Vec::new(), Touched::new());
+    fn render(mut self, before: &Self, touched: BTreeSet<Name>) -> Result<(Self, ChangedDocuments), Vec<Fault>> {
+        let (mut faults, mut others) = (Vec::new(), ChangedDocuments::new());
         let mut warnings = (*self.warnings).clone();
         let touched: Vec<Name> = touched.into_iter().collect();
         for (name, (document, found)) in touched.iter().zip(on_all_cores(&touched, |name| self.made(before, name))) {
@@ -478,7 +478,7 @@ fn on_all_cores<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> V
 }
 
 /// The properties of a node that determine paths from it and to it.
-fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a Many<Name>, [bool; 3])> {
+fn place<'a>(catalog: &'a Catalog, key: &Key) -> Option<(Role, &'a OneOrMany<Name>, [bool; 3])> {
     let flags = |node: &Node| [service_path::is_entry(node), node.is_draining(), node.address.is_some()];
     catalog.node(&key.name).map(|node| (node.role, &node.links, flags(node)))
 }

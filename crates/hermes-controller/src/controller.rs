@@ -20,26 +20,26 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use rpds::RedBlackTreeMapSync;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 
-use self::apply::Planned;
+use self::apply::CompiledChange;
 pub use self::apply::{Outcome, Request};
 pub use self::enrol::{Certificate, pin};
 pub(crate) use self::history::HELD;
-pub use self::operator::Asking;
-use self::unsettled::Outcomes;
-pub use self::unsettled::Settled;
+pub use self::operator::RequestKey;
+pub use self::unsettled::SettledChange;
+use self::unsettled::UnsettledChanges;
 use crate::audit::Event;
 use crate::ca::Seal;
 use crate::compile::Plan;
 use crate::document::{Fault, Key, Name, ProgramDigest};
 use crate::rollout::Rollout;
 use crate::state::{Change, Commit, State};
-use crate::store::{Base, Revision, StatusExchange, Store, StoreError};
+use crate::store::{BaseState, Revision, StatusExchange, Store, StoreError};
 use crate::trust::Trust;
 
 /// Attempts to append a change while other controllers append theirs first.
@@ -57,7 +57,7 @@ pub struct AssignedDocument {
 
 /// The values that the stream of a node follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watched {
+pub struct NodeUpdates {
     /// The node's document.
     pub given: AssignedDocument,
     /// The digest of the key that the node enrolled with. `None`: it has not enrolled, or was expelled.
@@ -143,13 +143,13 @@ pub struct Controller {
     /// Serialises changes: only other controllers can append first.
     writing: tokio::sync::Mutex<()>,
     /// The plan of the next revision, compiled when the change was judged.
-    planned: Mutex<Option<(Revision, Planned)>>,
+    planned: Mutex<Option<(Revision, CompiledChange)>>,
     /// For each node with a stream, its document and key.
-    nodes: Mutex<BTreeMap<Name, watch::Sender<Watched>>>,
+    nodes: Mutex<BTreeMap<Name, watch::Sender<NodeUpdates>>>,
     /// The rollout in progress.
     rollout: watch::Sender<Option<Arc<Rollout>>>,
     /// Programs that nodes may run.
-    programs: watch::Sender<Many<ProgramDigest>>,
+    programs: watch::Sender<OneOrMany<ProgramDigest>>,
     /// The CAs that nodes must trust.
     trust: watch::Sender<Arc<Trust>>,
     /// The seal of the CA's key in the store.
@@ -157,7 +157,7 @@ pub struct Controller {
     /// The public URL of this controller.
     public: OnceLock<String>,
     /// Changes whose outcome is unknown.
-    outcomes: Outcomes,
+    outcomes: UnsettledChanges,
     /// Why the store is unreachable. `None`: it is reachable.
     trouble: watch::Sender<Option<String>>,
     /// True while nodes get no documents.
@@ -199,7 +199,7 @@ impl Controller {
             trust: watch::Sender::default(),
             seal: OnceLock::new(),
             public: OnceLock::new(),
-            outcomes: Outcomes::default(),
+            outcomes: UnsettledChanges::default(),
             trouble: watch::Sender::new(None),
             held: watch::Sender::new(false),
             lost: OnceLock::new(),
@@ -219,7 +219,7 @@ impl Controller {
     }
 
     /// The outcomes of changes whose outcome was unknown; waits for one.
-    pub(crate) async fn settled(&self) -> Vec<Settled> {
+    pub(crate) async fn settled(&self) -> Vec<SettledChange> {
         self.outcomes.next().await
     }
 
@@ -251,7 +251,7 @@ impl Controller {
         // The backup lacks all later revocations, used tokens and rollbacks.
         state.is_unconfirmed = true;
         state.tokens = Default::default();
-        store.begin(Base { revision, state: state.base().into() }).await?;
+        store.begin(BaseState { revision, state: state.base().into() }).await?;
         Ok(revision)
     }
 
@@ -266,7 +266,7 @@ impl Controller {
     }
 
     /// Watches the document and the key of a node.
-    pub fn watch(&self, node: &Name) -> watch::Receiver<Watched> {
+    pub fn watch(&self, node: &Name) -> watch::Receiver<NodeUpdates> {
         let mut nodes = lock(&self.nodes);
         // Evaluated under the lock, so that a later publication finds the entry.
         let watched = || self.view().watched(node);
@@ -279,7 +279,7 @@ impl Controller {
     }
 
     /// Watches the programs that nodes may run. None: any.
-    pub fn programs(&self) -> watch::Receiver<Many<ProgramDigest>> {
+    pub fn programs(&self) -> watch::Receiver<OneOrMany<ProgramDigest>> {
         self.programs.subscribe()
     }
 

@@ -25,8 +25,8 @@ use serde_json::{Map, Value};
 
 pub use name::{Name, Reference};
 pub use network::{Gateway, Network};
-pub use node::{App, Node, Program, Speech};
-pub use overlay::{Defaults, Overlay, Probes, ProgramDigest, Provider, Quota, Waves};
+pub use node::{App, AppProtocol, Node, Program};
+pub use overlay::{Defaults, NeighbourHealth, Overlay, ProgramDigest, Provider, Quota, RolloutWaves};
 pub use service::{Audience, Replica, Service};
 pub use user::{Group, User};
 

@@ -87,8 +87,8 @@ impl GrpcChannel {
             let Some(config) = tls else { return Ok(Io::Plain(tcp)) };
             let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
             let connected = tls::connect(config.clone(), host.trim_start_matches('[').trim_end_matches(']'), tcp).await;
-            connected.map_err(|error| match tls::Fault::of(&error) {
-                Some(tls::Fault::Certificate) => io::Error::other(format!("{error}; see --store-ca")),
+            connected.map_err(|error| match tls::HandshakeFault::of(&error) {
+                Some(tls::HandshakeFault::Certificate) => io::Error::other(format!("{error}; see --store-ca")),
                 _ => error,
             })
         };
@@ -183,8 +183,8 @@ impl GrpcChannel {
 
 /// Adds the remedy if the server's certificate is rejected.
 fn told(error: &io::Error) -> String {
-    match tls::Fault::of(error) {
-        Some(tls::Fault::Certificate) => format!(
+    match tls::HandshakeFault::of(error) {
+        Some(tls::HandshakeFault::Certificate) => format!(
             "{error}. The server is not a controller of this overlay, or the CA was rotated too often while this \
              client was disconnected: enrol the node again with a token, or create the operator's file again"
         ),

@@ -14,18 +14,18 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hermes_net::outage::{Attempts, OutageLog};
+use hermes_net::outage::{FailureCounts, OutageLog};
 use tokio::sync::watch;
 use tonic::{Code, Response, Status};
 
-pub(crate) use self::presence::Presence;
+pub(crate) use self::presence::ConnectedNode;
 pub use self::rotation::{Blocker, Progress};
 use crate::audit::{Audit, Event};
 use crate::control::{EnrolRequest, Issued, RenewRequest};
-use crate::controller::{ApplyError, Controller, HELD, Settled};
+use crate::controller::{ApplyError, Controller, HELD, SettledChange};
 use crate::document::Name;
 use crate::node_status::{NodeStatus, NodeStatuses};
-use crate::token::Ticket;
+use crate::token::EnrolmentToken;
 
 /// The interval between status exchanges with other controllers, and between attempts to reach a failed store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -110,7 +110,7 @@ impl Push {
                     outage.recovered();
                 }
                 if let Err(error) = heard
-                    && let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string())
+                    && let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string())
                 {
                     tracing::warn!(
                         again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
@@ -127,7 +127,7 @@ impl Push {
                 said.borrow_and_update();
                 let unsaid = self.lock().unsaid();
                 if let Err(error) = shared.say(unsaid).await {
-                    if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                    if let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
                             again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                             "cannot publish the status of nodes to other controllers: {error}"
@@ -147,7 +147,7 @@ impl Push {
     /// Audits the outcomes of changes that were unknown, for as long as it is polled.
     pub(crate) async fn settle(&self) {
         loop {
-            for Settled { by, revision, is_made } in self.controller.settled().await {
+            for SettledChange { by, revision, is_made } in self.controller.settled().await {
                 let event = Event { what: "settle", by: Some(&by), revision: Some(revision), ..Event::default() };
                 self.audit.tell(match is_made {
                     Some(true) => event,
@@ -183,7 +183,7 @@ impl Push {
                             self.audit.tell(Event { what: "confirm", by, about, revision, ..Event::default() });
                         }
                         Err(error) => {
-                            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                            if let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string()) {
                                 tracing::warn!(
                                     again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                                     "cannot confirm the restored store: {error}"
@@ -212,7 +212,7 @@ impl Push {
     /// Enrols a node: issues its first certificate.
     pub(crate) async fn enrol(&self, peer: &Peer, request: EnrolRequest) -> Result<Response<Issued>, Status> {
         let event = Event { what: "enrol", from: peer.from, ..Event::default() };
-        let ticket: Ticket = request.token.parse().map_err(|error: String| {
+        let ticket: EnrolmentToken = request.token.parse().map_err(|error: String| {
             self.audit.tell(Event { refused: Some(error.clone()), ..event.clone() });
             Status::new(Code::PermissionDenied, error)
         })?;

@@ -18,12 +18,12 @@ use hermes_model::check::{Problem, check_document};
 use hermes_model::document::Document;
 use hermes_model::document::listener::Listener;
 use hermes_model::document::route::Route;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::document::upstream::Upstream;
 use tokio::time::Instant;
 
 use crate::compile::Plan;
-use crate::document::{Key, Name, Waves};
+use crate::document::{Key, Name, RolloutWaves};
 use crate::store::Revision;
 
 /// The time limit of a step for connected nodes that do not report.
@@ -118,7 +118,7 @@ impl Rollout {
         (before, after): (&Plan, &Plan),
         touched: &[(Name, bool)],
         revision: Revision,
-        waves: Waves,
+        waves: RolloutWaves,
     ) -> Option<Self> {
         let (moved, befores) = (after.moved().clone(), vec![before.clone()]);
         let Order { given, learn, turn, forget } = order(None, (&befores, after), touched, &moved);
@@ -262,7 +262,7 @@ fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bo
     for route in other.routes.iter().filter(|route| is_wanted(plain(&route.name))) {
         let users = &route.matching.user;
         let is_theirs =
-            |own: &Many<_>| own.is_empty() || (!users.is_empty() && users.iter().all(|user| own.0.contains(user)));
+            |own: &OneOrMany<_>| own.is_empty() || (!users.is_empty() && users.iter().all(|user| own.0.contains(user)));
         let mut own = document.routes.iter().filter(|own| plain(&own.name) == plain(&route.name));
         if own.any(|own| is_theirs(&own.matching.user)) {
             continue;
@@ -296,7 +296,7 @@ fn plain(name: &str) -> &str {
     name.trim_end_matches(MEANWHILE)
 }
 
-fn join<T: Clone + PartialEq>(own: &mut Many<T>, other: &Many<T>) {
+fn join<T: Clone + PartialEq>(own: &mut OneOrMany<T>, other: &OneOrMany<T>) {
     let more: Vec<_> = other.iter().filter(|one| !own.0.contains(one)).cloned().collect();
     own.0.extend(more);
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_net::Io;
-use hermes_net::tls::{self, CertifiedKey, ClientCertificates, Fault, Roots};
+use hermes_net::tls::{self, CertifiedKey, ClientCertificates, HandshakeFault, Roots};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -27,7 +27,7 @@ use tower::service_fn;
 
 use crate::api;
 use crate::audit::{Audit, Event};
-use crate::ca::{Facts, Subject};
+use crate::ca::{CertificateInfo, Subject};
 use crate::control::{self, EnrolRequest, Issued, MAX_MESSAGE, MAX_REPORT, MAX_REQUEST, Order, RenewRequest, Report};
 use crate::controller::{ApplyError, Controller};
 use crate::digest::key_digest;
@@ -155,7 +155,7 @@ async fn shake_hands(
     hermes_net::tcp::bound_unread(&tcp, KEEPALIVE.0 + KEEPALIVE.1);
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls::accept(config, tcp)).await {
         Ok(Ok(io)) => return Some(io),
-        Ok(Err(error)) if Fault::of(&error) == Some(Fault::Certificate) => {
+        Ok(Err(error)) if HandshakeFault::of(&error) == Some(HandshakeFault::Certificate) => {
             // The subject of a rejected certificate is not proven, so the log does not name it.
             let refused = Some(format!("certificate rejected: {error}"));
             audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
@@ -210,7 +210,7 @@ fn peer(io: &Io, from: SocketAddr) -> Peer {
     let uris = tls::peer_uris(io).unwrap_or_default();
     let key = tls::peer_public_key(io).map(|info| key_digest(&info)).unwrap_or_default();
     let chain = tls::peer_chain(io);
-    let until = chain.first().and_then(|leaf| Some(Facts::of(leaf).ok()?.until)).unwrap_or_default();
+    let until = chain.first().and_then(|leaf| Some(CertificateInfo::of(leaf).ok()?.until)).unwrap_or_default();
     Peer { uris, key, from: Some(from), until }
 }
 

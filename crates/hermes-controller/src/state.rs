@@ -40,7 +40,7 @@ pub enum Change {
     /// Begins, changes or ends (`None`) a rotation: a second CA is trusted.
     Rotation(Option<Rotation>),
     /// Retires a CA: it no longer signs, and nodes no longer trust it.
-    Retired(Retired),
+    Retired(RetiredCa),
     /// Adds an operator's certificate.
     Operator(Operator),
     /// Revokes an operator's certificate.
@@ -56,7 +56,7 @@ pub enum Change {
         token: String,
     },
     /// Enrols a node.
-    Enrolled(Member),
+    Enrolled(EnrolledNode),
     /// Ends a node's enrolment.
     Expelled {
         /// The name of the node.
@@ -68,11 +68,11 @@ pub enum Change {
     Readmitted {
         /// The name of the node.
         node: Name,
-        /// The digest of the key, as [`Member::key`].
+        /// The digest of the key, as [`EnrolledNode::key`].
         key: String,
     },
     /// Rolls this commit out in waves. The earlier documents are kept for a rollback.
-    Rollout(Vec<Before>),
+    Rollout(Vec<PreviousDocument>),
     /// Records that an owner was refused during a rollout, and gets the next turn.
     Awaited {
         /// The owner of the documents. `None`: the operator.
@@ -97,7 +97,7 @@ pub enum Change {
 /// A document as it was before a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Before {
+pub struct PreviousDocument {
     /// The key of the document.
     pub key: Key,
     /// The earlier document. `None`: it did not exist.
@@ -113,7 +113,7 @@ pub struct WavedRollout {
     /// The current step, from 1.
     pub step: usize,
     /// The earlier documents.
-    pub before: Vec<Before>,
+    pub before: Vec<PreviousDocument>,
     /// The author of the commit, as [`Commit::by`].
     #[serde(default)]
     pub by: String,
@@ -122,7 +122,7 @@ pub struct WavedRollout {
 /// The owners who may change documents next, after the current rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Turns {
+pub struct RolloutQueue {
     /// The waiting owners, in order.
     pub waiting: Vec<Option<Name>>,
     /// When the turn of the first owner ends, in milliseconds since 1970. 0: a rollout is in progress.
@@ -146,7 +146,7 @@ pub struct Rotation {
 /// A CA that no longer signs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Retired {
+pub struct RetiredCa {
     /// The certificate (PEM).
     pub certificate: String,
     /// The certificates above it (PEM).
@@ -173,7 +173,7 @@ pub struct Operator {
     pub until: u64,
 }
 
-impl Turns {
+impl RolloutQueue {
     fn join(&mut self, owner: Option<Name>) {
         if self.waiting.len() < MAX_WAITING && !self.waiting.contains(&owner) {
             self.waiting.push(owner);
@@ -210,7 +210,7 @@ pub struct Token {
 /// An enrolled node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Member {
+pub struct EnrolledNode {
     /// The name of the node.
     pub node: Name,
     /// SHA-256 of the node's public key, in hex: only certificates for this key are renewed.
@@ -241,13 +241,13 @@ pub struct State {
     /// The rotation in progress.
     pub rotation: Option<Arc<Rotation>>,
     /// Retired CAs whose certificates may still be in use; the latest comes last.
-    pub retired: Vec<Retired>,
+    pub retired: Vec<RetiredCa>,
     /// Operators by the digest of their key.
     pub operators: RedBlackTreeMapSync<String, Operator>,
     /// Unused tokens, some of which may have expired.
     pub tokens: RedBlackTreeMapSync<String, Token>,
     /// Enrolled nodes.
-    pub members: RedBlackTreeMapSync<Name, Member>,
+    pub members: RedBlackTreeMapSync<Name, EnrolledNode>,
     /// Keys that were revoked and have enrolled again, with the time (milliseconds since 1970) until which a node may
     /// still hold the revocation.
     pub readmitted: RedBlackTreeMapSync<String, u64>,
@@ -259,7 +259,7 @@ pub struct State {
     /// The rollout in waves.
     pub rollout: Option<Arc<WavedRollout>>,
     /// The owners who wait for their turn.
-    pub turns: Arc<Turns>,
+    pub turns: Arc<RolloutQueue>,
     /// The last commit that was rolled back, and the reason.
     pub failed: Option<(Revision, String)>,
 }
@@ -363,7 +363,7 @@ impl State {
         }
     }
 
-    fn retire(&mut self, retired: Retired) {
+    fn retire(&mut self, retired: RetiredCa) {
         self.retired.retain(|before| before.certificate != retired.certificate);
         self.retired.push(retired);
         let over = self.retired.len().saturating_sub(MAX_RETIRED);
@@ -382,12 +382,12 @@ impl State {
     }
 
     /// The record of a CA that is retired now.
-    pub fn retired(&self, authority: &Ca, proof: &str, now: u64) -> Retired {
+    pub fn retired(&self, authority: &Ca, proof: &str, now: u64) -> RetiredCa {
         // An operator's certificate has the longest lifetime of all.
         let life = u64::try_from(OPERATOR_LIFE.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(life);
         let Ca { certificate, chain, .. } = authority.clone();
-        Retired { certificate, chain, proof: proof.to_owned(), until }
+        RetiredCa { certificate, chain, proof: proof.to_owned(), until }
     }
 
     /// The lifetime of a node's certificate.
@@ -399,7 +399,7 @@ impl State {
     }
 
     /// The revocation of a node's key, from now on.
-    pub fn revoked(&self, member: &Member, now: u64) -> Revoked {
+    pub fn revoked(&self, member: &EnrolledNode, now: u64) -> Revoked {
         let until = now.saturating_add(self.longest_life());
         Revoked { node: member.node.clone(), key: member.key.clone(), until }
     }
@@ -422,7 +422,7 @@ impl State {
             let changed = self.changed.get(&resource.key).copied().unwrap_or_default();
             (changed, (**resource).clone())
         });
-        let base = Base {
+        let base = SavedState {
             version: VERSION,
             documents: documents.collect(),
             authority: self.authority.clone(),
@@ -450,7 +450,7 @@ impl State {
     /// # Errors
     /// The text is not a base of this version.
     pub fn from_base(revision: Revision, bytes: &[u8]) -> Result<Self, String> {
-        let base: Base = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let base: SavedState = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if base.version != VERSION {
             return Err(format!("version {}, expected {VERSION}", base.version));
         }
@@ -486,18 +486,18 @@ fn milliseconds(duration: Duration) -> u64 {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Base {
+struct SavedState {
     version: u32,
     documents: Vec<(Revision, Resource)>,
     authority: Option<Ca>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rotation: Option<Rotation>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    retired: Vec<Retired>,
+    retired: Vec<RetiredCa>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     operators: Vec<Operator>,
     tokens: Vec<Token>,
-    members: Vec<Member>,
+    members: Vec<EnrolledNode>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     deleted: Vec<(Key, Revision)>,
     #[serde(default)]
@@ -511,7 +511,7 @@ struct Base {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed: Option<(Revision, String)>,
     #[serde(default, skip_serializing_if = "is_nobody")]
-    turns: Turns,
+    turns: RolloutQueue,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     readmitted: Vec<(String, u64)>,
     #[serde(default)]
@@ -520,8 +520,8 @@ struct Base {
     behind: Revision,
 }
 
-fn is_nobody(turns: &Turns) -> bool {
-    *turns == Turns::default()
+fn is_nobody(turns: &RolloutQueue) -> bool {
+    *turns == RolloutQueue::default()
 }
 
 #[cfg(test)]
@@ -530,7 +530,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::{Ca, Change, Commit, Member, State, TURN_DURATION, Token, Turns};
+    use super::{Ca, Change, Commit, EnrolledNode, RolloutQueue, State, TURN_DURATION, Token};
     use crate::document::read;
 
     fn commits() -> Vec<Commit> {
@@ -541,7 +541,7 @@ mod tests {
             Change::Token(Token { id: id.to_owned(), digest: "00".to_owned(), node, expires: 9 })
         };
         let member = |node: &str| {
-            Change::Enrolled(Member {
+            Change::Enrolled(EnrolledNode {
                 node: node.parse().unwrap(),
                 key: "11".to_owned(),
                 since: 8,
@@ -561,7 +561,7 @@ mod tests {
     /// A turn that begins in the future was recorded before the clock was set back.
     #[test]
     fn turns_do_not_wait_for_a_clock_that_was_set_back() {
-        let turns = Turns { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN_DURATION };
+        let turns = RolloutQueue { waiting: vec![Some("acme".parse().unwrap())], until: 10 * TURN_DURATION };
         let state = State { turns: Arc::new(turns), ..State::default() };
         assert!(state.is_before(&None, 10 * TURN_DURATION - 1), "its turn");
         assert!(!state.is_before(&None, 10 * TURN_DURATION + 1), "after its turn");

@@ -35,7 +35,7 @@ pub struct Entry {
 
 /// The state after the first entries, so that a starting controller needs none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Base {
+pub struct BaseState {
     /// The revision of the state.
     pub revision: Revision,
     /// The state.
@@ -44,7 +44,7 @@ pub struct Base {
 
 /// The result of reading after a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum LogRead {
     /// The next entries, as many as are read at once. Empty: there are none.
     Entries(Vec<Entry>),
     /// The next entry was compacted: begin at the base.
@@ -95,13 +95,13 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// The store cannot be read.
-    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>>;
+    fn base(&self) -> BoxFuture<'_, Result<Option<BaseState>, StoreError>>;
 
     /// Reads entries after this revision: at least one if there is one, and not more than fit memory.
     ///
     /// # Errors
     /// The store cannot be read.
-    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>>;
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<LogRead, StoreError>>;
 
     /// Appends an entry after this revision, which must be the last one. An appended entry is durable.
     ///
@@ -119,13 +119,13 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// The base cannot be written; the store is unchanged.
-    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn compact(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Restores a backup: begins an empty log with this base.
     ///
     /// # Errors
     /// The store is not empty, or cannot be written.
-    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn begin(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The status exchange between controllers, outside the log. `None`: this store has one controller.
     fn shared(&self) -> Option<&dyn StatusExchange> {

@@ -18,7 +18,7 @@ const SECRET: usize = 24;
 
 /// A complete token: its holder may enrol.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Ticket {
+pub struct EnrolmentToken {
     /// The id.
     pub id: String,
     /// The secret.
@@ -27,7 +27,7 @@ pub struct Ticket {
     pub pin: [u8; 32],
 }
 
-impl Ticket {
+impl EnrolmentToken {
     /// Generates a token for this CA.
     ///
     /// # Errors
@@ -57,13 +57,13 @@ impl Ticket {
 }
 
 /// Leaves the secret out of logs.
-impl fmt::Debug for Ticket {
+impl fmt::Debug for EnrolmentToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{MARK}.{}....", self.id)
     }
 }
 
-impl FromStr for Ticket {
+impl FromStr for EnrolmentToken {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -85,13 +85,13 @@ impl FromStr for Ticket {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::Ticket;
+    use super::EnrolmentToken;
 
     #[test]
     fn a_token_proves_itself_and_no_other() {
-        let ticket = Ticket::generate([7; 32]).unwrap();
-        let other = Ticket::generate([7; 32]).unwrap();
-        let again: Ticket = format!("{}\n", ticket.reveal()).parse().unwrap();
+        let ticket = EnrolmentToken::generate([7; 32]).unwrap();
+        let other = EnrolmentToken::generate([7; 32]).unwrap();
+        let again: EnrolmentToken = format!("{}\n", ticket.reveal()).parse().unwrap();
         assert!(again == ticket && again.pin == [7; 32]);
         assert!(ticket.proves(&again.digest()) && !ticket.proves(&other.digest()) && !ticket.proves(""));
         assert!(!format!("{ticket:?}").contains(ticket.reveal().split('.').nth(2).unwrap()));
@@ -99,10 +99,10 @@ mod tests {
 
     #[test]
     fn what_is_no_token_is_refused_without_being_repeated() {
-        let whole = Ticket::generate([7; 32]).unwrap().reveal();
+        let whole = EnrolmentToken::generate([7; 32]).unwrap().reveal();
         for wrong in [&whole[1..], &whole[..whole.len() - 5], "hermes1.a.b.c", "", &whole.replace("hermes1", "hermes2")]
         {
-            let error = wrong.parse::<Ticket>().unwrap_err();
+            let error = wrong.parse::<EnrolmentToken>().unwrap_err();
             assert!(wrong.len() < 10 || !error.contains(wrong), "{error}");
         }
     }

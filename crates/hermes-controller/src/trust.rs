@@ -7,9 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::ca::{Facts, facts};
+use crate::ca::{CertificateInfo, facts};
 use crate::digest::{hex, sha256};
-use crate::state::{Retired, Rotation, State};
+use crate::state::{RetiredCa, Rotation, State};
 
 /// The trusted CAs, and the CA that signs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl State {
             trust.chain.extend([&**proof, &other.intermediates()]);
             trust.shown.extend([&**proof, &other.certificate, &other.chain]);
         }
-        for Retired { certificate, chain, proof, .. } in self.retired.iter().rev() {
+        for RetiredCa { certificate, chain, proof, .. } in self.retired.iter().rev() {
             trust.shown.extend([&**proof, certificate, chain]);
             trust.issuers += certificate;
         }
@@ -66,7 +66,7 @@ impl State {
     ///
     /// # Errors
     /// The file is missing or invalid.
-    pub fn signing(&self) -> Result<Facts, String> {
+    pub fn signing(&self) -> Result<CertificateInfo, String> {
         facts(&self.authority.as_ref().ok_or("no CA yet")?.certificate)
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_controller::store::{
-    After, Base, Credentials, Etcd, MAX_ENTRY, Revision, Sqlite, StatusEvent, Store, StoreError,
+    BaseState, Credentials, Etcd, LogRead, MAX_ENTRY, Revision, Sqlite, StatusEvent, Store, StoreError,
 };
 use hermes_net::tls::{CertifiedKey, Roots};
 use tokio::task::JoinSet;
@@ -17,9 +17,9 @@ async fn all(store: &dyn Store, mut after: Revision) -> Vec<(Revision, Bytes)> {
     let mut all = Vec::new();
     loop {
         match store.read(after).await.unwrap() {
-            After::Entries(entries) if entries.is_empty() => return all,
-            After::Entries(entries) => all.extend(entries.into_iter().map(|entry| (entry.revision, entry.bytes))),
-            After::Gone | After::Lost => panic!("revision {after} is gone"),
+            LogRead::Entries(entries) if entries.is_empty() => return all,
+            LogRead::Entries(entries) => all.extend(entries.into_iter().map(|entry| (entry.revision, entry.bytes))),
+            LogRead::Gone | LogRead::Lost => panic!("revision {after} is gone"),
         }
         after = all.last().unwrap().0;
     }
@@ -99,14 +99,14 @@ async fn a_large_entry_comes_back_whole(store: &dyn Store) {
 
 async fn a_base_takes_the_place_of_what_was_before(store: &dyn Store) {
     let last = all(store, 0).await.last().unwrap().0;
-    let base = |revision| Base { revision, state: format!("up to {revision}").into() };
+    let base = |revision| BaseState { revision, state: format!("up to {revision}").into() };
     store.compact(base(last - 1)).await.unwrap();
     // An older base, or one of the future, changes nothing.
     for other in [3, last + 1] {
         store.compact(base(other)).await.unwrap();
     }
     assert_eq!(store.base().await.unwrap(), Some(base(last - 1)));
-    assert_eq!(store.read(2).await.unwrap(), After::Gone);
+    assert_eq!(store.read(2).await.unwrap(), LogRead::Gone);
     assert_eq!(all(store, last - 1).await.len(), 1);
     // The base may replace the last entry; the next entry still gets the next revision.
     store.compact(base(last)).await.unwrap();
@@ -116,10 +116,10 @@ async fn a_base_takes_the_place_of_what_was_before(store: &dyn Store) {
 
 /// An empty store begins with a base, and continues after it; a store with entries refuses.
 async fn begins_with_a_base(empty: &dyn Store, full: &dyn Store) {
-    let base = Base { revision: 41, state: vec![7; 3 << 20].into() };
+    let base = BaseState { revision: 41, state: vec![7; 3 << 20].into() };
     empty.begin(base.clone()).await.unwrap();
     assert_eq!(empty.base().await.unwrap(), Some(base.clone()));
-    assert_eq!(empty.read(0).await.unwrap(), After::Gone);
+    assert_eq!(empty.read(0).await.unwrap(), LogRead::Gone);
     assert_eq!(empty.append(41, "next".into()).await.unwrap(), 42);
     assert_eq!(all(empty, 41).await, [(42, "next".into())]);
     for store in [empty, full] {

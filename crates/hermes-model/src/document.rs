@@ -6,9 +6,9 @@
 //!
 //! `docs/reference/node-document.md` describes each key; a test compares both.
 
+pub mod did_you_mean;
 pub mod keyword;
 pub mod listener;
-pub mod nearest;
 pub mod policy;
 pub mod redact;
 pub mod route;
@@ -23,7 +23,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::LimitsSection;
-use crate::scalar::{Many, Period, text_scalar};
+use crate::scalar::{HumanDuration, OneOrMany, text_scalar};
 use crate::snapshot::{Dispatch, Role};
 
 pub use crate::scalar;
@@ -47,7 +47,7 @@ pub struct Document {
     pub admin_exposed: bool,
     /// Maximum duration of a drain. Default 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub drain: Option<Period>,
+    pub drain: Option<HumanDuration>,
     /// The node reports that it accepts no sessions, so that load balancers avoid it. It still serves those that
     /// arrive.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -63,7 +63,7 @@ pub struct Document {
     pub identity: Option<Identity>,
     /// Users bound to other nodes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub users: BTreeMap<String, Many<String>>,
+    pub users: BTreeMap<String, OneOrMany<String>>,
     /// Limits that differ from the defaults.
     #[serde(default, skip_serializing_if = "is_default")]
     pub limits: LimitsSection,
@@ -87,7 +87,7 @@ pub struct Document {
     pub upstreams: Vec<upstream::Upstream>,
     /// Policies of a later version: the list must be empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub policies: Vec<Later>,
+    pub policies: Vec<FutureSection>,
 }
 
 impl Document {
@@ -128,7 +128,7 @@ pub struct Identity {
     /// Revoked keys, whatever their certificate: `ni:///sha-256;` and the digest of the SubjectPublicKeyInfo in
     /// base64url (RFC 6920).
     #[serde(default, skip_serializing_if = "is_default")]
-    pub revoked: Many<String>,
+    pub revoked: OneOrMany<String>,
 }
 
 /// `auto`, or a number of threads.
@@ -257,9 +257,9 @@ impl fmt::Display for Bind {
 
 /// A section of a later version; no value can be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Later {}
+pub enum FutureSection {}
 
-impl<'de> Deserialize<'de> for Later {
+impl<'de> Deserialize<'de> for FutureSection {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         de::IgnoredAny::deserialize(deserializer)?;
         Err(de::Error::custom("not supported by this version of Hermes; remove it"))

@@ -12,11 +12,11 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use crate::decide::{Decision, decide};
+use crate::dial_scope::DialScope;
 use crate::facts::{Facts, Kind, Trust};
 use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
-use crate::reach::Reach;
-use crate::scalar::Period;
+use crate::scalar::HumanDuration;
 use crate::snapshot::{
     Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, Route, Snapshot, Target, Terminate,
     Timeouts,
@@ -45,7 +45,7 @@ pub struct Explanation {
     /// Number of routes before the match that are not shown.
     pub left_out: usize,
     /// Routes in order, up to the match.
-    pub routes: Vec<Considered>,
+    pub routes: Vec<SkippedRoute>,
     /// The route that acts, or would act if the target were within its reach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
@@ -74,7 +74,7 @@ pub struct Explanation {
 
 /// A route, and the reason why it was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Considered {
+pub struct SkippedRoute {
     /// Position in the document.
     pub index: usize,
     /// Name of the route.
@@ -158,11 +158,12 @@ pub fn explain(facts: &Facts, snapshot: &Snapshot, own: &dyn Fn(IpAddr) -> bool)
     let taken = snapshot.routes.iter().position(|route| route.matcher.matches(facts, &path));
     let considered = taken.map_or(snapshot.routes.len(), |at| at + 1);
     let left_out = considered.saturating_sub(MAX_SHOWN_ROUTES);
-    let routes = snapshot.routes.iter().enumerate().take(considered).skip(left_out).map(|(index, route)| Considered {
-        index,
-        name: route.name.to_string(),
-        failed: route.matcher.failing(facts, &path).map(|failed| describe(&route.matcher, failed, facts, &path)),
-    });
+    let routes =
+        snapshot.routes.iter().enumerate().take(considered).skip(left_out).map(|(index, route)| SkippedRoute {
+            index,
+            name: route.name.to_string(),
+            failed: route.matcher.failing(facts, &path).map(|failed| describe(&route.matcher, failed, facts, &path)),
+        });
     let mut explanation = Explanation { left_out, routes: routes.collect(), ..before_routes(facts) };
     match decide(facts, snapshot) {
         Decision::Act(route) => explanation.act(&route, facts, own),
@@ -221,7 +222,7 @@ impl Explanation {
 /// is the reason why the host is out of reach.
 fn check_reach(route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) -> Result<Option<String>, String> {
     let Action::Terminate(Terminate { target: Target::Authority, reach, .. }) = &route.action else { return Ok(None) };
-    if *reach == Reach::Any {
+    if *reach == DialScope::Any {
         return Ok(None);
     }
     let host = facts.authority.host();
@@ -314,7 +315,7 @@ fn action(route: &Route) -> String {
 }
 
 fn timeouts(timeouts: Timeouts, facts: &Facts) -> EffectiveTimeouts {
-    let show = |duration: Duration| Period(duration).to_string();
+    let show = |duration: Duration| HumanDuration(duration).to_string();
     EffectiveTimeouts {
         connect: show(timeouts.connect),
         idle: show(timeouts.idle_of(facts.kind)),
@@ -329,7 +330,7 @@ fn custody(custody: Custody) -> String {
         Durable::Process => "on disk",
         Durable::Fsync => "on disk, synced to survive a loss of power",
     };
-    format!("for at most {}, regardless of timeouts; stored {held}", Period(deadline))
+    format!("for at most {}, regardless of timeouts; stored {held}", HumanDuration(deadline))
 }
 
 impl fmt::Display for Explanation {

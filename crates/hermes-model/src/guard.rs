@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::reach::{embedded_v4, metadata};
+use crate::dial_scope::{embedded_v4, metadata};
 
 /// The reason why a guarded route may not dial `to`; `None` if it may.
 ///

@@ -7,6 +7,7 @@
 pub mod authority;
 pub mod check;
 pub mod decide;
+pub mod dial_scope;
 pub mod document;
 pub mod explain;
 pub mod facts;
@@ -16,7 +17,6 @@ pub mod limits;
 pub mod matcher;
 mod path;
 pub mod pattern;
-pub mod reach;
 pub mod rewrite;
 pub mod scalar;
 pub mod snapshot;

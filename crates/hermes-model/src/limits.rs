@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::scalar::{Period, Size};
+use crate::scalar::{ByteSize, HumanDuration};
 
 /// A limit, as listed in the reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,22 +55,22 @@ impl Measure for u32 {
 struct Bytes(u32);
 
 impl Measure for Bytes {
-    type Written = Size;
-    fn read(written: Size) -> Bytes {
+    type Written = ByteSize;
+    fn read(written: ByteSize) -> Bytes {
         Bytes(u32::try_from(written.0).unwrap_or(u32::MAX))
     }
     fn show(self) -> String {
-        Size(u64::from(self.0)).to_string()
+        ByteSize(u64::from(self.0)).to_string()
     }
 }
 
 impl Measure for Duration {
-    type Written = Period;
-    fn read(written: Period) -> Duration {
+    type Written = HumanDuration;
+    fn read(written: HumanDuration) -> Duration {
         written.0
     }
     fn show(self) -> String {
-        Period(self).to_string()
+        HumanDuration(self).to_string()
     }
 }
 
@@ -79,8 +79,8 @@ impl Measure for Duration {
 struct Datagram(Bytes);
 
 impl Measure for Datagram {
-    type Written = Size;
-    fn read(written: Size) -> Self {
+    type Written = ByteSize;
+    fn read(written: ByteSize) -> Self {
         Self(Bytes::read(written))
     }
     fn show(self) -> String {
@@ -282,8 +282,8 @@ mod tests {
         let row = |name: &str| Limits::table().into_iter().find(|row| row.name == name).map(|row| row.default);
         let section = LimitsSection {
             connections: Some(8000),
-            stream_window: Some(Size(4 << 20)),
-            header_timeout: Some(Period(secs(10))),
+            stream_window: Some(ByteSize(4 << 20)),
+            header_timeout: Some(HumanDuration(secs(10))),
             ..LimitsSection::default()
         };
         let limits = section.build(&mut |name, sentence| problems.push((name, sentence)));
@@ -297,8 +297,8 @@ mod tests {
     fn a_value_out_of_range_is_reported_with_the_range() {
         let section = LimitsSection {
             connections: Some(0),
-            stream_window: Some(Size(1 << 40)),
-            keep_alive: Some(Period(Duration::ZERO)),
+            stream_window: Some(ByteSize(1 << 40)),
+            keep_alive: Some(HumanDuration(Duration::ZERO)),
             ..LimitsSection::default()
         };
         let mut problems = Vec::new();

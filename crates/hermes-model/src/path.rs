@@ -22,7 +22,7 @@ use std::borrow::Cow;
 
 /// The readings of a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Readings<'a> {
+pub(crate) struct PathForms<'a> {
     /// Canonical reading: escapes of plain characters decoded, other escapes in upper case.
     pub(crate) plain: Cow<'a, str>,
     /// Different readings: slashes decoded and merged, parameters of segments dropped (as servlet containers do).
@@ -39,7 +39,7 @@ pub(crate) enum PathError {
 }
 
 /// The readings of `path`, which has no query. Allocates only for escapes, ambiguous slashes or parameters.
-pub(crate) fn readings(path: &str) -> Result<Readings<'_>, PathError> {
+pub(crate) fn readings(path: &str) -> Result<PathForms<'_>, PathError> {
     let mut respell = false;
     let mut dots = false;
     let mut ambiguous = false;
@@ -65,7 +65,7 @@ pub(crate) fn readings(path: &str) -> Result<Readings<'_>, PathError> {
     if others.iter().any(|other| has_dot_segment(other)) {
         return Err(PathError::DotSegment);
     }
-    Ok(Readings { plain, others })
+    Ok(PathForms { plain, others })
 }
 
 /// The path without `.` segments, as its client should have sent it (RFC 3986, 5.2.4): every origin reads `/a/./b` as
@@ -213,7 +213,7 @@ mod tests {
         for path in ["/", "/a/b.c", "*", "/.well-known/x", "/a/...", "/a/.b"] {
             let readings = readings(path).ok();
             assert!(
-                matches!(&readings, Some(Readings { plain: Cow::Borrowed(p), others }) if *p == path && others.is_empty()),
+                matches!(&readings, Some(PathForms { plain: Cow::Borrowed(p), others }) if *p == path && others.is_empty()),
                 "{path}: {readings:?}"
             );
         }

@@ -13,7 +13,7 @@ use crate::authority::Authority;
 use crate::field_collision::{remove_colliding, remove_named};
 
 pub use path::PathRewrite;
-pub use template::{Placeholder, Template, Vars};
+pub use template::{Placeholder, Template, TemplateValues};
 
 /// Changes to a request and its response.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -103,7 +103,7 @@ impl Rewrite {
     ///
     /// # Errors
     /// The first part with an invalid result; `head` is unchanged.
-    pub fn request(&self, head: Head<'_>, vars: &Vars<'_>) -> Result<(), RewriteError> {
+    pub fn request(&self, head: Head<'_>, vars: &TemplateValues<'_>) -> Result<(), RewriteError> {
         let authority = match &self.authority {
             Some(template) => Some(authority(template, head.authority, vars)?),
             None => None,
@@ -127,11 +127,15 @@ impl Rewrite {
     ///
     /// # Errors
     /// The first field with an invalid value; `headers` are unchanged.
-    pub fn response(&self, headers: &mut HeaderMap, vars: &Vars<'_>) -> Result<(), RewriteError> {
+    pub fn response(&self, headers: &mut HeaderMap, vars: &TemplateValues<'_>) -> Result<(), RewriteError> {
         self.response.apply(headers, vars)
     }
 
-    fn path_and_query(&self, old: &PathAndQuery, vars: &Vars<'_>) -> Result<Option<PathAndQuery>, RewriteError> {
+    fn path_and_query(
+        &self,
+        old: &PathAndQuery,
+        vars: &TemplateValues<'_>,
+    ) -> Result<Option<PathAndQuery>, RewriteError> {
         let path = self.path.as_ref().and_then(|rewrite| rewrite.apply(old.path()));
         if path.is_none() && self.query.is_empty() {
             return Ok(None);
@@ -152,7 +156,7 @@ impl Rewrite {
     }
 }
 
-fn authority(template: &Template, old: &Authority, vars: &Vars<'_>) -> Result<Authority, RewriteError> {
+fn authority(template: &Template, old: &Authority, vars: &TemplateValues<'_>) -> Result<Authority, RewriteError> {
     let value = template.render(vars);
     Authority::parse(&value, old.default_port()).map_err(|source| RewriteError::Authority { value, source })
 }
@@ -165,7 +169,7 @@ impl QueryRewrite {
 
     /// The new query; `None` if it is empty. Names are compared after decoding, so that `%74oken` is removed along with
     /// `token`.
-    fn apply(&self, old: Option<&str>, vars: &Vars<'_>) -> Option<String> {
+    fn apply(&self, old: Option<&str>, vars: &TemplateValues<'_>) -> Option<String> {
         let mut written = vec![false; self.set.len()];
         let mut pairs: Vec<String> = Vec::new();
         for pair in old.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
@@ -186,7 +190,7 @@ impl QueryRewrite {
         (!pairs.is_empty()).then(|| pairs.join("&"))
     }
 
-    fn pair(&self, at: usize, vars: &Vars<'_>) -> String {
+    fn pair(&self, at: usize, vars: &TemplateValues<'_>) -> String {
         let (name, value) = &self.set[at];
         format!("{}={}", template::encode_component(name), template::encode_component(&value.render(vars)))
     }
@@ -198,7 +202,7 @@ impl HeaderRewrite {
         self.set.is_empty() && self.add.is_empty() && self.remove.is_empty()
     }
 
-    fn apply(&self, headers: &mut HeaderMap, vars: &Vars<'_>) -> Result<(), RewriteError> {
+    fn apply(&self, headers: &mut HeaderMap, vars: &TemplateValues<'_>) -> Result<(), RewriteError> {
         // Render all values first, so that an error changes nothing.
         let set = render_all(&self.set, vars)?;
         let add = render_all(&self.add, vars)?;
@@ -217,7 +221,7 @@ impl HeaderRewrite {
 
 fn render_all(
     templates: &[(HeaderName, Template)],
-    vars: &Vars<'_>,
+    vars: &TemplateValues<'_>,
 ) -> Result<Vec<(HeaderName, HeaderValue)>, RewriteError> {
     templates
         .iter()

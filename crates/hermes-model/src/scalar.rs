@@ -66,12 +66,12 @@ where
 
 /// A duration: `250ms`, `1s`, `10m`, `1h`, `1d`, or several of them from the largest down (`1m30s`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Period(pub Duration);
-text_scalar!(Period, "a duration such as 250ms, 10s or 1h");
+pub struct HumanDuration(pub Duration);
+text_scalar!(HumanDuration, "a duration such as 250ms, 10s or 1h");
 
 const PERIOD_UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-impl FromStr for Period {
+impl FromStr for HumanDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -93,11 +93,11 @@ impl FromStr for Period {
             total = number.checked_mul(scale).and_then(|part| total.checked_add(part)).ok_or_else(wrong)?;
             (last, rest) = (scale, tail);
         }
-        if last == u64::MAX { Err(wrong()) } else { Ok(Period(Duration::from_millis(total))) }
+        if last == u64::MAX { Err(wrong()) } else { Ok(HumanDuration(Duration::from_millis(total))) }
     }
 }
 
-impl fmt::Display for Period {
+impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
         let units = PERIOD_UNITS.iter().map(|(unit, scale)| (*unit, u128::from(*scale)));
@@ -112,12 +112,12 @@ impl fmt::Display for Period {
 
 /// A number of bytes: `100B`, `64KiB`, `4MiB`, `1GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub u64);
-text_scalar!(Size, "a size such as 64KiB or 4MiB");
+pub struct ByteSize(pub u64);
+text_scalar!(ByteSize, "a size such as 64KiB or 4MiB");
 
 const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -128,12 +128,12 @@ impl FromStr for Size {
             _ => None,
         };
         bytes
-            .map(Size)
+            .map(ByteSize)
             .ok_or_else(|| format!("invalid size {text:?}; use a number with B, KiB, MiB or GiB, such as 64KiB"))
     }
 }
 
-impl fmt::Display for Size {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |scale: &u64| self.0 != 0 && self.0.is_multiple_of(*scale);
         let (unit, scale) = SIZE_UNITS.iter().find(|(_, scale)| fits(scale)).unwrap_or(&("B", 1));
@@ -143,10 +143,10 @@ impl fmt::Display for Size {
 
 /// A share: `20%`, from 0 to 100, with at most three decimals.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share(pub f64);
-text_scalar!(Share, "a percentage such as 20%");
+pub struct Percentage(pub f64);
+text_scalar!(Percentage, "a percentage such as 20%");
 
-impl FromStr for Share {
+impl FromStr for Percentage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -154,12 +154,12 @@ impl FromStr for Share {
             .filter(|number| number.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
             .and_then(|number| number.parse::<f64>().ok())
             .filter(|percent| (0.0..=100.0).contains(percent))
-            .map(|percent| Share(percent / 100.0))
+            .map(|percent| Percentage(percent / 100.0))
             .ok_or_else(|| format!("invalid percentage {text:?}; use 0% to 100%, such as 20%"))
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for Percentage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Rounding is necessary, because 0.07 * 100.0 is not 7.
         write!(f, "{}%", (self.0 * 100_000.0).round() / 1000.0)
@@ -303,15 +303,15 @@ pub(crate) const EMPTY_LIST: &str = "empty list; add an entry, or remove the key
 
 /// A value or a list: both `kind: tcp` and `kind: [tcp, udp]` are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Many<T>(pub Vec<T>);
+pub struct OneOrMany<T>(pub Vec<T>);
 
-impl<T> Default for Many<T> {
+impl<T> Default for OneOrMany<T> {
     fn default() -> Self {
-        Many(Vec::new())
+        OneOrMany(Vec::new())
     }
 }
 
-impl<T> Many<T> {
+impl<T> OneOrMany<T> {
     /// True if there is no value.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -323,7 +323,7 @@ impl<T> Many<T> {
     }
 }
 
-impl<T: Serialize> Serialize for Many<T> {
+impl<T: Serialize> Serialize for OneOrMany<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0.as_slice() {
             [one] => one.serialize(serializer),
@@ -332,7 +332,7 @@ impl<T: Serialize> Serialize for Many<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ManyVisitor(PhantomData))
     }
@@ -341,43 +341,43 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
 struct ManyVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> ManyVisitor<T> {
-    fn one<E: de::Error>(value: impl IntoDeserializer<'de, E>) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(|one| Many(vec![one]))
+    fn one<E: de::Error>(value: impl IntoDeserializer<'de, E>) -> Result<OneOrMany<T>, E> {
+        T::deserialize(value.into_deserializer()).map(|one| OneOrMany(vec![one]))
     }
 }
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
-    type Value = Many<T>;
+    type Value = OneOrMany<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value or a list of values")
     }
 
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Many<T>, E> {
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Many<T>, E> {
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Many<T>, E> {
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Many<T>, E> {
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Many<T>, E> {
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<OneOrMany<T>, E> {
         Self::one(value)
     }
 
-    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Many<T>, A::Error> {
-        T::deserialize(de::value::MapAccessDeserializer::new(map)).map(|one| Many(vec![one]))
+    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<OneOrMany<T>, A::Error> {
+        T::deserialize(de::value::MapAccessDeserializer::new(map)).map(|one| OneOrMany(vec![one]))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Many<T>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMany<T>, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = seq.next_element()? {
             values.push(value);
@@ -386,7 +386,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
             // An empty list is ambiguous: it could match nothing or anything.
             return Err(de::Error::custom(EMPTY_LIST));
         }
-        Ok(Many(values))
+        Ok(OneOrMany(values))
     }
 }
 

@@ -10,7 +10,7 @@ pub const MAX_HOPS: usize = 16;
 
 /// Summary of the `Via` lines of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Trail<'a> {
+pub struct ViaChain<'a> {
     /// Number of entries in all lines.
     pub hops: usize,
     /// True if the own name is among them.
@@ -20,8 +20,8 @@ pub struct Trail<'a> {
 }
 
 /// Parses every `Via` line. Names compare case-insensitively and without a port.
-pub fn trail<'a>(headers: &'a HeaderMap, own: &str) -> Trail<'a> {
-    let mut trail = Trail::default();
+pub fn trail<'a>(headers: &'a HeaderMap, own: &str) -> ViaChain<'a> {
+    let mut trail = ViaChain::default();
     for line in headers.get_all(header::VIA) {
         // A comment may contain obs-text; a name that is not ASCII belongs to another node.
         let Ok(line) = line.to_str() else {

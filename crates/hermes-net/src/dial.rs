@@ -155,7 +155,7 @@ async fn connect_one(
 ) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     may_have(&socket)?;
-    crate::mark::apply(SockRef::from(&socket));
+    crate::socket_mark::apply(SockRef::from(&socket));
     let stream = socket.connect(address).await?;
     crate::tcp::tune(SockRef::from(&stream));
     Ok(stream)

@@ -27,14 +27,14 @@ const MAX_TEXT: u64 = 64 << 20;
 const MAX_LABEL: usize = 512;
 
 /// A file descriptor with a label that both processes understand.
-pub struct Handed {
+pub struct LabelledFd {
     /// The kind and address, for example `tcp/127.0.0.1:8080`.
     pub label: String,
     /// The socket.
     pub fd: OwnedFd,
 }
 
-impl Handed {
+impl LabelledFd {
     /// Passes a text that is too long for a label, in a memory file.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ pub fn read_text(fd: &OwnedFd) -> io::Result<String> {
 ///
 /// # Errors
 /// The other end is closed, or slower than the timeouts.
-pub fn send(stream: &UnixStream, sockets: &[Handed]) -> io::Result<()> {
+pub fn send(stream: &UnixStream, sockets: &[LabelledFd]) -> io::Result<()> {
     for batch in sockets.chunks(BATCH) {
         let labels = batch.iter().map(|handed| handed.label.as_str()).collect::<Vec<_>>().join("\n");
         let fds: Vec<RawFd> = batch.iter().map(|handed| handed.fd.as_raw_fd()).collect();
@@ -101,7 +101,7 @@ fn send_batch(mut stream: &UnixStream, labels: &[u8], fds: &[RawFd]) -> io::Resu
 ///
 /// # Errors
 /// The stream ends early, or the data is not in the format of [`send`].
-pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
+pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<LabelledFd>> {
     let mut all = Vec::new();
     loop {
         let mut length = [0u8; 4];
@@ -123,7 +123,7 @@ pub fn receive(mut stream: &UnixStream) -> io::Result<Vec<Handed>> {
                 "handover: the numbers of labels and sockets differ",
             ));
         }
-        all.extend(labels.into_iter().zip(fds).map(|(label, fd)| Handed { label: label.to_owned(), fd }));
+        all.extend(labels.into_iter().zip(fds).map(|(label, fd)| LabelledFd { label: label.to_owned(), fd }));
     }
 }
 
@@ -163,9 +163,9 @@ pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
 
 /// A reference to a process that stays valid if its PID is reused.
 #[derive(Debug)]
-pub struct Process(OwnedFd);
+pub struct ProcessHandle(OwnedFd);
 
-impl Process {
+impl ProcessHandle {
     /// The process that listened at the other end of a Unix stream when this process connected.
     ///
     /// # Errors
@@ -216,7 +216,7 @@ mod tests {
         client.write_all(b"early").unwrap();
 
         let (ours, theirs) = UnixStream::pair().unwrap();
-        send(&ours, &[Handed { label: "tcp/x".to_owned(), fd: listener.into() }]).unwrap();
+        send(&ours, &[LabelledFd { label: "tcp/x".to_owned(), fd: listener.into() }]).unwrap();
         let mut handed = receive(&theirs).unwrap();
         let one = handed.pop().unwrap();
         assert_eq!(one.label, "tcp/x");
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn more_sockets_than_one_message_holds() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let again = |n| Handed { label: format!("tcp/{n}"), fd: listener.try_clone().unwrap().into() };
+        let again = |n| LabelledFd { label: format!("tcp/{n}"), fd: listener.try_clone().unwrap().into() };
         let many: Vec<_> = (0..150).map(again).collect();
         let (ours, theirs) = UnixStream::pair().unwrap();
         send(&ours, &many).unwrap();

@@ -3,8 +3,9 @@
 //! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS configurations, verified
 //! identities. Never: HTTP, routes, or a policy decision.
 
+pub mod allocator;
 pub mod backoff;
-pub mod client;
+pub mod client_address;
 pub mod dial;
 pub mod file;
 pub mod handover;
@@ -12,14 +13,13 @@ pub mod host;
 pub mod io;
 pub mod keyed_hash;
 pub mod lock;
-pub mod mark;
-pub mod memory;
 mod netlink;
 pub mod outage;
 pub mod privilege;
 pub mod quic;
 pub mod resolve;
-pub mod steer;
+pub mod reuseport;
+pub mod socket_mark;
 pub mod tcp;
 pub mod tls;
 pub mod tun;

@@ -29,7 +29,7 @@ struct Outage {
 
 /// The numbers for a log line about an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempts {
+pub struct FailureCounts {
     /// The number of attempts that failed, with this one.
     pub count: u64,
     /// The time since the first of them.
@@ -38,7 +38,7 @@ pub struct Attempts {
 
 impl OutageLog {
     /// Records a failed attempt at this target. The caller logs the failure if this returns the number of attempts.
-    pub fn failed(&mut self, target: &str, reason: &str) -> Option<Attempts> {
+    pub fn failed(&mut self, target: &str, reason: &str) -> Option<FailureCounts> {
         let now = Instant::now();
         let (first, longest) = LOG_INTERVALS;
         let outage = self.0.get_or_insert_with(|| Outage {
@@ -58,7 +58,7 @@ impl OutageLog {
             outage.pause = (outage.pause * 2).min(longest);
             outage.due = now + outage.pause;
         }
-        Some(Attempts { count: outage.attempts, elapsed: Duration::from_secs((now - outage.since).as_secs()) })
+        Some(FailureCounts { count: outage.attempts, elapsed: Duration::from_secs((now - outage.since).as_secs()) })
     }
 
     /// Records a success: the next failure begins another outage.
@@ -78,7 +78,7 @@ mod tests {
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(1000) {
             for target in ["one", "two"] {
-                if let Some(Attempts { count, elapsed }) = log.failed(target, "no answer") {
+                if let Some(FailureCounts { count, elapsed }) = log.failed(target, "no answer") {
                     logged.push((count, elapsed.as_secs()));
                 }
             }

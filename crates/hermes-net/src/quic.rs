@@ -4,15 +4,15 @@
 //! that [`steer`](crate::steer) finds that socket again after a peer migrates; and client endpoints. All tasks have one
 //! owner, which ends them. Never: HTTP, or a detached task.
 
+mod connection_id;
 mod forwarder;
 mod gro_split;
 mod group;
 mod gso_batch;
-mod id;
 mod intermittent_cc;
 pub mod path_monitor;
-mod reset;
 mod socket;
+mod stateless_reset;
 mod tokens;
 
 use std::future::Future;
@@ -33,11 +33,11 @@ pub use quinn::{
 };
 use tokio::task::JoinSet;
 
+use self::connection_id::ReaderIdGenerator;
 pub use self::group::{ForwardSocket, Group, MAX_READERS};
 use self::gso_batch::GsoBatcher;
-use self::id::ReaderIdGenerator;
-pub use self::reset::ResetKey;
 use self::socket::Reader;
+pub use self::stateless_reset::ResetKey;
 use self::tokens::UsedTokens;
 use crate::tls::TlsError;
 use crate::udp;
@@ -47,7 +47,7 @@ pub const ALPN: &[u8] = b"h3";
 
 /// Limits of one connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct ConnectionLimits {
     /// Bidirectional streams that the peer may have open.
     pub streams: u32,
     /// Flow-control window of one stream, in bytes.
@@ -67,8 +67,8 @@ pub struct Bounds {
     pub mtu: (u16, u16),
 }
 
-impl Bounds {
-    fn transport(self, controllers: path_monitor::Factory) -> Arc<TransportConfig> {
+impl ConnectionLimits {
+    fn transport(self, controllers: path_monitor::PathMonitorFactory) -> Arc<TransportConfig> {
         let (initial, largest) = self.mtu;
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(largest);
@@ -102,7 +102,7 @@ impl Bounds {
 /// The TLS configuration has no TLS 1.3 cipher suite that QUIC can use for initial packets.
 pub fn server_config(
     tls: &Arc<rustls::ServerConfig>,
-    bounds: Bounds,
+    bounds: ConnectionLimits,
     early_data: bool,
 ) -> Result<ServerConfig, TlsError> {
     let mut tls = tls.clone();
@@ -113,7 +113,7 @@ pub fn server_config(
     let crypto = QuicServerConfig::try_from(tls)
         .map_err(|error| TlsError::Configuration { what: "QUIC of a listener", reason: error.to_string() })?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(bounds.transport(path_monitor::Factory::default())).max_incoming(MAX_INCOMING);
+    config.transport_config(bounds.transport(path_monitor::PathMonitorFactory::default())).max_incoming(MAX_INCOMING);
     config.incoming_buffer_size(INCOMING_BUFFER).incoming_buffer_size_total(16 * INCOMING_BUFFER);
     if early_data {
         let mut tokens = ValidationTokenConfig::default();
@@ -125,9 +125,9 @@ pub fn server_config(
 
 /// Builds the same configuration for a single connection. The path state, and the settings made on it, then survive a
 /// client's migration to another address.
-pub fn for_one(config: &ServerConfig, bounds: Bounds) -> ServerConfig {
+pub fn for_one(config: &ServerConfig, bounds: ConnectionLimits) -> ServerConfig {
     let mut config = config.clone();
-    config.transport_config(bounds.transport(path_monitor::Factory::of_one()));
+    config.transport_config(bounds.transport(path_monitor::PathMonitorFactory::of_one()));
     config
 }
 
@@ -142,19 +142,19 @@ const INCOMING_BUFFER: u64 = 256 << 10;
 ///
 /// # Errors
 /// The errors of [`server_config`].
-pub fn client_config(tls: &Arc<rustls::ClientConfig>, bounds: Bounds) -> Result<ClientConfig, TlsError> {
+pub fn client_config(tls: &Arc<rustls::ClientConfig>, bounds: ConnectionLimits) -> Result<ClientConfig, TlsError> {
     let crypto = QuicClientConfig::try_from(tls.clone())
         .map_err(|error| TlsError::Configuration { what: "QUIC of an upstream", reason: error.to_string() })?;
     let mut config = ClientConfig::new(Arc::new(crypto));
-    config.transport_config(bounds.transport(path_monitor::Factory::default()));
+    config.transport_config(bounds.transport(path_monitor::PathMonitorFactory::default()));
     Ok(config)
 }
 
 /// The tasks of one worker's endpoints and connections. Dropping it ends them.
 #[derive(Clone, Debug, Default)]
-pub struct Tasks(Arc<Mutex<JoinSet<()>>>);
+pub struct EndpointTasks(Arc<Mutex<JoinSet<()>>>);
 
-impl Tasks {
+impl EndpointTasks {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Reap tasks that have ended.
@@ -176,7 +176,7 @@ const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// quinn's runtime, with tasks owned by the worker.
 #[derive(Debug)]
-struct WorkerRuntime(Tasks);
+struct WorkerRuntime(EndpointTasks);
 
 impl Runtime for WorkerRuntime {
     fn new_timer(&self, at: Instant) -> Pin<Box<dyn AsyncTimer>> {
@@ -216,7 +216,7 @@ impl Server {
         config: Option<ServerConfig>,
         reset: Option<&ResetKey>,
         largest: u16,
-        tasks: &Tasks,
+        tasks: &EndpointTasks,
     ) -> io::Result<Self> {
         let runtime = Arc::new(WorkerRuntime(tasks.clone()));
         let reader = Arc::new(Reader::new(group, slot)?);
@@ -256,7 +256,7 @@ impl Server {
 ///
 /// # Errors
 /// No socket can be opened.
-pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &Tasks) -> io::Result<Endpoint> {
+pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &EndpointTasks) -> io::Result<Endpoint> {
     let runtime = Arc::new(WorkerRuntime(tasks.clone()));
     let socket = runtime.wrap_udp_socket(udp::bind(anywhere(is_v4))?)?;
     let mut config = EndpointConfig::default();

@@ -29,7 +29,7 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     }
     socket.set_nonblocking(true)?;
     // Accepted sockets inherit the mark, so replies take the route on which the connection came.
-    crate::mark::apply(SockRef::from(&socket));
+    crate::socket_mark::apply(SockRef::from(&socket));
     socket.bind(&address.into())?;
     // Accepted sockets inherit the options on Linux, which saves four system calls for each connection.
     tune(SockRef::from(&socket));
@@ -89,11 +89,11 @@ pub fn bound_backoff(stream: &TcpStream) {
 /// Observes the acknowledgements of a socket that other code reads and writes. The connection stays open as long as
 /// this value lives.
 #[derive(Debug)]
-pub struct Acks(OwnedFd);
+pub struct AckMonitor(OwnedFd);
 
 /// The kernel's data about acknowledgements.
 #[derive(Clone, Copy, Debug)]
-pub struct Acknowledged {
+pub struct AckState {
     /// The smoothed round-trip time.
     pub rtt: Duration,
     /// The time since the last packet from the peer's kernel, if sent data is not acknowledged, or cannot be sent
@@ -105,7 +105,7 @@ pub struct Acknowledged {
     pub acknowledged: u64,
 }
 
-impl Acks {
+impl AckMonitor {
     /// Observes this connection.
     ///
     /// # Errors
@@ -119,7 +119,7 @@ impl Acks {
     /// # Errors
     /// The kernel refuses the query.
     #[allow(unsafe_code)] // Neither socket2 nor nix has the option, or the call.
-    pub fn look(&self) -> io::Result<Acknowledged> {
+    pub fn look(&self) -> io::Result<AckState> {
         // SAFETY: the structure has only numbers, for which zeros are valid.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -138,7 +138,7 @@ impl Acks {
         // An almost closed window has less room than one segment.
         let takes = u32::try_from(queued).unwrap_or(u32::MAX).min(info.tcpi_snd_mss).max(1);
         let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
-        Ok(Acknowledged {
+        Ok(AckState {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
             // A kernel that does not report the peer's window reports zero.
             owed_for: (info.tcpi_unacked > 0 || (queued > 0 && info.tcpi_snd_wnd >= takes)).then_some(silence),
@@ -177,7 +177,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (far, _) = listener.accept().await.unwrap();
-        let acks = Acks::of(&near).unwrap();
+        let acks = AckMonitor::of(&near).unwrap();
         let becomes = async |fits: &dyn Fn(Option<Duration>) -> bool| {
             let looks = async {
                 while !fits(acks.look().unwrap().owed_for) {

@@ -541,14 +541,14 @@ pub async fn connect(config: Arc<ClientConfig>, name: &str, tcp: tokio::net::Tcp
 
 /// The kind of a handshake failure, in the terms of RFC 9209, section 2.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum HandshakeFault {
     /// The peer's certificate is not valid for its purpose.
     Certificate,
     /// Any other TLS error.
     Protocol,
 }
 
-impl Fault {
+impl HandshakeFault {
     /// The kind of TLS failure that ended an attempt to connect, over TCP or QUIC. `None`: another error.
     pub fn of(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?;
@@ -563,7 +563,7 @@ impl Fault {
 
 /// Returns the TLS fault of a failed handshake, if that is the cause. QUIC reports only the text of rustls and an
 /// alert, which is not the same for every certificate error (RFC 9001, section 4.8).
-fn quic_fault(error: &ConnectionError) -> Option<Fault> {
+fn quic_fault(error: &ConnectionError) -> Option<HandshakeFault> {
     let (code, is_certificate) = match error {
         ConnectionError::TransportError(ours) => {
             (ours.code, CERTIFICATE_ERROR_PREFIXES.iter().any(|words| ours.reason.starts_with(words)))
@@ -572,7 +572,7 @@ fn quic_fault(error: &ConnectionError) -> Option<Fault> {
         _ => return None,
     };
     let is_tls = (CRYPTO_ERROR..=CRYPTO_ERROR + 0xff).contains(&u64::from(code));
-    is_tls.then_some(if is_certificate { Fault::Certificate } else { Fault::Protocol })
+    is_tls.then_some(if is_certificate { HandshakeFault::Certificate } else { HandshakeFault::Protocol })
 }
 
 /// Prefixes of the texts of rustls for an invalid certificate, and for one that our own verifier rejected.

@@ -12,14 +12,14 @@ mod capture;
 mod checksum;
 mod desired;
 mod error;
-mod merge;
+mod gro_merge;
+mod gso_split;
 pub mod nat;
 mod offload;
 mod queue;
 mod reconcile;
 mod reverse_path;
 mod route;
-mod split;
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -38,7 +38,7 @@ use nix::errno::Errno;
 
 pub use desired::restore;
 pub use error::TunError;
-pub use queue::{IdleQueue, Moved, Queue, ReceiveBuffer};
+pub use queue::{IdleQueue, Queue, QueueResult, ReceiveBuffer};
 pub use reconcile::reconcile;
 pub use reverse_path::check as check_reverse_path;
 pub use route::Route;
@@ -78,7 +78,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Captures {
     prefixes: HashSet<IpNet>,
-    lengths: capture::Lengths,
+    lengths: capture::PrefixLengths,
 }
 
 impl Drop for Inner {

@@ -197,7 +197,7 @@ pub fn let_others_bind(socket: &std::net::UdpSocket) -> io::Result<()> {
 fn open(like: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(like), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
-    crate::mark::apply(SockRef::from(&socket));
+    crate::socket_mark::apply(SockRef::from(&socket));
     set_buffers(&socket);
     if like.is_ipv6() {
         socket.set_only_v6(true)?;

@@ -16,7 +16,7 @@ use hermes_model::facts::Peer;
 use hermes_model::limits::Limits;
 use hermes_model::pattern::HostPattern;
 use hermes_model::snapshot::{
-    Action, ClientAuth, Endpoint, Listener, ListenerProtocol, Reserved, Route, Snapshot, Terminate, Upstream,
+    Action, ClientAuth, Endpoint, Listener, ListenerProtocol, Route, Snapshot, Terminate, Upstream, VirtualIpPools,
 };
 use hermes_model::trust;
 use hermes_net::keyed_hash::KeyedHash;
@@ -110,7 +110,7 @@ pub struct ListenerState {
 #[derive(Clone)]
 pub struct QuicState {
     pub config: quic::ServerConfig,
-    pub bounds: quic::Bounds,
+    pub bounds: quic::ConnectionLimits,
     /// The key of stateless resets, which end connections of a predecessor that crashed.
     pub reset: quic::ResetKey,
 }
@@ -162,7 +162,7 @@ impl Generation {
     }
 
     /// The name table of this prefix.
-    pub fn name_table(&self, reserved: &Reserved) -> Option<&Arc<VirtualIpPool>> {
+    pub fn name_table(&self, reserved: &VirtualIpPools) -> Option<&Arc<VirtualIpPool>> {
         self.names.iter().find(|table| table.reserved() == reserved)
     }
 
@@ -284,8 +284,8 @@ fn name_tables(
 }
 
 /// The limits of a QUIC connection.
-pub fn quic_bounds(limits: &Limits) -> quic::Bounds {
-    quic::Bounds {
+pub fn quic_bounds(limits: &Limits) -> quic::ConnectionLimits {
+    quic::ConnectionLimits {
         streams: limits.streams,
         stream_window: limits.stream_window,
         connection_window: limits.connection_window,
@@ -298,18 +298,18 @@ pub fn quic_bounds(limits: &Limits) -> quic::Bounds {
 }
 
 /// As [`quic_bounds`], for a long-lived connection to a neighbour.
-pub fn kept_bounds(limits: &Limits, idle: Duration, keep_alive: Option<Duration>) -> quic::Bounds {
-    quic::Bounds { idle, keep_alive, first_rtt: Some(FIRST_RTT), ..quic_bounds(limits) }
+pub fn kept_bounds(limits: &Limits, idle: Duration, keep_alive: Option<Duration>) -> quic::ConnectionLimits {
+    quic::ConnectionLimits { idle, keep_alive, first_rtt: Some(FIRST_RTT), ..quic_bounds(limits) }
 }
 
 /// The limits for a listener. A client that cannot authenticate gets the windows for anonymous clients. If it could,
 /// its connection window shrinks once it has not.
-pub fn server_bounds(limits: &Limits, listener: &Listener) -> quic::Bounds {
+pub fn server_bounds(limits: &Limits, listener: &Listener) -> quic::ConnectionLimits {
     let bounds = quic_bounds(limits);
     if listener.authenticates() {
         return bounds;
     }
-    quic::Bounds {
+    quic::ConnectionLimits {
         stream_window: limits.anonymous_stream_window,
         connection_window: limits.anonymous_connection_window,
         ..bounds

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hermes_net::tcp::Acks;
+use hermes_net::tcp::AckMonitor;
 use hermes_net::{Io, quic};
 use http::header::VIA;
 use http::request::Parts;
@@ -287,7 +287,7 @@ pub enum ReplaceReason {
 pub struct UplinkConnection {
     keepalive: RefCell<Keepalive>,
     /// The acknowledgement counters for the keepalive over TCP, taken once HTTP begins.
-    acks: Cell<Option<Acks>>,
+    acks: Cell<Option<AckMonitor>>,
     group: UplinkGroup,
     /// True for the connection that probes on behalf of the whole bundle.
     is_first: bool,
@@ -304,7 +304,7 @@ pub struct UplinkConnection {
 }
 
 impl UplinkConnection {
-    pub fn new(group: UplinkGroup, is_first: bool, acks: Option<Acks>, given_up: Vec<u64>) -> Self {
+    pub fn new(group: UplinkGroup, is_first: bool, acks: Option<AckMonitor>, given_up: Vec<u64>) -> Self {
         Self {
             keepalive: RefCell::new(Keepalive::new(None, None, UNUSED_PROBE_INTERVAL)),
             acks: Cell::new(acks),

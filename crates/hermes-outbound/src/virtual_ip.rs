@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hermes_model::snapshot::Reserved;
+use hermes_model::snapshot::VirtualIpPools;
 use hermes_net::keyed_hash::KeyedHash;
 
 /// The TTL of an answer, in seconds.
@@ -39,7 +39,7 @@ pub struct Addresses {
 /// The names of a reserved prefix.
 #[derive(Debug)]
 pub struct VirtualIpPool {
-    reserved: Reserved,
+    reserved: VirtualIpPools,
     /// The number of slots, from 1: the first and the last address of an IPv4 network are no host addresses.
     indexes: u32,
     keyed: KeyedHash,
@@ -69,14 +69,14 @@ struct Slot {
 }
 
 impl VirtualIpPool {
-    pub fn new(reserved: Reserved, keyed: KeyedHash) -> Self {
+    pub fn new(reserved: VirtualIpPools, keyed: KeyedHash) -> Self {
         let hosts = |bits: u8| 1u32.checked_shl(bits.into()).map_or(MAX_SLOTS, |all| (all - 2).min(MAX_SLOTS));
         let v4 = reserved.v4.map_or(MAX_SLOTS, |net| hosts(32 - net.prefix_len()));
         let v6 = reserved.v6.map_or(MAX_SLOTS, |net| hosts(128 - net.prefix_len()));
         Self { reserved, indexes: v4.min(v6), keyed, table: Mutex::default() }
     }
 
-    pub fn reserved(&self) -> &Reserved {
+    pub fn reserved(&self) -> &VirtualIpPools {
         &self.reserved
     }
 
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     fn table(v4: &str, v6: Option<&str>) -> VirtualIpPool {
-        let reserved = Reserved { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) };
+        let reserved = VirtualIpPools { v4: v4.parse().ok(), v6: v6.and_then(|text| text.parse().ok()) };
         VirtualIpPool::new(reserved, KeyedHash::from_secret(b"of the node", "names"))
     }
 
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn another_node_s_places_are_others() {
-        let reserved = Reserved { v4: "198.18.0.0/16".parse().ok(), v6: None };
+        let reserved = VirtualIpPools { v4: "198.18.0.0/16".parse().ok(), v6: None };
         let index =
             |secret: &[u8]| VirtualIpPool::new(reserved, KeyedHash::from_secret(secret, "names")).first_place("video");
         assert_eq!(index(b"one"), index(b"one"));

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
-use hermes_net::handover::{Handed, read_text};
+use hermes_net::handover::{LabelledFd, read_text};
 use hermes_net::quic::Group;
 use hermes_net::{tun, udp};
 use tokio::sync::{mpsc, oneshot};
@@ -120,7 +120,7 @@ impl Node {
     ///
     /// # Errors
     /// Every certificate that cannot be loaded and address that cannot be bound, with its path in the document.
-    pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<Handed>) -> Result<Self, Vec<BuildError>> {
+    pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<LabelledFd>) -> Result<Self, Vec<BuildError>> {
         let fault =
             |path: &str, error: std::io::Error| vec![BuildError { path: path.to_owned(), reason: error.to_string() }];
         let shared = Arc::new(Shared::new(snapshot.workers.unwrap_or_else(cores)));

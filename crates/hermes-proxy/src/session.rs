@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
-use hermes_model::rewrite::Vars;
+use hermes_model::rewrite::TemplateValues;
 use hermes_model::snapshot::{Action, OnChange, Route, Terminate, TerminateKind, Upstream};
 use http::header::ALT_SVC;
 use http::uri::Scheme;
@@ -209,7 +209,7 @@ async fn act(
     match (&route.action, kind) {
         (Action::Respond(answer), _) => Ok(ActionOutcome::Response(respond::respond(answer))),
         (Action::Redirect(redirect), Kind::Http) => {
-            respond::redirect(redirect, &Vars { facts: &entry.facts, node }).map(ActionOutcome::Response)
+            respond::redirect(redirect, &TemplateValues { facts: &entry.facts, node }).map(ActionOutcome::Response)
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }), Kind::Tcp) => {
             // Boxed, like all less common paths: futures are moved, so their size costs time.
@@ -297,7 +297,7 @@ fn tunnel_on(
     };
     let mut head = upgrade::accepted(&request.upgrade, request.version, &request.facts, head);
     if let Some(rewrite) = &route.rewrite {
-        let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
+        let vars = TemplateValues { facts: &session.entry.facts, node: &generation.snapshot.node };
         rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;
     }
     let body = (request.upgrade == UpgradeKind::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
@@ -342,7 +342,7 @@ fn respond_with(
     response: Response<Body>,
 ) -> Result<ActionOutcome, Error> {
     let (mut parts, body) = response.into_parts();
-    let vars = Vars { facts: &session.entry.facts, node: &generation.snapshot.node };
+    let vars = TemplateValues { facts: &session.entry.facts, node: &generation.snapshot.node };
     // The route may have changed since the first decision.
     let led = session.entry.route.borrow().clone();
     let rewrite = led.as_deref().unwrap_or(route).rewrite.as_ref();

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hermes_net::client::network;
+use hermes_net::client_address::network;
 
 /// The client of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

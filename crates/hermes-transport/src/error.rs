@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_net::host;
-use hermes_net::tls::Fault;
+use hermes_net::tls::HandshakeFault;
 use http::StatusCode;
 
 use crate::metrics::Metrics;
@@ -327,9 +327,9 @@ impl Error {
 }
 
 fn connect_label(source: &io::Error) -> &'static str {
-    match Fault::of(source) {
-        Some(Fault::Certificate) => return "tls_certificate_error",
-        Some(Fault::Protocol) => return "tls_protocol_error",
+    match HandshakeFault::of(source) {
+        Some(HandshakeFault::Certificate) => return "tls_certificate_error",
+        Some(HandshakeFault::Protocol) => return "tls_protocol_error",
         None => {}
     }
     match source.kind() {

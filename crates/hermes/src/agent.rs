@@ -18,11 +18,11 @@ use bytes::Bytes;
 use hermes_controller::client::{Client, ClientError, ControllerAddr, ControllerPin, Streaming};
 use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
 use hermes_controller::digest::sha256;
-use hermes_controller::token::Ticket;
+use hermes_controller::token::EnrolmentToken;
 use hermes_model::snapshot::Role;
 use hermes_net::backoff::Backoff;
 use hermes_net::lock::open_own;
-use hermes_net::outage::{Attempts, OutageLog};
+use hermes_net::outage::{FailureCounts, OutageLog};
 use hermes_net::tls::{CertifiedKey, Roots, fingerprints};
 use hermes_proxy::NodeView;
 use rcgen::{CertificateParams, KeyPair};
@@ -195,7 +195,7 @@ impl Agent {
     pub(crate) async fn start(
         places: Vec<ControllerAddr>,
         home: &Home,
-        ticket: Option<Ticket>,
+        ticket: Option<EnrolmentToken>,
     ) -> anyhow::Result<Self> {
         enrolled(&places, home, ticket).await?;
         let home = home.clone();
@@ -221,7 +221,11 @@ impl Agent {
 ///
 /// # Errors
 /// The node cannot enrol: there is no token, or the controller is unreachable or refuses it.
-pub(crate) async fn enrolled(places: &[ControllerAddr], home: &Home, ticket: Option<Ticket>) -> anyhow::Result<()> {
+pub(crate) async fn enrolled(
+    places: &[ControllerAddr],
+    home: &Home,
+    ticket: Option<EnrolmentToken>,
+) -> anyhow::Result<()> {
     // A node whose certificate has expired can only enrol again, with a token.
     if !home.is_enrolled() || (ticket.is_some() && is_over(home)) {
         let ticket = ticket
@@ -256,7 +260,7 @@ pub(crate) async fn keep_identity(places: &[ControllerAddr], home: &Home) {
 }
 
 /// Tries one controller after the other. The answer of the first that can be reached is final.
-async fn enrol(places: &[ControllerAddr], ticket: &Ticket, request: &EnrolRequest) -> anyhow::Result<Issued> {
+async fn enrol(places: &[ControllerAddr], ticket: &EnrolmentToken, request: &EnrolRequest) -> anyhow::Result<Issued> {
     let mut last = None;
     for place in places {
         match Client::connect(place, &ControllerPin::Pin(ticket.pin), None).await {
@@ -442,7 +446,7 @@ async fn follow(
 
 /// Logs that a controller is unreachable: the first time, and then at growing intervals.
 fn report(outage: &mut OutageLog, place: &ControllerAddr, pause: Duration, reason: &str) {
-    let Some(Attempts { count, elapsed }) = outage.failed(&place.to_string(), reason) else { return };
+    let Some(FailureCounts { count, elapsed }) = outage.failed(&place.to_string(), reason) else { return };
     tracing::warn!(
         controller = %place, again_in = ?pause, attempts = count, since = ?elapsed,
         "controller unreachable; still running the last configuration: {reason}"

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use hermes_net::handover::{self, Handed};
+use hermes_net::handover::{self, LabelledFd};
 use nix::sys::socket::{MsgFlags, send};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
@@ -55,7 +55,7 @@ fn patience() -> Duration {
 pub(crate) struct Predecessor {
     link: ManuallyDrop<UnixStream>,
     /// `None`: the kernel does not report its exit.
-    process: Option<handover::Process>,
+    process: Option<handover::ProcessHandle>,
 }
 
 /// A predecessor that has let go. It listens at the socket's path until this is dropped.
@@ -65,12 +65,12 @@ pub(crate) struct Parted(#[allow(dead_code, reason = "its end says enough")] Uni
 ///
 /// # Errors
 /// A process listens there, but does not follow the protocol.
-pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<Handed>, Predecessor)>> {
+pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<LabelledFd>, Predecessor)>> {
     let mut tries = 0;
     loop {
         tries += 1;
         let Some(stream) = connect(path)? else { return Ok(None) };
-        let process = handover::Process::of_peer(&stream).ok();
+        let process = handover::ProcessHandle::of_peer(&stream).ok();
         match ask(&stream) {
             Ok(sockets) => {
                 tracing::info!(sockets = sockets.len(), "taking over from a running process");
@@ -95,7 +95,7 @@ fn connect(path: &Path) -> anyhow::Result<Option<UnixStream>> {
     Ok(Some(stream))
 }
 
-fn ask(mut stream: &UnixStream) -> std::io::Result<Vec<Handed>> {
+fn ask(mut stream: &UnixStream) -> std::io::Result<Vec<LabelledFd>> {
     stream.write_all(HELLO)?;
     handover::receive(stream)
 }
@@ -116,7 +116,7 @@ impl Predecessor {
     }
 }
 
-fn let_go(mut link: &UnixStream, process: Option<&handover::Process>) -> anyhow::Result<()> {
+fn let_go(mut link: &UnixStream, process: Option<&handover::ProcessHandle>) -> anyhow::Result<()> {
     // If the predecessor no longer reads, the write fails, but its answer may already be in the receive buffer.
     let _ = link.write_all(READY);
     let mut said = Vec::new();
@@ -226,7 +226,7 @@ async fn greet(mut stream: tokio::net::UnixStream) -> anyhow::Result<Successor> 
 impl Successor {
     /// Sends the sockets and waits until they are served. If this fails or is cancelled, the caller must refuse the
     /// successor.
-    pub(crate) async fn hand_over(&mut self, sockets: std::io::Result<Vec<Handed>>) -> anyhow::Result<()> {
+    pub(crate) async fn hand_over(&mut self, sockets: std::io::Result<Vec<LabelledFd>>) -> anyhow::Result<()> {
         let sockets = sockets.context("the listeners cannot be duplicated")?;
         let stream = self.0.try_clone()?;
         tokio::task::spawn_blocking(move || send_all(&stream, &sockets)).await??;
@@ -267,7 +267,7 @@ impl Successor {
     }
 }
 
-fn send_all(stream: &UnixStream, sockets: &[Handed]) -> anyhow::Result<()> {
+fn send_all(stream: &UnixStream, sockets: &[LabelledFd]) -> anyhow::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(handover::send(stream, sockets)?)

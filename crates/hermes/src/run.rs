@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hermes_controller::client::ControllerAddr;
-use hermes_controller::token::Ticket;
+use hermes_controller::token::EnrolmentToken;
 use hermes_model::{Checked, Snapshot};
 use hermes_net::backoff::Backoff;
-use hermes_net::handover::Handed;
+use hermes_net::handover::LabelledFd;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -56,7 +56,7 @@ pub(crate) enum Source {
         /// The node's directory.
         state: PathBuf,
         /// An enrolment token.
-        ticket: Option<Ticket>,
+        ticket: Option<EnrolmentToken>,
     },
 }
 
@@ -388,7 +388,7 @@ fn settled<T: std::fmt::Display>(config: &Path, checked: Result<Checked, Vec<T>>
     #[expect(clippy::disallowed_methods, reason = "it ends by itself after a second, and changes nothing")]
     tokio::spawn(async {
         tokio::time::sleep(MEMORY_RETURN_DELAY).await;
-        hermes_net::memory::return_free();
+        hermes_net::allocator::return_free();
     });
     match checked {
         Ok(checked) => {
@@ -521,10 +521,10 @@ async fn apply(config: &Path, snapshot: &Arc<Snapshot>, node: &mut Node, admin: 
     Ok(generation)
 }
 
-fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<Handed>> {
+fn sockets_of(node: &Node, admin: &Admin) -> std::io::Result<Vec<LabelledFd>> {
     let mut sockets = node.handover()?;
     if let Some(socket) = &admin.socket {
-        sockets.push(Handed { label: ADMIN_LABEL.to_owned(), fd: socket.try_clone()?.into() });
+        sockets.push(LabelledFd { label: ADMIN_LABEL.to_owned(), fd: socket.try_clone()?.into() });
     }
     Ok(sockets)
 }
@@ -629,7 +629,7 @@ struct AdminSocket {
 
 impl AdminSocket {
     /// Uses the predecessor's socket if it has this address, or binds a new one.
-    fn bind(address: SocketAddr, inherited: Option<Handed>) -> anyhow::Result<Self> {
+    fn bind(address: SocketAddr, inherited: Option<LabelledFd>) -> anyhow::Result<Self> {
         let inherited = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
         let bound = || {
             let kept = match inherited.filter(|socket| socket.local_addr().ok() == Some(address)) {
@@ -683,7 +683,7 @@ impl Admin {
     }
 
     /// Does everything that can fail, before any part of the document is applied.
-    fn prepare(&self, address: Option<SocketAddr>, inherited: Option<Handed>) -> anyhow::Result<Move> {
+    fn prepare(&self, address: Option<SocketAddr>, inherited: Option<LabelledFd>) -> anyhow::Result<Move> {
         match address {
             same if same == self.address || self.stopped => Ok(Move::Stay),
             None => Ok(Move::Close),

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{ApiState, Arc, Caller, Event, Peer, Problem};
-use crate::ca::{Facts, facts};
+use crate::ca::{CertificateInfo, facts};
 use crate::controller::{ApplyError, StateView, now};
 use crate::push::{Blocker, Progress};
 
@@ -26,7 +26,7 @@ fn one(authority: &crate::ca::Ca) -> Value {
     let view = facts(&authority.certificate);
     let root = facts(&authority.root()).map(|root| root.fingerprint).unwrap_or_default();
     match view {
-        Ok(Facts { fingerprint, subject, until, .. }) => json!({
+        Ok(CertificateInfo { fingerprint, subject, until, .. }) => json!({
             "subject": subject,
             "fingerprint": fingerprint,
             "root": root,
@@ -47,7 +47,7 @@ fn told(api: &ApiState, view: &StateView) -> Value {
     };
     let former = state.retired.iter().filter(|retired| retired.until > now());
     let former = former.filter_map(|retired| {
-        let Facts { subject, fingerprint, .. } = facts(&retired.certificate).ok()?;
+        let CertificateInfo { subject, fingerprint, .. } = facts(&retired.certificate).ok()?;
         Some(json!({ "subject": subject, "fingerprint": fingerprint, "until": retired.until / 1000 }))
     });
     json!({

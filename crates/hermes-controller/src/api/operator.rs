@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{ApiState, Arc, BASE64, Caller, Duration, Event, Peer, Problem};
-use crate::controller::{Asking, now};
+use crate::controller::{RequestKey, now};
 use crate::document::Name;
 
 /// The subject's name in the audit log.
@@ -22,8 +22,8 @@ fn called(name: &Name, provider: Option<&Name>) -> String {
     }
 }
 
-fn asking<'a>(caller: &'a Caller, peer: &'a Peer) -> Asking<'a> {
-    Asking { key: &peer.key, name: &caller.name, provider: caller.provider.as_ref() }
+fn asking<'a>(caller: &'a Caller, peer: &'a Peer) -> RequestKey<'a> {
+    RequestKey { key: &peer.key, name: &caller.name, provider: caller.provider.as_ref() }
 }
 
 /// The remaining lifetime of the caller's certificate.
@@ -57,7 +57,7 @@ pub(super) async fn list(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Whose {
+pub(super) struct ProviderOption {
     /// Absent: the whole overlay for an operator, the own provider for an administrator.
     provider: Option<Name>,
 }
@@ -67,7 +67,7 @@ pub(super) async fn dismiss(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
     Path(name): Path<Name>,
-    Query(Whose { provider }): Query<Whose>,
+    Query(ProviderOption { provider }): Query<ProviderOption>,
 ) -> Result<Response, Problem> {
     let caller = api.caller(&peer)?;
     let provider = provider.or_else(|| caller.provider.clone());
@@ -141,7 +141,7 @@ pub(super) async fn make(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct OwnRequest {
+pub(super) struct RenewalRequest {
     /// PKCS #10 (DER), in base64.
     request: String,
 }
@@ -150,7 +150,7 @@ pub(super) struct OwnRequest {
 pub(super) async fn renew(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
-    axum::Json(OwnRequest { request }): axum::Json<OwnRequest>,
+    axum::Json(RenewalRequest { request }): axum::Json<RenewalRequest>,
 ) -> Result<Response, Problem> {
     let caller = api.caller(&peer)?;
     let request = decoded(&request).map_err(|problem| api.refuse("operator-renew", &caller, &peer, problem))?;

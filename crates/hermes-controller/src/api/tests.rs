@@ -17,7 +17,7 @@ use crate::audit::Audit;
 use crate::controller::{Controller, now};
 use crate::push::{Peer, Push};
 use crate::state::{Change, Commit, Operator};
-use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
+use crate::store::{BaseState, LogRead, Revision, Sqlite, Store, StoreError};
 
 /// A store that makes a change only when it gets a permit, and then reports the outcome.
 struct Gated {
@@ -27,11 +27,11 @@ struct Gated {
 }
 
 impl Store for Gated {
-    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+    fn base(&self) -> BoxFuture<'_, Result<Option<BaseState>, StoreError>> {
         self.store.base()
     }
 
-    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<LogRead, StoreError>> {
         self.store.read(after)
     }
 
@@ -47,11 +47,11 @@ impl Store for Gated {
         self.store.changed(after)
     }
 
-    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn compact(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.compact(base)
     }
 
-    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn begin(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.begin(base)
     }
 }

@@ -29,7 +29,7 @@ const TRIAL_LIFE: Duration = Duration::from_secs(60);
 
 /// The contents of a certificate that others need.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct CertificateInfo {
     /// SHA-256 of the certificate (DER), in hex.
     pub fingerprint: String,
     /// The subject's name, for people.
@@ -42,7 +42,7 @@ pub struct Facts {
     pub until: i64,
 }
 
-impl Facts {
+impl CertificateInfo {
     pub(crate) fn of(der: &[u8]) -> Result<Self, String> {
         let parsed = parsed(der)?;
         Ok(Self {
@@ -59,8 +59,8 @@ impl Facts {
 ///
 /// # Errors
 /// The text has no valid certificate.
-pub fn facts(pem: &str) -> Result<Facts, String> {
-    Facts::of(blocks(pem)?.first().ok_or("no certificate found")?)
+pub fn facts(pem: &str) -> Result<CertificateInfo, String> {
+    CertificateInfo::of(blocks(pem)?.first().ok_or("no certificate found")?)
 }
 
 /// All certificates of a PEM text (DER).

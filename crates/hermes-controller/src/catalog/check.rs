@@ -7,21 +7,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_model::document::nearest::did_you_mean;
-use hermes_model::document::scalar::{Prefix, Size};
+use hermes_model::document::did_you_mean::did_you_mean;
+use hermes_model::document::scalar::{ByteSize, Prefix};
 use hermes_model::snapshot::Role;
 
 use super::{Catalog, addresses, named_by, user_of_app};
 use crate::document::{
-    App, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Program, Quota, Reference, Replica, Resource,
-    Service, Spec, Speech, User,
+    App, AppProtocol, Audience, Fault, Group, Key, Kind, Name, Network, Node, Overlay, Program, Quota, Reference,
+    Replica, Resource, Service, Spec, User,
 };
 
 /// The maximum size of a provider's document: nodes that serve several providers carry all of theirs.
 const MAX_PROVIDER_DOCUMENT: usize = 256 << 10;
 /// The memory of a `cache` or `custody` that sets none.
-const DEFAULT_MEMORY: Size = Size(64 << 20);
-const DEFAULT_DISK: Size = Size(1 << 30);
+const DEFAULT_MEMORY: ByteSize = ByteSize(64 << 20);
+const DEFAULT_DISK: ByteSize = ByteSize(1 << 30);
 /// The minimum and the maximum lifetime of a node's certificate.
 const CERTIFICATE_LIVES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600)];
 
@@ -116,7 +116,7 @@ impl Catalog {
     /// Limits the resources that all services of a provider ask for together, so that a node of several providers has
     /// room for all.
     fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
-        type Asked = fn(&Service) -> [Option<Option<Size>>; 2];
+        type Asked = fn(&Service) -> [Option<Option<ByteSize>>; 2];
         let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
         let disk: Asked = |service| [service.cache.map(|one| one.disk), service.custody.map(|one| one.disk)];
         for (most, key, default, asked) in
@@ -256,7 +256,7 @@ impl<'a> Check<'a, '_> {
 
     /// Checks that each key is one that the app's protocol has.
     fn app(&mut self, node: &Node, at: usize, app: &App) {
-        let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
+        let (is_tun, is_dns) = (app.protocol == AppProtocol::Tun, app.protocol == AppProtocol::Dns);
         if !is_tun && app.bind.is_none() {
             self.fault(
                 format!("apps[{at}].bind"),
@@ -296,9 +296,10 @@ impl<'a> Check<'a, '_> {
         let catalog = self.catalog;
         let user = |app: &App| user_of_app(catalog, &self.key.name, app).ok();
         let own = user(app);
-        let is_device = |other: &App| other.protocol == Speech::Tun && user(other) == own;
+        let is_device = |other: &App| other.protocol == AppProtocol::Tun && user(other) == own;
         let has_device = node.apps.iter().any(is_device);
-        let earlier = node.apps.iter().take(at).filter(|other| other.protocol == Speech::Dns && user(other) != own);
+        let earlier =
+            node.apps.iter().take(at).filter(|other| other.protocol == AppProtocol::Dns && user(other) != own);
         let prefixes = addresses(app);
         let is_shared = |prefix: &Prefix| {
             let overlaps = |other: &Prefix| other.0.contains(&prefix.0) || prefix.0.contains(&other.0);

@@ -10,26 +10,26 @@ use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use crate::catalog::Catalog;
 use crate::document::{Key, Kind, Name, Node};
 
-type Beside = RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Name>>;
+type NeighbourMap = RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Name>>;
 
 /// The neighbours of all nodes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Graph {
     /// All neighbours.
-    beside: Beside,
+    beside: NeighbourMap,
     /// Standalone neighbours alone: a router has thousands of others.
-    inner: Beside,
+    inner: NeighbourMap,
     /// Nodes that drain.
     draining: RedBlackTreeSetSync<Name>,
 }
 
-fn insert(beside: &mut Beside, node: &Name, other: &Name) {
+fn insert(beside: &mut NeighbourMap, node: &Name, other: &Name) {
     let mut all = beside.get(node).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
     all.insert_mut(other.clone());
     beside.insert_mut(node.clone(), all);
 }
 
-fn remove(beside: &mut Beside, node: &Name, other: &Name) {
+fn remove(beside: &mut NeighbourMap, node: &Name, other: &Name) {
     let Some(mut all) = beside.get(node).cloned() else { return };
     all.remove_mut(other);
     if all.is_empty() {

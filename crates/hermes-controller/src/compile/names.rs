@@ -11,12 +11,12 @@ use hermes_model::pattern::{AuthorityPattern, HostPattern, PortPattern};
 use super::Plan;
 use super::service_path::Hop;
 use crate::catalog::{ServiceOrNetwork, addresses, on_the_wire, user_of_app};
-use crate::document::{App, Key, Name, Node, Speech};
+use crate::document::{App, AppProtocol, Key, Name, Node};
 
 /// The virtual addresses of names that belong to a device's user, if the device has an address of their IP version.
 pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) -> Vec<Prefix> {
     let user_of = |app: &App| user_of_app(&plan.catalog, name, app).ok();
-    let own = |app: &&App| app.protocol == Speech::Dns && user_of(app) == user_of(device);
+    let own = |app: &&App| app.protocol == AppProtocol::Dns && user_of(app) == user_of(device);
     let is_ours = |prefix: &Prefix| device.address.iter().any(|own| own.0.is_ipv4() == prefix.0.addr().is_ipv4());
     node.apps.iter().filter(own).flat_map(addresses).filter(is_ours).collect()
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hermes_model::document::keyword::Protocol;
 use hermes_model::document::listener::{Capture, Listener, ListenerTls};
 use hermes_model::document::route::{Match, Route, Terminate};
-use hermes_model::document::scalar::{DeviceName, Many, Prefix};
+use hermes_model::document::scalar::{DeviceName, OneOrMany, Prefix};
 use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
 use hermes_model::document::{Bind, Document, Identity};
 use hermes_model::facts::Kind;
@@ -18,7 +18,7 @@ use super::service_path::Hop;
 use super::{Plan, names};
 use crate::catalog::{Catalog, Revoked, ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::digest::key_name;
-use crate::document::{App, Key, Name, Network, Node, Service, Speech};
+use crate::document::{App, AppProtocol, Key, Name, Network, Node, Service};
 
 /// The default device of an app.
 const DEVICE: &str = "hermes0";
@@ -39,7 +39,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
         draining: node.is_draining(),
         workers: node.workers,
         role: node.role,
-        identity: Some(Identity { cert, key, ca, revoked: Many(revoked) }),
+        identity: Some(Identity { cert, key, ca, revoked: OneOrMany(revoked) }),
         users: bound(plan, name),
         limits: node.limits.clone().or(defaults.limits).unwrap_or_default(),
         dispatch: node.dispatch,
@@ -52,7 +52,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
 }
 
 /// The users that this node accepts from dependent neighbours: those whose sessions pass here, and no others.
-fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
+fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, OneOrMany<String>> {
     let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.iter());
     let dependent =
         senders.filter(|(sender, _)| plan.catalog.node(sender).is_some_and(|node| node.role == Role::Dependent));
@@ -69,7 +69,7 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, Many<String>> {
                 // users are listed.
                 users.extend(plan.catalog.users_on(sender).map(|key| on_the_wire(&key.provider, &key.name)));
             }
-            (!users.is_empty()).then(|| (sender.to_string(), Many(users.into_iter().collect())))
+            (!users.is_empty()).then(|| (sender.to_string(), OneOrMany(users.into_iter().collect())))
         })
         .collect()
 }
@@ -90,26 +90,26 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
 
 fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &App) -> Listener {
     let (word, protocol) = match app.protocol {
-        Speech::Http => ("http", Protocol::Http),
-        Speech::Socks5 => ("socks5", Protocol::Socks5),
-        Speech::Tcp => ("tcp", Protocol::Tcp),
-        Speech::Udp => ("udp", Protocol::Udp),
-        Speech::Tun => ("tun", Protocol::Tun),
-        Speech::Dns => ("dns", Protocol::Dns),
+        AppProtocol::Http => ("http", Protocol::Http),
+        AppProtocol::Socks5 => ("socks5", Protocol::Socks5),
+        AppProtocol::Tcp => ("tcp", Protocol::Tcp),
+        AppProtocol::Udp => ("udp", Protocol::Udp),
+        AppProtocol::Tun => ("tun", Protocol::Tun),
+        AppProtocol::Dns => ("dns", Protocol::Dns),
     };
     let user = user_of_app(&plan.catalog, node, app).unwrap_or_default();
     let device = || app.device.clone().unwrap_or_else(|| DeviceName(DEVICE.into()));
-    let (is_tun, is_dns) = (app.protocol == Speech::Tun, app.protocol == Speech::Dns);
+    let (is_tun, is_dns) = (app.protocol == AppProtocol::Tun, app.protocol == AppProtocol::Dns);
     let of_names = if is_tun { names::captured(plan, (node, section), app) } else { Vec::new() };
     Listener {
         bind: app.bind,
         authority: app.authority.clone(),
         device: is_tun.then(device),
         address: app.address.clone(),
-        capture: Many(if is_tun { captures(plan, (node, app), user.as_deref(), &of_names) } else { Vec::new() }),
+        capture: OneOrMany(if is_tun { captures(plan, (node, app), user.as_deref(), &of_names) } else { Vec::new() }),
         carry_names: if of_names.is_empty() { CarryNames::Packets } else { CarryNames::Flows },
-        names: Many(if is_dns { names::names(plan, node, user.as_deref()) } else { Vec::new() }),
-        addresses: Many(if is_dns { addresses(app) } else { Vec::new() }),
+        names: OneOrMany(if is_dns { names::names(plan, node, user.as_deref()) } else { Vec::new() }),
+        addresses: OneOrMany(if is_dns { addresses(app) } else { Vec::new() }),
         forward: app.forward.clone(),
         set_headers: user.filter(|_| !is_dns).map(|user| ("hermes-user".to_owned(), user)).into_iter().collect(),
         ..Listener::new(&format!("app-{at}-{word}"), protocol)
@@ -207,16 +207,16 @@ fn breadth(network: &Network) -> Generality {
 }
 
 /// The users of a hop.
-fn users(key: &Key, hop: &Hop) -> Many<UserPattern> {
+fn users(key: &Key, hop: &Hop) -> OneOrMany<UserPattern> {
     let users = hop.users.iter().flatten();
-    Many(users.map(|user| UserPattern::Is(on_the_wire(&key.provider, user).into())).collect())
+    OneOrMany(users.map(|user| UserPattern::Is(on_the_wire(&key.provider, user).into())).collect())
 }
 
 fn route_of_packets((node, hop): (&Name, &Hop), (key, network): (&Key, &Network), upstream: Option<String>) -> Route {
     let gateway = network.at.iter().find(|gateway| gateway.node == *node).filter(|_| upstream.is_none());
     Route {
         matching: Match {
-            kind: Many(vec![Kind::Ip]),
+            kind: OneOrMany(vec![Kind::Ip]),
             network: network.prefixes.clone(),
             user: users(key, hop),
             ..Match::default()
@@ -244,8 +244,8 @@ fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream:
         speaks.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
     });
     let matching = Match {
-        kind: Many(kinds.unwrap_or_default()),
-        authority: Many(service.authorities(&key.name)),
+        kind: OneOrMany(kinds.unwrap_or_default()),
+        authority: OneOrMany(service.authorities(&key.name)),
         path: service.path.clone(),
         method: service.method.clone(),
         user: users(key, hop),
@@ -332,13 +332,13 @@ impl<'a> Upstreams<'a> {
         // A neighbour that keeps a connection to this node has authenticated by that.
         let is_dialled = endpoints.iter().chain(&backup).any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
         let names = next.iter().chain(alternates).map(Name::to_string).collect();
-        let tls = UpstreamTls { node: Many(names), ..UpstreamTls::default() };
+        let tls = UpstreamTls { node: OneOrMany(names), ..UpstreamTls::default() };
         // A single endpoint is used whatever a probe says.
         let has_others = endpoints.len() + backup.len() > 1;
         let probes = own.and_then(|own| own.health).or_else(|| catalog.overlay()?.1.nodes.health);
         Upstream {
-            endpoints: Many(endpoints),
-            backup: Many(backup),
+            endpoints: OneOrMany(endpoints),
+            backup: OneOrMany(backup),
             health: has_others.then(|| probes.unwrap_or_default().health()),
             tls: Some(tls).filter(|_| is_dialled),
             ..Upstream::new(name, if is_h3 { UpstreamProtocol::H3 } else { UpstreamProtocol::H2 })

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{ApplyError, Controller, StateView, at_length, lock, now};
-use crate::compile::{Plan, Touched};
+use crate::compile::{ChangedDocuments, Plan};
 use crate::document::{Fault, Key, Kind, Name, Resource, Spec};
-use crate::state::{Before, Change, State, owner_of};
+use crate::state::{Change, PreviousDocument, State, owner_of};
 use crate::store::Revision;
 
 /// Documents to put and delete, together or not at all.
@@ -45,13 +45,13 @@ pub struct Outcome {
     /// Deleted documents.
     pub deleted: Vec<Key>,
     /// Nodes with a new document. `None`: the node was removed.
-    pub nodes: Touched,
+    pub nodes: ChangedDocuments,
     /// Warnings: valid documents that are perhaps not intended.
     pub warnings: Vec<Fault>,
 }
 
 /// The compiled plan of a change that was judged valid.
-pub(super) struct Planned {
+pub(super) struct CompiledChange {
     pub(super) plan: Plan,
     /// Nodes with a new document, and whether they still exist.
     pub(super) touched: Vec<(Name, bool)>,
@@ -59,7 +59,7 @@ pub(super) struct Planned {
     pub(super) changed: BTreeSet<Key>,
 }
 
-impl Planned {
+impl CompiledChange {
     /// True if the plan was compiled for these documents: another controller may have written the revision.
     pub(super) fn is_of(&self, state: &State) -> bool {
         self.changed.iter().all(|key| self.plan.catalog().get(key) == state.catalog.get(key))
@@ -121,7 +121,7 @@ fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mu
 }
 
 /// The changes that a request makes in this view, and their effect.
-fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<Planned>), ApplyError> {
+fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<CompiledChange>), ApplyError> {
     let state = &view.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);
     if let Some((of, _)) = request.takes_back.as_ref().filter(|(of, _)| waved != Some(*of)) {
@@ -186,12 +186,12 @@ fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Op
         if is_in_waves && nodes.iter().any(|(node, _)| view.plan.document(node).is_some()) {
             let keys = outcome.deleted.iter().chain(&outcome.changed).chain(&outcome.created);
             let before = |key: &Key| state.catalog.get(key).map(|resource| (**resource).clone());
-            let all = keys.map(|key| Before { key: key.clone(), resource: before(key) });
+            let all = keys.map(|key| PreviousDocument { key: key.clone(), resource: before(key) });
             changes.push(Change::Rollout(all.collect()));
         }
         outcome.nodes = touched;
         outcome.warnings = plan.warnings().to_vec();
-        return Ok((changes, outcome, Some(Planned { plan, touched: nodes, changed })));
+        return Ok((changes, outcome, Some(CompiledChange { plan, touched: nodes, changed })));
     }
     // The earlier documents are already in force; the rollout still ends.
     if let Some((_, why)) = request.takes_back.as_ref().filter(|_| waved.is_some()) {

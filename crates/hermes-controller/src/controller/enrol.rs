@@ -12,8 +12,8 @@ use super::{ApplyError, Controller, HELD, StateView, now};
 use crate::ca::{Ca, IssueError, Subject};
 use crate::digest::key_digest;
 use crate::document::{Key, Name};
-use crate::state::{Change, Member, Token};
-use crate::token::Ticket;
+use crate::state::{Change, EnrolledNode, Token};
+use crate::token::EnrolmentToken;
 use crate::trust::Trust;
 
 /// The maximum lifetime of a token.
@@ -50,9 +50,9 @@ impl Controller {
     ///
     /// # Errors
     /// There is no such node, or the store cannot be written.
-    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<Ticket, ApplyError> {
+    pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<EnrolmentToken, ApplyError> {
         let authority = self.authority().await?;
-        let ticket = Ticket::generate(pin(&authority)?).map_err(ApplyError::Denied)?;
+        let ticket = EnrolmentToken::generate(pin(&authority)?).map_err(ApplyError::Denied)?;
         let life = u64::try_from(life.min(MAX_TOKEN_LIFE).as_millis()).unwrap_or(u64::MAX);
         let judge = |view: &StateView| {
             if view.state.catalog.node(node).is_none() {
@@ -84,7 +84,7 @@ impl Controller {
     ///
     /// # Errors
     /// The token is used, expired or unknown; or the request is invalid.
-    pub async fn enrol(&self, ticket: &Ticket, request: &[u8]) -> Result<(Name, Certificate), ApplyError> {
+    pub async fn enrol(&self, ticket: &EnrolmentToken, request: &[u8]) -> Result<(Name, Certificate), ApplyError> {
         let key = key_of(request)?;
         // An invalid token costs no more work than this.
         let digest = ticket.digest();
@@ -110,7 +110,7 @@ impl Controller {
                 return Err(ApplyError::Denied(format!("node {} was removed from the overlay", token.node)));
             }
             let member =
-                Member { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
+                EnrolledNode { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
             let mut changes = vec![Change::Spent { token: token.id.clone() }];
             // The node's earlier key may have leaked or moved to another machine.
             let other = view.state.members.get(&token.node).filter(|before| before.key != key);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::{Controller, StateView, at_length, lock, now};
 use crate::catalog::Revoked;
 use crate::document::{Key, Name};
-use crate::state::{Change, Commit, Member, State};
-use crate::store::{After, Base, Revision, StoreError};
+use crate::state::{Change, Commit, EnrolledNode, State};
+use crate::store::{BaseState, LogRead, Revision, StoreError};
 
 /// The number of entries after which they are compacted into a base. A starting controller reads only these.
 pub(super) const COMPACT_INTERVAL: u64 = 1000;
@@ -49,9 +49,9 @@ impl Controller {
         let revision = self.view().state.revision;
         while let Some(passed) = self.outcomes.passed(revision) {
             match self.store.read(passed.saturating_sub(1)).await? {
-                After::Lost => return Err(self.lose(revision)),
-                After::Entries(entries) if !entries.is_empty() => self.outcomes.read(passed, &entries[0].bytes),
-                After::Gone | After::Entries(_) => self.outcomes.skip(passed),
+                LogRead::Lost => return Err(self.lose(revision)),
+                LogRead::Entries(entries) if !entries.is_empty() => self.outcomes.read(passed, &entries[0].bytes),
+                LogRead::Gone | LogRead::Entries(_) => self.outcomes.skip(passed),
             }
         }
         if !self.outcomes.is_open(revision + 1) {
@@ -111,8 +111,8 @@ impl Controller {
         let mut concerned = BTreeSet::new();
         loop {
             let entries = match self.store.read(view.state.revision).await? {
-                After::Lost => return Err(self.lose(view.state.revision)),
-                After::Gone => {
+                LogRead::Lost => return Err(self.lose(view.state.revision)),
+                LogRead::Gone => {
                     let state = self.read_base().await?;
                     self.outcomes.skip(state.revision);
                     // A base does not say which documents differ, so all may.
@@ -122,8 +122,8 @@ impl Controller {
                     (from, view.state) = (state.revision, state);
                     continue;
                 }
-                After::Entries(entries) if entries.is_empty() => break,
-                After::Entries(entries) => entries,
+                LogRead::Entries(entries) if entries.is_empty() => break,
+                LogRead::Entries(entries) => entries,
             };
             for entry in entries {
                 self.outcomes.read(entry.revision, &entry.bytes);
@@ -133,7 +133,7 @@ impl Controller {
                     match change {
                         Change::Put(resource) => _ = view.waiting.insert(resource.key.clone()),
                         Change::Delete(key) => _ = view.waiting.insert(key.clone()),
-                        Change::Enrolled(Member { node, .. }) | Change::Expelled { node } => {
+                        Change::Enrolled(EnrolledNode { node, .. }) | Change::Expelled { node } => {
                             concerned.insert(node.clone());
                         }
                         // Neighbours list revoked keys in their documents.
@@ -171,7 +171,7 @@ impl Controller {
         });
         concerned.extend(view.step());
         let base = (revision / COMPACT_INTERVAL > from / COMPACT_INTERVAL)
-            .then(|| Base { revision, state: view.state.base().into() });
+            .then(|| BaseState { revision, state: view.state.base().into() });
         let view = Arc::new(view);
         *lock(&self.view) = view.clone();
         self.publish(&view, &concerned);

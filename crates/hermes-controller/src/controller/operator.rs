@@ -17,7 +17,7 @@ const MAX_OPERATORS: usize = 1000;
 
 /// The caller: a key that has a certificate of this overlay.
 #[derive(Clone, Copy, Debug)]
-pub struct Asking<'a> {
+pub struct RequestKey<'a> {
     /// The digest of the key.
     pub key: &'a str,
     /// The caller's name.
@@ -34,7 +34,7 @@ impl Controller {
     /// The request is invalid, or the store cannot be written.
     pub async fn make_operator(
         &self,
-        (by, asking): (&str, Option<Asking<'_>>),
+        (by, asking): (&str, Option<RequestKey<'_>>),
         request: &[u8],
         (name, provider): (&Name, Option<&Name>),
         life: Duration,
@@ -66,7 +66,7 @@ impl Controller {
         &self,
         by: &str,
         request: &[u8],
-        asking: Asking<'_>,
+        asking: RequestKey<'_>,
         life: Duration,
     ) -> Result<Certificate, ApplyError> {
         if key_of(request)? != asking.key {
@@ -82,7 +82,7 @@ impl Controller {
     pub async fn dismiss(
         &self,
         by: &str,
-        asking: Asking<'_>,
+        asking: RequestKey<'_>,
         who: (&Name, Option<&Name>),
     ) -> Result<usize, ApplyError> {
         let (name, provider) = who;
@@ -111,7 +111,7 @@ impl Controller {
 impl StateView {
     /// The caller may have been dismissed while the request waited. Checks again, so that a dismissed operator cannot
     /// make another one.
-    fn must_ask(&self, asking: Option<Asking<'_>>) -> Result<(), ApplyError> {
+    fn must_ask(&self, asking: Option<RequestKey<'_>>) -> Result<(), ApplyError> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
         is_one.then_some(()).ok_or_else(|| ApplyError::Denied("the caller is no longer an operator".to_owned()))
     }

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 use super::enrol::unissued;
-use super::{ApplyError, Base, Controller, StateView, now};
+use super::{ApplyError, BaseState, Controller, StateView, now};
 use crate::ca::{Ca, Seal, SealError, facts};
 use crate::document::Program;
 use crate::state::{Change, Rotation};
@@ -71,7 +71,7 @@ impl Controller {
         if view.state.revision == 0 {
             return Ok(());
         }
-        self.store.compact(Base { revision: view.state.revision, state: view.state.base().into() }).await
+        self.store.compact(BaseState { revision: view.state.revision, state: view.state.base().into() }).await
     }
 
     /// The CA with its key decrypted.

@@ -14,7 +14,7 @@ use super::follow::COMPACT_INTERVAL;
 use super::{ApplyError, Controller, Request};
 use crate::control::{Order, Report, Revocation};
 use crate::document::{Name, read};
-use crate::store::{After, Base, Revision, Sqlite, Store, StoreError};
+use crate::store::{BaseState, LogRead, Revision, Sqlite, Store, StoreError};
 
 const OVERLAY: &str = "\
 kind: Overlay
@@ -77,10 +77,10 @@ impl Replaced {
 }
 
 impl Store for Replaced {
-    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+    fn base(&self) -> BoxFuture<'_, Result<Option<BaseState>, StoreError>> {
         Box::pin(async { self.now().base().await })
     }
-    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<LogRead, StoreError>> {
         Box::pin(async move { self.now().read(after).await })
     }
     fn append(&self, after: Revision, bytes: Bytes) -> BoxFuture<'_, Result<Revision, StoreError>> {
@@ -89,10 +89,10 @@ impl Store for Replaced {
     fn changed(&self, after: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move { self.now().changed(after).await })
     }
-    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn compact(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async { self.now().compact(base).await })
     }
-    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn begin(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async { self.now().begin(base).await })
     }
 }
@@ -121,7 +121,7 @@ async fn an_entry_that_was_read_before_its_append_ended_is_settled() {
     let (store, controller) = begin(directory.path()).await;
     controller.apply(&put(OVERLAY)).await.unwrap();
     controller.apply(&put(MOVED)).await.unwrap();
-    let After::Entries(entries) = store.read(1).await.unwrap() else { panic!("entry 2 is gone") };
+    let LogRead::Entries(entries) = store.read(1).await.unwrap() else { panic!("entry 2 is gone") };
     controller.outcomes.add("joe", 2, &entries[0].bytes);
     controller.outcomes.add("ann", 2, &Bytes::from_static(b"another change"));
     controller.settle_next().await.unwrap();
@@ -257,7 +257,7 @@ mod enrolment {
 
     use super::{OVERLAY, begin, name, put};
     use crate::controller::Controller;
-    use crate::token::Ticket;
+    use crate::token::EnrolmentToken;
 
     const LIFE: Duration = Duration::from_secs(600);
 
@@ -266,7 +266,7 @@ mod enrolment {
         CertificateParams::default().serialize_request(&key).unwrap().der().to_vec()
     }
 
-    async fn refused(controller: &Controller, ticket: &Ticket, request: &[u8]) -> String {
+    async fn refused(controller: &Controller, ticket: &EnrolmentToken, request: &[u8]) -> String {
         controller.enrol(ticket, request).await.unwrap_err().to_string()
     }
 
@@ -286,7 +286,7 @@ mod enrolment {
         let (_, again) = controller.enrol(&ticket, &mine).await.unwrap();
         assert_eq!((again.authorities, controller.view().state.revision), (first.authorities, revision));
         assert!(refused(&controller, &ticket, &other).await.contains("used"));
-        let foreign = Ticket::generate(ticket.pin).unwrap();
+        let foreign = EnrolmentToken::generate(ticket.pin).unwrap();
         assert!(refused(&controller, &foreign, &other).await.contains("of another overlay"));
         assert!(controller.renew(&name("a"), &mine).is_ok());
         for (node, key) in [("a", &other), ("one", &mine)] {

@@ -17,7 +17,7 @@ const MAX_UNSETTLED: usize = 256;
 
 /// The outcome of a change that was unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct SettledChange {
     /// The subject that asked for the change.
     pub by: String,
     /// The revision that the change was to get.
@@ -34,7 +34,7 @@ struct Unsettled {
 
 /// All unsettled changes.
 #[derive(Default)]
-pub(super) struct Outcomes {
+pub(super) struct UnsettledChanges {
     state: Mutex<State>,
     changed: Notify,
     opened: Notify,
@@ -43,10 +43,10 @@ pub(super) struct Outcomes {
 #[derive(Default)]
 struct State {
     unsettled: Vec<Unsettled>,
-    settled: Vec<Settled>,
+    settled: Vec<SettledChange>,
 }
 
-impl Outcomes {
+impl UnsettledChanges {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +98,7 @@ impl Outcomes {
         let State { unsettled, settled } = &mut *state;
         unsettled.retain(|one| {
             let outcome = outcome(one);
-            let of = |is_made| Settled { by: one.by.clone(), revision: one.revision, is_made };
+            let of = |is_made| SettledChange { by: one.by.clone(), revision: one.revision, is_made };
             settled.extend(outcome.map(of));
             outcome.is_none()
         });
@@ -107,7 +107,7 @@ impl Outcomes {
     }
 
     /// The outcomes since the last call; waits for one.
-    pub(super) async fn next(&self) -> Vec<Settled> {
+    pub(super) async fn next(&self) -> Vec<SettledChange> {
         loop {
             let settled = std::mem::take(&mut self.lock().settled);
             if !settled.is_empty() {

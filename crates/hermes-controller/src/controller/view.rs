@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{AssignedDocument, StateView, Watched, lines};
+use super::{AssignedDocument, NodeUpdates, StateView, lines};
 use crate::compile::Plan;
 use crate::document::{Key, Name};
 use crate::rollout::Rollout;
@@ -26,12 +26,12 @@ impl StateView {
     }
 
     /// The document that a node must run now, and the key that it enrolled with.
-    pub fn watched(&self, node: &Name) -> Watched {
+    pub fn watched(&self, node: &Name) -> NodeUpdates {
         let since = self.since.get(node).copied().unwrap_or(self.state.revision);
         // A node that was removed from the overlay loses its document at once.
         let meanwhile = || self.rollout.as_ref()?.given(node);
         let document = self.document(node).map(|last| meanwhile().unwrap_or(last).clone());
-        Watched {
+        NodeUpdates {
             given: AssignedDocument { since, document },
             key: self.state.members.get(node).map(|member| member.key.clone()),
         }

@@ -1,7 +1,7 @@
 //! A network: prefixes of addresses, their gateways, and their audience.
 
 use hermes_model::document::policy::Timeout;
-use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Prefix};
+use hermes_model::document::scalar::{DeviceName, HostAddress, OneOrMany, Prefix};
 use serde::{Deserialize, Serialize};
 
 use super::is_default;
@@ -13,9 +13,9 @@ use super::service::Audience;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Network {
     /// The addresses. Devices of its users capture packets to these.
-    pub prefixes: Many<Prefix>,
+    pub prefixes: OneOrMany<Prefix>,
     /// The gateways.
-    pub at: Many<Gateway>,
+    pub at: OneOrMany<Gateway>,
     /// The audience: nobody else may use the network.
     #[serde(rename = "for")]
     pub audience: Audience,
@@ -35,11 +35,11 @@ pub struct Gateway {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
     /// Addresses of the device, at which the node itself is reachable.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub address: Many<HostAddress>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub address: OneOrMany<HostAddress>,
     /// Prefixes from which clients get their addresses.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub assign: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub assign: OneOrMany<Prefix>,
     /// True if clients may get whole networks of `assign`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub assign_networks: bool,

@@ -1,7 +1,7 @@
 //! A node: its address, its links, and its apps.
 
 use hermes_model::document::listener::Listener;
-use hermes_model::document::scalar::{DeviceName, HostAddress, Many, Period, Prefix};
+use hermes_model::document::scalar::{DeviceName, HostAddress, HumanDuration, OneOrMany, Prefix};
 use hermes_model::document::{AccessLog, Bind, Workers};
 use hermes_model::limits::LimitsSection;
 use hermes_model::snapshot::{Dispatch, HostPort, Role};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_default;
 use super::name::{Name, Reference};
-use super::overlay::Probes;
+use super::overlay::NeighbourHealth;
 
 /// `kind: Node`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,14 +31,14 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
     /// Nodes that this node dials. If both list each other, or one has no address, one link carries both directions.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub links: Many<Name>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub links: OneOrMany<Name>,
     /// Providers whose services, users and groups may use the node. Ignored if the overlay has no providers.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub providers: Many<Name>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub providers: OneOrMany<Name>,
     /// Listeners for programs of the node's device.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub apps: Many<App>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub apps: OneOrMany<App>,
     /// Further listeners, as in a node document.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub listeners: Vec<Listener>,
@@ -47,7 +47,7 @@ pub struct Node {
     pub admin: Option<Bind>,
     /// The drain timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub drain: Option<Period>,
+    pub drain: Option<HumanDuration>,
     /// True if the node gets no new sessions, so that it can be removed. `None` leaves a drain as it is, so that
     /// applying a file again does not end it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ pub struct Node {
     pub limits: Option<LimitsSection>,
     /// Health checks of next hops, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub health: Option<Probes>,
+    pub health: Option<NeighbourHealth>,
 }
 
 impl Node {
@@ -96,7 +96,7 @@ pub struct App {
     pub bind: Option<Bind>,
     /// The protocol that programs use.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub protocol: Speech,
+    pub protocol: AppProtocol,
     /// For `tcp` and `udp`: the target of streams and flows, which name none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
@@ -104,14 +104,14 @@ pub struct App {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
     /// For `tun`: the addresses of the device, from which its packets come.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub address: Many<HostAddress>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub address: OneOrMany<HostAddress>,
     /// For `dns`: the prefixes of virtual addresses of names. Default: `100.64.0.0/10`.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub addresses: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub addresses: OneOrMany<Prefix>,
     /// For `dns`: the servers of all other names. Default: the system's.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub forward: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub forward: OneOrMany<String>,
     /// The user of these sessions. `None`: the node's only user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<Reference>,
@@ -120,7 +120,7 @@ pub struct App {
 /// The protocol that programs use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Speech {
+pub enum AppProtocol {
     /// HTTP/1.1 and HTTP/2: requests to names, and CONNECT.
     #[default]
     Http,

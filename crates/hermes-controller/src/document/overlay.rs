@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
-use hermes_model::document::scalar::{Many, Period, Size, text_scalar};
+use hermes_model::document::scalar::{ByteSize, HumanDuration, OneOrMany, text_scalar};
 use hermes_model::document::upstream::Health;
 use hermes_model::document::{AccessLog, Bind};
 use hermes_model::limits::LimitsSection;
@@ -23,13 +23,13 @@ pub struct Overlay {
     pub providers: BTreeMap<Name, Provider>,
     /// The lifetime of a node's certificate, which is renewed after two thirds. Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate_lifetime: Option<Period>,
+    pub certificate_lifetime: Option<HumanDuration>,
     /// The rollout of changes. Absent: all nodes get a change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rollout: Option<Waves>,
+    pub rollout: Option<RolloutWaves>,
     /// Programs that nodes may run. Absent: any.
     #[serde(default, skip_serializing_if = "super::is_default")]
-    pub programs: Many<ProgramDigest>,
+    pub programs: OneOrMany<ProgramDigest>,
     /// Defaults of nodes.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub nodes: Defaults,
@@ -67,19 +67,19 @@ text_scalar!(ProgramDigest, "a string (SHA-256 in hex)");
 /// A rollout in waves: each wave is larger than the one before. A failure rolls the change back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct Waves {
+pub struct RolloutWaves {
     /// The number of nodes of the first wave. Default 1.
     pub first: NonZeroUsize,
     /// The factor by which waves grow. Default 4.
     pub growth: NonZeroUsize,
     /// The time that the nodes of a wave must stay healthy before the next one. Default 10 s.
-    pub settle: Period,
+    pub settle: HumanDuration,
 }
 
-impl Default for Waves {
+impl Default for RolloutWaves {
     fn default() -> Self {
         let [first, growth] = [1, 4].map(|number| NonZeroUsize::MIN.saturating_add(number - 1));
-        Self { first, growth, settle: Period(Duration::from_secs(10)) }
+        Self { first, growth, settle: HumanDuration(Duration::from_secs(10)) }
     }
 }
 
@@ -103,14 +103,14 @@ pub struct Quota {
     /// Default 1,000.
     pub groups: usize,
     /// The memory for caches and custody of all its services on a node. Default 4 GiB.
-    pub memory: Size,
+    pub memory: ByteSize,
     /// The disk space for caches and custody. Default 64 GiB.
-    pub disk: Size,
+    pub disk: ByteSize,
 }
 
 impl Default for Quota {
     fn default() -> Self {
-        Self { services: 100, users: 10_000, groups: 1000, memory: Size(4 << 30), disk: Size(64 << 30) }
+        Self { services: 100, users: 10_000, groups: 1000, memory: ByteSize(4 << 30), disk: ByteSize(64 << 30) }
     }
 }
 
@@ -123,7 +123,7 @@ pub struct Defaults {
     pub admin: Option<Bind>,
     /// The drain timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub drain: Option<Period>,
+    pub drain: Option<HumanDuration>,
     /// The destination of the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
@@ -132,19 +132,19 @@ pub struct Defaults {
     pub limits: Option<LimitsSection>,
     /// Health checks of next hops, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub health: Option<Probes>,
+    pub health: Option<NeighbourHealth>,
 }
 
 /// Health checks of neighbours: `health` of an upstream, without a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Probes {
+pub struct NeighbourHealth {
     /// The interval between two probes. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub interval: Option<Period>,
+    pub interval: Option<HumanDuration>,
     /// The timeout of a probe. Default 2 s, or the interval if that is shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Period>,
+    pub timeout: Option<HumanDuration>,
     /// Successes in a row that make an endpoint healthy. Default 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub healthy: Option<u32>,
@@ -153,7 +153,7 @@ pub struct Probes {
     pub unhealthy: Option<u32>,
 }
 
-impl Probes {
+impl NeighbourHealth {
     /// The section of an upstream.
     pub(crate) fn health(self) -> Health {
         let Self { interval, timeout, healthy, unhealthy } = self;

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use hermes_model::dial_scope::DialScope;
 use hermes_model::document::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
 use hermes_model::document::route::MethodName;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::pattern::{AuthorityPattern, PathPattern, PortPattern};
-use hermes_model::reach::Reach;
 use hermes_model::snapshot::{OnChange, Target};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess};
@@ -21,16 +21,16 @@ use super::name::{Name, Reference};
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Service {
     /// The authorities that applications use. Default: the service's name.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub authority: Many<AuthorityPattern>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub authority: OneOrMany<AuthorityPattern>,
     /// The paths of the service. Default: all.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub path: Many<PathPattern>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub path: OneOrMany<PathPattern>,
     /// The methods of the service. Default: all.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub method: Many<MethodName>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub method: OneOrMany<MethodName>,
     /// The replicas.
-    pub at: Many<Replica>,
+    pub at: OneOrMany<Replica>,
     /// The audience: nobody else may use the service.
     #[serde(rename = "for")]
     pub audience: Audience,
@@ -128,7 +128,7 @@ pub struct Replica {
     pub udp: Option<Target>,
     /// The address ranges that `authority` may dial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reach: Option<Reach>,
+    pub reach: Option<DialScope>,
 }
 
 /// The audience of a service or network.
@@ -139,9 +139,9 @@ pub enum Audience {
     /// Named users and groups.
     Those {
         /// Users by name.
-        users: Many<Reference>,
+        users: OneOrMany<Reference>,
         /// All users of these groups.
-        groups: Many<Reference>,
+        groups: OneOrMany<Reference>,
     },
 }
 
@@ -161,10 +161,10 @@ impl Serialize for Audience {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Those {
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    users: Many<Reference>,
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    groups: Many<Reference>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    users: OneOrMany<Reference>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    groups: OneOrMany<Reference>,
 }
 
 impl<'de> Deserialize<'de> for Audience {

@@ -1,6 +1,6 @@
 //! Users, and groups of users.
 
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use serde::{Deserialize, Serialize};
 
 use super::name::Name;
@@ -10,8 +10,8 @@ use super::name::Name;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct User {
     /// Nodes that may claim this user.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub nodes: Many<Name>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub nodes: OneOrMany<Name>,
 }
 
 /// `kind: Group`.
@@ -19,6 +19,6 @@ pub struct User {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Group {
     /// The members: users of the same provider.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub users: Many<Name>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub users: OneOrMany<Name>,
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use tokio::sync::watch;
 use tonic::{Response, Status, Streaming};
 
-use super::presence::{Identity, Presence};
+use super::presence::{ConnectedNode, Identity};
 use super::{EXPELLED, Peer, Push, rejection};
 use crate::control::{Order, Report};
-use crate::controller::Watched;
+use crate::controller::NodeUpdates;
 use crate::digest::{hex, sha256};
 use crate::document::ProgramDigest as Program;
 use crate::trust::Trust;
@@ -64,8 +64,8 @@ impl Push {
         // The recovered revocations may have removed this node.
         let node = self.node_of(peer)?;
         let presence = match first.identity_only {
-            true => Presence::beside(self.clone(), node.clone(), peer),
-            false => Presence::begin(self.clone(), node.clone(), peer),
+            true => ConnectedNode::beside(self.clone(), node.clone(), peer),
+            false => ConnectedNode::begin(self.clone(), node.clone(), peer),
         };
         presence.hear(&first);
         let following = Following {
@@ -100,12 +100,12 @@ struct Following {
     /// The trusted CAs and the issuer that the node was told last.
     told: (BTreeSet<String>, String),
     held: watch::Receiver<bool>,
-    programs: watch::Receiver<Many<Program>>,
+    programs: watch::Receiver<OneOrMany<Program>>,
     /// SHA-256 of the node's program, as it reports it, in hex.
     program: String,
     /// The program is not listed, and that was reported.
     is_unlisted: bool,
-    watched: watch::Receiver<Watched>,
+    watched: watch::Receiver<NodeUpdates>,
     key: String,
     /// The digest of the document that the node runs.
     running: Bytes,
@@ -113,7 +113,7 @@ struct Following {
     ordered: Option<Bytes>,
     is_ended: bool,
     reports: Streaming<Report>,
-    presence: Presence,
+    presence: ConnectedNode,
 }
 
 impl Following {
@@ -151,7 +151,7 @@ impl Following {
         if report.revoked.is_empty() {
             return Ok(());
         }
-        let Presence { push, node, .. } = &self.presence;
+        let ConnectedNode { push, node, .. } = &self.presence;
         let recalled = push.controller.recall(Some((node, &self.key)), report).await;
         recalled.map_err(|refused| rejection(&refused))?.into_iter().for_each(|event| push.audit.tell(event));
         Ok(())

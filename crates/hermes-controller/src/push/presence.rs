@@ -22,14 +22,14 @@ const MAX_REASON: usize = 16 << 10;
 const MAX_TRUSTED: usize = 16;
 
 /// Marks a node as connected, until it is dropped.
-pub(crate) struct Presence {
+pub(crate) struct ConnectedNode {
     pub(super) push: Arc<Push>,
     pub(super) node: Name,
     /// The peer is a program beside the node, which keeps only its certificate.
     pub(super) is_beside: bool,
 }
 
-impl Presence {
+impl ConnectedNode {
     pub(crate) fn begin(push: Arc<Push>, node: Name, peer: &Peer) -> Self {
         push.note(&node, |status| {
             status.connections += 1;
@@ -100,7 +100,7 @@ impl Identity {
     }
 }
 
-impl Presence {
+impl ConnectedNode {
     /// Records that the overlay does not list the node's program: the node keeps its document, and gets no new one.
     pub(super) fn unlisted(&self, program: &str, revision: Revision, is_news: bool) {
         let refused = format!("program {program} is not in the overlay's `programs`");
@@ -123,7 +123,7 @@ fn shortened(text: &str) -> String {
     crate::audit::visible(&text)
 }
 
-impl Drop for Presence {
+impl Drop for ConnectedNode {
     fn drop(&mut self) {
         self.push.note(&self.node, |status| {
             let count = if self.is_beside { &mut status.companions } else { &mut status.connections };

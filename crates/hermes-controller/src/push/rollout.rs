@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use hermes_net::outage::{Attempts, OutageLog};
+use hermes_net::outage::{FailureCounts, OutageLog};
 
 use super::{Push, RETRY_INTERVAL};
 use crate::audit::Event;
@@ -35,7 +35,7 @@ impl Push {
                 if let Some(of) = self.controller.view().is_over()
                     && let Err(error) = self.controller.finish("controller", of).await
                 {
-                    if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+                    if let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
                             revision = of, again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                             "cannot end the rollout: {error}"
@@ -74,7 +74,7 @@ impl Push {
             }
         };
         if let Err(error) = done {
-            if let Some(Attempts { count, elapsed }) = outage.failed("", &error.to_string()) {
+            if let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string()) {
                 tracing::warn!(
                     revision = of, again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
                     "cannot advance the rollout: {error}"

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use hermes_model::document::Document;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::document::upstream::Endpoint;
 use hermes_model::pattern::UserPattern;
 
@@ -139,7 +139,7 @@ impl Fleet {
 }
 
 /// Routers have addresses 192.0.2.N, and servers 192.0.2.9N.
-fn names(endpoints: &Many<Endpoint>) -> Vec<String> {
+fn names(endpoints: &OneOrMany<Endpoint>) -> Vec<String> {
     let name = |endpoint: &Endpoint| match endpoint {
         Endpoint::Node(node) => node.clone(),
         Endpoint::Address(address) => {

@@ -20,7 +20,7 @@ use self::message::{
     Compare, DeleteRangeRequest, Operation, PutRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, Watched,
     after_last,
 };
-use super::{After, Base, Entry, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
+use super::{BaseState, Entry, LogRead, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
 use crate::grpc::{ClientError, GrpcChannel};
 
 /// The size of a chunk: etcd accepts requests of 1.5 MiB.
@@ -262,7 +262,7 @@ impl Etcd {
         }
     }
 
-    async fn read_now(&self, after: Revision) -> Result<After, StoreError> {
+    async fn read_now(&self, after: Revision) -> Result<LogRead, StoreError> {
         const WHAT: &str = "be read";
         let entries = RangeRequest {
             key: self.key(after + 1),
@@ -279,11 +279,11 @@ impl Etcd {
         let base = base.kvs.first().map(|base| revision_of(&base.value)).transpose();
         let foreign = |why: String| StoreError::Foreign(self.members.join(","), why);
         if base.map_err(foreign)?.is_some_and(|base| after < base) {
-            return Ok(After::Gone);
+            return Ok(LogRead::Gone);
         }
         // The last entry of a base stays, so that the last read entry always exists.
         if after > 0 && last.kvs.is_empty() {
-            return Ok(After::Lost);
+            return Ok(LogRead::Lost);
         }
         let (mut entries, mut size) = (Vec::new(), 0);
         for kv in range.kvs {
@@ -298,15 +298,15 @@ impl Etcd {
             size += bytes.len();
             entries.push(Entry { revision, bytes });
         }
-        Ok(After::Entries(entries))
+        Ok(LogRead::Entries(entries))
     }
 
-    async fn base_now(&self) -> Result<Option<Base>, StoreError> {
+    async fn base_now(&self) -> Result<Option<BaseState>, StoreError> {
         const WHAT: &str = "read its base";
         let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
         let Some(kv) = range.kvs.into_iter().next() else { return Ok(None) };
         let revision = revision_of(&kv.value).map_err(|why| StoreError::Foreign(self.members.join(","), why))?;
-        Ok(Some(Base { revision, state: self.gather(WHAT, kv.value.slice(8..)).await? }))
+        Ok(Some(BaseState { revision, state: self.gather(WHAT, kv.value.slice(8..)).await? }))
     }
 
     async fn changed_now(&self, after: Revision) -> Result<(), StoreError> {
@@ -349,7 +349,7 @@ impl Etcd {
         }
     }
 
-    async fn begin_now(&self, Base { revision, state }: Base) -> Result<(), StoreError> {
+    async fn begin_now(&self, BaseState { revision, state }: BaseState) -> Result<(), StoreError> {
         const WHAT: &str = "be written";
         let mut value = BytesMut::new();
         value.put_u64(revision);
@@ -368,7 +368,7 @@ impl Etcd {
         }
     }
 
-    async fn compact_now(&self, Base { revision, state }: Base) -> Result<(), StoreError> {
+    async fn compact_now(&self, BaseState { revision, state }: BaseState) -> Result<(), StoreError> {
         const WHAT: &str = "be compacted";
         let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
         let at = range.header.unwrap_or_default().revision;
@@ -423,11 +423,11 @@ fn revision_of(mut base: &[u8]) -> Result<Revision, String> {
 }
 
 impl Store for Etcd {
-    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+    fn base(&self) -> BoxFuture<'_, Result<Option<BaseState>, StoreError>> {
         Box::pin(self.base_now())
     }
 
-    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<LogRead, StoreError>> {
         Box::pin(self.read_now(after))
     }
 
@@ -442,11 +442,11 @@ impl Store for Etcd {
         Box::pin(self.changed_now(after))
     }
 
-    fn begin(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn begin(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.begin_now(base))
     }
 
-    fn compact(&self, base: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn compact(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.compact_now(base))
     }
 

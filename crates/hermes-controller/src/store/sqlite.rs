@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 use tokio::sync::watch;
 
-use super::{After, Base, Entry, MAX_ENTRY, Revision, Store, StoreError};
+use super::{BaseState, Entry, LogRead, MAX_ENTRY, Revision, Store, StoreError};
 
 /// The name of the file.
 const FILE: &str = "controller.db";
@@ -110,23 +110,24 @@ fn unable(what: &'static str, error: &rusqlite::Error) -> StoreError {
 }
 
 impl Store for Sqlite {
-    fn base(&self) -> BoxFuture<'_, Result<Option<Base>, StoreError>> {
+    fn base(&self) -> BoxFuture<'_, Result<Option<BaseState>, StoreError>> {
         self.run("read its base", |connection| {
-            let row =
-                |row: &rusqlite::Row<'_>| Ok(Base { revision: row.get(0)?, state: row.get::<_, Vec<u8>>(1)?.into() });
+            let row = |row: &rusqlite::Row<'_>| {
+                Ok(BaseState { revision: row.get(0)?, state: row.get::<_, Vec<u8>>(1)?.into() })
+            };
             connection.query_row("SELECT revision, state FROM base", [], row).optional()
         })
     }
 
-    fn read(&self, after: Revision) -> BoxFuture<'_, Result<After, StoreError>> {
+    fn read(&self, after: Revision) -> BoxFuture<'_, Result<LogRead, StoreError>> {
         self.run("be read", move |connection| {
             let base: Option<Revision> =
                 connection.query_row("SELECT revision FROM base", [], |row| row.get(0)).optional()?;
             if base.is_some_and(|base| after < base) {
-                return Ok(After::Gone);
+                return Ok(LogRead::Gone);
             }
             if last(connection)? < after {
-                return Ok(After::Lost);
+                return Ok(LogRead::Lost);
             }
             let mut query =
                 connection.prepare_cached("SELECT revision, bytes FROM log WHERE revision > ?1 ORDER BY revision")?;
@@ -139,7 +140,7 @@ impl Store for Sqlite {
                 size += bytes.len();
                 entries.push(Entry { revision: row.get(0)?, bytes });
             }
-            Ok(After::Entries(entries))
+            Ok(LogRead::Entries(entries))
         })
     }
 
@@ -173,7 +174,7 @@ impl Store for Sqlite {
         })
     }
 
-    fn begin(&self, Base { revision, state }: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn begin(&self, BaseState { revision, state }: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let begun = self.run("be written", move |connection| {
                 let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -188,7 +189,7 @@ impl Store for Sqlite {
         })
     }
 
-    fn compact(&self, Base { revision, state }: Base) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn compact(&self, BaseState { revision, state }: BaseState) -> BoxFuture<'_, Result<(), StoreError>> {
         self.run("be compacted", move |connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let base: Option<Revision> =

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::report::Report;
-use crate::document::nearest::did_you_mean;
+use crate::document::did_you_mean::did_you_mean;
 use crate::snapshot::Upstream;
 
 /// Context of all sections.

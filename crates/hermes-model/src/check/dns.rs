@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::report::Report;
+use crate::dial_scope::DialScope;
 use crate::document::listener as section;
 use crate::pattern::{AuthorityPattern, HostPattern, PortPattern};
-use crate::reach::Reach;
-use crate::snapshot::{CarryNames, Dns, Listener, ListenerProtocol, Reserved, Tun};
+use crate::snapshot::{CarryNames, Dns, Listener, ListenerProtocol, Tun, VirtualIpPools};
 
 /// Port of DNS.
 const DNS_PORT: u16 = 53;
@@ -44,7 +44,7 @@ pub(super) fn build(section: &section::Listener, at: &str, report: &mut Report) 
 fn check_open_resolver(section: &section::Listener, at: &str, report: &mut Report) {
     let Some(bind) = &section.bind else { return };
     let ip = bind.0.ip().to_canonical();
-    let is_public = ip.is_unspecified() || Reach::Public.forbids(ip, &|_| false).is_none();
+    let is_public = ip.is_unspecified() || DialScope::Public.forbids(ip, &|_| false).is_none();
     if is_public {
         let message = format!(
             "{ip} makes this an open resolver, which can be abused for reflection attacks; bind a loopback or private address"
@@ -73,14 +73,14 @@ fn resolver(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-fn reserved(section: &section::Listener, at: &str, report: &mut Report) -> Option<Reserved> {
+fn reserved(section: &section::Listener, at: &str, report: &mut Report) -> Option<VirtualIpPools> {
     let path = format!("{at}.addresses");
-    let mut reserved = Reserved { v4: None, v6: None };
+    let mut reserved = VirtualIpPools { v4: None, v6: None };
     for net in section.addresses.iter().map(|prefix| prefix.0) {
         if net.max_prefix_len() - net.prefix_len() < MIN_HOST_BITS {
             report.problem(&path, format!("{net} is too small for a pool; use a shorter prefix"));
         }
-        if Reach::Public.forbids(net.addr(), &|_| false).is_none() {
+        if DialScope::Public.forbids(net.addr(), &|_| false).is_none() {
             let message = format!(
                 "{net} is public, and its hosts become unreachable; use a reserved network such as 198.18.0.0/16 \
                  or one of fd00::/8"
@@ -126,7 +126,7 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
             );
         }
     }
-    let reserved: Vec<Reserved> = all.iter().map(|(_, (_, dns))| dns.addresses).collect();
+    let reserved: Vec<VirtualIpPools> = all.iter().map(|(_, (_, dns))| dns.addresses).collect();
     for (at, listener) in listeners {
         match &listener.protocol {
             ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => flows(tun, *at, &reserved, report),
@@ -137,7 +137,7 @@ pub(super) fn among(listeners: &[(usize, Arc<Listener>)], report: &mut Report) {
 
 /// Checks a device with `carry-names: flows`. It must capture virtual addresses. Its captures have no header fields of
 /// their own, because HTTP requests to a name only get those of the listener.
-fn flows(tun: &Tun, at: usize, reserved: &[Reserved], report: &mut Report) {
+fn flows(tun: &Tun, at: usize, reserved: &[VirtualIpPools], report: &mut Report) {
     let nets = || reserved.iter().flat_map(|one| [one.v4.map(IpNet::from), one.v6.map(IpNet::from)]).flatten();
     let is_names = |network: &IpNet| nets().any(|net| net.contains(network) || network.contains(&net));
     if !tun.captures.iter().any(|capture| is_names(&capture.network)) {

@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::report::Report;
 use crate::rewrite::{HeaderRewrite, Template};
-use crate::scalar::Many;
+use crate::scalar::OneOrMany;
 
 /// Fields of a single connection (RFC 9110, 7.6.1; RFC 9113, 8.2.2), which each node generates.
 const HOP_BY_HOP: [&str; 8] =
@@ -69,8 +69,8 @@ fn illegal_value() -> String {
 pub(super) fn rewrite(
     at: &str,
     set: &BTreeMap<String, Template>,
-    add: &BTreeMap<String, Many<Template>>,
-    remove: &Many<String>,
+    add: &BTreeMap<String, OneOrMany<Template>>,
+    remove: &OneOrMany<String>,
     report: &mut Report,
 ) -> HeaderRewrite {
     let mut result = HeaderRewrite::default();

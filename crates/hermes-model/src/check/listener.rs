@@ -12,7 +12,7 @@ use super::{dns, header, ip_listener, packets};
 use crate::authority::Authority;
 use crate::document::keyword::Protocol;
 use crate::document::listener as section;
-use crate::scalar::{Many, Prefix};
+use crate::scalar::{OneOrMany, Prefix};
 use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
 use crate::spiffe::is_user_name;
 use crate::trust::HERMES_USER;
@@ -66,7 +66,7 @@ pub(super) fn build(
     })
 }
 
-pub(super) fn prefixes(section: &Many<Prefix>) -> Vec<IpNet> {
+pub(super) fn prefixes(section: &OneOrMany<Prefix>) -> Vec<IpNet> {
     section.iter().map(|prefix| prefix.0).collect()
 }
 

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::report::Report;
 use crate::document::{self, AccessLog, Document, Workers};
 use crate::limits::Limits;
-use crate::scalar::Period;
+use crate::scalar::HumanDuration;
 
 use crate::snapshot::{self, IdentityFiles, RouteIndex, Snapshot};
 use crate::spiffe::{KEY, is_spiffe_segment, is_user_name};
@@ -119,7 +119,7 @@ fn users(head: &Document, report: &mut Report) -> HashMap<Arc<str>, Vec<Arc<str>
 fn limits(head: &Document, report: &mut Report) -> Limits {
     let limits = head.limits.build(&mut |name, message| report.problem(format!("limits.{name}"), message));
     if limits.quic_keep_alive > limits.quic_idle / 2 {
-        let max = Period(limits.quic_idle / 2);
+        let max = HumanDuration(limits.quic_idle / 2);
         let message =
             format!("connections would time out before the first keep-alive; use at most {max}, half of `quic-idle`");
         report.problem("limits.quic-keep-alive".to_owned(), message);
@@ -143,7 +143,7 @@ fn access_log(section: &AccessLog, context: &Context<'_>) -> snapshot::AccessLog
 /// Returns a duration or its default, and reports a value out of range.
 pub(super) fn duration(
     at: &str,
-    written: Option<Period>,
+    written: Option<HumanDuration>,
     default: Duration,
     range: RangeInclusive<Duration>,
     report: &mut Report,
@@ -154,9 +154,9 @@ pub(super) fn duration(
             at,
             format!(
                 "{} is out of range; must be {} to {}",
-                Period(value),
-                Period(*range.start()),
-                Period(*range.end())
+                HumanDuration(value),
+                HumanDuration(*range.start()),
+                HumanDuration(*range.end())
             ),
         );
     }

@@ -11,7 +11,7 @@ use crate::authority::Authority;
 use crate::document::policy as section;
 use crate::document::policy::RetryOn;
 use crate::rewrite::{PathRewrite, QueryRewrite, Rewrite, Template};
-use crate::scalar::Size;
+use crate::scalar::ByteSize;
 use crate::snapshot::{Cache, Custody, Durable, Resume, Retry, Timeouts, UpstreamRateLimit};
 
 const MS: Duration = Duration::from_millis(1);
@@ -60,17 +60,17 @@ pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> 
 }
 
 /// Returns a size or its default, and reports a value out of range.
-fn size(at: String, written: Option<Size>, default: u64, range: RangeInclusive<u64>, report: &mut Report) -> u64 {
+fn size(at: String, written: Option<ByteSize>, default: u64, range: RangeInclusive<u64>, report: &mut Report) -> u64 {
     let size = written.map_or(default, |size| size.0);
     if !range.contains(&size) {
-        let (min, max) = (Size(*range.start()), Size(*range.end()));
-        report.problem(at, format!("{} is out of range; must be {min} to {max}", Size(size)));
+        let (min, max) = (ByteSize(*range.start()), ByteSize(*range.end()));
+        report.problem(at, format!("{} is out of range; must be {min} to {max}", ByteSize(size)));
     }
     size
 }
 
 /// Returns a size on disk, which requires a state directory.
-fn disk(written: Option<Size>, at: &str, names: &Names<'_>, report: &mut Report) -> u64 {
+fn disk(written: Option<ByteSize>, at: &str, names: &Names<'_>, report: &mut Report) -> u64 {
     let default = if names.has_state { 1 << 30 } else { 0 };
     let disk = size(format!("{at}.disk"), written, default, 0..=1 << 50, report);
     if disk > 0 && !names.has_state {

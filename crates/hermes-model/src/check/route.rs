@@ -7,10 +7,10 @@ use http::StatusCode;
 use super::context::{Names, unresolved};
 use super::report::Report;
 use super::{header, policy};
+use crate::dial_scope::DialScope;
 use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
-use crate::reach::Reach;
 use crate::snapshot::{
     Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol,
 };
@@ -186,7 +186,7 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     let terminate = Terminate {
         kind: *kind,
         target: (*target).clone(),
-        reach: section.reach.unwrap_or(Reach::Public),
+        reach: section.reach.unwrap_or(DialScope::Public),
         guard: section.guard,
         proxy_protocol: section.proxy_protocol.is_some(),
         origin_ca: names.context.optional_file(&format!("{at}.tls.ca"), ca, report),

@@ -7,9 +7,9 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::nearest::did_you_mean;
+use super::did_you_mean::did_you_mean;
+use crate::dial_scope::DialScope;
 use crate::facts::Kind;
-use crate::reach::Reach;
 use crate::scalar::TextVisitor;
 use crate::snapshot::{CarryNames, ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
 
@@ -100,7 +100,7 @@ keywords!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "PO
 keywords!(CarryNames, "encoding of names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
 keywords!(Durable, "durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
 keywords!(OnChange, "change policy", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
-keywords!(Reach, "reach", ["public" = Reach::Public, "private" = Reach::Private, "any" = Reach::Any]);
+keywords!(DialScope, "reach", ["public" = DialScope::Public, "private" = DialScope::Private, "any" = DialScope::Any]);
 keywords!(
     UpstreamProtocol,
     "upstream protocol",

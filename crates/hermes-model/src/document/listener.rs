@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::keyword::Protocol;
 use super::{Bind, is_default};
-use crate::scalar::{DeviceName, HostAddress, Many, Prefix};
+use crate::scalar::{DeviceName, HostAddress, OneOrMany, Prefix};
 use crate::snapshot::{CarryNames, ClientAuth};
 
 /// A listener.
@@ -36,11 +36,11 @@ pub struct Listener {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ListenerTls>,
     /// Peers trusted without a certificate, as standalone nodes are.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub trust: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub trust: OneOrMany<Prefix>,
     /// Sources that begin with a PROXY protocol header.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub proxy_protocol: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub proxy_protocol: OneOrMany<Prefix>,
     /// Accept tunnels by POST.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_post: bool,
@@ -57,23 +57,23 @@ pub struct Listener {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
     /// Addresses of the device (`tun`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub address: Many<HostAddress>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub address: OneOrMany<HostAddress>,
     /// Host patterns of names that the node answers itself (`dns`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub names: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub names: OneOrMany<String>,
     /// Pools of virtual addresses, at most one per IP version (`dns`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub addresses: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub addresses: OneOrMany<Prefix>,
     /// Resolvers for all other names (`dns`). Default: those of the system.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub forward: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub forward: OneOrMany<String>,
     /// Whether AAAA queries get virtual addresses (`dns`). Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<bool>,
     /// Captured prefixes; each is a session (`tun`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub capture: Many<Capture>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub capture: OneOrMany<Capture>,
     /// Encoding of traffic to virtual addresses (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub carry_names: CarryNames,
@@ -81,8 +81,8 @@ pub struct Listener {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Prefix>,
     /// Peers that may send packets (`ip`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub peers: Many<Peer>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub peers: OneOrMany<Peer>,
 }
 
 impl Listener {
@@ -121,11 +121,11 @@ impl Listener {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Peer {
     /// Source addresses of its datagrams. Default: this machine.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub from: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub from: OneOrMany<Prefix>,
     /// Source addresses of the packets.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub address: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub address: OneOrMany<Prefix>,
 }
 
 /// A prefix that a `tun` listener captures: a string, or a map with headers of its own.

@@ -7,10 +7,10 @@ use http::StatusCode;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::did_you_mean::did_you_mean;
 use super::is_default;
-use super::nearest::did_you_mean;
 use crate::rewrite::Template;
-use crate::scalar::{Many, Period, Share, Size};
+use crate::scalar::{ByteSize, HumanDuration, OneOrMany, Percentage};
 use crate::snapshot::Durable;
 
 /// `rewrite`
@@ -31,10 +31,10 @@ pub struct Rewrite {
     pub set_headers: BTreeMap<String, Template>,
     /// Lines to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub add_headers: BTreeMap<String, Many<Template>>,
+    pub add_headers: BTreeMap<String, OneOrMany<Template>>,
     /// Fields to remove.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub remove_headers: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub remove_headers: OneOrMany<String>,
     /// Changes to the response.
     #[serde(default, skip_serializing_if = "is_default")]
     pub response: RewriteResponse,
@@ -62,8 +62,8 @@ pub struct RewriteQuery {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, Template>,
     /// Names to remove.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub remove: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub remove: OneOrMany<String>,
 }
 
 /// `rewrite.response`
@@ -75,10 +75,10 @@ pub struct RewriteResponse {
     pub set_headers: BTreeMap<String, Template>,
     /// Lines to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub add_headers: BTreeMap<String, Many<Template>>,
+    pub add_headers: BTreeMap<String, OneOrMany<Template>>,
     /// Fields to remove.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub remove_headers: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub remove_headers: OneOrMany<String>,
 }
 
 /// `timeout`
@@ -87,13 +87,13 @@ pub struct RewriteResponse {
 pub struct Timeout {
     /// Time to connect. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub connect: Option<Period>,
+    pub connect: Option<HumanDuration>,
     /// Idle time. Default by kind: `http` 5 min, `tcp` 1 h, `udp` 2 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub idle: Option<Period>,
+    pub idle: Option<HumanDuration>,
     /// Time without progress. Default 60 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Period>,
+    pub progress: Option<HumanDuration>,
 }
 
 /// `retry`
@@ -102,7 +102,7 @@ pub struct Timeout {
 pub struct Retry {
     /// Conditions for a retry. Default `connect-failure`.
     #[serde(default = "Retry::on")]
-    pub on: Many<RetryOn>,
+    pub on: OneOrMany<RetryOn>,
     /// Total attempts. Default 3.
     #[serde(default = "Retry::attempts")]
     pub attempts: u32,
@@ -111,20 +111,20 @@ pub struct Retry {
     pub backoff: Backoff,
     /// Share of requests that may be retries. Default 20 %.
     #[serde(default = "Retry::budget")]
-    pub budget: Share,
+    pub budget: Percentage,
 }
 
 impl Retry {
-    fn on() -> Many<RetryOn> {
-        Many(vec![RetryOn::ConnectFailure])
+    fn on() -> OneOrMany<RetryOn> {
+        OneOrMany(vec![RetryOn::ConnectFailure])
     }
 
     fn attempts() -> u32 {
         3
     }
 
-    fn budget() -> Share {
-        Share(0.2)
+    fn budget() -> Percentage {
+        Percentage(0.2)
     }
 }
 
@@ -134,10 +134,10 @@ impl Retry {
 pub struct Backoff {
     /// First delay; doubles. Default 100 ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Period>,
+    pub base: Option<HumanDuration>,
     /// Maximum delay. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max: Option<Period>,
+    pub max: Option<HumanDuration>,
 }
 
 /// `custody`
@@ -146,13 +146,13 @@ pub struct Backoff {
 pub struct Custody {
     /// Time after which an undelivered exchange fails. Default 15 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<Period>,
+    pub deadline: Option<HumanDuration>,
     /// Bytes in memory. Default 64 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Size>,
+    pub memory: Option<ByteSize>,
     /// Bytes on disk. Default 1 GiB if the node has `state`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disk: Option<Size>,
+    pub disk: Option<ByteSize>,
     /// Failure that acknowledged bytes survive.
     #[serde(default, skip_serializing_if = "is_default")]
     pub durable: Durable,
@@ -164,16 +164,16 @@ pub struct Custody {
 pub struct Cache {
     /// Bytes in memory. Default 64 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Size>,
+    pub memory: Option<ByteSize>,
     /// Bytes on disk. Default 1 GiB if the node has `state`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disk: Option<Size>,
+    pub disk: Option<ByteSize>,
     /// Whether all users share the cache. Default true; otherwise each user has a partition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<bool>,
     /// Time that stale responses are served while the origin is unreachable. Default 1 h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stale_if_error: Option<Period>,
+    pub stale_if_error: Option<HumanDuration>,
 }
 
 /// `upstream-rate-limit`
@@ -182,7 +182,7 @@ pub struct Cache {
 pub struct UpstreamRateLimit {
     /// Maximum time that a request waits. Default 1 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<Period>,
+    pub deadline: Option<HumanDuration>,
     /// Maximum number of waiting requests. Default 1024.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
@@ -194,7 +194,7 @@ pub struct UpstreamRateLimit {
 pub struct Resume {
     /// Maximum time without progress. Default 10 min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<Period>,
+    pub deadline: Option<HumanDuration>,
 }
 
 /// Condition for a retry.

@@ -11,11 +11,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::is_default;
 use super::keyword::ProxyVersion;
 use super::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
+use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
-use crate::reach::Reach;
 use crate::rewrite::Template;
-use crate::scalar::{DeviceName, HostAddress, Many, Prefix, text_scalar};
+use crate::scalar::{DeviceName, HostAddress, OneOrMany, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
 /// A route.
@@ -100,35 +100,35 @@ impl Route {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Match {
     /// Listener names.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub listener: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub listener: OneOrMany<String>,
     /// `http`, `tcp`, `udp`, `ip`.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub kind: Many<Kind>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub kind: OneOrMany<Kind>,
     /// Patterns for the target's authority.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub authority: Many<AuthorityPattern>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub authority: OneOrMany<AuthorityPattern>,
     /// Patterns for the path without the query.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub path: Many<PathPattern>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub path: OneOrMany<PathPattern>,
     /// Methods.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub method: Many<MethodName>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub method: OneOrMany<MethodName>,
     /// By field name: patterns, one of which must match a line of the field.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub headers: BTreeMap<String, Many<ValuePattern>>,
+    pub headers: BTreeMap<String, OneOrMany<ValuePattern>>,
     /// Users; `*` is any authenticated user.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub user: Many<UserPattern>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub user: OneOrMany<UserPattern>,
     /// Destination networks of `ip` sessions.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub network: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub network: OneOrMany<Prefix>,
     /// IP protocols of `ip` sessions.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub protocol: Many<IpProtocol>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub protocol: OneOrMany<IpProtocol>,
     /// Ports of the authority.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub port: Many<u16>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub port: OneOrMany<u16>,
 }
 
 macro_rules! pattern_scalar {
@@ -232,11 +232,11 @@ pub struct Terminate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tun: Option<DeviceName>,
     /// Addresses of the device (`tun`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub address: Many<HostAddress>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub address: OneOrMany<HostAddress>,
     /// Networks from which clients get addresses (`tun`).
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub assign: Many<Prefix>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub assign: OneOrMany<Prefix>,
     /// Clients may request whole networks of `assign` (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub assign_networks: bool,
@@ -248,7 +248,7 @@ pub struct Terminate {
     pub dnat: Option<HostAddress>,
     /// Address ranges that the request may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reach: Option<Reach>,
+    pub reach: Option<DialScope>,
     /// Never dial the node's own listeners, its `admin` endpoint, its controllers or a metadata service.
     #[serde(default, skip_serializing_if = "is_default")]
     pub guard: bool,

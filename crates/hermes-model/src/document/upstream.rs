@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::keyword::ProxyVersion;
-use crate::scalar::{Many, Period};
+use crate::scalar::{HumanDuration, OneOrMany};
 use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
 
 /// An upstream.
@@ -20,14 +20,14 @@ pub struct Upstream {
     /// Protocol of the endpoints.
     pub protocol: UpstreamProtocol,
     /// Endpoints. At least one, unless `node` is set.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub endpoints: Many<Endpoint>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub endpoints: OneOrMany<Endpoint>,
     /// Short form of endpoints that are all nodes with reverse connections.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub node: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub node: OneOrMany<String>,
     /// Backup endpoints, used in this order, and only while no regular endpoint is up.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub backup: Many<Endpoint>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub backup: OneOrMany<Endpoint>,
     /// Load-balancing policy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balance: Balance,
@@ -84,10 +84,10 @@ impl Upstream {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Contact {
     /// Period of the contact plan.
-    pub every: Period,
+    pub every: HumanDuration,
     /// Offset within each period; the first period started at the Unix epoch. Default 0 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<Period>,
+    pub from: Option<HumanDuration>,
 }
 
 /// `HOST:PORT`, or `{node: NAME}`.
@@ -182,10 +182,10 @@ pub struct Health {
     pub path: Option<String>,
     /// Time between probes. Default 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub interval: Option<Period>,
+    pub interval: Option<HumanDuration>,
     /// Maximum duration of a probe. Default 2 s, or the interval if shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Period>,
+    pub timeout: Option<HumanDuration>,
     /// Consecutive successes. Default 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub healthy: Option<u32>,
@@ -203,7 +203,7 @@ pub struct Outlier {
     pub failures: Option<u32>,
     /// First ejection time. Default 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ejection_time: Option<Period>,
+    pub ejection_time: Option<HumanDuration>,
 }
 
 /// `tls` of an upstream.
@@ -214,8 +214,8 @@ pub struct UpstreamTls {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_name: Option<String>,
     /// Nodes that the peer may be.
-    #[serde(default, skip_serializing_if = "Many::is_empty")]
-    pub node: Many<String>,
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub node: OneOrMany<String>,
     /// CA (PEM) other than that of the identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,

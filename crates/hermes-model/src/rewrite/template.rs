@@ -8,7 +8,7 @@ use http::HeaderValue;
 
 /// Values for placeholders.
 #[derive(Clone, Copy, Debug)]
-pub struct Vars<'a> {
+pub struct TemplateValues<'a> {
     /// Attributes of the session.
     pub facts: &'a Facts,
     /// Name of this node.
@@ -108,7 +108,7 @@ impl Template {
     }
 
     /// Expands the placeholders.
-    pub fn render(&self, vars: &Vars<'_>) -> String {
+    pub fn render(&self, vars: &TemplateValues<'_>) -> String {
         self.render_with(vars, str::to_owned)
     }
 
@@ -117,7 +117,7 @@ impl Template {
     ///
     /// # Errors
     /// [`RewriteError::Location`] if the result is not a URI reference.
-    pub fn render_location(&self, vars: &Vars<'_>) -> Result<HeaderValue, RewriteError> {
+    pub fn render_location(&self, vars: &TemplateValues<'_>) -> Result<HeaderValue, RewriteError> {
         let text = self.render_with(vars, encode_component);
         let legal = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&b));
         // A path such as `//evil.example` would be read as an authority: an open redirect.
@@ -128,7 +128,7 @@ impl Template {
         }
     }
 
-    fn render_with(&self, vars: &Vars<'_>, user: fn(&str) -> String) -> String {
+    fn render_with(&self, vars: &TemplateValues<'_>, user: fn(&str) -> String) -> String {
         let mut out = String::with_capacity(self.text.len() + 64);
         for piece in &self.pieces {
             match piece {
@@ -157,7 +157,7 @@ impl Template {
 }
 
 impl Placeholder {
-    fn write(self, out: &mut String, vars: &Vars<'_>) {
+    fn write(self, out: &mut String, vars: &TemplateValues<'_>) {
         let facts = vars.facts;
         match self {
             Placeholder::Path => out.push_str(facts.path.path()),

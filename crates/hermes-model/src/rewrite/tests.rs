@@ -18,7 +18,7 @@ fn rewrite(section: &str) -> Rewrite {
 
 /// `authority path headers` for the next hop, or the error.
 fn rewritten(section: &str, facts: &Facts) -> String {
-    let vars = Vars { facts, node: "edge" };
+    let vars = TemplateValues { facts, node: "edge" };
     let (mut authority, mut path, mut headers) = (facts.authority.clone(), facts.path.clone(), facts.headers.clone());
     let head = Head { authority: &mut authority, path: &mut path, headers: &mut headers };
     match rewrite(section).request(head, &vars) {
@@ -113,7 +113,7 @@ fn responses_are_rewritten() {
     headers.insert("vary", HeaderValue::from_static("accept"));
     let rewrite = rewrite(section);
     assert!(rewrite.leaves_request());
-    rewrite.response(&mut headers, &Vars { facts: &facts, node: "edge" }).unwrap();
+    rewrite.response(&mut headers, &TemplateValues { facts: &facts, node: "edge" }).unwrap();
     let lines: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     assert_eq!(lines, [("vary", "accept"), ("vary", "hermes-user"), ("x-for", "alice")]);
 }
@@ -122,7 +122,7 @@ fn location(template: &str, facts: &Facts) -> String {
     let text = format!("{{node: edge, routes: [{{name: r, redirect: {{location: '{template}'}}}}]}}");
     let snapshot = snapshot(&text);
     let Action::Redirect(Redirect { location, .. }) = &snapshot.routes[0].action else { panic!("no redirect") };
-    match location.render_location(&Vars { facts, node: "edge" }) {
+    match location.render_location(&TemplateValues { facts, node: "edge" }) {
         Ok(value) => value.to_str().unwrap().to_owned(),
         Err(error) => error.to_string(),
     }
@@ -158,5 +158,5 @@ fn templates_name_what_is_wrong_with_them() {
     let user: Arc<str> = Arc::from("{host}");
     let facts = Facts { user: Some(user), ..get("x", "/") };
     // Expanded values are not expanded again.
-    assert_eq!(Template::parse("{user}").unwrap().render(&Vars { facts: &facts, node: "n" }), "{host}");
+    assert_eq!(Template::parse("{user}").unwrap().render(&TemplateValues { facts: &facts, node: "n" }), "{host}");
 }

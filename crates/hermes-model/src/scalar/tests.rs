@@ -16,7 +16,7 @@ fn durations_have_units() {
         ("1m30s", 90_000),
         ("1h5ms", 3_600_005),
     ] {
-        assert_eq!(text.parse::<Period>(), Ok(Period(Duration::from_millis(millis))), "{text}");
+        assert_eq!(text.parse::<HumanDuration>(), Ok(HumanDuration(Duration::from_millis(millis))), "{text}");
     }
     for text in [
         "",
@@ -32,11 +32,11 @@ fn durations_have_units() {
         "1s ",
         "\u{661}s",
     ] {
-        let error = text.parse::<Period>().unwrap_err();
+        let error = text.parse::<HumanDuration>().unwrap_err();
         assert!(error.contains("use a number with a unit"), "{text}: {error}");
     }
     for text in ["1s1m", "1s1s", "10ms1h"] {
-        let error = text.parse::<Period>().unwrap_err();
+        let error = text.parse::<HumanDuration>().unwrap_err();
         assert!(error.contains("units must descend"), "{text}: {error}");
     }
 }
@@ -44,23 +44,23 @@ fn durations_have_units() {
 #[test]
 fn sizes_have_units() {
     for (text, bytes) in [("0B", 0), ("100B", 100), ("64KiB", 65_536), ("4MiB", 4 << 20), ("1GiB", 1 << 30)] {
-        assert_eq!(text.parse::<Size>(), Ok(Size(bytes)), "{text}");
-        assert_eq!(Size(bytes).to_string(), text);
+        assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}");
+        assert_eq!(ByteSize(bytes).to_string(), text);
     }
     for text in ["", "64", "KiB", "64KB", "64K", "64kib", "1.5MiB", "-1B", "64 KiB", "99999999999GiB"] {
-        assert!(text.parse::<Size>().is_err(), "{text}");
+        assert!(text.parse::<ByteSize>().is_err(), "{text}");
     }
 }
 
 #[test]
 fn shares_are_percentages() {
     for (text, share) in [("0%", 0.0), ("20%", 0.2), ("12.5%", 0.125), ("100%", 1.0)] {
-        assert_eq!(text.parse::<Share>(), Ok(Share(share)), "{text}");
-        assert_eq!(Share(share).to_string(), text);
+        assert_eq!(text.parse::<Percentage>(), Ok(Percentage(share)), "{text}");
+        assert_eq!(Percentage(share).to_string(), text);
     }
-    assert_eq!("7%".parse::<Share>().unwrap().to_string(), "7%");
+    assert_eq!("7%".parse::<Percentage>().unwrap().to_string(), "7%");
     for text in ["", "%", "20", "0.2", "101%", "-1%", "1e1%", "inf%", "nan%", "20 %"] {
-        assert!(text.parse::<Share>().is_err(), "{text}");
+        assert!(text.parse::<Percentage>().is_err(), "{text}");
     }
 }
 
@@ -91,11 +91,11 @@ fn prefixes_and_endpoints() {
 
 #[test]
 fn one_or_many() {
-    let read = |json: &str| serde_json::from_str::<Many<u16>>(json).map(|many| many.0);
+    let read = |json: &str| serde_json::from_str::<OneOrMany<u16>>(json).map(|many| many.0);
     assert_eq!(read("80").unwrap(), [80]);
     assert_eq!(read("[80, 443]").unwrap(), [80, 443]);
     assert!(read("[]").unwrap_err().to_string().contains("empty list"));
     assert!(read("\"a\"").is_err());
-    assert_eq!(serde_json::to_string(&Many(vec![80])).unwrap(), "80");
-    assert_eq!(serde_json::to_string(&Many(vec![80, 443])).unwrap(), "[80,443]");
+    assert_eq!(serde_json::to_string(&OneOrMany(vec![80])).unwrap(), "80");
+    assert_eq!(serde_json::to_string(&OneOrMany(vec![80, 443])).unwrap(), "[80,443]");
 }

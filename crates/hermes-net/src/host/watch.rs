@@ -13,7 +13,7 @@ use crate::netlink::{ADDRESSES, LINKS, Notifications, ROUTES};
 
 /// A change of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum HostChange {
     /// An interface gained or lost an address.
     Address {
         /// The kernel's number of the interface; the creator of a device knows its own.
@@ -38,13 +38,13 @@ pub enum Change {
 
 /// A subscription to changes from its creation on.
 #[derive(Debug)]
-pub struct Watch {
+pub struct HostWatch {
     notifications: Notifications,
     /// Received changes that were not returned yet; the next is last.
-    heard: Vec<Change>,
+    heard: Vec<HostChange>,
 }
 
-impl Watch {
+impl HostWatch {
     /// Subscribes in the network namespace and on the runtime of the caller.
     ///
     /// # Errors
@@ -57,41 +57,41 @@ impl Watch {
     ///
     /// # Errors
     /// The socket failed.
-    pub async fn next(&mut self) -> io::Result<Change> {
+    pub async fn next(&mut self) -> io::Result<HostChange> {
         loop {
             if let Some(change) = self.heard.pop() {
                 return Ok(change);
             }
             match self.notifications.next().await? {
                 Some(messages) => self.heard = messages.iter().rev().filter_map(change).collect(),
-                None => return Ok(Change::Much),
+                None => return Ok(HostChange::Much),
             }
         }
     }
 }
 
-fn change(message: &RouteNetlinkMessage) -> Option<Change> {
+fn change(message: &RouteNetlinkMessage) -> Option<HostChange> {
     match message {
         RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
-            Some(Change::Address { interface: address.header.index })
+            Some(HostChange::Address { interface: address.header.index })
         }
         // For a new interface, the kernel reports that all flags changed.
         RouteNetlinkMessage::NewLink(link)
             if link.header.change_mask.contains(LinkFlags::Up) && link.header.change_mask.bits() != u32::MAX =>
         {
             let is_up = link.header.flags.contains(LinkFlags::Up);
-            Some(Change::Link { interface: link.header.index, is_up })
+            Some(HostChange::Link { interface: link.header.index, is_up })
         }
         // Other address families report bridge ports.
         RouteNetlinkMessage::DelLink(link) if link.header.interface_family == AddressFamily::Unspec => {
-            Some(Change::Link { interface: link.header.index, is_up: false })
+            Some(HostChange::Link { interface: link.header.index, is_up: false })
         }
         RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => default_route(route),
         _ => None,
     }
 }
 
-fn default_route(route: &RouteMessage) -> Option<Change> {
+fn default_route(route: &RouteMessage) -> Option<HostChange> {
     if route.header.destination_prefix_length != 0 || route.header.table != libc::RT_TABLE_MAIN {
         return None;
     }
@@ -99,5 +99,5 @@ fn default_route(route: &RouteMessage) -> Option<Change> {
         RouteAttribute::Oif(interface) => Some(*interface),
         _ => None,
     });
-    Some(Change::DefaultRoute { interface })
+    Some(HostChange::DefaultRoute { interface })
 }

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quinn_udp::RecvMeta;
 use rand::Rng;
 
+use super::connection_id::ReaderId;
 use super::forwarder::{self, DatagramForwarder, ForwardError};
-use super::id::ReaderId;
-use crate::steer;
+use crate::reuseport;
 
 /// Readers that a connection id can distinguish.
 pub const MAX_READERS: usize = 256;
@@ -54,7 +54,7 @@ pub struct Group {
 
 /// Counters of one reader for datagrams of other readers.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ForwardCounters {
     /// Datagrams that it forwarded, and those of them that were dropped for lack of room.
     pub(super) passed: AtomicU64,
     pub(super) lost: AtomicU64,
@@ -88,10 +88,10 @@ impl Group {
     /// Makes the kernel select the socket by the connection id.
     ///
     /// # Errors
-    /// The errors of [`steer::by_connection_id`]. Without the filter, datagrams are forwarded in user space.
+    /// The errors of [`reuseport::by_connection_id`]. Without the filter, datagrams are forwarded in user space.
     pub fn steer(&self) -> io::Result<()> {
         match self.sockets.first() {
-            Some(first) => steer::by_connection_id(first, self.sockets.len()),
+            Some(first) => reuseport::by_connection_id(first, self.sockets.len()),
             None => Ok(()),
         }
     }
@@ -166,7 +166,7 @@ impl Group {
     }
 
     /// Forwards the datagrams of other readers, and leaves the rest of the message in `room`.
-    pub(super) fn sort(&self, slot: u8, room: &mut IoSliceMut<'_>, meta: &mut RecvMeta, counts: &Counts) {
+    pub(super) fn sort(&self, slot: u8, room: &mut IoSliceMut<'_>, meta: &mut RecvMeta, counts: &ForwardCounters) {
         if self.is_alone() || meta.len == 0 {
             return;
         }
@@ -185,7 +185,7 @@ impl Group {
     }
 
     /// Returns false if the datagram is this reader's own, or of no known reader.
-    fn pass_on(&self, slot: u8, meta: &RecvMeta, datagram: &[u8], counts: &Counts) -> bool {
+    fn pass_on(&self, slot: u8, meta: &RecvMeta, datagram: &[u8], counts: &ForwardCounters) -> bool {
         let Some(reader) = ReaderId::of(datagram) else { return false };
         let predecessor = if reader.tag == self.tag { None } else { self.predecessors.get(&reader) };
         let socket = match predecessor {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     /// Returns the rest of a message at this reader.
-    fn sorted(group: &Group, slot: u8, datagrams: &[Vec<u8>], counts: &Counts) -> Vec<u8> {
+    fn sorted(group: &Group, slot: u8, datagrams: &[Vec<u8>], counts: &ForwardCounters) -> Vec<u8> {
         let mut room = datagrams.concat();
         let (len, stride) = (room.len(), datagrams[0].len());
         let mut meta = RecvMeta { addr: "192.0.2.1:7".parse().unwrap(), len, stride, ..RecvMeta::default() };
@@ -278,7 +278,7 @@ mod tests {
             datagram(reader(&young, 7), b"nowhere "),
             datagram(reader(&predecessor, 0), b"last"),
         ];
-        let counts = Counts::default();
+        let counts = ForwardCounters::default();
         let kept = sorted(&young, 0, &message, &counts);
         assert_eq!(kept, [&message[0][..], &message[3], &message[4], &message[5]].concat());
         assert_eq!(arrived(&young.inbox(2).unwrap()), [&message[1][..]]);
@@ -295,7 +295,7 @@ mod tests {
         let third = group(1, second.forward_sockets().unwrap());
         assert_eq!(third.forward_sockets().unwrap().len(), 3);
         drop(second);
-        let (counts, to) = (Counts::default(), datagram(first.reader(0), b"still"));
+        let (counts, to) = (ForwardCounters::default(), datagram(first.reader(0), b"still"));
         assert!(sorted(&third, 0, std::slice::from_ref(&to), &counts).is_empty());
         assert_eq!(arrived(&first.inbox(0).unwrap()), [&to[..]]);
         assert!(third.has_predecessors());

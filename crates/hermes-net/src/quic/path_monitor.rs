@@ -128,20 +128,20 @@ pub fn of(connection: &Connection) -> Arc<PathMonitor> {
 
 /// Builds congestion controllers with a path monitor.
 #[derive(Debug, Default)]
-pub(super) struct Factory {
+pub(super) struct PathMonitorFactory {
     cubic: Arc<CubicConfig>,
     /// The shared monitor of a single connection. `None`: each connection gets its own.
     monitor: Option<Arc<PathMonitor>>,
 }
 
-impl Factory {
+impl PathMonitorFactory {
     /// A factory for one connection: all its successive paths share one monitor.
     pub(super) fn of_one() -> Self {
         Self { monitor: Some(Arc::default()), ..Self::default() }
     }
 }
 
-impl ControllerFactory for Factory {
+impl ControllerFactory for PathMonitorFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.cubic.clone().build(now, current_mtu);
         let monitor = self.monitor.clone().unwrap_or_default();
@@ -265,7 +265,7 @@ mod tests {
     /// lost, twice.
     fn is_narrow(batches: &[(u64, u64)]) -> bool {
         let now = Instant::now();
-        let mut watched = Arc::new(Factory::default()).build(now, 1200);
+        let mut watched = Arc::new(PathMonitorFactory::default()).build(now, 1200);
         let mut sent = 0;
         for _ in 0..MAX_LOSSES {
             for (packets, bytes) in batches {
@@ -280,8 +280,11 @@ mod tests {
     #[test]
     fn a_loss_narrows_no_window_of_a_link_that_is_dark_at_times() {
         let now = Instant::now();
-        let mut watched =
-            Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<MonitoredController>().unwrap();
+        let mut watched = Arc::new(PathMonitorFactory::default())
+            .build(now, 1200)
+            .into_any()
+            .downcast::<MonitoredController>()
+            .unwrap();
         let before = watched.window();
         watched.monitor.set_intermittent();
         for number in 1..10 {
@@ -302,8 +305,11 @@ mod tests {
     #[test]
     fn what_the_dark_took_stands_in_nobodys_way() {
         let now = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let mut watched =
-            Arc::new(Factory::default()).build(now, 1200).into_any().downcast::<MonitoredController>().unwrap();
+        let mut watched = Arc::new(PathMonitorFactory::default())
+            .build(now, 1200)
+            .into_any()
+            .downcast::<MonitoredController>()
+            .unwrap();
         watched.monitor.set_intermittent();
         watched.on_sent(Instant::now(), 1200, 1);
         assert_eq!(watched.window(), 64 << 10);

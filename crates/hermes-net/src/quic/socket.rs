@@ -17,7 +17,7 @@ use tokio::net::UnixDatagram;
 
 use super::forwarder;
 use super::gro_split::GroSplitter;
-use super::group::{Counts, Group};
+use super::group::{ForwardCounters, Group};
 
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -29,7 +29,7 @@ pub(super) struct Reader {
     has_parted: AtomicBool,
     /// Alternates which source is read first, so that neither starves the other.
     turn: AtomicBool,
-    counts: Counts,
+    counts: ForwardCounters,
     splitter: GroSplitter,
 }
 
@@ -38,7 +38,7 @@ impl Reader {
         let udp = TokioRuntime.wrap_udp_socket(group.socket(slot)?)?;
         let inbox = UnixDatagram::from_std(group.inbox(slot)?)?;
         let (has_parted, turn) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (counts, splitter) = (Counts::default(), GroSplitter::default());
+        let (counts, splitter) = (ForwardCounters::default(), GroSplitter::default());
         Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, splitter })
     }
 

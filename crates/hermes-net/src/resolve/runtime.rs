@@ -14,7 +14,7 @@ use hickory_resolver::net::runtime::{
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
-use crate::mark;
+use crate::socket_mark;
 
 /// The timeout if the resolver sets none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ impl RuntimeProvider for MarkedRuntime {
     fn connect_tcp(&self, server: SocketAddr, bind: Option<SocketAddr>, wait: Option<Duration>) -> Opening<Self::Tcp> {
         Box::pin(async move {
             let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            mark::apply(SockRef::from(&socket));
+            socket_mark::apply(SockRef::from(&socket));
             if let Some(address) = bind {
                 socket.bind(address)?;
             }
@@ -52,7 +52,7 @@ impl RuntimeProvider for MarkedRuntime {
         let opening = self.0.bind_udp(local, server);
         Box::pin(async move {
             let socket = opening.await?;
-            mark::apply(SockRef::from(&socket));
+            socket_mark::apply(SockRef::from(&socket));
             Ok(socket)
         })
     }

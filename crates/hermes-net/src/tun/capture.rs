@@ -23,8 +23,8 @@ use nix::errno::Errno;
 use super::desired::Setting;
 use super::route::{self, MAIN, PROTOCOL, Route, family};
 use super::{Captures, Device, TunError, desired, reverse_path};
-use crate::mark::MARK;
 use crate::netlink::{self, Change};
+use crate::socket_mark::MARK;
 
 /// Our tables: "H" and the interface index, which shows whether a table is still in use.
 const TABLES: u32 = 0x4800_0000;
@@ -35,7 +35,7 @@ const PRIORITY: u32 = 31_000;
 const EXEMPT_PRIORITY: u32 = PRIORITY - 1;
 
 /// The number of captures of a device by family (is it IPv4?) and length.
-pub(super) type Lengths = HashMap<(bool, u8), usize>;
+pub(super) type PrefixLengths = HashMap<(bool, u8), usize>;
 
 impl Device {
     /// Captures the packets of a prefix, except Hermes's own; or changes the properties of a capture.

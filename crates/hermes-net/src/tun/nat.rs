@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use tokio::sync::watch;
 
 use super::{Device, TunError};
-use crate::handover::{Handed, read_text};
+use crate::handover::{LabelledFd, read_text};
 
 /// Prefix of the names of our tables.
 const PREFIX: &str = "hermes-";
@@ -258,7 +258,7 @@ fn nft(words: &[&str], script: &str) -> io::Result<NftOutput> {
 /// Runs a program to its end, or kills it if it writes nothing for `timeout`.
 fn run(program: &str, words: &[&str], input: &str, timeout: Duration) -> io::Result<NftOutput> {
     // Files never block the child; and its output ends with it at the latest.
-    let text = |text: &str| Handed::text(String::new(), text).map(|handed| handed.fd);
+    let text = |text: &str| LabelledFd::text(String::new(), text).map(|handed| handed.fd);
     let (mut input, stderr) = (fs::File::from(text(input)?), text("")?);
     input.rewind()?;
     let (mut ours, theirs) = UnixStream::pair()?;

@@ -12,9 +12,9 @@ use bytes::Bytes;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::merge::{self, Run};
+use super::gro_merge::{self, MergeRun};
+use super::gso_split::split;
 use super::offload::{self, Offload};
-use super::split::split;
 
 /// The largest read: a GSO packet and its virtio header.
 const ROOM: usize = offload::LENGTH + 65_536;
@@ -50,7 +50,7 @@ impl Default for ReceiveBuffer {
 
 /// The result of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct QueueResult {
     /// Packets that were received or sent.
     pub packets: usize,
     /// Dropped packets: not an IP packet (sending), or an invalid virtio header (receiving).
@@ -59,7 +59,7 @@ pub struct Moved {
     pub calls: usize,
 }
 
-impl Moved {
+impl QueueResult {
     /// Number of the packets given to [`Queue::try_send`] that are done, and must not be passed again.
     pub fn taken(&self) -> usize {
         self.packets + self.refused
@@ -132,8 +132,8 @@ impl Queue {
         cx: &mut Context<'_>,
         buffer: &mut ReceiveBuffer,
         mut each: impl FnMut(Bytes),
-    ) -> Poll<io::Result<Moved>> {
-        let mut moved = Moved::default();
+    ) -> Poll<io::Result<QueueResult>> {
+        let mut moved = QueueResult::default();
         while moved.calls < READS {
             let mut ready = match self.io.poll_read_ready(cx) {
                 Poll::Ready(ready) => ready?,
@@ -157,8 +157,8 @@ impl Queue {
     /// # Errors
     /// `WouldBlock` if the kernel accepts none (see [`Queue::poll_send_ready`]). Others are the queue's: `EIO` if the
     /// device is down, `EBADFD` if it was removed.
-    pub fn try_send(&self, packets: &[Bytes]) -> io::Result<Moved> {
-        let mut moved = Moved::default();
+    pub fn try_send(&self, packets: &[Bytes]) -> io::Result<QueueResult> {
+        let mut moved = QueueResult::default();
         while let Some(left) = packets.get(moved.taken()..).filter(|left| !left.is_empty()) {
             match self.send_first(left, &mut moved) {
                 Ok(()) => {}
@@ -180,13 +180,13 @@ impl Queue {
         Poll::Ready(Ok(()))
     }
 
-    fn send_first(&self, packets: &[Bytes], moved: &mut Moved) -> io::Result<()> {
-        let run = Run::of(packets, self.with_udp);
+    fn send_first(&self, packets: &[Bytes], moved: &mut QueueResult) -> io::Result<()> {
+        let run = MergeRun::of(packets, self.with_udp);
         let count = match self.write(packets, &run) {
             Ok(()) => run.count,
             Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
             // The kernel rejects the merged packet: send the first one alone; later ones may still be merged.
-            Err(_) if run.count > 1 && self.write(packets, &Run::single()).is_ok() => 1,
+            Err(_) if run.count > 1 && self.write(packets, &MergeRun::single()).is_ok() => 1,
             Err(_) => {
                 moved.refused += 1;
                 return Ok(());
@@ -197,8 +197,8 @@ impl Queue {
         Ok(())
     }
 
-    fn write(&self, packets: &[Bytes], run: &Run) -> io::Result<()> {
-        let mut slices = [IoSlice::new(&[]); 1 + merge::MAX_PACKETS];
+    fn write(&self, packets: &[Bytes], run: &MergeRun) -> io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); 1 + gro_merge::MAX_PACKETS];
         slices[0] = IoSlice::new(run.header());
         for (slice, packet) in slices[1..].iter_mut().zip(&packets[..run.count]) {
             *slice = IoSlice::new(&packet[run.skipped..]);
@@ -208,7 +208,7 @@ impl Queue {
     }
 }
 
-fn deliver(message: &mut [u8], moved: &mut Moved, each: &mut impl FnMut(Bytes)) {
+fn deliver(message: &mut [u8], moved: &mut QueueResult, each: &mut impl FnMut(Bytes)) {
     moved.calls += 1;
     let whole = message.split_first_chunk_mut::<{ offload::LENGTH }>();
     let packets = whole.and_then(|(header, packet)| split(Offload::parse(header)?, packet, each));

@@ -170,7 +170,7 @@ async fn what_is_no_packet_harms_nobody() {
 fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
     let (mut rest, mut out) = (packets, Vec::new());
     while !rest.is_empty() {
-        let run = merge::Run::of(rest, true);
+        let run = gro_merge::MergeRun::of(rest, true);
         let (these, others) = rest.split_at(run.count);
         rest = others;
         if run.count == 1 {
@@ -181,7 +181,7 @@ fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
         let mut whole = header.to_vec();
         these.iter().for_each(|packet| whole.extend_from_slice(&packet[run.skipped..]));
         let offload = offload::Offload::parse(before.try_into().unwrap()).unwrap();
-        assert_eq!(split::split(offload, &mut whole, &mut |packet| out.push(packet)), Some(run.count));
+        assert_eq!(gso_split::split(offload, &mut whole, &mut |packet| out.push(packet)), Some(run.count));
     }
     out
 }
@@ -228,9 +228,9 @@ proptest! {
     #[test]
     fn nothing_that_a_queue_says_breaks_it(before in any::<[u8; offload::LENGTH]>(), packet in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Some(offload) = offload::Offload::parse(&before) {
-            split::split(offload, &mut packet.clone(), &mut |_| {});
+            gso_split::split(offload, &mut packet.clone(), &mut |_| {});
         }
-        merge::Run::of(&[packet.clone().into(), packet.into()], true);
+        gro_merge::MergeRun::of(&[packet.clone().into(), packet.into()], true);
     }
 }
 
@@ -250,11 +250,11 @@ fn what_is_not_what_its_offload_says_is_refused() {
     ];
     for offload in wrong {
         let mut each = |_| panic!("{offload:?}");
-        assert_eq!(split::split(offload, &mut packet.clone(), &mut each), None, "{offload:?}");
+        assert_eq!(gso_split::split(offload, &mut packet.clone(), &mut each), None, "{offload:?}");
     }
     for length in 0..packet.len() {
         for segments in [Segments::Tcp, Segments::Udp] {
-            split::split(split(segments, 100, 20), &mut packet[..length].to_vec(), &mut |_| {});
+            gso_split::split(split(segments, 100, 20), &mut packet[..length].to_vec(), &mut |_| {});
         }
     }
 }
@@ -267,7 +267,7 @@ fn a_checksum_that_was_left_to_us_is_filled_in() {
     packet[36..38].copy_from_slice(&pseudo.to_ne_bytes());
     let mut received = Vec::new();
     let offload = offload::Offload::Checksum { start: 20, offset: 16 };
-    assert_eq!(split::split(offload, &mut packet, &mut |packet| received.push(packet)), Some(1));
+    assert_eq!(gso_split::split(offload, &mut packet, &mut |packet| received.push(packet)), Some(1));
     assert_eq!(received, [whole]);
 }
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_model::reach::Reach;
+use hermes_model::dial_scope::DialScope;
 use hermes_net::dial::{self, Addresses};
 use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol;
@@ -26,7 +26,7 @@ pub struct Destination<'a> {
     /// The label for logs and metrics.
     pub label: &'a Arc<str>,
     /// The permitted addresses; set if the request named the host.
-    pub reach: Option<Reach>,
+    pub reach: Option<DialScope>,
     /// True if someone other than the node's operator named the target.
     pub guarded: bool,
     pub tls: Option<&'a ClientTls>,
@@ -45,7 +45,7 @@ const CANDIDATES: usize = 3;
 /// # Errors
 /// No address, or at least one forbidden address. A single forbidden address rejects the whole answer: an attacker must
 /// not pass the check by mixing addresses.
-pub async fn addresses(worker: &Outbound, host: &str, reach: Option<Reach>) -> Result<Addresses, Error> {
+pub async fn addresses(worker: &Outbound, host: &str, reach: Option<DialScope>) -> Result<Addresses, Error> {
     let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
     let Some(reach) = reach else { return Ok(addresses) };
     let own = worker.shared.own_addresses();

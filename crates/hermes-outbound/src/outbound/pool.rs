@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_model::reach::Reach;
+use hermes_model::dial_scope::DialScope;
 use hermes_model::snapshot::UpstreamProtocol;
 use hermes_net::Io;
 use hermes_wire::capsule;
@@ -204,7 +204,7 @@ struct OwnedConnectSpec {
     host: String,
     port: u16,
     label: Arc<str>,
-    reach: Option<Reach>,
+    reach: Option<DialScope>,
     guarded: bool,
     tls: Option<ClientTls>,
     protocol: UpstreamProtocol,

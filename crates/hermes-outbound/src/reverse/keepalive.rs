@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use h2::{Ping, PingPong};
 use hermes_net::quic;
-use hermes_net::tcp::{Acknowledged, Acks};
+use hermes_net::tcp::{AckMonitor, AckState};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// The probe interval of the first connection to an endpoint, while the connections to it are in use. A NAT's address
@@ -102,7 +102,7 @@ impl Probe {
 }
 
 /// The acknowledgement counters, if the transport shows them.
-type Look = Box<dyn Fn() -> Option<Acknowledged>>;
+type Look = Box<dyn Fn() -> Option<AckState>>;
 
 /// The first reserved stream type.
 const RESERVED: [u8; 1] = [0x21];
@@ -132,7 +132,7 @@ pub struct Keepalive {
 }
 
 impl Keepalive {
-    pub fn new(probe: Option<Probe>, acks: Option<Acks>, after: Duration) -> Self {
+    pub fn new(probe: Option<Probe>, acks: Option<AckMonitor>, after: Duration) -> Self {
         Self {
             probe,
             look: acks.map(|acks| Box::new(move || acks.look().ok()) as Look),
@@ -167,7 +167,7 @@ impl Keepalive {
         self.is_late
     }
 
-    fn look(&self) -> Option<Acknowledged> {
+    fn look(&self) -> Option<AckState> {
         self.look.as_ref()?()
     }
 
@@ -291,7 +291,7 @@ mod tests {
             let (owed, looked) = (owed_since.clone(), looks.clone());
             keepalive.look = Some(Box::new(move || {
                 looked.set(looked.get() + 1);
-                Some(Acknowledged {
+                Some(AckState {
                     rtt: RTT,
                     owed_for: owed.get().map(|since| since.elapsed()),
                     waiting_for: None,

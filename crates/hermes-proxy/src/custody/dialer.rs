@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::snapshot::UpstreamProtocol;
-use hermes_net::tcp::{Acks, bound_backoff};
+use hermes_net::tcp::{AckMonitor, bound_backoff};
 use hermes_net::{Io, dial, quic, tls};
 use hermes_wire::custody as wire;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
@@ -217,7 +217,7 @@ impl ChannelDialer {
             }
             Found::Tcp(tcp) => {
                 bound_backoff(&tcp);
-                let path = path.insert(Path::new(Acks::of(&tcp).map_err(fault)?));
+                let path = path.insert(Path::new(AckMonitor::of(&tcp).map_err(fault)?));
                 let begin = async {
                     let io = match destination.tls {
                         Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault)?,

@@ -89,7 +89,7 @@ impl Packet {
         if let Some(dropped) = self.reason(self.judge(&rules, Way::In), &whose, network) {
             return dropped;
         }
-        let to = gateway.inner.unwrap_or(self.destination);
+        let to = gateway.dnat.unwrap_or(self.destination);
         format!("passes into device {} to {to}, where {} is assigned to its sender", gateway.device, self.source)
     }
 

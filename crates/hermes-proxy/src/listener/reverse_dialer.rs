@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::snapshot::{Listener, UpstreamProtocol};
-use hermes_net::tcp::Acks;
+use hermes_net::tcp::AckMonitor;
 use hermes_net::{host, quic, tls};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -315,7 +315,7 @@ impl DialTask {
         before.iter_mut().for_each(|old| old.is_given_up = old.is_dead());
         let given_up = before.iter().filter(|old| old.is_given_up).filter_map(|old| old.uplink.number.get()).collect();
         let acks = match &carrier {
-            ReverseTransport::Tcp(io) => Some(Acks::of(io.tcp()).map_err(fault)?),
+            ReverseTransport::Tcp(io) => Some(AckMonitor::of(io.tcp()).map_err(fault)?),
             ReverseTransport::Quic(_) => None,
         };
         let uplink = Rc::new(UplinkConnection::new(self.group.clone(), number == 0, acks, given_up));

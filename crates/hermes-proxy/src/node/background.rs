@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hermes_model::snapshot::Snapshot;
-use hermes_net::host::watch::Watch;
+use hermes_net::host::watch::HostWatch;
 use tokio::task::AbortHandle;
 
 use super::{Node, STATE_POLL_INTERVAL};
@@ -117,7 +117,7 @@ impl Node {
         let shared = self.shared.clone();
         self.background.spawn(async move {
             let mut every = tokio::time::interval(ADDRESSES_EVERY);
-            let mut changes = Watch::new().inspect_err(|error| {
+            let mut changes = HostWatch::new().inspect_err(|error| {
                 tracing::warn!(%error, "changes of the network are seen only now and then");
             });
             loop {

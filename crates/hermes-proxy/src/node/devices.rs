@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Action, Gateway, ListenerProtocol, Route, Snapshot};
-use hermes_net::handover::{Handed, read_text, rewrite_text};
+use hermes_net::handover::{LabelledFd, read_text, rewrite_text};
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, TunError};
 use ipnet::IpNet;
 use tokio::time::Instant;
@@ -440,23 +440,23 @@ impl HeldDevice {
     }
 
     /// Adds the device to a handover: its queues, the queue back to sessions here, and its settings.
-    pub(super) fn hand_over(&self, all: &mut Vec<Handed>) -> io::Result<()> {
+    pub(super) fn hand_over(&self, all: &mut Vec<LabelledFd>) -> io::Result<()> {
         let label = label(&self.device.name);
         for queue in &self.hold.queues {
-            all.push(Handed { label: label.clone(), fd: queue.try_clone()?.into_fd() });
+            all.push(LabelledFd { label: label.clone(), fd: queue.try_clone()?.into_fd() });
         }
         let (passage, theirs) = IdleQueue::pair()?;
-        all.push(Handed { label: format!("{label}{BEFORE}"), fd: theirs.into_fd() });
+        all.push(LabelledFd { label: format!("{label}{BEFORE}"), fd: theirs.into_fd() });
         let lines = |items: Vec<String>| items.join("\n");
         let addresses = lines(self.addresses.iter().map(ToString::to_string).collect());
         let captures = lines(self.captures.iter().map(ToString::to_string).collect());
         let pools = lines(self.pools.iter().map(ToString::to_string).collect());
         for (what, text) in [(ADDRESSES, addresses), (CAPTURES, captures), (POOLS, pools)] {
-            all.push(Handed::text(format!("{label}{what}"), &text)?);
+            all.push(LabelledFd::text(format!("{label}{what}"), &text)?);
         }
         // Both lists are written once their content is final.
         let mut later = |what: &str| {
-            let text = Handed::text(format!("{label}{what}"), "")?;
+            let text = LabelledFd::text(format!("{label}{what}"), "")?;
             let fd = text.fd.try_clone()?;
             all.push(text);
             io::Result::Ok(fd)

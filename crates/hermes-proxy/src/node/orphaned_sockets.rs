@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_net::quic::{Group, Server, Tasks};
+use hermes_net::quic::{EndpointTasks, Group, Server};
 use tokio::task::AbortHandle;
 
 use super::Node;
@@ -73,7 +73,7 @@ impl OrphanedSocket {
 }
 
 async fn read(group: Arc<Group>) {
-    let tasks = Tasks::default();
+    let tasks = EndpointTasks::default();
     let open = |slot| Server::open(&group, slot, None, None, 0, &tasks);
     let servers: std::io::Result<Vec<Server>> = (0..=u8::MAX).take(group.len()).map(open).collect();
     if let Err(error) = &servers {

@@ -6,7 +6,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use hermes_net::handover::{Handed, rewrite_text};
+use hermes_net::handover::{LabelledFd, rewrite_text};
 
 use super::sockets::Socket;
 use super::worker_loop::Command;
@@ -17,7 +17,7 @@ impl Node {
     ///
     /// # Errors
     /// No file descriptor is left to duplicate them.
-    pub fn handover(&self) -> std::io::Result<Vec<Handed>> {
+    pub fn handover(&self) -> std::io::Result<Vec<LabelledFd>> {
         let mut all = Vec::new();
         for (key, sockets) in &self.sockets {
             for socket in sockets {
@@ -31,7 +31,7 @@ impl Node {
             held.hand_over(&mut all)?;
         }
         // Written once its content is final.
-        let resting = Handed::text(RESTING_LEASES_LABEL.to_owned(), "")?;
+        let resting = LabelledFd::text(RESTING_LEASES_LABEL.to_owned(), "")?;
         let kept = resting.fd.try_clone()?;
         *self.resting_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
         all.push(resting);

@@ -10,9 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
-use hermes_net::handover::Handed;
+use hermes_net::handover::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
-use hermes_net::{host, steer, tcp, udp};
+use hermes_net::{host, reuseport, tcp, udp};
 
 use super::Node;
 use crate::listener::{BoundSocket, ListeningSocket, Transport};
@@ -134,8 +134,8 @@ impl Socket {
     }
 
     /// Adds the socket to a handover; the first slot adds its whole group.
-    pub(super) fn hand_over(&self, label: &str, all: &mut Vec<Handed>) -> std::io::Result<()> {
-        let mut add = |label: String, fd: OwnedFd| all.push(Handed { label, fd });
+    pub(super) fn hand_over(&self, label: &str, all: &mut Vec<LabelledFd>) -> std::io::Result<()> {
+        let mut add = |label: String, fd: OwnedFd| all.push(LabelledFd { label, fd });
         match self {
             Socket::Tcp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
             Socket::Udp(socket) | Socket::Dns(socket) => add(label.to_owned(), socket.try_clone()?.into()),
@@ -303,8 +303,8 @@ impl Node {
         let Some(Socket::Udp(first)) = sockets.first() else { return };
         if self.parted.contains(key) {
             // Sockets of flows may precede the listener's in the reuseport group.
-            steer::by_kernel(first);
-        } else if let Err(error) = steer::by_source(first, sockets.len()) {
+            reuseport::by_kernel(first);
+        } else if let Err(error) = reuseport::by_source(first, sockets.len()) {
             tracing::debug!(%error, "UDP sources are spread by the kernel");
         }
     }

@@ -4,7 +4,7 @@
 //! (RFC 9209).
 
 use bytes::Bytes;
-use hermes_model::rewrite::Vars;
+use hermes_model::rewrite::TemplateValues;
 use hermes_model::snapshot::{Redirect, Respond};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
 use http::{Response, StatusCode};
@@ -27,7 +27,7 @@ pub(crate) fn respond(answer: &Respond) -> Response<Body> {
 ///
 /// # Errors
 /// The rendered location is not a valid URI.
-pub(crate) fn redirect(redirect: &Redirect, vars: &Vars<'_>) -> Result<Response<Body>, Error> {
+pub(crate) fn redirect(redirect: &Redirect, vars: &TemplateValues<'_>) -> Result<Response<Body>, Error> {
     let location = redirect.location.render_location(vars).map_err(|error| Error::Malformed(error.to_string()))?;
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = redirect.status;

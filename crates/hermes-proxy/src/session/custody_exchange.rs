@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 
-use hermes_model::rewrite::Vars;
+use hermes_model::rewrite::TemplateValues;
 use hermes_wire::binary_http::Part as Piece;
 use hermes_wire::custody::{ExchangeId, Part};
 use http::StatusCode;
@@ -238,7 +238,7 @@ async fn lead_on(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId) {
     let request = own_request(worker, way, id).await;
     let cleaned = match request {
         Some(request) => {
-            let vars = Vars { facts: &request.facts, node: &generation.snapshot.node };
+            let vars = TemplateValues { facts: &request.facts, node: &generation.snapshot.node };
             clean_response(&mut parts, &generation.via, route.and_then(|route| route.rewrite.as_ref()), &vars)
         }
         None => Err(Error::Internal("the head of its request is not to be had any more".to_owned())),

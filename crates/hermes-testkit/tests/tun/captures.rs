@@ -193,7 +193,7 @@ fn the_longest_prefix_wins_among_captures_and_routes() {
             assert!(route.contains(&format!("dev {by} ")), "{to} not by {by}: {route}");
         }
         let marked =
-            crate::lab::output(&namespace, &format!("ip route get 10.1.2.200 mark {}", hermes_net::mark::MARK));
+            crate::lab::output(&namespace, &format!("ip route get 10.1.2.200 mark {}", hermes_net::socket_mark::MARK));
         assert!(marked.contains("dev lan "), "{marked}");
     });
     assert_eq!(rules(&namespace), [""; 0]);

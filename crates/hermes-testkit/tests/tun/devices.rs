@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hermes_net::tun::{Device, IdleQueue, Moved, Route, TunError};
+use hermes_net::tun::{Device, IdleQueue, QueueResult, Route, TunError};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -133,7 +133,7 @@ fn a_run_of_datagrams_is_one_super_packet() {
             assert_eq!(&room[..1200], segment);
         }
     };
-    let one_call = Moved { packets: 10, refused: 0, calls: 1 };
+    let one_call = QueueResult { packets: 10, refused: 0, calls: 1 };
     datagrams(send, receive, |counters| {
         assert_eq!((counters.received.get(), counters.sent.get()), (one_call, one_call))
     });

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hermes_net::tun::{IdleQueue, Moved, Queue, ReceiveBuffer};
+use hermes_net::tun::{IdleQueue, Queue, QueueResult, ReceiveBuffer};
 use hermes_testkit::netns::Namespace;
 
 /// Timeout of every wait.
@@ -32,12 +32,12 @@ pub(crate) fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + 
 /// The traffic of one direction.
 #[derive(Debug, Default)]
 pub(crate) struct DirectionCounters {
-    pub(crate) received: Cell<Moved>,
-    pub(crate) sent: Cell<Moved>,
+    pub(crate) received: Cell<QueueResult>,
+    pub(crate) sent: Cell<QueueResult>,
     pub(crate) longest: Cell<usize>,
 }
 
-fn add(sum: &Cell<Moved>, moved: Moved) {
+fn add(sum: &Cell<QueueResult>, moved: QueueResult) {
     let mut now = sum.get();
     now.packets += moved.packets;
     now.refused += moved.refused;

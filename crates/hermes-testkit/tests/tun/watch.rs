@@ -1,12 +1,12 @@
 //! Changes of links, addresses and the default route are told as they happen.
 
-use hermes_net::host::watch::{Change, Watch};
+use hermes_net::host::watch::{HostChange, HostWatch};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
 use crate::lab::{IO_TIMEOUT, connect, inside};
 
-async fn comes(watch: &mut Watch, wanted: Change) {
+async fn comes(watch: &mut HostWatch, wanted: HostChange) {
     let seen = async { while watch.next().await.unwrap() != wanted {} };
     tokio::time::timeout(IO_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("{wanted:?} does not come"));
 }
@@ -22,12 +22,12 @@ fn changes_of_links_addresses_and_default_routes_are_reported() {
         let interface = nix::net::if_::if_nametoindex("uplink").unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut watch = Watch::new().unwrap();
-            let route = Change::DefaultRoute { interface: Some(interface) };
+            let mut watch = HostWatch::new().unwrap();
+            let route = HostChange::DefaultRoute { interface: Some(interface) };
             for (address, family, gateway) in [("10.80.0.3/24", "-4", "10.80.0.2"), ("fd80::3/64", "-6", "fd80::2")] {
                 for what in ["add", "del"] {
                     here.ip(&["addr", what, address, "dev", "uplink"]).unwrap();
-                    comes(&mut watch, Change::Address { interface }).await;
+                    comes(&mut watch, HostChange::Address { interface }).await;
                 }
                 for what in ["del", "add"] {
                     here.ip(&[family, "route", what, "default", "via", gateway]).unwrap();
@@ -42,10 +42,10 @@ fn changes_of_links_addresses_and_default_routes_are_reported() {
             let interface = nix::net::if_::if_nametoindex("one").unwrap();
             for (what, is_up) in [("up", true), ("down", false)] {
                 here.ip(&["link", "set", "one", what]).unwrap();
-                comes(&mut watch, Change::Link { interface, is_up }).await;
+                comes(&mut watch, HostChange::Link { interface, is_up }).await;
             }
             here.ip(&["link", "del", "one"]).unwrap();
-            comes(&mut watch, Change::Link { interface, is_up: false }).await;
+            comes(&mut watch, HostChange::Link { interface, is_up: false }).await;
         });
     });
 }

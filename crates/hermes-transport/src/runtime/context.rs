@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::Context;
 
 use hermes_model::snapshot::{AccessLog, Snapshot};
-use hermes_net::quic::Tasks;
+use hermes_net::quic::EndpointTasks;
 use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
 use rand::rngs::SmallRng;
@@ -47,7 +47,7 @@ pub struct WorkerContext {
     /// The buffer in which a run of datagrams is assembled for one send.
     pub udp_run: RefCell<Vec<u8>>,
     /// The tasks of QUIC.
-    pub quic: Tasks,
+    pub quic: EndpointTasks,
     /// The worker's entries in tables that are shared among clients.
     pub entries: Entries,
     snapshot: RefCell<CurrentSnapshot>,
@@ -75,7 +75,7 @@ impl WorkerContext {
             resolver: Resolver::from_system(),
             udp_buffer: RefCell::default(),
             udp_run: RefCell::default(),
-            quic: Tasks::default(),
+            quic: EndpointTasks::default(),
             entries: Entries::default(),
             snapshot: RefCell::new(Rc::new(snapshot)),
             listener_shares: RefCell::default(),

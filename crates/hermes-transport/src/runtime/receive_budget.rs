@@ -15,7 +15,7 @@ use std::task::{Wake, Waker};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
-use hermes_net::client::network;
+use hermes_net::client_address::network;
 use http::HeaderMap;
 use slab::Slab;
 

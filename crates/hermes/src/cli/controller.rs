@@ -17,7 +17,7 @@ use hermes_controller::controller::{ApplyError, Controller};
 use hermes_controller::server;
 use hermes_controller::store::{Credentials, Etcd, Sqlite, Store, StoreError};
 use hermes_model::document::Bind;
-use hermes_net::outage::{Attempts, OutageLog};
+use hermes_net::outage::{FailureCounts, OutageLog};
 use hermes_net::tls::{CertifiedKey, Roots};
 
 use crate::log::Log;
@@ -97,7 +97,7 @@ impl Place {
         loop {
             match work().await {
                 Err(error @ ApplyError::Store(StoreError::Unable(..))) if self.store != "sqlite" => {
-                    if let Some(Attempts { count, elapsed }) = outage.failed(&self.store, &error.to_string()) {
+                    if let Some(FailureCounts { count, elapsed }) = outage.failed(&self.store, &error.to_string()) {
                         tracing::warn!(again_in = ?STORE_RETRY_DELAY, attempts = count, since = ?elapsed, "no overlay yet: {error}");
                     }
                     tokio::time::sleep(STORE_RETRY_DELAY).await;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Parser;
 use clap::error::ErrorKind;
-use hermes_model::document::scalar::Period;
+use hermes_model::document::scalar::HumanDuration;
 use hermes_resume::digest::{self, Digests};
 use hermes_resume::{backoff, response};
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, IF_RANGE, RANGE, TE, TRANSFER_ENCODING, UPGRADE};
@@ -235,7 +235,7 @@ fn proxy(text: &str) -> Result<Uri, String> {
 }
 
 fn period(text: &str) -> Result<Duration, String> {
-    let Period(period) = text.parse()?;
+    let HumanDuration(period) = text.parse()?;
     if period.is_zero() { Err("no time at all; write more, such as 30s".to_owned()) } else { Ok(period) }
 }
 

@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use hermes_controller::client::{ControllerAddr, PORT};
 use hermes_model::document::Bind;
-use hermes_model::document::scalar::Period;
+use hermes_model::document::scalar::HumanDuration;
 
 use crate::document;
 use crate::kubernetes::{self, Cluster, GRACE};
@@ -44,7 +44,7 @@ pub(super) struct Install {
     config: Option<PathBuf>,
     /// Wait this long for a drain before the node is killed: the longest `drain` of its documents
     #[arg(long, value_name = "DURATION")]
-    drain: Option<Period>,
+    drain: Option<HumanDuration>,
     /// Listen for nodes at this address, for a controller
     #[arg(long, value_name = "ADDR", default_value_t = Bind(SocketAddr::from(([0, 0, 0, 0], PORT))))]
     listen: Bind,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use hermes_controller::document::{self, Key, Name, Program};
-use hermes_model::document::scalar::Period;
+use hermes_model::document::scalar::HumanDuration;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -119,7 +119,7 @@ struct At {
     ssh_config: Option<PathBuf>,
     /// Fail after this time for each node
     #[arg(long, value_name = "DURATION", default_value = "1m")]
-    timeout: Period,
+    timeout: HumanDuration,
     #[command(flatten)]
     file: OperatorFile,
 }
@@ -140,7 +140,7 @@ struct Drain {
     undo: bool,
     /// Stop waiting after this time. The node stays drained
     #[arg(long, value_name = "DURATION", default_value = "10m")]
-    timeout: Period,
+    timeout: HumanDuration,
     #[command(flatten)]
     access: Access,
 }
@@ -372,7 +372,7 @@ fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<
     let key = Key::node(node);
     let mut found = block_on(access.get(Method::GET, &format!("/v1/documents/{key}"), Vec::new()))?;
     found["document"]["draining"] = draining.into();
-    let wait = WAIT.parse::<Period>().map_err(anyhow::Error::msg)?.0.as_millis();
+    let wait = WAIT.parse::<HumanDuration>().map_err(anyhow::Error::msg)?.0.as_millis();
     let path = format!("/v1/apply?since={}&wait={wait}", found["revision"]);
     block_on(access.get(Method::POST, &path, found["document"].to_string().into_bytes()))
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use hermes_controller::document::Name;
-use hermes_model::document::scalar::Period;
+use hermes_model::document::scalar::HumanDuration;
 use http::Method;
 use serde_json::Value;
 
@@ -35,7 +35,7 @@ enum OperatorVerb {
         provider: Option<Name>,
         /// Set the lifetime of the file
         #[arg(long, value_name = "DURATION", default_value = "30d")]
-        life: Period,
+        life: HumanDuration,
         /// Write the operator's file here. Anyone with the file can use it. It names --controller, else the
         /// controller's public name
         #[arg(short, long, value_name = "FILE")]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use hermes_controller::document::{self as overlay, Fault, Key};
-use hermes_model::document::scalar::Period;
+use hermes_model::document::scalar::HumanDuration;
 use hermes_model::{Positions, Problem};
 use http::Method;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub(super) struct Apply {
     now: bool,
     /// Wait this long for the nodes
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
-    wait: Period,
+    wait: HumanDuration,
 }
 
 /// Show what files of overlay documents would change, and on which nodes
@@ -85,7 +85,7 @@ pub(super) struct Delete {
     dry_run: bool,
     /// Wait this long for the nodes
     #[arg(long, value_name = "DURATION", default_value = WAIT)]
-    wait: Period,
+    wait: HumanDuration,
     /// Print the controller's response as JSON
     #[arg(long)]
     json: bool,
@@ -109,7 +109,7 @@ enum TokenVerb {
         node: String,
         /// Set the lifetime of the token
         #[arg(long, value_name = "DURATION", default_value = "1d")]
-        life: Period,
+        life: HumanDuration,
         #[command(flatten)]
         access: Access,
     },

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 use hermes_controller::client::ControllerAddr;
-use hermes_controller::token::Ticket;
+use hermes_controller::token::EnrolmentToken;
 
 use crate::agent::Home;
 use crate::run::Source;
@@ -69,7 +69,7 @@ impl Proxy {
 }
 
 /// Returns the token, wherever it is. An enrolled node needs none, and its file may be deleted.
-pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> anyhow::Result<Option<Ticket>> {
+pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> anyhow::Result<Option<EnrolmentToken>> {
     let text = match (token, file) {
         (Some(token), _) => Some(token.to_owned()),
         (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),

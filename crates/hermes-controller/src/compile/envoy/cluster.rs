@@ -23,7 +23,7 @@ use envoy_types::pb::envoy::extensions::upstreams::http::v3::http_protocol_optio
 use envoy_types::pb::google::protobuf::UInt32Value;
 use hermes_model::Problem;
 use hermes_model::document::Document;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::document::upstream::{Endpoint, Health, Upstream, UpstreamTls};
 use hermes_model::snapshot::{HostPort, UpstreamProtocol};
 use prost::Name as _;
@@ -40,7 +40,7 @@ const EJECTION: (u32, Duration) = (5, Duration::from_secs(10));
 
 /// The protocol of an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Speaks {
+pub(super) enum OriginProtocol {
     /// HTTP/1.1.
     Http,
     /// Bytes or datagrams.
@@ -110,7 +110,7 @@ pub(super) fn hops(
 fn to_nodes(
     name: &str,
     endpoints: (&[HostPort], &[HostPort]),
-    nodes: &Many<String>,
+    nodes: &OneOrMany<String>,
     identity: EnvoyIdentity<'_>,
 ) -> Cluster {
     let peers = nodes.iter().map(|node| exact(format!("spiffe://{}/node/{node}", identity.overlay)));
@@ -124,14 +124,14 @@ fn to_nodes(
 }
 
 /// Adds the cluster of an origin. Returns its name.
-pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: Speaks, at: &HostPort) -> String {
-    let word = if speaks == Speaks::Http { "http" } else { "raw" };
+pub(super) fn origin(clusters: &mut BTreeMap<String, Cluster>, speaks: OriginProtocol, at: &HostPort) -> String {
+    let word = if speaks == OriginProtocol::Http { "http" } else { "raw" };
     let name = format!("origin/{word}/{at}");
     clusters.entry(name.clone()).or_insert_with(|| {
         let plain = cluster(&name, (std::slice::from_ref(at), &[]));
         match speaks {
-            Speaks::Raw => plain,
-            Speaks::Http => {
+            OriginProtocol::Raw => plain,
+            OriginProtocol::Http => {
                 let options = Http1ProtocolOptions { enable_trailers: true, ..Http1ProtocolOptions::default() };
                 let options = speaking(ProtocolConfig::HttpProtocolOptions(options));
                 Cluster { typed_extension_protocol_options: options, ..plain }

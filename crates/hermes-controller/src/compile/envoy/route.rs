@@ -31,14 +31,14 @@ use envoy_types::pb::google::protobuf::{Any, UInt32Value};
 use hermes_model::Problem;
 use hermes_model::document::Document;
 use hermes_model::document::route::{self, Match, Terminate};
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::facts::Kind;
 use hermes_model::pattern::{AuthorityPattern, HostPattern, PathPattern, PortPattern, UserPattern};
 use hermes_model::snapshot::Target;
 use hermes_model::trust::HERMES_USER;
 use prost::{Message as _, Name as _};
 
-use super::cluster::{Speaks, hop, origin, patient};
+use super::cluster::{OriginProtocol, hop, origin, patient};
 use super::listener::{MUTATION, TRUST};
 use super::matcher::{self, Matcher, OnMatch, Rbac, VirtualHost};
 use super::{EnvoyIdentity, OVERLAY, duration, exact, pack, problem};
@@ -93,7 +93,7 @@ fn trust(document: &Document, identity: EnvoyIdentity<'_>) -> Matcher {
     let silent = || (matcher::nobody(), matcher::allow());
     let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", identity.overlay));
     let otherwise = Matcher::list([(standalone, matcher::allow()), silent()]);
-    let of_node = |users: &Many<String>| -> OnMatch {
+    let of_node = |users: &OneOrMany<String>| -> OnMatch {
         if users.iter().any(|user| user == "*") {
             return matcher::allow().into();
         }
@@ -265,9 +265,9 @@ fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Clus
         (Some(upstream), _) => (hop(upstream), None),
         (None, Some(terminate)) => {
             let (target, speaks, upgrade) = match kind {
-                Kind::Http => (&terminate.http, Speaks::Http, None),
-                Kind::Tcp => (&terminate.tcp, Speaks::Raw, Some("CONNECT")),
-                Kind::Udp => (&terminate.udp, Speaks::Raw, Some("CONNECT-UDP")),
+                Kind::Http => (&terminate.http, OriginProtocol::Http, None),
+                Kind::Tcp => (&terminate.tcp, OriginProtocol::Raw, Some("CONNECT")),
+                Kind::Udp => (&terminate.udp, OriginProtocol::Raw, Some("CONNECT-UDP")),
                 Kind::Ip => return None,
             };
             let Some(Target::Fixed(at)) = target else { return None };

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use hermes_net::tls::{Roots, chains_to};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
-use super::super::{ApplyError, Asking, Controller};
+use super::super::{ApplyError, Controller, RequestKey};
 use crate::ca::Ca;
 use crate::ca::Seal;
 use crate::ca::Subject;
@@ -275,8 +275,8 @@ async fn who_was_dismissed_makes_nobody_an_operator() {
     controller.make_operator(("controller", None), &request(&root_key), (&root, None), life).await.unwrap();
     controller.make_operator(("controller", None), &request(&joe_key), (&joe, None), life).await.unwrap();
     let (root_digest, joe_digest) = (digest(&root_key), digest(&joe_key));
-    let by_root = Asking { key: &root_digest, name: &root, provider: None };
-    let by_joe = Asking { key: &joe_digest, name: &joe, provider: None };
+    let by_root = RequestKey { key: &root_digest, name: &root, provider: None };
+    let by_joe = RequestKey { key: &joe_digest, name: &joe, provider: None };
     controller.dismiss("operator/root", by_root, (&joe, None)).await.unwrap();
     let renewed = controller.renew_operator("operator/joe", &request(&joe_key), by_joe, life).await;
     let made = KeyPair::generate().unwrap();

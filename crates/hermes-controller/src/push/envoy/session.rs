@@ -42,7 +42,7 @@ impl Kind {
 
 /// The resources that an Envoy must have.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Goal {
+pub(crate) struct WantedResources {
     pub(crate) revision: Revision,
     /// SHA-256 of the node document that they implement.
     pub(crate) digest: Bytes,
@@ -81,7 +81,7 @@ pub(crate) struct XdsResponse {
 
 /// The result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum UpdateOutcome {
     /// The Envoy has accepted all resources.
     Runs,
     /// The Envoy has rejected some, and keeps the earlier ones.
@@ -116,28 +116,28 @@ struct Subscription {
 /// One connection of an Envoy.
 #[derive(Debug)]
 pub(crate) struct Session {
-    goal: Goal,
+    goal: WantedResources,
     step: Step,
     kinds: [Subscription; 3],
     sent: u64,
 }
 
 impl Session {
-    pub(crate) fn new(goal: Goal) -> Self {
+    pub(crate) fn new(goal: WantedResources) -> Self {
         Self { goal, step: Step::Make, kinds: Default::default(), sent: 0 }
     }
 
     /// Sets a new goal.
-    pub(crate) fn aim(&mut self, goal: Goal) {
+    pub(crate) fn aim(&mut self, goal: WantedResources) {
         (self.goal, self.step) = (goal, Step::Make);
     }
 
-    pub(crate) fn goal(&self) -> &Goal {
+    pub(crate) fn goal(&self) -> &WantedResources {
         &self.goal
     }
 
     /// Handles a request. Returns a verdict if the request completes or rejects an update.
-    pub(crate) fn hear(&mut self, kind: Kind, heard: XdsRequest) -> Option<Verdict> {
+    pub(crate) fn hear(&mut self, kind: Kind, heard: XdsRequest) -> Option<UpdateOutcome> {
         let subscription = &mut self.kinds[kind as usize];
         subscription.ask(&heard, kind);
         if heard.nonce.is_empty() {
@@ -151,10 +151,10 @@ impl Session {
         }
         if let Some(refused) = heard.refused {
             self.step = Step::Refused;
-            return Some(Verdict::Refused(refused));
+            return Some(UpdateOutcome::Refused(refused));
         }
         subscription.has = after;
-        self.advance().then_some(Verdict::Runs)
+        self.advance().then_some(UpdateOutcome::Runs)
     }
 
     /// Advances the step. True if the goal was reached just now.

@@ -20,11 +20,11 @@ use hermes_model::document::Document;
 use tokio::sync::watch;
 use tonic::{Response, Status, Streaming};
 
-use super::super::{EXPELLED, Peer, Presence, Push};
-use super::session::{Goal, Kind, Session, Verdict, XdsRequest, XdsResponse};
+use super::super::{ConnectedNode, EXPELLED, Peer, Push};
+use super::session::{Kind, Session, UpdateOutcome, WantedResources, XdsRequest, XdsResponse};
 use crate::compile::envoy::{DIRECTORY, EnvoyIdentity, VersionedResource, nothing, resources};
 use crate::control::Report;
-use crate::controller::{HELD, StateView, Watched};
+use crate::controller::{HELD, NodeUpdates, StateView};
 use crate::digest::sha256;
 use crate::document::{Name, Program};
 use crate::trust::Trust;
@@ -33,7 +33,7 @@ use crate::trust::Trust;
 const MAX_PATH: usize = 4096;
 
 /// One variant of the protocol.
-pub(crate) trait Form: Send + 'static {
+pub(crate) trait XdsVariant: Send + 'static {
     type Request: Send + 'static;
     type Response;
     fn node(request: &mut Self::Request) -> Option<Envoy>;
@@ -47,7 +47,7 @@ pub(crate) struct Delta;
 /// State of the world: responses carry all resources.
 pub(crate) struct StateOfTheWorld;
 
-impl Form for Delta {
+impl XdsVariant for Delta {
     type Request = DeltaRequest;
     type Response = DeltaResponse;
 
@@ -88,7 +88,7 @@ impl Form for Delta {
     }
 }
 
-impl Form for StateOfTheWorld {
+impl XdsVariant for StateOfTheWorld {
     type Request = SotwRequest;
     type Response = SotwResponse;
 
@@ -123,7 +123,7 @@ impl Form for StateOfTheWorld {
 }
 
 /// Serves an Envoy for as long as it is a node of this overlay.
-pub(crate) async fn serve<F: Form>(
+pub(crate) async fn serve<F: XdsVariant>(
     push: Arc<Push>,
     peer: &Peer,
     mut requests: Streaming<F::Request>,
@@ -139,7 +139,7 @@ pub(crate) async fn serve<F: Form>(
         let message = format!("missing node metadata {DIRECTORY}: start Envoy with the file that `hermes envoy` wrote");
         Status::invalid_argument(message)
     })?;
-    let presence = Presence::begin(push.clone(), node.clone(), peer);
+    let presence = ConnectedNode::begin(push.clone(), node.clone(), peer);
     let mut serving = Serving::<F> {
         watched: push.controller().watch(&node),
         report: Report { version: version(&envoy), ..Report::default() },
@@ -148,7 +148,7 @@ pub(crate) async fn serve<F: Form>(
         held: push.controller().held(),
         revoked: Default::default(),
         revocations: String::new(),
-        session: Session::new(Goal::default()),
+        session: Session::new(WantedResources::default()),
         is_expelled: false,
         is_ended: false,
         push,
@@ -168,10 +168,10 @@ pub(crate) async fn serve<F: Form>(
 }
 
 /// The stream of one Envoy.
-struct Serving<F: Form> {
+struct Serving<F: XdsVariant> {
     push: Arc<Push>,
     node: Name,
-    watched: watch::Receiver<Watched>,
+    watched: watch::Receiver<NodeUpdates>,
     key: String,
     directory: String,
     requests: Streaming<F::Request>,
@@ -186,10 +186,10 @@ struct Serving<F: Form> {
     /// The Envoy gets empty resources, and then the stream ends.
     is_expelled: bool,
     is_ended: bool,
-    presence: Presence,
+    presence: ConnectedNode,
 }
 
-impl<F: Form> Serving<F> {
+impl<F: XdsVariant> Serving<F> {
     /// The next response, once there is one. `None`: the Envoy disconnected.
     async fn next(&mut self) -> Option<Result<F::Response, Status>> {
         loop {
@@ -226,8 +226,8 @@ impl<F: Form> Serving<F> {
         let Some(verdict) = self.session.hear(kind, F::heard(request)) else { return };
         let goal = self.session.goal();
         match verdict {
-            Verdict::Runs => (self.report.running, self.report.refused) = (goal.digest.clone(), String::new()),
-            Verdict::Refused(why) => self.report.refused = why,
+            UpdateOutcome::Runs => (self.report.running, self.report.refused) = (goal.digest.clone(), String::new()),
+            UpdateOutcome::Refused(why) => self.report.refused = why,
         }
         self.report.tried = goal.revision;
         self.presence.hear(&self.report);
@@ -260,7 +260,7 @@ impl<F: Form> Serving<F> {
             return Ok(());
         }
         let Some(document) = watched.given.document.filter(|_| !self.is_expelled) else {
-            self.session.aim(Goal { revision, digest: Bytes::new(), resources: nothing() });
+            self.session.aim(WantedResources { revision, digest: Bytes::new(), resources: nothing() });
             return Ok(());
         };
         let view = self.push.controller().view();
@@ -283,7 +283,7 @@ impl<F: Form> Serving<F> {
             resources(&document, identity).map_err(lines)
         });
         match made {
-            Ok(resources) => self.session.aim(Goal { revision, digest, resources }),
+            Ok(resources) => self.session.aim(WantedResources { revision, digest, resources }),
             // The Envoy keeps its resources: another version of the controller accepted this document.
             Err(why) => {
                 (self.report.refused, self.report.tried) = (why, revision);

@@ -3,20 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use super::session::{Goal, Kind, Session, Verdict, XdsRequest, XdsResponse};
+use super::session::{Kind, Session, UpdateOutcome, WantedResources, XdsRequest, XdsResponse};
 use crate::compile::envoy::{Resources, VersionedResource};
 
 fn held(version: &str) -> VersionedResource {
     VersionedResource { version: version.to_owned(), body: Some(Default::default()) }
 }
 
-fn goal(revision: u64, clusters: &[&str], routes: &str) -> Goal {
+fn goal(revision: u64, clusters: &[&str], routes: &str) -> WantedResources {
     let resources = Resources {
         clusters: clusters.iter().map(|name| ((*name).to_owned(), held("1"))).collect(),
         listeners: BTreeMap::from([("overlay".to_owned(), held("1"))]),
         routes: BTreeMap::from([("overlay".to_owned(), held(routes))]),
     };
-    Goal { revision, resources, ..Goal::default() }
+    WantedResources { revision, resources, ..WantedResources::default() }
 }
 
 fn ask(session: &mut Session, kind: Kind, is_sotw: bool) {
@@ -25,7 +25,7 @@ fn ask(session: &mut Session, kind: Kind, is_sotw: bool) {
 }
 
 /// Acknowledges a response, as an Envoy does.
-fn take(session: &mut Session, said: &XdsResponse, is_sotw: bool) -> Option<Verdict> {
+fn take(session: &mut Session, said: &XdsResponse, is_sotw: bool) -> Option<UpdateOutcome> {
     let subscribe = if is_sotw && said.kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
     session.hear(said.kind, XdsRequest { nonce: said.nonce.clone(), subscribe, is_sotw, ..XdsRequest::default() })
 }
@@ -43,7 +43,7 @@ fn started(is_sotw: bool) -> Session {
         assert_eq!(said.kind, kind);
         assert_eq!(session.next(), None, "one at a time");
         let verdict = take(&mut session, &said, is_sotw);
-        assert_eq!(verdict, (kind == Kind::Routes).then_some(Verdict::Runs));
+        assert_eq!(verdict, (kind == Kind::Routes).then_some(UpdateOutcome::Runs));
     }
     assert_eq!(session.next(), None);
     session
@@ -66,7 +66,7 @@ fn clusters_come_before_routes_and_go_after_them() {
         let said = session.next().unwrap();
         assert_eq!((said.kind, names(&said)), (Kind::Clusters, vec!["b", "c"]));
         assert_eq!(said.removed, ["a"]);
-        assert_eq!(take(&mut session, &said, is_sotw), Some(Verdict::Runs));
+        assert_eq!(take(&mut session, &said, is_sotw), Some(UpdateOutcome::Runs));
         assert_eq!(session.next(), None);
     }
 }
@@ -80,12 +80,12 @@ fn what_is_refused_is_told_once_and_not_sent_again() {
     let old = XdsRequest { nonce: "0".to_owned(), refused: Some("old".to_owned()), ..XdsRequest::default() };
     assert_eq!(session.hear(Kind::Routes, old), None);
     let no = XdsRequest { nonce: said.nonce, refused: Some("no".to_owned()), ..XdsRequest::default() };
-    assert_eq!(session.hear(Kind::Routes, no), Some(Verdict::Refused("no".to_owned())));
+    assert_eq!(session.hear(Kind::Routes, no), Some(UpdateOutcome::Refused("no".to_owned())));
     assert_eq!(session.next(), None);
     session.aim(goal(3, &["a", "b"], "3"));
     let said = session.next().unwrap();
     assert_eq!((said.kind, said.all["overlay"].version.as_str()), (Kind::Routes, "3"));
-    assert_eq!(take(&mut session, &said, false), Some(Verdict::Runs));
+    assert_eq!(take(&mut session, &said, false), Some(UpdateOutcome::Runs));
 }
 
 #[test]

@@ -133,7 +133,7 @@ async fn no_more_wait_than_may() {
     first.send("GET / HTTP/1.1\r\nhost: site\r\n\r\n").await.unwrap();
     node.metric_reaches("hermes_resume_requests_total", "route=\"site\",event=\"retried\"", 1.0).await;
     assert_eq!(ask(&node, "GET / HTTP/1.1", "").await.0.status(), 502);
-    node.metric_reaches("hermes_limit_hits_total", "limit=\"retrievals\"", 1.0).await;
+    node.metric_reaches("hermes_limit_hits_total", "limit=\"resume-pending\"", 1.0).await;
     // Whoever leaves makes room.
     drop(first);
     let mut third = ListenerClient::plain(node.address("in")).h1().await.unwrap();

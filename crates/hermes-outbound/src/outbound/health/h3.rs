@@ -28,7 +28,7 @@ const READ: usize = 4096;
 #[derive(Default)]
 pub(super) struct Sockets {
     /// The tasks of the sockets, which end with the checks.
-    tasks: quic::Tasks,
+    tasks: quic::EndpointTasks,
     open: [Option<quic::Endpoint>; 2],
 }
 

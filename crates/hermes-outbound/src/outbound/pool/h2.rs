@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::future::select;
 use hermes_model::snapshot::UpstreamProtocol;
 use hermes_net::Io;
-use hermes_net::tcp::Acks;
+use hermes_net::tcp::AckMonitor;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::fallback::{DARK_AFTER, DARK_ROUND_TRIPS, PATH_CHECK_INTERVAL};
@@ -64,7 +64,7 @@ impl Pool {
         permit: Permit,
         deadline: Instant,
     ) -> Result<Rc<SharedConnection>, Error> {
-        let acks = Acks::of(io.tcp());
+        let acks = AckMonitor::of(io.tcp());
         let begun = begin_h2(worker, spec.destination.label, io, deadline, spec.connect_within).await?;
         let shared = SharedConnection::new(begun.speaks, worker.now());
         let drive = drive_h2(worker.clone(), begun.connection, shared.clone(), begun.window);
@@ -89,7 +89,7 @@ impl Pool {
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
         shared: &SharedConnection,
-        acks: Acks,
+        acks: AckMonitor,
         standing: &OwnedConnectSpec,
     ) -> Infallible {
         let peer = &*standing.label;

@@ -14,7 +14,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use hermes_model::snapshot::Listener;
-use hermes_net::tcp::Acks;
+use hermes_net::tcp::AckMonitor;
 use hermes_net::{Io, quic};
 use http::{Request, Response, StatusCode, Uri};
 use tokio::time::Instant;
@@ -217,7 +217,7 @@ impl Pool {
     ) -> Result<(ReverseConnection, Driven, Keepalive), Error> {
         // Taken before any wait: the sweep removes a pool without connections.
         let permit = Permit::take(&self.open);
-        let acks = Acks::of(io.tcp()).ok();
+        let acks = AckMonitor::of(io.tcp()).ok();
         let mut begun = begin_h2(worker, &reverse_peer.node, io, Instant::now() + within, within).await?;
         let keepalive = Keepalive::new(begun.connection.ping_pong().map(Probe::Ping), acks, ACCEPTOR_PROBE_INTERVAL);
         let shared = SharedConnection::kept(begun.speaks, worker.now());

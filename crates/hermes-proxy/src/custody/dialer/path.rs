@@ -2,20 +2,20 @@
 //!
 //! In: the kernel's acknowledgement counters. Out: whether sent bytes were lost. Never: bytes of its own.
 
-use hermes_net::tcp::Acks;
+use hermes_net::tcp::AckMonitor;
 use tokio::time::Instant;
 
 use super::{BEACON, OUTAGE_AFTER, OUTAGE_ROUND_TRIPS};
 
 /// A watched connection.
 pub(crate) struct Path {
-    acks: Acks,
+    acks: AckMonitor,
     /// The time since which bytes are unacknowledged, and the acknowledged offset at that time.
     owed: Option<(Instant, u64)>,
 }
 
 impl Path {
-    pub(crate) fn new(acks: Acks) -> Self {
+    pub(crate) fn new(acks: AckMonitor) -> Self {
         Self { acks, owed: None }
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::decide::{Decision, decide};
-use hermes_model::rewrite::Vars;
+use hermes_model::rewrite::TemplateValues;
 use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind};
 use http::header::{IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE};
 use http::uri::Scheme;
@@ -90,7 +90,7 @@ pub(super) async fn send_again(
     let own = match &route.action {
         Action::Respond(answer) => Some(respond::respond(answer)),
         Action::Redirect(redirect) => {
-            Some(respond::redirect(redirect, &Vars { facts: &entry.facts, node: &generation.snapshot.node })?)
+            Some(respond::redirect(redirect, &TemplateValues { facts: &entry.facts, node: &generation.snapshot.node })?)
         }
         _ => None,
     };

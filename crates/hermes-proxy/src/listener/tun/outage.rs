@@ -9,7 +9,7 @@ use std::io;
 use std::time::Duration;
 
 use hermes_model::snapshot::Listener;
-use hermes_net::tls::Fault;
+use hermes_net::tls::HandshakeFault;
 use http::Response;
 
 use crate::worker::Worker;
@@ -97,7 +97,7 @@ impl Lost {
 
 /// The remedy for a failed connection.
 fn unconnected(source: &io::Error) -> &'static str {
-    if Fault::of(source).is_some() {
+    if HandshakeFault::of(source).is_some() {
         return "see whether the upstream's `tls` names that node, and both certificates are of one overlay and not over";
     }
     match source.kind() {

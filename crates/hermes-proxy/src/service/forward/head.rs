@@ -8,7 +8,7 @@
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 use hermes_model::field_collision::remove_where;
-use hermes_model::rewrite::{Head, Rewrite, Vars};
+use hermes_model::rewrite::{Head, Rewrite, TemplateValues};
 use hermes_wire::traceparent::Traceparent;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
@@ -107,7 +107,7 @@ impl Outgoing {
     }
 
     fn rewrite(&mut self, rewrite: &Rewrite, entry: &SessionEntry, node: &str) -> Result<(), Error> {
-        let vars = Vars { facts: &entry.facts, node };
+        let vars = TemplateValues { facts: &entry.facts, node };
         let head = Head { authority: &mut self.authority, path: &mut self.path, headers: &mut self.fields };
         rewrite.request(head, &vars).map_err(|error| Error::Malformed(error.to_string()))?;
         if rewrite.authority.is_some() {
@@ -179,7 +179,7 @@ pub(crate) fn clean_response(
     response: &mut http::response::Parts,
     via: &Via,
     rewrite: Option<&Rewrite>,
-    vars: &Vars<'_>,
+    vars: &TemplateValues<'_>,
 ) -> Result<(), Error> {
     headers::strip_hop_by_hop(&mut response.headers);
     headers::strip_overlay(&mut response.headers);

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::facts::{Facts, Kind, Trust};
-use hermes_net::client::network;
+use hermes_net::client_address::network;
 use http::HeaderMap;
 
 use super::{SessionEntry, SessionTables};

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hermes_model::facts::{Facts, Trust};
-use hermes_net::client::network;
+use hermes_net::client_address::network;
 
 /// The holder of entries in a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -12,7 +12,7 @@ use hermes_controller::document::Name;
 use hermes_model::Trust;
 use hermes_model::check::check_json;
 use hermes_model::document::Document;
-use hermes_model::document::scalar::Many;
+use hermes_model::document::scalar::OneOrMany;
 use hermes_model::document::upstream::Endpoint;
 use hermes_model::explain::Explanation;
 use hermes_model::facts::Peer;
@@ -68,7 +68,7 @@ impl Place {
         let Some(upstream) = self.document.upstreams.iter().find(|one| one.name == upstream) else {
             return Default::default();
         };
-        let kept = |endpoints: &Many<Endpoint>| -> Vec<String> {
+        let kept = |endpoints: &OneOrMany<Endpoint>| -> Vec<String> {
             let node = |endpoint: &Endpoint| match endpoint {
                 Endpoint::Node(node) => Some(node.clone()),
                 Endpoint::Address(_) => None,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use bytes::Bytes;
 use hermes_net::resolve::Resolver;
-use hermes_net::tls::{self, Fault, Roots, RustlsClientConfig, ServerIdentity};
+use hermes_net::tls::{self, HandshakeFault, Roots, RustlsClientConfig, ServerIdentity};
 use hermes_net::{Io, dial};
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, CACHE_CONTROL, HOST, HeaderName, IF_RANGE, PRAGMA, PROXY_AUTHORIZATION,
@@ -147,12 +147,12 @@ impl Client {
             }
         };
         let shaken = self.patiently(format!("TLS of {host}"), tls::connect(config, host, tcp)).await?;
-        shaken.map_err(|error| match Fault::of(&error) {
-            Some(Fault::Certificate) => Trouble::Lasting {
+        shaken.map_err(|error| match HandshakeFault::of(&error) {
+            Some(HandshakeFault::Certificate) => Trouble::Lasting {
                 why: format!("{host} does not prove who it is: {error}"),
                 remedy: "where you trust its CA, name it with --ca",
             },
-            Some(Fault::Protocol) => Trouble::Lasting {
+            Some(HandshakeFault::Protocol) => Trouble::Lasting {
                 why: format!("{host} does not speak TLS as we do: {error}"),
                 remedy: "look at the URL's scheme and port",
             },

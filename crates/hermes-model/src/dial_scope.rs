@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Address ranges that a terminating route may dial if the request names the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
+pub enum DialScope {
     /// Globally reachable unicast addresses.
     #[default]
     Public,
@@ -22,23 +22,23 @@ pub enum Reach {
     Any,
 }
 
-impl fmt::Display for Reach {
+impl fmt::Display for DialScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Reach::Public => "public",
-            Reach::Private => "private",
-            Reach::Any => "any",
+            DialScope::Public => "public",
+            DialScope::Private => "private",
+            DialScope::Any => "any",
         })
     }
 }
 
-impl Reach {
+impl DialScope {
     /// The reason why `addr` may not be dialled; `None` if it may.
     ///
     /// `own` tells whether an address belongs to this node. An IPv6 address that embeds an IPv4 address is checked for
     /// both, since it reaches the same host; `own` is then called with the IPv4 address too.
     pub fn forbids(self, addr: IpAddr, own: &dyn Fn(IpAddr) -> bool) -> Option<&'static str> {
-        if self == Reach::Any {
+        if self == DialScope::Any {
             return None;
         }
         if own(addr) {
@@ -57,13 +57,13 @@ impl Reach {
     fn forbids_v4(self, addr: Ipv4Addr) -> Option<&'static str> {
         let bits = u32::from(addr);
         let block = V4_SPECIAL.iter().find(|block| block.contains(bits))?;
-        (block.class == Class::Never || self == Reach::Public).then_some(block.reason)
+        (block.class == Class::Never || self == DialScope::Public).then_some(block.reason)
     }
 
     fn forbids_v6(self, addr: Ipv6Addr) -> Option<&'static str> {
         let bits = u128::from(addr);
         match V6_SPECIAL.iter().find(|block| block.contains(bits)) {
-            Some(block) if block.class == Class::Private && self == Reach::Private => None,
+            Some(block) if block.class == Class::Private && self == DialScope::Private => None,
             Some(block) => Some(block.reason),
             // Only 2000::/3 is delegated for global unicast (RFC 4291, 2.4).
             None if bits >> 125 == 0b001 => None,

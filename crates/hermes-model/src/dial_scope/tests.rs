@@ -4,7 +4,7 @@
 
 use super::*;
 
-fn forbidden(reach: Reach, addr: &str, own: &[&str]) -> Option<&'static str> {
+fn forbidden(reach: DialScope, addr: &str, own: &[&str]) -> Option<&'static str> {
     let own: Vec<IpAddr> = own.iter().map(|addr| addr.parse().unwrap()).collect();
     reach.forbids(addr.parse().unwrap(), &|addr| own.contains(&addr))
 }
@@ -111,22 +111,22 @@ const NEVER: [&str; 53] = [
 #[test]
 fn public_reaches_global_unicast_only() {
     for addr in PUBLIC {
-        assert_eq!(forbidden(Reach::Public, addr, &[]), None, "{addr}");
+        assert_eq!(forbidden(DialScope::Public, addr, &[]), None, "{addr}");
     }
     for addr in PRIVATE.iter().chain(&NEVER) {
-        assert!(forbidden(Reach::Public, addr, &[]).is_some(), "{addr}");
+        assert!(forbidden(DialScope::Public, addr, &[]).is_some(), "{addr}");
     }
     // Teredo with 8.8.8.8 inside.
-    assert_eq!(forbidden(Reach::Public, "2001:0:1:2:3:4:f7f7:f7f7", &[]), None);
+    assert_eq!(forbidden(DialScope::Public, "2001:0:1:2:3:4:f7f7:f7f7", &[]), None);
 }
 
 #[test]
 fn private_adds_private_networks_and_nothing_else() {
     for addr in PUBLIC.iter().chain(&PRIVATE) {
-        assert_eq!(forbidden(Reach::Private, addr, &[]), None, "{addr}");
+        assert_eq!(forbidden(DialScope::Private, addr, &[]), None, "{addr}");
     }
     for addr in NEVER {
-        assert!(forbidden(Reach::Private, addr, &[]).is_some(), "{addr}");
+        assert!(forbidden(DialScope::Private, addr, &[]).is_some(), "{addr}");
     }
 }
 
@@ -136,19 +136,19 @@ fn the_nodes_own_addresses_are_out_of_reach_in_any_form() {
     for addr in
         ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:0a01:0203::", "2606:4700::7", "::ffff:8.8.8.8"]
     {
-        for reach in [Reach::Public, Reach::Private] {
+        for reach in [DialScope::Public, DialScope::Private] {
             assert!(
-                forbidden(reach, addr, &own).is_some_and(|why| why.contains("own") || reach == Reach::Public),
+                forbidden(reach, addr, &own).is_some_and(|why| why.contains("own") || reach == DialScope::Public),
                 "{addr}"
             );
         }
     }
-    assert_eq!(forbidden(Reach::Private, "10.1.2.4", &own), None);
+    assert_eq!(forbidden(DialScope::Private, "10.1.2.4", &own), None);
 }
 
 #[test]
 fn any_reaches_everything() {
     for addr in PUBLIC.iter().chain(&PRIVATE).chain(&NEVER) {
-        assert_eq!(forbidden(Reach::Any, addr, &[addr]), None, "{addr}");
+        assert_eq!(forbidden(DialScope::Any, addr, &[addr]), None, "{addr}");
     }
 }

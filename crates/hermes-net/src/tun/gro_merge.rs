@@ -115,15 +115,15 @@ impl<'a> Segment<'a> {
 }
 
 /// The packets at the front that can be merged.
-pub(super) struct Run {
+pub(super) struct MergeRun {
     /// At least one.
     pub(super) count: usize,
-    /// Bytes of each packet's headers, replaced by [`Run::header`]. 0: one packet, unchanged.
+    /// Bytes of each packet's headers, replaced by [`MergeRun::header`]. 0: one packet, unchanged.
     pub(super) skipped: usize,
     header: [u8; offload::LENGTH + MAX_HEADER],
 }
 
-impl Run {
+impl MergeRun {
     /// Finds the run at the front; `packets` must not be empty.
     pub(super) fn of(packets: &[Bytes], with_udp: bool) -> Self {
         Self::merged(packets, with_udp).unwrap_or_else(Self::single)
