@@ -51,7 +51,8 @@ impl Passive {
         }
         let longest = millis(outlier.ejection_time.saturating_mul(MAX_EJECTION_FACTOR));
         let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
-        let rest = millis(outlier.ejection_time.saturating_mul(1 << rests.min(MAX_EJECTION_FACTOR.ilog2() + 1))).min(longest);
+        let rest =
+            millis(outlier.ejection_time.saturating_mul(1 << rests.min(MAX_EJECTION_FACTOR.ilog2() + 1))).min(longest);
         // If several workers reach the threshold together, only one may begin the ejection; otherwise it would double
         // at once.
         let begun =
