@@ -14,6 +14,7 @@ mod explain;
 mod fetch;
 mod health;
 mod install;
+mod man;
 mod node;
 mod operator;
 mod output;
@@ -62,6 +63,7 @@ enum Verb {
     Health(health::Health),
     Install(install::Install),
     Completions(completions::Completions),
+    Man(man::Manual),
 }
 
 impl Hermes {
@@ -91,6 +93,7 @@ impl Hermes {
             Verb::Health(verb) => verb.run(),
             Verb::Install(verb) => verb.run(),
             Verb::Completions(verb) => verb.run(),
+            Verb::Man(verb) => verb.run(),
         }
     }
 }
