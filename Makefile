@@ -2,6 +2,8 @@
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# What builds images: the first of these that is installed.
+CONTAINER ?= $(shell command -v buildah || command -v podman || echo docker)
 # Where `make setup` puts it, nothing as long as it did not; or `make demo-unstable ENVOY=PATH`.
 ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 
@@ -9,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -22,6 +24,12 @@ release: ## the binary, for running: target/release/hermes; line tables for debu
 	@cd $(TARGET)/release && if readelf -SW hermes | grep -q '\.debug_line'; then \
 	  objcopy --only-keep-debug hermes hermes.debug && chmod -x hermes.debug && \
 	  objcopy --strip-all --add-gnu-debuglink=hermes.debug hermes hermes.stripped && mv hermes.stripped hermes; fi
+
+dist: release ## a Debian package of the program, units, manual pages and completions: target/dist
+	./scripts/package.sh $(TARGET)/release/hermes $(TARGET)/dist
+
+image: dist ## an OCI image from that package, hermes:VERSION (buildah, podman or docker)
+	$(CONTAINER) build -f Containerfile -t hermes:$$($(TARGET)/release/hermes --version | cut -d ' ' -f 2) $(TARGET)/dist
 
 demo-build: # without link-time optimization, which takes minutes and shows in benchmarks alone
 	$(CARGO) build --profile demo -p hermes

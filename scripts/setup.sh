@@ -32,6 +32,8 @@ need sshd openssh-server
 need redis-cli redis-tools
 need redis-server redis-server
 need systemd-analyze systemd
+need man man-db
+need objcopy binutils
 
 if [ ${#missing[@]} -gt 0 ]; then
   list=$(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')

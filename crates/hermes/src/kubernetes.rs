@@ -19,7 +19,7 @@ use shape::Shape;
 
 /// The time that a process has to end after its `drain`, before Kubernetes kills it.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
-/// The path of the program in the image, and of the persistent directory: `install --print container` creates both.
+/// The path of the program in the image, and of the persistent directory: the Containerfile creates both.
 const PROGRAM: &str = "/usr/local/bin/hermes";
 const HOME: &str = "/var/lib/hermes";
 /// The directory of enrolment tokens in a container: one file a node, with the node's name.
@@ -33,7 +33,7 @@ const CONTROLLER: &str = "hermes-controller";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(crate) struct Cluster {
-    /// The image, which `hermes install --print container` builds.
+    /// The image, which `make image` builds.
     #[arg(long, value_name = "IMAGE", default_value = concat!("hermes:", env!("CARGO_PKG_VERSION")))]
     image: String,
     /// How much it is given for what is to stay.

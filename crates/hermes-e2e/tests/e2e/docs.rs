@@ -91,6 +91,12 @@ fn the_readme_works() {
 }
 
 #[test]
+fn the_page_on_installation_works() {
+    let printed = run(&commands("docs/install.md", "## By hand"));
+    assert!(printed.lines().any(|line| line == "hermes-node-list.1"), "{printed}");
+}
+
+#[test]
 fn the_guide_works() {
     let printed = run(&commands("docs/guide.md", "## 1. Certificates"));
     assert!(printed.matches("a file of Alice's").count() > 5, "{printed}");

@@ -4,3 +4,4 @@ mod deploy;
 mod drain;
 mod install;
 mod kubernetes;
+mod package;
